@@ -1,0 +1,1 @@
+"""Small HTTP clients, for whoever needs one."""

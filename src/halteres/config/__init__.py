@@ -1,0 +1,1 @@
+"""Settings: validated once, at the edge."""

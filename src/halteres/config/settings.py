@@ -1,0 +1,91 @@
+"""The settings of a run: four sections, one value.
+
+Owns: every field's name, type, range, default and meaning; which fields are wiring.
+Never: reads files or variables (`config.files`), knows an environment's own fields (the environment validates those).
+
+    run         the attempt itself: name, seed, time limit
+    env         the environment's config class: Atropos's fields and its own; validated by the environment
+    inference   the base model and where it is served
+    trainer     the RL loop
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+BUILTIN_MODEL = "halteres/tiny"
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """Marks a field that the supervisor writes; setting it by hand is refused with this reason."""
+
+    why: str
+
+
+class Section(BaseModel):
+    """Frozen, strict about names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RunSettings(Section):
+    """The attempt itself."""
+
+    name: Annotated[str | None, Field(description="readable name; default: the environment's", max_length=80)] = None
+    environment: Annotated[str, Field(description="environment name, or a path to its file")] = "arithmetic"
+    interpreter: Annotated[
+        str | None, Field(description="Python that runs the environment file; default: this one")
+    ] = None
+    seed: Annotated[int, Field(ge=0, lt=2**32, description="seeds adapter, sampling and tasks")] = 0
+    max_minutes: Annotated[
+        float | None, Field(gt=0, description="stop with a checkpoint after this many minutes of training")
+    ] = None
+
+
+class InferenceSettings(Section):
+    """The base model and where it is served."""
+
+    model: Annotated[str, Field(description="'halteres/tiny', a model folder, or a name the service knows")] = (
+        BUILTIN_MODEL
+    )
+    threads: Annotated[int | None, Field(ge=1, description="engine threads; default: cores - 1, at least 1")] = None
+    url: Annotated[
+        str | None, Wiring("the supervisor writes the service's address; use --service to name another"), Field()
+    ] = None
+
+
+class TrainerSettings(Section):
+    """The RL loop. Defaults are the swept ones for the built-in model."""
+
+    total_steps: Annotated[int, Field(ge=1, le=1_000_000, description="optimiser steps")] = 40
+    lora_rank: Annotated[int, Field(ge=1, le=512)] = 16
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 1.5e-3
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    adam_eps: Annotated[float, Field(gt=0)] = 1e-8
+    grad_clip_norm: Annotated[float, Field(ge=0, description="global norm; 0 is off")] = 0.0
+    loss: Annotated[Literal["importance_sampling"], Field(description="loss of the policy")] = "importance_sampling"
+    advantage: Annotated[
+        Literal["group_std", "group_mean"], Field(description="centred per group; group_std divides by its deviation")
+    ] = "group_std"
+    max_staleness: Annotated[
+        int, Field(ge=0, le=64, description="policy versions a group may lag behind the trainer")
+    ] = 0
+    max_token_trainer_length: Annotated[int, Field(ge=8, description="longer sequences are left out, and counted")] = (
+        2048
+    )
+    checkpoint_every: Annotated[int, Field(ge=0, description="steps between checkpoints; 0: only the last")] = 10
+    eval_every: Annotated[int, Field(ge=0, description="steps between evaluations; 0: only first and last")] = 20
+
+
+class Settings(Section):
+    """Everything a run is made of."""
+
+    run: RunSettings = RunSettings()
+    env: dict[str, Any] = {}
+    inference: InferenceSettings = InferenceSettings()
+    trainer: TrainerSettings = TrainerSettings()

@@ -1,0 +1,1 @@
+"""The engine: what holds the weights. One process, no durable state."""

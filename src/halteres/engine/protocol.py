@@ -1,0 +1,183 @@
+"""What an engine is: the values and the calls between the training service and whatever holds the weights.
+
+Owns: the messages (msgspec structs, msgpack on the link, tensors as raw little-endian bytes) and the `Engine` protocol.
+Never: knows HTTP, sessions, tenants, promises; an engine keeps nothing durable of its own, so that any of it can be
+rebuilt from the service's journal and checkpoints.
+
+An adapter is mutable and trained; a snapshot is an immutable copy of an adapter's weights, for sampling.
+Every call but `sample` is executed in the order in which the service sends it for one adapter.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import msgspec
+
+DType = Literal["float32", "int64", "int32"]
+
+
+class Array(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A dense array: raw little-endian bytes, row-major."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class Datum(msgspec.Struct, frozen=True, kw_only=True):
+    """One training example: N input tokens; every loss input has N rows."""
+
+    tokens: bytes  # N int32
+    inputs: dict[str, Array]  # target_tokens (int64), weights | logprobs, advantages (float32)
+
+
+class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The shape of an adapter. `alpha` is the service's to choose: no client can send it."""
+
+    rank: int
+    alpha: float = 32.0
+    seed: int | None = None
+    train_mlp: bool = True
+    train_attn: bool = True
+    train_unembed: bool = True
+
+
+class Adam(msgspec.Struct, frozen=True, kw_only=True):
+    """One optimiser step; defaults are the Tinker API's. Decay is decoupled; a clip of 0 is off (global norm)."""
+
+    learning_rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How to sample. `stop_tokens` None means the model's end token; empty means nothing stops but the limit."""
+
+    max_tokens: int | None = None  # None: up to the context limit
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = -1
+    top_p: float = 1.0
+    seed: int = 0  # drawn by the service where the client sent none, and journalled
+    stop_tokens: tuple[int, ...] | None = None
+    stop_strings: tuple[str, ...] = ()
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The base model an engine has loaded."""
+
+    name: str
+    folder: str  # absolute; also holds the tokenizer
+    architecture: str
+    vocab_size: int
+    max_context_length: int
+    num_parameters: int
+    dtype: str
+    device: str
+    threads: int
+
+
+class PassResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a forward or forward-backward pass."""
+
+    logprobs: tuple[bytes, ...]  # per datum, N float32: log-softmax at temperature 1 of target_tokens
+    metrics: dict[str, float]  # keys `name:reduction`, with `loss:sum` always
+
+
+class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Of an optimiser step."""
+
+    version: int  # optimiser steps taken so far, this one included
+    metrics: dict[str, float]
+
+
+class Sequence(msgspec.Struct, frozen=True, kw_only=True):
+    """One sampled sequence of T tokens."""
+
+    tokens: bytes  # T int32, the stop token included where one was sampled
+    logprobs: bytes  # T float32: natural log, temperature 1, full vocabulary
+    stop_reason: Literal["stop", "length"]
+
+
+class SampleResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a sampling request: `num_samples` sequences in order."""
+
+    sequences: tuple[Sequence, ...]
+    version: int  # policy version of the snapshot
+    prompt_logprobs: bytes | None = None  # prompt length float32; position 0 is NaN
+
+
+class Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder that was written."""
+
+    folder: str
+    size_bytes: int
+    version: int
+
+
+class Engine(Protocol):
+    """One base model, many adapters, many snapshots. Errors are HalteresError: UserError fails the request alone.
+
+    `adapter` and `snapshot` are opaque names chosen by the service. `snapshot=None` samples from the base model.
+    Folders are written beside themselves and renamed: half a checkpoint never exists.
+    """
+
+    async def info(self) -> ModelInfo:
+        """The base model; also the readiness probe."""
+        ...
+
+    async def create_adapter(self, adapter: str, config: LoraConfig) -> None:
+        """A new adapter with zero output (version 0) and a fresh optimiser. Same seed, same weights."""
+        ...
+
+    async def forward_backward(
+        self, adapter: str, data: tuple[Datum, ...], loss: str, forward_only: bool = False
+    ) -> PassResult:
+        """Add the gradient of the summed loss to the adapter's; `forward_only` computes the same without gradient."""
+        ...
+
+    async def optim_step(self, adapter: str, adam: Adam) -> StepResult:
+        """Apply and clear the accumulated gradient. UserError if nothing was accumulated."""
+        ...
+
+    async def save(self, adapter: str, folder: str, optimizer: bool) -> Saved:
+        """Write a PEFT folder (adapter_config.json, adapter_model.safetensors); `optimizer` adds state and step."""
+        ...
+
+    async def load(self, adapter: str, folder: str, optimizer: bool) -> StepResult:
+        """Make or replace `adapter` from a folder. Without `optimizer` it starts fresh; the version stays."""
+        ...
+
+    async def snapshot(self, adapter: str, snapshot: str) -> int:
+        """Copy the adapter's weights as an immutable snapshot; returns its policy version."""
+        ...
+
+    async def load_snapshot(self, snapshot: str, folder: str) -> int:
+        """Load a snapshot from a PEFT folder; returns its policy version."""
+        ...
+
+    async def save_snapshot(self, snapshot: str, folder: str) -> Saved:
+        """Write a snapshot as a PEFT folder."""
+        ...
+
+    async def sample(
+        self,
+        snapshot: str | None,
+        prompt: bytes,
+        num_samples: int,
+        params: SamplingParams,
+        prompt_logprobs: bool = False,
+    ) -> SampleResult:
+        """Sample `num_samples` sequences after the prompt (int32 tokens), which is prefilled once."""
+        ...
+
+    async def drop(self, name: str) -> None:
+        """Forget an adapter or a snapshot; unknown names are fine."""
+        ...
+
+    async def close(self) -> None:
+        """End; running calls fail with NotReady."""
+        ...

@@ -1,0 +1,172 @@
+"""What can go wrong, and how it is told.
+
+Owns: one hierarchy of errors that say what happened, why, and what to do next; the renderers that put them on each
+wire; the boundary that turns anything foreign code raises into one of ours.
+Never: logs, retries, exits.
+
+    HalteresError
+    ├── UserError            400  the caller can mend it
+    │   ├── InvalidConfig        a setting is unknown, of the wrong type or out of range
+    │   ├── InvalidData          a datum, group or prompt cannot be used
+    │   ├── NotFound         404  a named thing does not exist
+    │   └── Conflict         422  it exists already, or something else holds it (never 409: SDKs retry that for ever)
+    ├── NotReady             503  ask again in a moment
+    ├── RolloutFailed             one rollout ended without a trajectory; the run goes on
+    │   ├── EnvironmentFailed
+    │   └── SamplerFailed
+    ├── ProcessFailed             a process of a run died or never became ready
+    └── ServerError          500  ours to mend; the text carries an id that is also in the log
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+
+class HalteresError(Exception):
+    """An error that speaks to whoever must act.
+
+    Args:
+        what: what happened, one sentence.
+        why: the cause, with the figures that show it.
+        next: what to do now, ideally a command or a call.
+        details: further JSON-able facts for programs (field, allowed, did_you_mean ...).
+    """
+
+    code: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+
+    def __init__(self, what: str, why: str = "", next: str = "", **details: Any) -> None:
+        self.what, self.why, self.next, self.details = what, why, next, details
+        super().__init__(self.sentence)
+
+    @property
+    def sentence(self) -> str:
+        """What, why and next as one readable text."""
+        return " ".join(part for part in (self.what, self.why, self.next) if part)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.what, self.why, self.next, self.details)
+
+
+def _rebuild(kind: type[HalteresError], what: str, why: str, next: str, details: dict[str, Any]) -> HalteresError:
+    return kind(what, why, next, **details)
+
+
+class UserError(HalteresError):
+    """The caller can mend it."""
+
+    code, status = "invalid_arguments", 400
+
+
+class InvalidConfig(UserError):
+    """A setting is unknown, of the wrong type, out of range, or contradicts another."""
+
+    code = "invalid_config"
+
+
+class InvalidData(UserError):
+    """A datum, group or prompt that cannot be used."""
+
+    code = "invalid_data"
+
+
+class NotFound(UserError):
+    """A named thing does not exist."""
+
+    code, status = "not_found", 404
+
+
+class Conflict(UserError):
+    """It exists already, or another process holds it."""
+
+    code, status = "conflict", 422
+
+
+class NotReady(HalteresError):
+    """Not yet; the same request may succeed in a moment."""
+
+    code, status = "not_ready", 503
+
+
+class RolloutFailed(HalteresError):
+    """One rollout ended without a trajectory. It is recorded, and the run goes on."""
+
+    code = "rollout_failed"
+
+
+class EnvironmentFailed(RolloutFailed):
+    """The environment's own code raised."""
+
+    code = "env_error"
+
+
+class SamplerFailed(RolloutFailed):
+    """Inference gave no usable answer."""
+
+    code = "sampler_error"
+
+
+class ProcessFailed(HalteresError):
+    """A process of a run died, or never became ready."""
+
+    code = "process_exited"
+
+
+class ServerError(HalteresError):
+    """Ours to mend."""
+
+    code = "internal"
+
+
+@contextmanager
+def boundary(kind: type[HalteresError], where: str) -> Iterator[None]:
+    """Foreign code runs inside; whatever it raises leaves as `kind`. Cancellation and our own errors pass through."""
+    try:
+        yield
+    except HalteresError:
+        raise
+    except Exception as error:
+        raise kind(f"{where} raised {type(error).__name__}: {error}.") from error
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` was most likely meant to be, or None."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return matches[0] if matches else None
+
+
+def unknown(kind: type[HalteresError], noun: str, name: str, known: Iterable[str], next: str = "") -> HalteresError:
+    """The error for a name that is not among the known ones; offers the nearest."""
+    names = sorted(known)
+    guess = nearest(name, names)
+    hint = f"Did you mean '{guess}'?" if guess else f"Known: {', '.join(names) or 'none'}."
+    return kind(f"There is no {noun} '{name}'.", hint, next, did_you_mean=guess, allowed=names)
+
+
+def as_promise(error: HalteresError) -> dict[str, Any]:
+    """The Tinker API's failed promise: the client raises RequestFailedError of that category."""
+    return {"error": error.sentence, "category": "user" if isinstance(error, UserError) else "server"}
+
+
+def as_http(error: HalteresError) -> dict[str, Any]:
+    """The body of a 4xx or 5xx answer; `detail` is what FastAPI-shaped clients show."""
+    return {"detail": error.sentence, "code": error.code, **{k: v for k, v in error.details.items() if v is not None}}
+
+
+def as_answer(error: HalteresError) -> dict[str, Any]:
+    """A tool's or command's answer."""
+    return {
+        "error": " ".join(part for part in (error.what, error.why) if part),
+        "code": error.code,
+        **{k: v for k, v in error.details.items() if v is not None},
+        "next": error.next,
+    }
+
+
+def as_atropos(error: HalteresError) -> dict[str, Any]:
+    """The trajectory API's failure, which its clients expect with status 200."""
+    return {"status": "failure", "error": error.sentence}

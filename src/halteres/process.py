@@ -1,0 +1,84 @@
+"""How every process of ours begins and ends.
+
+Owns: the lifeline (a pipe whose end of file means: whoever started us is gone), the ban on torch where it is not
+needed, thread counts, logging to stderr.
+Never: decides what a process does in between.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+from halteres.config import environ
+
+GRACE_S = 10.0
+"""How long a process may take to end in order after its lifeline broke; then it ends at once."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def begin(role: str, *, torch: bool = False, threads: int | None = None) -> None:
+    """Set the process up: log format, lifeline, and no torch unless `torch`.
+
+    `import tinker` and `transformers.AutoTokenizer` pull torch in where it is installed (1.4 s and 250 MB); the SDK
+    works without it, so processes that need none block the import first.
+    """
+    logging.basicConfig(
+        level=environ.log_level(),
+        stream=sys.stderr,
+        format=f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s",
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    if not torch:
+        block_torch()
+    elif threads:
+        environ.set_threads(threads)
+    hold_lifeline()
+
+
+def block_torch() -> None:
+    """Make `import torch` fail in this process."""
+    if "torch" not in sys.modules:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+
+
+def hold_lifeline(on_end: Callable[[], None] | None = None) -> None:
+    """Watch the pipe HALTERES_LIFELINE_FD; when it ends, end this process in order, at latest after GRACE_S."""
+    descriptor = environ.lifeline_fd()
+    if descriptor is None:
+        return
+    os.set_inheritable(descriptor, False)  # our own children get lifelines of their own
+
+    def watch() -> None:
+        while os.read(descriptor, 1):
+            pass
+        logging.getLogger(__name__).warning("The process that started this one is gone; ending.")
+        timer = threading.Timer(GRACE_S, os._exit, (1,))
+        timer.daemon = True
+        timer.start()
+        if on_end is not None:
+            on_end()
+        else:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+
+
+def die_with_parent() -> None:
+    """For `preexec_fn`: ask Linux to kill this child when the thread that started it ends (a second belt).
+
+    It follows the *thread*, so it supplements the lifeline; foreign programs that know no lifeline have this alone.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

@@ -1,0 +1,1 @@
+"""One rollout, one group: sampling with retries, limits and typed failures."""

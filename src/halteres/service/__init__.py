@@ -1,0 +1,1 @@
+"""The training service: the Tinker API over an engine."""

@@ -1,0 +1,133 @@
+"""Tokens and chat templates, without torch.
+
+Owns: a tokenizer folder read with the `tokenizers` library, and its chat template rendered in a jinja2 sandbox.
+Never: downloads; guesses a template that the folder does not have.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from jinja2.exceptions import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from halteres.errors import InvalidData, NotFound
+
+Message = Mapping[str, Any]
+"""{"role": str, "content": str}, further keys go to the template."""
+
+
+class Tokenizer:
+    """Encode, decode and render chats exactly as transformers would from the same folder (a test holds it)."""
+
+    def __init__(self, folder: Path) -> None:
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            raise NotFound(
+                f"The folder {folder} holds no tokenizer.",
+                "tokenizer.json is missing.",
+                "Name a model folder in Hugging Face format, or 'halteres/tiny'.",
+            )
+        self.folder = folder
+        self._tokens = tokenizers.Tokenizer.from_file(str(file))
+        config = _json(folder / "tokenizer_config.json")
+        self.specials = {
+            name: _text(config[name]) for name in ("bos_token", "eos_token", "pad_token") if config.get(name)
+        }
+        generation = _json(folder / "generation_config.json")
+        self.eos_token_ids = _ids(generation.get("eos_token_id", self._id(self.specials.get("eos_token"))))
+        self.pad_token_id = self._id(self.specials.get("pad_token"))
+        template = folder / "chat_template.jinja"
+        source = template.read_text() if template.is_file() else config.get("chat_template")
+        self._template = _sandbox().from_string(source) if isinstance(source, str) else None
+
+    @property
+    def eos_token_id(self) -> int:
+        """The token that ends an answer."""
+        if not self.eos_token_ids:
+            raise NotFound(
+                f"The tokenizer in {self.folder} names no end token.", next="Set eos_token in tokenizer_config.json."
+            )
+        return self.eos_token_ids[0]
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens, special ones included."""
+        return self._tokens.get_vocab_size()
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of a text; special tokens written in it are recognised."""
+        return self._tokens.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids."""
+        return self._tokens.decode(list(tokens), skip_special_tokens=skip_special_tokens)
+
+    def token(self, token_id: int) -> str:
+        """The text of one token, special ones by name."""
+        return self.decode([token_id], skip_special_tokens=False)
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **extra: Any) -> str:
+        """The chat template's text for these messages.
+
+        Raises:
+            InvalidData: the folder has no template, or the template refuses the messages.
+        """
+        if self._template is None:
+            raise InvalidData(
+                f"The tokenizer in {self.folder} has no chat template.", next="Send a plain prompt instead."
+            )
+        try:
+            return self._template.render(
+                messages=list(messages), add_generation_prompt=add_generation_prompt, **self.specials, **extra
+            )
+        except (TemplateError, TypeError, KeyError) as error:
+            raise InvalidData("The chat template refused the messages.", f"{type(error).__name__}: {error}.") from error
+
+    def apply_chat_template(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **extra: Any
+    ) -> list[int]:
+        """Token ids of the rendered chat."""
+        return self.encode(self.render(messages, add_generation_prompt=add_generation_prompt, **extra))
+
+    def _id(self, token: str | None) -> int | None:
+        return None if token is None else self._tokens.token_to_id(token)
+
+
+@lru_cache(maxsize=8)
+def load_tokenizer(folder: str) -> Tokenizer:
+    """The tokenizer of a model folder; read once per process."""
+    return Tokenizer(Path(folder))
+
+
+@lru_cache(maxsize=1)
+def _sandbox() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    environment.globals["raise_exception"] = raise_exception
+    return environment
+
+
+def _json(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text()) if file.is_file() else {}
+
+
+def _text(token: Any) -> str:
+    return token["content"] if isinstance(token, dict) else token
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (value,)

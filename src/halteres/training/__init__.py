@@ -1,0 +1,1 @@
+"""The RL loop: batches in, datums out, new policy versions published."""

@@ -1,0 +1,1 @@
+"""The trajectory server: scored groups in, exact batches out."""

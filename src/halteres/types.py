@@ -1,0 +1,78 @@
+"""The values that cross rooms.
+
+Owns: frozen nouns, each field with its unit. Imports nothing of ours.
+Never: reads a wire or a file; the rooms translate at their edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NewType
+
+PolicyVersion = NewType("PolicyVersion", int)
+"""Optimiser steps the model had taken when an immutable set of weights was published."""
+
+StopReason = Literal["stop", "length"]
+"""Why sampling ended: a stop token or string, or the token limit."""
+
+MASKED = -100
+"""Mask value of a context token (Atropos); an action token's mask is its own id."""
+
+CONTEXT_LOGPROB = 1.0
+"""`inference_logprobs` of a context token (Atropos): no log-probability is positive, so it marks itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One prompt and the one action sampled for it."""
+
+    prompt: tuple[int, ...]  # tokens as the sampler received them
+    action: tuple[int, ...]  # tokens as the sampler returned them, never tokenised again
+    logprobs: tuple[float, ...]  # natural log, one per action token, temperature 1, full vocabulary
+    text: str  # the action decoded, without the terminator
+    version_min: PolicyVersion  # of the weights that wrote the first action token
+    version_max: PolicyVersion  # ... and the last; they differ when a publish fell inside the turn
+    stop_reason: StopReason
+    reward: float = 0.0  # in the environment's own units
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """The record of one rollout."""
+
+    turns: tuple[Turn, ...]
+    score: float  # in the environment's own units
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedRollout:
+    """A rollout that ended without a trajectory: data, not a crash."""
+
+    code: str  # of the error, e.g. "env_error"
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Rollouts of one task scored together: the unit the trajectory server delivers. G sequences, T_i tokens each."""
+
+    tokens: tuple[tuple[int, ...], ...]  # G x T_i
+    masks: tuple[tuple[int, ...], ...]  # G x T_i: MASKED on context, the token id elsewhere
+    scores: tuple[float, ...]  # G, reward units
+    logprobs: tuple[tuple[float, ...], ...]  # G x T_i: CONTEXT_LOGPROB on context
+    versions: tuple[tuple[int, int], ...]  # G x (smallest, largest) policy version; empty if untagged
+    overrides: tuple[Mapping[str, Any], ...] = ()  # G or none; `set_advantage_to_zero`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What the trajectory server delivered for one optimiser step."""
+
+    groups: tuple[Group, ...]
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences in all groups."""
+        return sum(len(group.tokens) for group in self.groups)
