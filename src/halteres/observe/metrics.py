@@ -1,0 +1,101 @@
+"""JSON-lines files of a run: metrics, events, checkpoints.
+
+Owns: whole lines (one append, one write), strict JSON (what is not finite is null), reading while others write.
+Never: interprets a name, keeps a file open, makes a folder.
+Promise: a row that was appended is read back whole, or, if its writer died inside the write, not at all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from halteres.errors import HalteresError
+
+Row = dict[str, Any]
+"""One line. In metrics.jsonl: `step` (1-based), `t` (unix seconds), `src` ("trainer", "env", "eval"), then numbers."""
+
+
+class WriteFailed(HalteresError):
+    """A line could not be written: disk full, folder gone, no permission."""
+
+    code = "write_failed"
+
+
+def append_row(file: Path, row: Mapping[str, Any]) -> None:
+    """Append one row as one line. The folder must exist.
+
+    Raises:
+        WriteFailed: the disk is full, or the folder is missing or closed to us.
+    """
+    line = _encoder.encode(dict(row)) + b"\n"
+    try:
+        _append(file, line)
+    except OSError as error:
+        raise WriteFailed(
+            f"Could not append to {file}.",
+            f"{error.strerror or error}.",
+            "Make room (or make the folder writable), then resume the run.",
+        ) from error
+
+
+def read_rows(file: Path) -> list[Row]:
+    """Every whole row in the order of writing; none where the file does not exist. A torn line is left out."""
+    try:
+        lines = file.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    return [row for line in lines if line and (row := _decode(line)) is not None]
+
+
+def merge_by_step(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
+    """One row per step, ascending: the keys of all its rows, the last writer of a key wins. No step, no row.
+
+    >>> merge_by_step([{"step": 1, "src": "trainer", "a": 1}, {"step": 1, "src": "env", "a": 2, "b": 3}])
+    [{'step': 1, 'a': 2, 'b': 3}]
+    """
+    merged: dict[int, Row] = {}
+    for row in rows:
+        if isinstance(step := row.get("step"), int):
+            merged.setdefault(step, {}).update({key: value for key, value in row.items() if key != "src"})
+    return [merged[step] for step in sorted(merged)]
+
+
+def series(rows: Iterable[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:
+    """(step, value) of one metric over merged rows, where it is a number."""
+    return [(row["step"], float(row[name])) for row in rows if isinstance(row.get(name), (int, float))]
+
+
+def _append(file: Path, line: bytes) -> None:
+    descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        size = os.fstat(descriptor).st_size
+        # A writer that died inside its line left no newline: end its line first, or ours would be lost with it.
+        torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        whole = b"\n" + line if torn else line
+        if os.write(descriptor, whole) != len(whole):
+            raise OSError(28, "No space left on device")
+    finally:
+        os.close(descriptor)
+
+
+def _decode(line: bytes) -> Row | None:
+    try:
+        row = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _plain(value: Any) -> Any:
+    """numpy scalars are numbers, paths are text; anything else is a mistake of the caller's."""
+    if isinstance(value, Path):
+        return str(value)
+    return value.item()
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_plain)
