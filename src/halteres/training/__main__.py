@@ -1,0 +1,65 @@
+"""The trainer's process: `python -m halteres.training --run DIR`.
+
+Owns: composition, exit codes. 0: the final weights exist. 1: a failure, told in one sentence on stderr. 2: usage.
+Never: trains (`loop`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from halteres import process
+from halteres.clients.trajectories import Patience, TrainerClient
+from halteres.config.settings import Settings
+from halteres.errors import HalteresError
+from halteres.training.experience import Trajectories, registration_of
+from halteres.training.folder import RunFolder, Wiring
+from halteres.training.loop import close, open_to_environments, train
+from halteres.training.policy import Policy
+from halteres.training.report import Report
+from halteres.training.stopping import Stopping, obey_signals
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the trainer; answers the exit code."""
+    process.begin("trainer")
+    parser = argparse.ArgumentParser(prog="python -m halteres.training", description="Train one run by RL.")
+    parser.add_argument("--run", type=Path, required=True, help="the run directory")
+    try:
+        asyncio.run(run(RunFolder(parser.parse_args(arguments).run)))
+    except HalteresError as error:
+        sys.stderr.write(f"error: {error.sentence}\n")
+        return 1
+    return 0
+
+
+async def run(folder: RunFolder) -> None:
+    """Train one run from its directory, to the end or until asked to stop."""
+    settings, wiring = folder.settings(), folder.wiring()
+    stopping = Stopping(folder.stop, settings.run.max_minutes)
+    obey_signals(stopping)
+    report = Report(folder)
+    done = wiring.resume_from.step if wiring.resume_from else 0
+    registration = registration_of(settings, wiring, folder.path, done)
+    policy = await policy_of(settings, wiring, folder)
+    await open_to_environments(policy, report, fresh=wiring.resume_from is None)
+    trajectories = Trajectories(TrainerClient(wiring.api_url, Patience(total_s=4.0)), registration, stopping)
+    await trajectories.register()
+    stopping.start_clock()
+    done = await train(policy, trajectories, report, settings.trainer, done)
+    request = stopping.request()
+    await close(policy, report, done, request.why if request else f"all {settings.trainer.total_steps} steps are done")
+
+
+async def policy_of(settings: Settings, wiring: Wiring, folder: RunFolder) -> Policy:
+    """A fresh policy, or the one the run goes on from."""
+    if (point := wiring.resume_from) is None:
+        return await Policy.create(wiring, settings.trainer, settings.run.seed)
+    return await Policy.resume(wiring, settings.trainer, point.state_path, folder.version_at(point))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""Agreement: how far sampler and trainer differ on the same tokens under the same weights.
+
+Owns: the drift metrics and their threshold.
+Never: counts tokens of another version (those differ rightly), or context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halteres.training.datums import Example
+
+ALARM = 3e-5
+"""p99.9 of |sampler - trainer|, natural log, above which the two no longer compute the same function (fp32)."""
+
+Metrics = dict[str, float | None]
+
+
+def agreement(examples: Sequence[Example], trained: Sequence[NDArray[np.float32]], version: int) -> Metrics:
+    """Metrics of one pass.
+
+    Args:
+        examples: what was trained on.
+        trained: the trainer's log-probabilities of the targets, N per example.
+        version: the policy version that the pass started from; only sequences sampled wholly by it are compared.
+
+    Returns:
+        `logprobs/*` of the sampler (reference) and of the pass, over all action tokens; `logprobs/diff`, their mean
+        difference; and, over tokens of `version` alone, `kl_sample_train_v1` (mean of reference - training),
+        `kl_sample_train_v2` (half the mean square), `logprobs/absdiff_p999`, `logprobs/absdiff_max`,
+        `tokens/compared`. None where there are no such tokens.
+
+    Source: estimators k1 and k2 of Schulman, "Approximating KL divergence"; names as in tinker-cookbook.
+    """
+    pairs = list(zip(examples, trained, strict=True))
+    reference, training = _actions(pairs)
+    own_reference, own_training = _actions((e, t) for e, t in pairs if e.versions == (version, version))
+    return {
+        **_moments(reference, ""),
+        **_moments(training, "_training"),
+        "logprobs/diff": float((reference - training).mean()) if reference.size else None,
+        **_divergence(own_reference - own_training),
+    }
+
+
+def disagrees(metrics: Metrics) -> bool:
+    """True where the difference is above the alarm threshold."""
+    return (metrics["logprobs/absdiff_p999"] or 0.0) > ALARM
+
+
+def _actions(
+    pairs: Iterable[tuple[Example, NDArray[np.float32]]],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    pairs = list(pairs)
+    if not pairs:
+        return np.empty(0), np.empty(0)
+    reference = np.concatenate([example.logprobs_N[example.actions_N] for example, _ in pairs])
+    training = np.concatenate([logprobs_N[example.actions_N] for example, logprobs_N in pairs])
+    return reference.astype(np.float64), training.astype(np.float64)
+
+
+def _moments(logprobs: NDArray[np.float64], suffix: str) -> Metrics:
+    names = [f"logprobs/{name}{suffix}" for name in ("mean", "std", "min", "p50")]
+    if not logprobs.size:
+        return dict.fromkeys(names)
+    values = (logprobs.mean(), logprobs.std(), logprobs.min(), np.median(logprobs))
+    return dict(zip(names, map(float, values), strict=True))
+
+
+def _divergence(difference: NDArray[np.float64]) -> Metrics:
+    names = ("kl_sample_train_v1", "kl_sample_train_v2", "logprobs/absdiff_p999", "logprobs/absdiff_max")
+    if not difference.size:
+        return {**dict.fromkeys(names), "tokens/compared": 0.0}
+    absolute = np.abs(difference)
+    values = (
+        difference.mean(),
+        0.5 * np.square(difference).mean(),
+        np.quantile(absolute, 0.999, method="higher"),  # never below the true quantile of few tokens
+        absolute.max(),
+    )
+    return {**dict(zip(names, map(float, values), strict=True)), "tokens/compared": float(difference.size)}

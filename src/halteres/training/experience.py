@@ -1,0 +1,153 @@
+"""Sources of experience: where batches come from.
+
+Owns: registering with the trajectory server, asking for the next batch under the newest policy version, and how long to
+wait for one.
+Never: looks into a batch; waits without a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+from halteres.clients.trajectories import TrainerRegistration
+from halteres.config.settings import Settings
+from halteres.errors import InvalidConfig, NotReady
+from halteres.training.failures import NoExperience
+from halteres.training.folder import Wiring
+from halteres.training.stopping import Stopping
+from halteres.types import Batch
+
+SLICE_S = 1.0
+"""One question for a batch waits so long: a request to stop is noticed that late."""
+
+PATIENCE_S = 120.0
+"""How long no new group may arrive before the wait for a batch is given up."""
+
+REGISTER_S = 60.0
+"""How long the trajectory server may take to come up."""
+
+
+class TrajectoryClient(Protocol):
+    """The trainer's calls to the trajectory server (`clients.trajectories.TrainerClient`)."""
+
+    def register(self, registration: TrainerRegistration, /) -> Any:
+        """Begin, or re-attach to, a run. NotReady where nobody answers."""
+        ...
+
+    def batch(self, policy_version: int, /, *, deadline_s: float) -> Batch | None:
+        """The next batch. NotReady, with the server's reason, where none comes in time."""
+        ...
+
+    def diagnostics(self) -> dict[str, Any]:
+        """What the server has; `groups_accepted` counts every group of the run."""
+        ...
+
+
+class Trajectories:
+    """Batches of the trajectory server, one per step."""
+
+    def __init__(
+        self,
+        client: TrajectoryClient,
+        registration: TrainerRegistration,
+        stopping: Stopping,
+        patience_s: float = PATIENCE_S,
+        slice_s: float = SLICE_S,
+    ) -> None:
+        self._client, self._registration, self._stopping = client, registration, stopping
+        self._patience_s, self._slice_s = patience_s, slice_s
+
+    async def register(self) -> None:
+        """Tell the server about the run, waiting for it to come up. Raises NotReady if it does not."""
+        deadline = time.monotonic() + REGISTER_S
+        while not self._stopping.at_once:
+            try:
+                await asyncio.to_thread(self._client.register, self._registration)
+                return
+            except NotReady:  # the client has tried for a while itself
+                if time.monotonic() > deadline:
+                    raise
+
+    async def batches(self, steps: Iterable[int], version: Callable[[], int]) -> AsyncIterator[tuple[int, Batch]]:
+        """Each step with its batch. Ends early where an end was asked for.
+
+        Args:
+            steps: step numbers to serve.
+            version: the trainer's policy version at the moment of asking; groups too far behind it are set aside.
+
+        Raises:
+            NoExperience: no group arrived for `patience_s`; the sentence says why there is no batch.
+        """
+        for step in steps:
+            batch = await self._next(version())
+            if batch is None:
+                return
+            yield step, batch
+            if self._stopping.request():
+                return
+
+    async def _next(self, version: int) -> Batch | None:
+        patience = Patience(self._patience_s)
+        while not self._stopping.at_once:
+            try:
+                return await asyncio.to_thread(self._client.batch, version, deadline_s=self._slice_s)
+            except NotReady as reason:
+                patience.spend(await self._num_accepted(), reason)
+        return None
+
+    async def _num_accepted(self) -> int | None:
+        """Groups that ever arrived; None while the server is away."""
+        try:
+            return (await asyncio.to_thread(self._client.diagnostics)).get("groups_accepted")
+        except NotReady:
+            return None
+
+
+class Patience:
+    """How long to wait while nothing arrives."""
+
+    def __init__(self, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._patience_s, self._clock = patience_s, clock
+        self._since, self._accepted = clock(), 0
+
+    def spend(self, num_accepted: int | None, reason: NotReady) -> None:
+        """Another wait was in vain; any new group renews the patience.
+
+        Raises:
+            NoExperience: it is used up.
+        """
+        now = self._clock()
+        if num_accepted is not None and num_accepted != self._accepted:
+            self._accepted, self._since = num_accepted, now
+        elif now - self._since >= self._patience_s:
+            raise NoExperience(
+                f"No new group reached the trajectory server for {self._patience_s:.0f} s, and there is no batch.",
+                reason.why or reason.what,
+                "Look into logs/env.log, then resume from the last checkpoint.",
+            ) from reason
+
+
+def registration_of(settings: Settings, wiring: Wiring, folder: Path, done: int) -> TrainerRegistration:
+    """What the trajectory server is told. Raises InvalidConfig where the environment's settings lack the batch size."""
+    batch_size = settings.env.get("batch_size")
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise InvalidConfig(
+            "The trainer needs env.batch_size.",
+            f"It is {batch_size!r} in settings.json; it counts sequences, and is a multiple of env.group_size.",
+            "Set it, e.g. --set env.batch_size=256.",
+            field="env.batch_size",
+        )
+    return TrainerRegistration(
+        run_id=wiring.run_id,
+        batch_size=batch_size,
+        max_token_len=int(settings.env.get("max_token_length", settings.trainer.max_token_trainer_length)),
+        starting_step=done,
+        num_steps=settings.trainer.total_steps,
+        max_staleness=settings.trainer.max_staleness,
+        checkpoint_dir=str(folder),
+        save_checkpoint_interval=settings.trainer.checkpoint_every,
+    )

@@ -1,0 +1,46 @@
+"""How training can fail.
+
+Owns: the trainer's own errors.
+Never: catches; a failure ends the process with its sentence (`__main__`).
+
+    HalteresError
+    ├── LossNotFinite     the loss or a log-probability is NaN or infinite
+    ├── NoExperience      no batch came within the deadline
+    ├── ServiceFailed     the training service refused, failed or did not answer
+    └── StopTimedOut      a signal asked for an end, and the final checkpoint took too long
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from halteres.errors import HalteresError
+
+LOOK = "Look into logs/service.log and logs/engine.log, then resume from the last checkpoint."
+
+
+class LossNotFinite(HalteresError):
+    """The loss or a log-probability is NaN or infinite; the adapter is spoiled from here on."""
+
+    code = "nan_loss"
+
+
+class NoExperience(HalteresError):
+    """No batch came within the deadline."""
+
+    code = "no_experience"
+
+
+class ServiceFailed(HalteresError):
+    """The training service refused, failed or did not answer."""
+
+    code = "service_failed"
+
+    def __init__(self, what: str, why: str = "", next: str = LOOK, **details: Any) -> None:
+        super().__init__(what, why, next, **details)
+
+
+class StopTimedOut(HalteresError):
+    """Asked to end by a signal, the trainer could not write its final checkpoint in time."""
+
+    code = "stop_timed_out"

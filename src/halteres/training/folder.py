@@ -1,0 +1,102 @@
+"""The run directory as the trainer sees it.
+
+Owns: the names of the files it reads (settings, wiring, stop requests) and writes (metrics, events, checkpoints).
+Never: makes the directory, writes another role's files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from pydantic import ValidationError
+
+from halteres.config.settings import Settings
+from halteres.errors import InvalidConfig, NotFound
+from halteres.observe.metrics import read_rows
+
+
+class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The checkpoint that training goes on from."""
+
+    name: str
+    step: int
+    state_path: str
+
+
+class Wiring(msgspec.Struct, frozen=True, kw_only=True):
+    """Where this run's other processes are."""
+
+    run_id: str
+    service_url: str
+    api_url: str
+    base_model: str
+    api_key: str | None = None
+    resume_from: ResumePoint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths inside one run directory."""
+
+    path: Path
+
+    @property
+    def metrics(self) -> Path:
+        """metrics.jsonl: a row per step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        """events.jsonl: what happened, in order."""
+        return self.path / "events.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """checkpoints.jsonl: what can be resumed, sampled, evaluated."""
+        return self.path / "checkpoints.jsonl"
+
+    @property
+    def stop(self) -> Path:
+        """control/stop.json: somebody asks for an end."""
+        return self.path / "control" / "stop.json"
+
+    @property
+    def ready(self) -> Path:
+        """control/trainer.ready: exists once environments can sample the policy."""
+        return self.path / "control" / "trainer.ready"
+
+    def version_at(self, point: ResumePoint) -> int:
+        """Optimiser steps of a checkpoint: fewer than its step where batches without signal were skipped."""
+        rows = [row for row in read_rows(self.checkpoints) if row.get("state_path") == point.state_path]
+        return int(rows[-1].get("version", point.step)) if rows else point.step
+
+    def settings(self) -> Settings:
+        """What to train, from settings.json."""
+        try:
+            return Settings.model_validate_json(_read(self.path / "settings.json"))
+        except ValidationError as error:
+            raise _unusable(self.path / "settings.json", error.errors()[0]["msg"]) from error
+
+    def wiring(self) -> Wiring:
+        """Where the other processes are, from wiring.json."""
+        try:
+            return msgspec.json.decode(_read(self.path / "wiring.json"), type=Wiring)
+        except msgspec.DecodeError as error:
+            raise _unusable(self.path / "wiring.json", str(error)) from error
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise NotFound(
+            f"{file} cannot be read.",
+            f"{error.strerror}.",
+            "Give --run the directory of a run that `halteres train` made.",
+        ) from error
+
+
+def _unusable(file: Path, why: str) -> InvalidConfig:
+    return InvalidConfig(f"{file} cannot be used.", f"{why}.", "Let `halteres train` write it.")

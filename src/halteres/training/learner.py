@@ -1,0 +1,93 @@
+"""A learner: what the loop needs of a model in training.
+
+Owns: the `Learner` protocol and its values: a promise, a pass, a checkpoint.
+Never: knows how a service is reached (`policy`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halteres.errors import boundary
+from halteres.training.datums import Example
+from halteres.training.failures import ServiceFailed
+
+T = TypeVar("T")
+
+CALL_S = 1800.0
+"""Deadline of any one call: a pass over a large model takes long; for ever it must not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """What a forward-backward pass answered."""
+
+    loss: float  # summed over tokens
+    logprobs: tuple[NDArray[np.float32], ...]  # per example, N: of its targets, before the step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A named checkpoint."""
+
+    name: str
+    step: int
+    version: int
+    state_path: str | None  # weights and optimiser; None where only sampler weights were written
+    sampler_path: str
+
+
+class Promise(Generic[T]):
+    """A call already sent to the service, to be awaited later."""
+
+    def __init__(self, call: Awaitable[Any], name: str, read: Callable[[Any], T]) -> None:
+        self._call, self._name, self._read = call, name, read
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._redeem().__await__()
+
+    async def _redeem(self) -> T:
+        with boundary(ServiceFailed, f"The training service's {self._name}"):
+            try:
+                async with asyncio.timeout(CALL_S):
+                    answer = await self._call
+            except TimeoutError as error:
+                raise ServiceFailed(
+                    f"The training service did not answer {self._name} within {CALL_S:.0f} s."
+                ) from error
+        return self._read(answer)
+
+
+class Learner(Protocol):
+    """A model in training. Methods that answer a Promise have sent their request before they return."""
+
+    @property
+    def version(self) -> int:
+        """Optimiser steps taken so far: the policy version."""
+        ...
+
+    def forward_backward(self, examples: Sequence[Example]) -> Promise[Pass]:
+        """Accumulate the gradient of the loss summed over tokens. Awaiting it may raise LossNotFinite."""
+        ...
+
+    def optim_step(self) -> Promise[int]:
+        """One optimiser step with what was accumulated; answers the new policy version."""
+        ...
+
+    async def publish(self) -> None:
+        """Make the present weights the ones that environments sample."""
+        ...
+
+    async def save(self, name: str, step: int) -> Checkpoint:
+        """A named checkpoint: state to resume from, weights to sample from."""
+        ...
+
+    async def save_baseline(self, name: str) -> Checkpoint:
+        """Named sampler weights alone: what the evaluation before training samples."""
+        ...

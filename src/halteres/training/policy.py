@@ -1,0 +1,187 @@
+"""The policy: the model being trained, behind the Tinker SDK.
+
+Owns: the only calls to the SDK; the count of optimiser steps (the policy version).
+Never: knows rewards, groups, files. The SDK is imported inside functions: it is heavy, and torch stays out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from halteres.config.settings import TrainerSettings
+from halteres.errors import NotReady, boundary
+from halteres.training.datums import Example
+from halteres.training.failures import LossNotFinite, ServiceFailed
+from halteres.training.folder import Wiring
+from halteres.training.learner import Checkpoint, Pass, Promise
+
+if TYPE_CHECKING:
+    import tinker
+
+ANY_KEY = "tml-local"
+"""The SDK refuses to start without a key of this shape; a service on this machine asks for none."""
+
+UP_S = 120.0  # for the service to load its model
+
+
+class Policy:
+    """One LoRA adapter in training: the `Learner` of a run. Make it with `create` or `resume`."""
+
+    def __init__(self, client: tinker.TrainingClient, settings: TrainerSettings, version: int) -> None:
+        self._client, self._settings, self._version = client, settings, version
+
+    @classmethod
+    async def create(cls, wiring: Wiring, settings: TrainerSettings, seed: int) -> Policy:
+        """A fresh adapter.
+
+        Raises:
+            NotReady: the service is not there. ServiceFailed: it refuses.
+        """
+        service = await _connect(wiring)
+        call = service.create_lora_training_client(
+            wiring.base_model, rank=settings.lora_rank, seed=seed, user_metadata=_marks(wiring)
+        )
+        return cls(await Promise(call, "create_model", _same), settings, version=0)
+
+    @classmethod
+    async def resume(cls, wiring: Wiring, settings: TrainerSettings, state_path: str, version: int) -> Policy:
+        """The adapter of a checkpoint with its optimiser, which had taken `version` steps. Raises as `create`."""
+        service = await _connect(wiring)
+        call = service.create_training_client_from_state_with_optimizer(state_path, user_metadata=_marks(wiring))
+        return cls(await Promise(call, "load_weights", _same), settings, version)
+
+    @property
+    def version(self) -> int:
+        """Optimiser steps taken so far."""
+        return self._version
+
+    def forward_backward(self, examples: Sequence[Example]) -> Promise[Pass]:
+        """Accumulate the gradient of the loss summed over tokens.
+
+        Awaiting it raises LossNotFinite where the loss or a log-probability is NaN or infinite.
+        """
+        call = self._client.forward_backward([_datum(example) for example in examples], self._settings.loss)
+        return Promise(call, "forward_backward", _finite_pass)
+
+    def optim_step(self) -> Promise[int]:
+        """One Adam step with what was accumulated; answers the new policy version."""
+        import tinker
+
+        adam = tinker.AdamParams(
+            learning_rate=self._settings.learning_rate,
+            beta1=self._settings.beta1,
+            beta2=self._settings.beta2,
+            eps=self._settings.adam_eps,
+            grad_clip_norm=self._settings.grad_clip_norm,
+        )
+        return Promise(self._client.optim_step(adam), "optim_step", self._count)
+
+    async def publish(self) -> None:
+        """Make the present weights the ones that environments sample. Nothing is written to disk."""
+        await Promise(self._client.save_weights_and_get_sampling_client(), "publish", lambda _: None)
+
+    async def save(self, name: str, step: int) -> Checkpoint:
+        """A named checkpoint: state to resume from, weights to sample from."""
+        state = Promise(self._client.save_state(name), "save_state", _path)
+        sampler = Promise(self._client.save_weights_for_sampler(name), "save_weights_for_sampler", _path)
+        return Checkpoint(
+            name=name, step=step, version=self._version, state_path=await state, sampler_path=await sampler
+        )
+
+    async def save_baseline(self, name: str) -> Checkpoint:
+        """Named sampler weights alone: what the evaluation before training samples."""
+        sampler = Promise(self._client.save_weights_for_sampler(name), "save_weights_for_sampler", _path)
+        return Checkpoint(name=name, step=0, version=self._version, state_path=None, sampler_path=await sampler)
+
+    def _count(self, _: tinker.OptimStepResponse) -> int:
+        self._version += 1
+        return self._version
+
+
+async def _connect(wiring: Wiring) -> tinker.ServiceClient:
+    await _until_up(wiring.service_url)
+    return await asyncio.to_thread(_open_session, wiring)
+
+
+def _open_session(wiring: Wiring) -> tinker.ServiceClient:
+    """Open a session. It is never finished explicitly: the final evaluation still samples its checkpoints."""
+    import tinker
+
+    with boundary(ServiceFailed, "Opening a session at the training service"):
+        service = tinker.ServiceClient(
+            user_metadata=_marks(wiring), base_url=wiring.service_url, api_key=wiring.api_key or ANY_KEY
+        )
+        service.holder.get_session_id()
+        return service
+
+
+def _marks(wiring: Wiring) -> dict[str, str]:
+    """How the service finds the policy of a run."""
+    return {"halteres_run": wiring.run_id}
+
+
+def _same(answer: Any) -> Any:
+    return answer
+
+
+def _datum(example: Example) -> tinker.Datum:
+    import tinker
+
+    return tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(example.tokens_N.tolist()),
+        loss_fn_inputs={  # type: ignore[arg-type]  # the SDK turns arrays into TensorData itself
+            "target_tokens": example.targets_N,
+            "logprobs": example.logprobs_N,
+            "advantages": example.advantages_N,
+        },
+    )
+
+
+def _finite_pass(answer: tinker.ForwardBackwardOutput) -> Pass:
+    loss = float(answer.metrics.get("loss:sum", np.nan))
+    logprobs = tuple(output["logprobs"].to_numpy().astype(np.float32).reshape(-1) for output in answer.loss_fn_outputs)
+    if not np.isfinite(loss) or not all(np.isfinite(row).all() for row in logprobs):
+        raise LossNotFinite(
+            f"The loss is {loss}" + ("." if not np.isfinite(loss) else ", but a log-probability is not finite."),
+            "The weights have diverged, most likely because the learning rate is too high.",
+            "Resume from the last checkpoint with a lower trainer.learning_rate.",
+        )
+    return Pass(loss=loss, logprobs=logprobs)
+
+
+def _path(answer: Any) -> str:
+    return str(answer.path)
+
+
+async def _until_up(url: str) -> None:
+    """Wait for the service. The SDK would too, but with pauses of seconds."""
+    deadline = time.monotonic() + UP_S
+    while not await asyncio.to_thread(_is_up, url):
+        if time.monotonic() > deadline:
+            raise NotReady(
+                f"The training service at {url} is not ready after {UP_S:.0f} s.",
+                next="Look into logs/service.log and logs/engine.log.",
+            )
+        await asyncio.sleep(0.05)
+
+
+def _is_up(url: str) -> bool:
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "127.0.0.1", parts.port, timeout=5)
+    try:
+        connection.request("GET", f"{parts.path.rstrip('/')}/api/v1/healthz")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    except http.client.HTTPException:
+        return False
+    finally:
+        connection.close()

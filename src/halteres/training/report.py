@@ -1,0 +1,178 @@
+"""What training tells: a metrics row per step, events, checkpoints.
+
+Owns: metric names and values; the alerts and their remedies.
+Never: decides anything; a reader of the run directory does.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from halteres.observe.metrics import append_row
+from halteres.training import agreement
+from halteres.training.advantages import FloatArray, is_degenerate
+from halteres.training.datums import Examples, num_actions
+from halteres.training.folder import RunFolder
+from halteres.training.learner import Checkpoint, Pass
+from halteres.types import Batch
+
+logger = logging.getLogger(__name__)
+
+SILENT_STEPS = 5
+"""Steps in a row without one group whose scores differ, after which it is said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """All there is to tell about one step."""
+
+    number: int  # 1-based
+    version: int  # policy version before the step
+    learning_rate: float
+    batch: Batch
+    advantages: Sequence[FloatArray]
+    examples: Examples
+    passed: Pass | None  # None: nothing could move a weight, the step was skipped
+    seconds: dict[str, float]  # by phase
+
+
+class Timer:
+    """Seconds by phase."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock, self._last = clock, clock()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        """The phase that ends now."""
+        now = self._clock()
+        self._laps[name] = now - self._last
+        self._last = now
+
+    def take(self) -> dict[str, float]:
+        """The laps since the last take, and their sum as "step"."""
+        laps, self._laps = self._laps, {}
+        return {**laps, "step": sum(laps.values())}
+
+
+class Report:
+    """Writes to the run directory."""
+
+    def __init__(self, folder: RunFolder, clock: Callable[[], float] = time.time) -> None:
+        self._folder, self._clock = folder, clock
+        self._silent_steps = 0
+        self._drifted = self._had_batch = False
+
+    def ready(self) -> None:
+        """Environments can sample the policy now."""
+        self._folder.ready.parent.mkdir(exist_ok=True)
+        self._folder.ready.touch()
+
+    def step(self, step: Step) -> None:
+        """One step is done."""
+        if not self._had_batch:
+            self._event("first_batch", step=step.number)
+            self._had_batch = True
+        metrics = metrics_of(step)
+        append_row(self._folder.metrics, {"step": step.number, "t": self._clock(), "src": "trainer", **metrics})
+        logger.info(
+            "Step %d: reward %.3f, %.2f s.%s",
+            step.number,
+            metrics["reward/mean"],
+            step.seconds["step"],
+            "" if step.passed else " Skipped: all scores of each group are equal, nothing can be learnt from them.",
+        )
+        self._watch_variance(step)
+        self._watch_drift(step, metrics)
+
+    def checkpoint(self, checkpoint: Checkpoint, *, final: bool = False, why: str | None = None) -> None:
+        """A checkpoint exists. `final`: the last one of this process, and why it is."""
+        facts = {**asdict(checkpoint), "final": final}
+        append_row(self._folder.checkpoints, {**facts, "t": self._clock()})
+        self._event("checkpoint", **facts, **({"why": why} if why else {}))
+        logger.info("Checkpoint '%s' of step %d is written.", checkpoint.name, checkpoint.step)
+
+    def diverged(self, step: int, evidence: str) -> None:
+        """The loss is not finite."""
+        self._alert("nan_loss", step, evidence, "Resume from the last checkpoint with a lower learning rate.")
+
+    def _watch_variance(self, step: Step) -> None:
+        self._silent_steps = 0 if step.passed else self._silent_steps + 1
+        if self._silent_steps == SILENT_STEPS:
+            evidence = f"{SILENT_STEPS} steps in a row had no group whose scores differ."
+            remedy = "Another difficulty, a larger group, or a higher temperature; if all answers are right, stop."
+            self._alert("no_reward_variance", step.number, evidence, remedy)
+
+    def _watch_drift(self, step: Step, metrics: agreement.Metrics) -> None:
+        drifts = agreement.disagrees(metrics)
+        if drifts and not self._drifted:  # once per excursion, not once per step
+            evidence = (
+                f"p99.9 of |sampler - trainer| log-probability is {metrics['logprobs/absdiff_p999']:.1e} "
+                f"(alarm above {agreement.ALARM:.0e})."
+            )
+            remedy = "Run sampler and trainer in the same dtype; if they do, this is a defect of the engine."
+            self._alert("logprob_drift", step.number, evidence, remedy)
+        self._drifted = drifts
+
+    def _alert(self, rule: str, step: int, evidence: str, remedy: str) -> None:
+        logger.warning("%s: %s %s", rule, evidence, remedy)
+        self._event("alert", rule=rule, step=step, evidence=evidence, remedy=remedy)
+
+    def _event(self, kind: str, **facts: Any) -> None:
+        append_row(self._folder.events, {"t": self._clock(), "type": kind, **facts})
+
+
+def metrics_of(step: Step) -> agreement.Metrics:
+    """The metrics row of a step. Names: the seeds' (W&B), `spec/agent-tools.md` 1.9, and ours."""
+    logprobs = step.passed.logprobs if step.passed else ()
+    kept = step.examples.kept if step.passed else ()
+    return {
+        "train/loss": step.passed.loss if step.passed else None,
+        "train/learning_rate": step.learning_rate,
+        "train/skipped": 0.0 if step.passed else 1.0,
+        **_rewards(step.batch),
+        **_advantages(step.advantages),
+        **agreement.agreement(kept, logprobs, step.version),
+        **_counts(step),
+        **{f"time/{phase}": seconds for phase, seconds in step.seconds.items()},
+    }
+
+
+def _rewards(batch: Batch) -> agreement.Metrics:
+    scores = np.concatenate([np.asarray(group.scores, dtype=np.float64) for group in batch.groups])
+    silent = [is_degenerate(np.asarray(group.scores, dtype=np.float64)) for group in batch.groups]
+    return {
+        "reward/mean": float(scores.mean()),
+        "reward/std": float(scores.std()),
+        "reward/success": float((scores > 0).mean()),
+        "groups/count": float(len(silent)),
+        "groups/without_signal": float(np.mean(silent)),
+    }
+
+
+def _advantages(advantages: Sequence[FloatArray]) -> agreement.Metrics:
+    every = np.concatenate(list(advantages))
+    return {
+        "advantages/mean": float(every.mean()),
+        "advantages/std": float(every.std()),
+        "advantages/sum": float(every.sum()),
+    }
+
+
+def _counts(step: Step) -> agreement.Metrics:
+    oldest = [low for group in step.batch.groups for low, _ in group.versions]
+    return {
+        "tokens/action": float(num_actions(step.batch)),
+        "tokens/trained": float(sum(int(example.actions_N.sum()) for example in step.examples.kept)),
+        "sequences/count": float(step.batch.num_sequences),
+        "sequences/trained": float(len(step.examples.kept)),
+        "sequences/too_long": float(step.examples.too_long),
+        "policy/version": float(step.version + (step.passed is not None)),
+        "policy/staleness_max": float(step.version - min(oldest)) if oldest else None,
+    }

@@ -1,0 +1,112 @@
+"""Stand-ins for the trainer's two peers, and batches to feed it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from halteres.clients.trajectories import TrainerRegistration
+from halteres.errors import NotReady
+from halteres.training.datums import Example
+from halteres.training.learner import Checkpoint, Pass, Promise
+from halteres.training.stopping import Stopping
+from halteres.types import Batch, Group
+
+REGISTRATION = TrainerRegistration(run_id="r1", batch_size=4, max_token_len=64, num_steps=4, max_staleness=0)
+
+
+def batch(*scores: Sequence[float], version: int = 0) -> Batch:
+    """One group per score list; every sequence is two context and two action tokens."""
+    return Batch(
+        groups=tuple(
+            Group(
+                tokens=tuple((1, 2, 3 + i, 4) for i in range(len(group))),
+                masks=tuple((-100, -100, 3 + i, 4) for i in range(len(group))),
+                scores=tuple(group),
+                logprobs=((1.0, 1.0, -0.5, -0.25),) * len(group),
+                versions=((version, version),) * len(group),
+            )
+            for group in scores
+        )
+    )
+
+
+class FakeServer:
+    """A trajectory server whose batches are what `make` returns for each version; None: not yet."""
+
+    def __init__(self, make: Callable[[int], Batch | None]) -> None:
+        self.make, self.versions = make, list[int]()
+        self.registered: list[TrainerRegistration] = []
+        self.num_accepted = 0
+
+    def register(self, registration: TrainerRegistration) -> int:
+        self.registered.append(registration)
+        return 1
+
+    def batch(self, policy_version: int, *, deadline_s: float) -> Batch:
+        self.versions.append(policy_version)
+        if (batch := self.make(policy_version)) is None:
+            raise NotReady(f"No batch came within {deadline_s:g} s.", "Nobody is here.")
+        return batch
+
+    def diagnostics(self) -> dict[str, Any]:
+        return {"groups_accepted": self.num_accepted}
+
+
+class FakePolicy:
+    """A learner that writes down what it was asked, in order, and agrees with its sampler to the last bit."""
+
+    def __init__(self, version: int = 0, calls: list[str] | None = None) -> None:
+        self.version, self.calls = version, [] if calls is None else calls
+        self.loss: Callable[[], float] = lambda: -1.0
+        self.trained: list[int] = []
+
+    def forward_backward(self, examples: Sequence[Example]) -> Promise[Pass]:
+        self.calls.append("forward_backward")
+        self.trained.append(len(examples))
+        logprobs = tuple(example.logprobs_N + np.float32(0) for example in examples)
+        return Promise(_soon(None), "forward_backward", lambda _: Pass(loss=self.loss(), logprobs=logprobs))
+
+    def optim_step(self) -> Promise[int]:
+        self.calls.append("optim_step")
+        return Promise(_soon(None), "optim_step", self._step)
+
+    async def publish(self) -> None:
+        self.calls.append(f"publish {self.version}")
+
+    async def save(self, name: str, step: int) -> Checkpoint:
+        self.calls.append(f"save {name}")
+        paths = {"state_path": f"tinker://t/weights/{name}", "sampler_path": f"tinker://t/sampler_weights/{name}"}
+        return Checkpoint(name=name, step=step, version=self.version, **paths)
+
+    async def save_baseline(self, name: str) -> Checkpoint:
+        self.calls.append(f"save {name}")
+        path = f"tinker://t/sampler_weights/{name}"
+        return Checkpoint(name=name, step=0, version=self.version, state_path=None, sampler_path=path)
+
+    def _step(self, _: None) -> int:
+        self.version += 1
+        return self.version
+
+
+class _Soon:
+    """Awaitable that has not begun before it is awaited, so that an unredeemed promise leaves nothing behind."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __await__(self) -> Any:
+        yield from asyncio.sleep(0).__await__()
+        return self._value
+
+
+def _soon(value: Any) -> _Soon:
+    return _Soon(value)
+
+
+def stopping(folder: Path, max_minutes: float | None = None) -> Stopping:
+    return Stopping(folder / "control" / "stop.json", max_minutes)

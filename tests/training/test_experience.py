@@ -1,0 +1,95 @@
+"""Where batches come from: versions told, ends obeyed, waits bounded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from halteres.clients.trajectories import TrainerRegistration
+from halteres.errors import NotReady
+from halteres.training.experience import Patience, Trajectories
+from halteres.training.failures import NoExperience
+from halteres.training.stopping import StopRequest
+
+from .standins import REGISTRATION, FakeServer, batch, stopping
+
+
+async def test_each_step_gets_one_batch_asked_for_under_the_present_version(tmp_path: Path) -> None:
+    server = FakeServer(lambda version: batch([float(version), 0.0]))
+    source, versions = Trajectories(server, REGISTRATION, stopping(tmp_path)), [5]
+    seen = []
+    async for step, delivered in source.batches(range(6, 9), lambda: versions[-1]):
+        seen.append((step, delivered.groups[0].scores[0]))
+        versions.append(versions[-1] + 1)
+    assert seen == [(6, 5.0), (7, 6.0), (8, 7.0)]
+
+
+async def test_the_server_is_asked_again_until_a_batch_is_complete(tmp_path: Path) -> None:
+    answers = iter([None, None, None, batch([0.0, 1.0])])
+    server = FakeServer(lambda _: next(answers))
+    source = Trajectories(server, REGISTRATION, stopping(tmp_path))
+    assert [step async for step, _ in source.batches([1], lambda: 0)] == [1]
+    assert server.versions == [0, 0, 0, 0]
+
+
+async def test_a_wait_without_any_new_group_ends_with_the_servers_reason(tmp_path: Path) -> None:
+    source = Trajectories(FakeServer(lambda _: None), REGISTRATION, stopping(tmp_path), patience_s=0.1)
+    with pytest.raises(NoExperience, match=r"No new group reached .* Nobody is here\. Look into logs/env\.log"):
+        async for _ in source.batches([1], lambda: 0):
+            pass
+
+
+def test_progress_renews_the_patience() -> None:
+    times = iter([0.0, 9.0, 18.0, 27.0, 36.9, 37.0])
+    nothing = NotReady("No batch.", "Too few sequences.")
+    patience = Patience(10.0, clock=lambda: next(times))
+    for accepted in (1, 2, 3, 3):
+        patience.spend(accepted, nothing)
+    with pytest.raises(NoExperience, match="Too few sequences"):
+        patience.spend(3, nothing)
+
+
+async def test_a_server_that_is_away_for_a_while_costs_patience_and_no_more(tmp_path: Path) -> None:
+    class Away(FakeServer):
+        def diagnostics(self) -> dict[str, object]:
+            raise NotReady("Nobody answers.")
+
+    answers = iter([None, None, batch([0.0, 1.0])])
+    source = Trajectories(Away(lambda _: next(answers)), REGISTRATION, stopping(tmp_path), patience_s=5)
+    assert [step async for step, _ in source.batches([1], lambda: 0)] == [1]
+
+
+async def test_asked_to_stop_now_it_waits_for_no_batch(tmp_path: Path) -> None:
+    stop = stopping(tmp_path)
+    questions = iter([None, None])
+
+    def none_and_then_a_stop(_: int) -> None:
+        if next(questions, "over") == "over":
+            stop.ask(StopRequest("now", "test"))
+
+    source = Trajectories(FakeServer(none_and_then_a_stop), REGISTRATION, stop)
+    assert [step async for step, _ in source.batches([1, 2], lambda: 0)] == []
+
+
+async def test_asked_to_stop_after_the_step_it_still_serves_the_batch_under_way(tmp_path: Path) -> None:
+    stop = stopping(tmp_path)
+    answers = iter([None, None, batch([0.0, 1.0]), batch([0.0, 1.0])])
+    source = Trajectories(FakeServer(lambda _: next(answers)), REGISTRATION, stop)
+    stop.ask(StopRequest("after_step", "test"))
+    assert [step async for step, _ in source.batches([1, 2], lambda: 0)] == [1]
+
+
+async def test_registration_waits_for_the_server_to_come_up(tmp_path: Path) -> None:
+    class Late(FakeServer):
+        attempts = 0
+
+        def register(self, registration: TrainerRegistration) -> int:
+            self.attempts += 1
+            if self.attempts < 3:
+                raise NotReady("The trajectory server is not up yet.")
+            return super().register(registration)
+
+    server = Late(lambda _: None)
+    await Trajectories(server, REGISTRATION, stopping(tmp_path)).register()
+    assert server.registered == [REGISTRATION]

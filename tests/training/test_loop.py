@@ -1,0 +1,171 @@
+"""The loop: the order of things in one step, and what a run directory says afterwards."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halteres.config.settings import TrainerSettings
+from halteres.errors import InvalidData
+from halteres.observe.metrics import read_rows
+from halteres.training.experience import Trajectories
+from halteres.training.failures import LossNotFinite
+from halteres.training.folder import RunFolder
+from halteres.training.loop import close, open_to_environments, train
+from halteres.training.report import SILENT_STEPS, Report
+
+from .standins import REGISTRATION, FakePolicy, FakeServer, batch, stopping
+
+CONFIG = TrainerSettings(total_steps=4, checkpoint_every=2, eval_every=0)
+MIXED = ([0.0, 1.0], [1.0, 1.0])  # the second group teaches nothing
+
+
+async def run(
+    folder: Path, policy: FakePolicy, config: TrainerSettings = CONFIG, done: int = 0, scores: Any = MIXED
+) -> int:
+    server = FakeServer(lambda version: batch(*scores, version=version))
+    source = Trajectories(server, REGISTRATION, stopping(folder))
+    return await train(policy, source, Report(RunFolder(folder)), config, done)
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    return [event for event in read_rows(folder / "events.jsonl") if event["type"] == kind]
+
+
+async def test_pass_and_step_are_both_promised_before_either_is_awaited(tmp_path: Path) -> None:
+    policy = FakePolicy()
+    policy.loss = lambda: float(policy.calls.count("optim_step"))  # read when the pass is redeemed
+    await run(tmp_path, policy, TrainerSettings(total_steps=1, checkpoint_every=0))
+    assert policy.calls == ["forward_backward", "optim_step", "publish 1"]
+    assert read_rows(tmp_path / "metrics.jsonl")[0]["train/loss"] == 1.0
+
+
+async def test_every_step_publishes_the_next_version_and_checkpoints_come_when_due(tmp_path: Path) -> None:
+    policy = FakePolicy()
+    assert await run(tmp_path, policy) == 4
+    assert [call for call in policy.calls if "publish" in call or "save" in call] == [
+        "publish 1",
+        "publish 2",
+        "save step-000002",
+        "publish 3",
+        "publish 4",  # the last step has "final"
+    ]
+    (checkpoint,) = read_rows(tmp_path / "checkpoints.jsonl")
+    assert (checkpoint["name"], checkpoint["step"], checkpoint["version"]) == ("step-000002", 2, 2)
+    assert checkpoint["final"] is False
+
+
+async def test_an_evaluation_that_falls_between_checkpoints_gets_one(tmp_path: Path) -> None:
+    policy = FakePolicy()
+    await run(tmp_path, policy, TrainerSettings(total_steps=4, checkpoint_every=0, eval_every=3))
+    assert [call for call in policy.calls if "save" in call] == ["save step-000003"]
+
+
+async def test_the_row_of_a_step_has_the_seeds_names_and_ours(tmp_path: Path) -> None:
+    await run(tmp_path, FakePolicy())
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    row = rows[1]
+    assert row["src"] == "trainer"
+    assert row["train/learning_rate"] == CONFIG.learning_rate
+    assert (row["reward/mean"], row["reward/success"], row["groups/without_signal"]) == (0.75, 0.75, 0.5)
+    assert row["logprobs/mean"] == row["logprobs/mean_training"] == -0.375
+    assert (row["kl_sample_train_v1"], row["kl_sample_train_v2"], row["logprobs/absdiff_p999"]) == (0.0, 0.0, 0.0)
+    assert (row["tokens/action"], row["tokens/trained"], row["tokens/compared"]) == (8, 4, 4)
+    assert (row["policy/version"], row["policy/staleness_max"]) == (2, 0)
+    assert row["advantages/mean"] == pytest.approx(0.0)
+    assert row["time/step"] == pytest.approx(sum(row[f"time/{lap}"] for lap in ("batch", "train", "publish")))
+    assert len(events(tmp_path, "first_batch")) == 1
+
+
+async def test_a_batch_without_signal_is_skipped_and_said_and_moves_nothing(tmp_path: Path) -> None:
+    """Not even Adam's momentum: the optimiser is not stepped at all."""
+    policy = FakePolicy()
+    assert await run(tmp_path, policy, scores=([1.0, 1.0], [0.0, 0.0])) == 4
+    assert policy.trained == []
+    assert policy.version == 0
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert [row["train/skipped"] for row in rows] == [1.0] * 4
+    assert rows[0]["train/loss"] is None
+    assert rows[0]["groups/without_signal"] == 1.0
+
+
+async def test_many_steps_without_signal_raise_one_alert(tmp_path: Path) -> None:
+    config = TrainerSettings(total_steps=SILENT_STEPS + 3, checkpoint_every=0)
+    await run(tmp_path, FakePolicy(), config, scores=([0.0, 0.0],))
+    (alert,) = events(tmp_path, "alert")
+    assert (alert["rule"], alert["step"]) == ("no_reward_variance", SILENT_STEPS)
+    assert set(alert) == {"t", "type", "rule", "step", "evidence", "remedy"}
+
+
+async def test_a_loss_that_is_not_finite_ends_training_with_a_sentence_and_an_alert(tmp_path: Path) -> None:
+    def spoilt() -> float:
+        raise LossNotFinite("The loss is nan.", next="Resume.")
+
+    policy = FakePolicy()
+    policy.loss = spoilt
+    with pytest.raises(LossNotFinite, match=r"The loss is nan\. Resume\."):
+        await run(tmp_path, policy)
+    assert read_rows(tmp_path / "metrics.jsonl") == []
+    (alert,) = events(tmp_path, "alert")
+    assert (alert["rule"], alert["step"]) == ("nan_loss", 1)
+    assert not [call for call in policy.calls if "save" in call], "a spoilt adapter is not checkpointed"
+
+
+async def test_a_score_that_is_not_finite_never_reaches_the_policy(tmp_path: Path) -> None:
+    policy = FakePolicy()
+    with pytest.raises(InvalidData):
+        await run(tmp_path, policy, scores=([0.0, math.nan],))
+    assert policy.calls == []
+
+
+async def test_sampler_and_trainer_that_differ_raise_one_alert_per_excursion(tmp_path: Path) -> None:
+    class Drifting(FakePolicy):
+        def forward_backward(self, examples: Any) -> Any:
+            far = self.version in (1, 2)
+            return super().forward_backward([_moved(example) for example in examples] if far else examples)
+
+    await run(tmp_path, Drifting())
+    (alert,) = events(tmp_path, "alert")
+    assert (alert["rule"], alert["step"]) == ("logprob_drift", 2)
+    assert "1.0e-03" in alert["evidence"]
+
+
+def _moved(example: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(example, logprobs_N=example.logprobs_N - 1e-3)
+
+
+async def test_a_resumed_run_goes_on_with_the_next_step_and_keeps_its_rows(tmp_path: Path) -> None:
+    await run(tmp_path, FakePolicy(), TrainerSettings(total_steps=2))
+    policy = FakePolicy(version=2)
+    assert await run(tmp_path, policy, done=2) == 4
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert [(row["step"], row["policy/version"]) for row in rows] == [(1, 1), (2, 2), (3, 3), (4, 4)]
+
+
+async def test_a_run_that_was_done_already_trains_no_further(tmp_path: Path) -> None:
+    policy = FakePolicy(version=4)
+    assert await run(tmp_path, policy, done=4) == 4
+    assert policy.calls == []
+
+
+async def test_environments_may_start_once_version_zero_is_published_and_kept(tmp_path: Path) -> None:
+    policy = FakePolicy()
+    await open_to_environments(policy, Report(RunFolder(tmp_path)), fresh=True)
+    assert policy.calls == ["publish 0", "save step-000000"]
+    assert (tmp_path / "control" / "trainer.ready").exists()
+    (event,) = events(tmp_path, "checkpoint")
+    assert (event["name"], event["step"], event["state_path"], event["final"]) == ("step-000000", 0, None, False)
+
+
+async def test_the_end_is_a_final_checkpoint_that_says_why(tmp_path: Path) -> None:
+    await close(FakePolicy(version=3), Report(RunFolder(tmp_path)), 3, "SIGINT was received")
+    (event,) = events(tmp_path, "checkpoint")
+    assert (event["name"], event["step"], event["final"], event["why"]) == ("final", 3, True, "SIGINT was received")
+    assert json.loads((tmp_path / "checkpoints.jsonl").read_text())["final"] is True
