@@ -1,0 +1,159 @@
+"""Watching a run in a terminal: a live view for people, plain lines for pipes.
+
+Owns: how progress looks; what Ctrl-C does (stop the run with a checkpoint; a second one leaves it to its supervisor).
+Never: decides anything about the run; it reads the run directory as any process may.
+"""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from halteres.cli.progress import Progress, Series, read_progress
+from halteres.observe.plots import sparkline
+from halteres.runs.directory import RunDirectory, RunState
+from halteres.runs.stop import stop_run
+
+LOOK_EVERY_S = 0.25
+SPARKLINE_WIDTH = 48
+PLAIN_LINES = 60  # a long run's plain lines are thinned to about so many
+
+
+class View(Protocol):
+    """Shows progress as it comes."""
+
+    def __enter__(self) -> View: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def show(self, progress: Progress) -> None:
+        """Show this look; called a few times a second."""
+        ...
+
+    def say(self, text: str) -> None:
+        """A remark between looks."""
+        ...
+
+
+def follow(run: RunDirectory, console: Console) -> RunState:
+    """Show the run until it has ended; returns its final state. Ctrl-C asks it to stop and goes on watching."""
+    view: View = LiveView(run, console) if console.is_terminal else PlainView(console)
+    asked_to_stop = False
+    with view:
+        while True:
+            try:
+                progress = read_progress(run)
+                view.show(progress)
+                if run.state().terminal:
+                    return run.state()
+                time.sleep(LOOK_EVERY_S)
+            except KeyboardInterrupt:
+                if asked_to_stop:
+                    raise
+                asked_to_stop = True
+                view.say(f"Stopping run {run.run_id}: it writes a checkpoint first. Ctrl-C again leaves it to itself.")
+                stop_run(run, deadline_s=0)
+
+
+class PlainView:
+    """One line per step, phase and evaluation, for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._said: set[str] = set()
+        self._step = 0
+
+    def __enter__(self) -> PlainView:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def show(self, progress: Progress) -> None:
+        """Print what was not printed yet."""
+        if progress.phase and progress.status == "starting":
+            self._once(f"starting: {progress.phase}")
+        stride = max(1, progress.total_steps // PLAIN_LINES)
+        success = dict(progress.success)
+        for step, reward in progress.reward:
+            if step > self._step:
+                self._step = step
+                if step % stride == 0 or step == progress.total_steps:
+                    self._once(
+                        f"step {step}/{progress.total_steps}  reward {reward:.3f}  success {success.get(step, 0.0):.0%}"
+                    )
+        for step, share in progress.evaluation:
+            self._once(f"evaluation after step {step}: {share:.1%} correct on held-out tasks")
+        for alert in progress.alerts:
+            self._once(f"alert: {alert}")
+
+    def say(self, text: str) -> None:
+        """Print a remark."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def _once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self.say(line)
+
+
+class LiveView:
+    """A panel redrawn in place: progress, reward sparkline, success rate, time left."""
+
+    def __init__(self, run: RunDirectory, console: Console) -> None:
+        self._run, self._console = run, console
+        self._remark = ""
+        self._live = Live(console=console, refresh_per_second=8, transient=False)
+
+    def __enter__(self) -> LiveView:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._live.__exit__(None, None, None)
+
+    def show(self, progress: Progress) -> None:
+        """Redraw."""
+        self._live.update(self._draw(progress))
+
+    def say(self, text: str) -> None:
+        """Show a remark under the panel."""
+        self._remark = text
+
+    def _draw(self, progress: Progress) -> Group:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column()
+        what = f"{progress.status}, {progress.phase}" if progress.status == "starting" else progress.status
+        table.add_row("run", Text(f"{self._run.run_id}  {what}"))
+        bar = ProgressBar(total=max(1, progress.total_steps), completed=progress.step, width=SPARKLINE_WIDTH)
+        table.add_row("steps", bar)
+        table.add_row("", Text(f"{progress.step} of {progress.total_steps}{_time_left(progress)}"))
+        table.add_row("reward", Text(_curve(progress.reward), style="green"))
+        table.add_row("success", Text(f"{progress.success[-1][1]:.0%} of rollouts" if progress.success else "–"))
+        held_out = "  ".join(f"step {step}: {share:.0%}" for step, share in progress.evaluation[-5:])
+        table.add_row("held out", Text(held_out or "evaluating before training …"))
+        for alert in progress.alerts[-2:]:
+            table.add_row("alert", Text(alert, style="yellow"))
+        return Group(table, Text(self._remark, style="yellow"))
+
+
+def _curve(values: Series) -> str:
+    if not values:
+        return "waiting for the first batch …"
+    figures = [value for _, value in values]
+    return f"{sparkline(figures, SPARKLINE_WIDTH)}  {figures[0]:.2f} → {figures[-1]:.2f}"
+
+
+def _time_left(progress: Progress) -> str:
+    left = progress.remaining_s
+    return "" if left is None or progress.status != "running" else f"   about {left:.0f} s left"

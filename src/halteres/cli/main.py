@@ -1,0 +1,59 @@
+"""`halteres`: the verbs, put together.
+
+Owns: which verbs exist; how an error leaves the program (one sentence on stderr, exit code 1).
+Never: imports more than it needs to print its help: each verb imports its rooms when it is called.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import halteres
+from halteres.cli import chat, doctor, env, quickstart, runs, serve, train, variables
+from halteres.errors import HalteresError
+
+app = typer.Typer(
+    name="halteres",
+    help="Reinforcement-learning post-training of language models, self-hosted.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command("quickstart")(quickstart.quickstart)
+app.command("train")(train.train)
+app.add_typer(serve.app, name="serve")
+app.add_typer(env.app, name="env")
+app.add_typer(runs.app, name="runs")
+app.command("chat")(chat.chat)
+app.command("doctor")(doctor.doctor)
+app.command("variables")(variables.variables)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"halteres {halteres.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _halteres(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Reinforcement-learning post-training of language models, self-hosted."""
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        app()
+    except HalteresError as error:
+        typer.echo(f"error: {error.sentence}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,100 @@
+"""`halteres runs`: list, look, read logs, stop."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from halteres.errors import unknown
+
+app = typer.Typer(help="List, look at and stop runs.", no_args_is_help=True)
+
+Run = Annotated[str, typer.Argument(help="Run id (a unique beginning will do) or name.")]
+
+
+@app.command("list")
+def list_() -> None:
+    """Every run, newest first."""
+    from halteres.cli.progress import read_progress
+    from halteres.runs.directory import list_runs
+
+    runs = list_runs()
+    if not runs:
+        typer.echo("No runs yet. Try: halteres quickstart")
+    for run in runs:
+        state, progress = run.state(), read_progress(run)
+        reward = f"reward {progress.reward[-1][1]:.2f}" if progress.reward else ""
+        typer.echo(
+            f"{run.run_id}  {state.status:9}  {state.environment:16} "
+            f"step {progress.step}/{progress.total_steps}  {reward}"
+        )
+
+
+@app.command()
+def status(run: Run) -> None:
+    """One run: state, progress, processes, what to do next."""
+    from halteres.cli.progress import read_progress
+    from halteres.runs.directory import find_run
+
+    directory = find_run(run)
+    state, progress = directory.state(), read_progress(directory)
+    phase = f" ({state.phase})" if state.phase and not state.terminal else ""
+    typer.echo(f"run {directory.run_id}: {state.status}{phase}, {state.environment}, in {directory.path}")
+    typer.echo(f"step {progress.step} of {progress.total_steps}")
+    if progress.reward:
+        typer.echo(
+            f"reward {progress.reward[0][1]:.3f} at step {progress.reward[0][0]}, {progress.reward[-1][1]:.3f} now"
+        )
+    for step, share in progress.evaluation:
+        typer.echo(f"evaluation after step {step}: {share:.1%} correct on held-out tasks")
+    for role, facts in state.processes.items():
+        typer.echo(f"  {role:8} pid {facts.get('pid', '-')}  {_condition(facts)}")
+    for alert in progress.alerts:
+        typer.echo(f"alert: {alert}")
+    if state.error:
+        typer.echo(f"error: {state.error}")
+    if state.resumable:
+        typer.echo(f"next: halteres train --resume {directory.run_id}")
+
+
+@app.command()
+def logs(
+    run: Run,
+    role: Annotated[str | None, typer.Argument(help="One process, e.g. trainer; default: all.")] = None,
+    lines: Annotated[int, typer.Option("-n", min=1, help="Lines of each log.")] = 20,
+) -> None:
+    """The last lines of a run's logs."""
+    from halteres.errors import NotFound
+    from halteres.runs.directory import find_run
+
+    directory = find_run(run)
+    files = {file.stem: file for file in sorted((directory.path / "logs").glob("*.log"))}
+    if role is not None and role not in files:
+        raise unknown(NotFound, "log", role, files)
+    for name in [role] if role else files:
+        if role is None:
+            typer.echo(f"== {name}")
+        for line in files[name].read_text(errors="replace").splitlines()[-lines:]:
+            typer.echo(line)
+
+
+@app.command()
+def stop(
+    run: Run,
+    after_step: Annotated[bool, typer.Option("--after-step", help="Let the step in progress end first.")] = False,
+) -> None:
+    """Stop a run with a checkpoint. Safe to repeat."""
+    from halteres.runs.directory import find_run
+    from halteres.runs.stop import stop_run
+
+    directory = find_run(run)
+    state = stop_run(directory, mode="after_step" if after_step else "now")
+    typer.echo(f"run {directory.run_id}: {state.status}")
+    if state.resumable:
+        typer.echo(f"next: halteres train --resume {directory.run_id}")
+
+
+def _condition(facts: dict[str, object]) -> str:
+    exit_code = facts.get("exit")
+    return "running" if exit_code is None else f"exited ({exit_code})"

@@ -1,0 +1,58 @@
+"""`halteres serve`: the servers, in the foreground."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Serve the training service, or the trajectory server.", invoke_without_command=True)
+
+Port = Annotated[int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1.")]
+
+
+@app.callback()
+def service(
+    context: typer.Context,
+    port: Port = 8001,
+    model: Annotated[str, typer.Option(help="'halteres/tiny' or a model folder.")] = "halteres/tiny",
+    state: Annotated[
+        Path | None, typer.Option(help="Folder of the service's state. [default: HALTERES_HOME/service]")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="'torch', or 'scripted' (a deterministic fake for tests).")] = "torch",
+    threads: Annotated[int | None, typer.Option(min=1, help="Engine threads. [default: cores - 1]")] = None,
+) -> None:
+    """Serve the Tinker API and inference (`halteres variables` prints what an SDK user exports)."""
+    if context.invoked_subcommand is not None:
+        return
+    from halteres.config import environ
+
+    folder = state or environ.home() / "service"
+    count = ["--threads", str(threads)] if threads else []
+    _become(
+        "halteres.service", "--state", str(folder), "--port", str(port), "--model", model, "--engine", engine, *count
+    )
+
+
+@app.command()
+def trajectories(
+    port: Port = 8000,
+    database: Annotated[
+        Path | None, typer.Option(help="SQLite file of the queue. [default: HALTERES_HOME/trajectories.sqlite]")
+    ] = None,
+) -> None:
+    """Serve the Atropos trajectory API."""
+    from halteres.config import environ
+
+    file = database or environ.home() / "trajectories.sqlite"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    _become("halteres.trajectories", "--database", str(file), "--port", str(port))
+
+
+def _become(module: str, *arguments: str) -> None:
+    """Replace this process by a module of ours: signals and exit code are then its own."""
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606 - no shell, our own interpreter

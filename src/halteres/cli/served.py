@@ -1,0 +1,112 @@
+"""A training service for the length of a block: the run's own while it is alive, else one started on its state.
+
+Owns: the service process it started, and its end.
+Never: touches a service that somebody else started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from halteres.config import environ
+from halteres.errors import NotReady, ProcessFailed
+from halteres.runs.directory import RunDirectory
+
+READY_WITHIN_S = 90.0
+ASK_EVERY_S = 0.1
+ENDS_WITHIN_S = 15.0
+
+
+@contextmanager
+def served(model: str, run: RunDirectory | None = None) -> Iterator[str]:
+    """The URL of a service that can sample `model` and, given a run, its checkpoints."""
+    if run is not None and not run.state().terminal and (url := run.state().urls.get("service")):
+        yield url
+        return
+    with tempfile.TemporaryDirectory(prefix="halteres-") as folder:
+        state = run.path / "service" if run is not None else Path(folder)
+        with _started(model, state, Path(folder) / "service.log") as url:
+            yield url
+
+
+def post(url: str, body: dict[str, Any], deadline_s: float = 120.0) -> dict[str, Any]:
+    """POST JSON, answer JSON.
+
+    Raises:
+        ProcessFailed: the server refused; its own sentence is in the error.
+    """
+    request = urllib.request.Request(  # noqa: S310 - our own http URL
+        url, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=deadline_s) as answer:  # noqa: S310 - as above
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        text = error.read().decode(errors="replace")
+        detail = json.loads(text).get("detail", text) if text.startswith("{") else text
+        raise ProcessFailed(f"The service refused the request ({error.code}).", str(detail)) from error
+    except OSError as error:
+        raise NotReady(
+            f"The service at {url} does not answer.", str(error), "Look at it with: halteres doctor"
+        ) from error
+
+
+@contextmanager
+def _started(model: str, state: Path, log: Path) -> Iterator[str]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    lifeline, ours = os.pipe()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    command = [sys.executable, "-m", "halteres.service", "--state", str(state), "--model", model]
+    command += ["--listen-fd", str(listener.fileno()), "--engine", "torch"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=(listener.fileno(), lifeline),
+            env=environ.for_child(HALTERES_LIFELINE_FD=str(lifeline)),
+            start_new_session=True,
+        )
+    listener.close()
+    os.close(lifeline)
+    try:
+        _wait_until_ready(url, process, log)
+        yield url
+    finally:
+        os.close(ours)  # the lifeline ends, and so does the service
+        process.terminate()
+        try:
+            process.wait(ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    ends = time.monotonic() + READY_WITHIN_S
+    while time.monotonic() < ends:
+        if process.poll() is not None:
+            tail = log.read_text(errors="replace").strip().splitlines()
+            raise ProcessFailed(
+                "The training service did not start.", tail[-1] if tail else f"Exit code {process.returncode}."
+            )
+        try:
+            with urllib.request.urlopen(f"{url}/api/v1/healthz", timeout=5):  # noqa: S310 - our own http URL
+                return
+        except OSError:
+            time.sleep(ASK_EVERY_S)
+    raise NotReady(
+        "The training service was not ready in time.", f"It had {READY_WITHIN_S:.0f} s.", "Try: halteres doctor"
+    )

@@ -1,0 +1,78 @@
+"""The end of a run, told to a person.
+
+Owns: what is said when a run has ended, and the next command to try.
+Never: computes a figure that is not in the run directory.
+"""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from halteres.cli.progress import Answer, before_and_after
+from halteres.errors import ProcessFailed
+from halteres.observe.metrics import Row, merge_by_step
+from halteres.runs.directory import RunDirectory, RunState
+
+
+def tell(run: RunDirectory, state: RunState, console: Console) -> None:
+    """Print figures before and after, two answers, where things are, and what to try next.
+
+    Raises:
+        ProcessFailed: the run failed; the sentence is the run's own.
+    """
+    evaluations = [row for row in merge_by_step(run.metrics()) if "eval/percent_correct" in row]
+    console.print()
+    if len(evaluations) >= 2:
+        console.print(_figures(evaluations[0], evaluations[-1]))
+    for answer in before_and_after(run):
+        _show(answer, console)
+    _where(run, console)
+    if state.status == "failed":
+        raise ProcessFailed(f"Run {run.run_id} failed.", state.error or "", f"halteres runs logs {run.run_id}")
+    _say(console, _next(run, state))
+
+
+def _figures(first: Row, last: Row) -> Table:
+    table = Table(title="held-out tasks", title_justify="left", box=None, padding=(0, 2), title_style="bold")
+    table.add_column("")
+    table.add_column(f"before (step {first['step']})", justify="right")
+    table.add_column(f"after (step {last['step']})", justify="right")
+    for name, label in (
+        ("eval/percent_correct", "correct, T = 1"),
+        ("eval/percent_correct_greedy", "correct, greedy"),
+        ("eval/worked_share", "answers that show their work"),
+    ):
+        if first.get(name) is not None and last.get(name) is not None:
+            table.add_row(label, f"{first[name]:.1%}", f"{last[name]:.1%}")
+    return table
+
+
+def _show(answer: Answer, console: Console) -> None:
+    console.print()
+    _say(console, answer.question.strip())
+    _say(console, f"  before: {_one_line(answer.before)}", style="red")
+    _say(console, f"  after:  {_one_line(answer.after)}", style="green")
+
+
+def _where(run: RunDirectory, console: Console) -> None:
+    console.print()
+    for label, path in (("plot", run.path / "plot.png"), ("adapter", run.path / "adapter"), ("run", run.path)):
+        if path.exists():
+            _say(console, f"{label + ':':9}{path}")
+    console.print()
+
+
+def _next(run: RunDirectory, state: RunState) -> str:
+    if state.status == "stopped":
+        return f"next:    halteres train --resume {run.run_id}"
+    return f"next:    halteres chat {run.run_id}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    console.print(Text(text, style=style), soft_wrap=True)

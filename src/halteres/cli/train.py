@@ -1,0 +1,66 @@
+"""`halteres train`: start a run, or go on with one, and watch it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from halteres.errors import InvalidConfig
+
+
+def train(
+    environment: Annotated[
+        str | None, typer.Argument(help="Environment: a name (`halteres env list`) or a file.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="YAML: run/env/inference/trainer, or env/openai/tinker.")
+    ] = None,
+    edits: Annotated[
+        list[str] | None, typer.Option("--set", help="One setting: trainer.total_steps=20, or total_steps=20.")
+    ] = None,
+    resume: Annotated[str | None, typer.Option("--resume", help="Go on from this run's newest checkpoint.")] = None,
+    service: Annotated[
+        str | None, typer.Option("--service", help="URL of a training service to use instead of starting one.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Start and return; the run goes on by itself.")] = False,
+) -> None:
+    """Train a model on an environment by reinforcement learning."""
+    from halteres.config import environ
+    from halteres.config.files import load_settings
+    from halteres.runs.directory import find_run
+    from halteres.runs.start import start_run
+
+    if environment is None and config is None and resume is None:
+        raise InvalidConfig("Nothing to train on.", "No environment was named.", "Try: halteres train arithmetic")
+    if resume is not None:
+        old = find_run(resume)
+        if environment is not None or config is not None:
+            raise InvalidConfig(
+                "A resumed run keeps its settings.",
+                "An environment or a config file was named besides --resume.",
+                f"Try: halteres train --resume {resume} --set trainer.total_steps=80",
+            )
+        run = start_run(old.settings(edits or []), resume=old, service_url=service or environ.service_url())
+    else:
+        settings = load_settings(environment, config, edits or [])
+        run = start_run(settings, service_url=service or environ.service_url())
+    attend(run.run_id, detach=detach)
+
+
+def attend(run_id: str, *, detach: bool = False) -> None:
+    """Say which run it is, follow it to its end, tell how it went; exit code 1 where it failed."""
+    from rich.console import Console
+
+    from halteres.cli.follow import follow
+    from halteres.cli.summary import tell
+    from halteres.runs.directory import find_run
+
+    run = find_run(run_id)
+    console = Console(highlight=False)
+    console.print(f"run {run.run_id} in {run.path}", soft_wrap=True)
+    if detach:
+        console.print(f"next:    halteres runs status {run.run_id}", soft_wrap=True)
+        return
+    tell(run, follow(run, console), console)
