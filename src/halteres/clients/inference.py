@@ -1,0 +1,250 @@
+"""Inference over HTTP: token-exact `/generate` (sglang's shape) and OpenAI's `/v1/chat/completions`.
+
+Owns: the two wire shapes, keep-alive connections, waiting for a server that is not ready yet.
+Never: tokenises a token-exact answer again, chooses a seed, retries what a server refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import aiohttp
+import msgspec
+
+from halteres.errors import HalteresError, InvalidData, NotReady, ServerError
+from halteres.types import StopReason
+
+ServerType = Literal["sglang", "openai"]
+
+_NOT_READY = 503
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How to sample. A seed of None leaves the choice to the server."""
+
+    max_new_tokens: int
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One answer. `tokens` and `logprobs` are empty where the server does not tell them."""
+
+    text: str  # without the terminator
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]  # natural log, one per token, temperature 1, full vocabulary
+    finish: StopReason
+    versions: tuple[int, int] | None  # policy versions of the first and last token, where the server tells them
+
+
+class InferenceClient:
+    """One inference server.
+
+    Args:
+        base_url: OpenAI's form, ending in /v1; `/generate` lies beside /v1, not below it.
+        model: pins a snapshot (a tinker:// path or a model name); None follows the address's own policy.
+        timeout_s: of one request.
+        ready_within_s: how long a server may refuse connections or say 503 before the wait is given up.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str = "",
+        model: str | None = None,
+        timeout_s: float = 1200,
+        ready_within_s: float = 120,
+        max_connections: int = 512,
+    ) -> None:
+        self.root = base_url.rstrip("/").removesuffix("/v1")
+        self.model = model
+        self.ready_within_s = ready_within_s
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s, connect=None)
+        self._max_connections = max_connections
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections; running calls fail."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def generate(self, prompt: Sequence[int], sampling: Sampling, n: int = 1) -> tuple[Completion, ...]:
+        """Sample `n` completions of one prompt, token-exact.
+
+        Raises:
+            InvalidData: the server refuses the request (4xx).
+            NotReady: the server was not ready within `ready_within_s`.
+            ServerError: 5xx, a broken connection, a time-out or an answer of another shape.
+        """
+        body = {
+            "input_ids": list(prompt),
+            "sampling_params": _sglang_params(sampling, n),
+            "return_logprob": True,
+            "return_text_in_logprobs": False,
+        }
+        answer = await self._post_when_ready("/generate", body)
+        return _all(n, [_from_sglang(item) for item in (answer if isinstance(answer, list) else [answer])])
+
+    async def chat(
+        self, messages: Sequence[Mapping[str, Any]], sampling: Sampling, n: int = 1
+    ) -> tuple[Completion, ...]:
+        """Sample `n` answers to a chat that the server renders. Raises as `generate` does."""
+        body: dict[str, Any] = {
+            "messages": [dict(message) for message in messages],
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "n": n,
+        }
+        if sampling.stop:
+            body["stop"] = list(sampling.stop)
+        if sampling.seed is not None:
+            body["seed"] = sampling.seed
+        answer = await self._post_when_ready("/v1/chat/completions", body)
+        return _all(n, [_from_openai(choice, answer) for choice in answer["choices"]])
+
+    async def _post_when_ready(self, path: str, body: dict[str, Any]) -> Any:
+        if self.model is not None:
+            body["model"] = self.model
+        payload = msgspec.json.encode(body)
+        answer = await _until_ready(lambda: self._post(path, payload), self.ready_within_s)
+        if not isinstance(answer, dict | list):
+            raise ServerError(f"{self.root}{path} answered {type(answer).__name__}, not an object.")
+        return answer
+
+    async def _post(self, path: str, payload: bytes) -> Any:
+        url = self.root + path
+        try:
+            async with self._connected().post(url, data=payload) as response:
+                return _read(url, response.status, await response.read())
+        except aiohttp.ClientConnectorError as error:
+            raise NotReady(f"{url} cannot be reached.", f"{error}.") from error
+        except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+            raise ServerError(f"{url} gave no answer.", f"{type(error).__name__}: {error}.") from error
+
+    def _connected(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                headers={"Content-Type": "application/json", **self._headers},
+                timeout=self._timeout,
+                connector=aiohttp.TCPConnector(limit=self._max_connections, keepalive_timeout=60),
+            )
+        return self._session
+
+
+async def _until_ready(call: Callable[[], Awaitable[Any]], within_s: float) -> Any:
+    """Repeat a call that raises NotReady, with growing waits, for `within_s` at most."""
+    deadline = time.monotonic() + within_s
+    wait = _FIRST_WAIT_S
+    while True:
+        try:
+            return await call()
+        except NotReady as error:
+            if time.monotonic() + wait > deadline:
+                why = f"It was waited for {within_s:g} s. {error.why}".strip()
+                raise NotReady(error.what, why, "Start the server, or look at its log.") from error
+        await asyncio.sleep(wait * random.uniform(0.8, 1.2))  # noqa: S311 - spreads callers, decides nothing
+        wait = min(wait * 1.5, _LONGEST_WAIT_S)
+
+
+def _read(url: str, status: int, body: bytes) -> Any:
+    if status == 200:
+        try:
+            return msgspec.json.decode(body)
+        except msgspec.DecodeError as error:
+            raise ServerError(f"{url} answered something that is not JSON.", f"{error}.") from error
+    kind: type[HalteresError] = InvalidData if status < 500 else NotReady if status == _NOT_READY else ServerError
+    raise kind(f"{url} answered {status}.", _detail(body))
+
+
+def _detail(body: bytes) -> str:
+    """The server's own sentence, where its body has the usual shape."""
+    try:
+        answer = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        answer = None
+    told = (answer.get("detail") or answer.get("error")) if isinstance(answer, dict) else None
+    return str(told) if told else body[:300].decode(errors="replace")
+
+
+def _sglang_params(sampling: Sampling, n: int) -> dict[str, Any]:
+    params: dict[str, Any] = {
+        "max_new_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "n": n,
+    }
+    if sampling.stop:
+        params["stop"] = list(sampling.stop)
+    if sampling.seed is not None:
+        params["sampling_seed"] = sampling.seed
+    return params
+
+
+def _from_sglang(item: Any) -> Completion:
+    try:
+        meta = item["meta_info"]
+        pairs = meta["output_token_logprobs"] or ()
+        tokens = item.get("output_ids")
+        finish = meta["finish_reason"]
+        return Completion(
+            text=item["text"],
+            tokens=tuple(pair[1] for pair in pairs) if tokens is None else tuple(tokens),
+            logprobs=tuple(float(pair[0]) for pair in pairs),
+            finish=_finish(finish["type"] if isinstance(finish, dict) else finish),
+            versions=_versions(meta.get("policy_version")),
+        )
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ServerError("An answer of /generate has another shape.", f"{type(error).__name__}: {error}.") from error
+
+
+def _from_openai(choice: Any, answer: Mapping[str, Any]) -> Completion:
+    try:
+        return Completion(
+            text=choice["message"]["content"] or "",
+            tokens=tuple(choice.get("token_ids") or ()),
+            logprobs=(),
+            finish=_finish(choice.get("finish_reason")),
+            versions=_versions(answer.get("policy_version")),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ServerError("A chat completion has another shape.", f"{type(error).__name__}: {error}.") from error
+
+
+def _finish(reason: str | None) -> StopReason:
+    return "length" if reason == "length" else "stop"
+
+
+def _versions(value: Any) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    if isinstance(value, int):
+        return value, value
+    return int(min(value)), int(max(value))
+
+
+def _all(n: int, completions: list[Completion]) -> tuple[Completion, ...]:
+    if len(completions) != n:
+        raise ServerError(f"Asked for {n} completions, the server gave {len(completions)}.")
+    return tuple(completions)

@@ -1,0 +1,216 @@
+"""The base class of environments: Atropos's method names, with defaults.
+
+Owns: what an author may override, and what each method is called with.
+Never: registers, polls, counts, sends, parses arguments: `serving`, `processing`, `evaluating` and `commands` do, with
+an environment as their guest.
+
+    config_init ─▶ __init__ ─▶ setup ─▶ ( get_next_item ─▶ collect_trajectories ─▶ postprocess_histories )* ─▶ cleanup
+                                              per step: wandb_log, evaluate, save_checkpoint
+
+Source: atroposlib 0.4.0, BaseEnv. Departures: an item whose rollout fails is repeated and counted, not lost;
+`collect_trajectories` keeps every field of its items; `self.rng` and sampling seeds follow from the config's seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from halteres.clients.inference import InferenceClient, Sampling
+from halteres.environments.config import APIServerConfig, BaseEnvConfig
+from halteres.environments.evaluating import write_evaluation
+from halteres.environments.records import Records
+from halteres.environments.scored import ScoredDataGroup, ScoredDataItem, finite, group_of
+from halteres.errors import EnvironmentFailed, NotFound, boundary
+from halteres.models import builtin_path
+from halteres.rollouts.draws import Draw, one_rollout
+from halteres.rollouts.groups import complete, settle
+from halteres.rollouts.sampler import Limits, Sampler
+from halteres.text import Tokenizer, load_tokenizer
+from halteres.types import FailedRollout
+
+Backlog = list[Any]
+"""Items to be rolled out next, before `get_next_item` is asked again."""
+
+
+class BaseEnv:
+    """A source of tasks and scores.
+
+    Write `get_next_item` and `collect_trajectory` (or `collect_trajectories`). For one prompt and one answer,
+    `SingleTurnEnv` is shorter.
+    """
+
+    name: ClassVar[str | None] = None
+    env_config_cls: ClassVar[type[BaseEnvConfig]] = BaseEnvConfig
+
+    def __init__(
+        self,
+        config: BaseEnvConfig,
+        server_configs: Sequence[APIServerConfig],
+        slurm: bool = False,
+        testing: bool = False,
+    ) -> None:
+        self.config = config
+        self.server_config = server_configs[0]
+        self.tokenizer: Tokenizer = load_tokenizer(str(tokenizer_folder(config.tokenizer_name)))
+        self.server: Sampler = make_sampler(config, self.server_config, self.tokenizer)
+        self.records = Records(config.run_dir, self.tokenizer)
+        self.curr_step = 0  # batches that the trainer has been given
+        self.rng: random.Random = Draw(seed=config.seed, step=0, ordinal=0).rng()  # of the item being drawn now
+        self.last_evaluation: dict[str, float] = {}
+
+    @classmethod
+    def cli(cls, arguments: Sequence[str] | None = None) -> None:
+        """`serve`, `process`, `evaluate` or `describe`, as the arguments say; ends the process."""
+        from halteres.environments.commands import main  # commands drive environments, so they import this module
+
+        main(cls, arguments)
+
+    @classmethod
+    def config_init(cls) -> tuple[BaseEnvConfig, Sequence[APIServerConfig]]:
+        """The environment's own defaults."""
+        return cls.env_config_cls(), [APIServerConfig()]
+
+    async def setup(self) -> None:
+        """Called once, before the first item."""
+
+    async def get_next_item(self) -> Any:
+        """The next task, drawn with `self.rng`; None: no more now."""
+        raise NotImplementedError(f"{type(self).__name__} needs get_next_item.")
+
+    async def collect_trajectory(self, item: Any) -> tuple[ScoredDataItem | None, Backlog]:
+        """One rollout of the item, scored (`scored.item_of` makes it from turns)."""
+        raise NotImplementedError(f"{type(self).__name__} needs collect_trajectory or collect_trajectories.")
+
+    async def collect_trajectories(self, item: Any) -> tuple[ScoredDataGroup | list[ScoredDataGroup] | None, Backlog]:
+        """A group of rollouts; None drops the item. By default `group_size` calls of `collect_trajectory`.
+
+        Raises:
+            GroupFailed: rollouts failed again and again; it holds what went wrong.
+        """
+        backlog: Backlog = []
+
+        async def one(rollout: int, attempt: int) -> ScoredDataItem:
+            where = f"{self.title}.collect_trajectory"
+            with one_rollout(rollout, attempt), boundary(EnvironmentFailed, where):
+                scored, more = await self.collect_trajectory(item)
+            backlog.extend(more or ())
+            if scored is None:
+                raise EnvironmentFailed(f"{where} gave no rollout.")
+            finite(scored["scores"], where)
+            return scored
+
+        async def attempt(wanted: int, number: int) -> list[ScoredDataItem | FailedRollout]:
+            return await asyncio.gather(*(settle(one(rollout, number)) for rollout in range(wanted)))
+
+        members = await complete(self.config.group_size, attempt, self.config.rollout_retries)
+        return group_of(members.rollouts, members.failures), backlog
+
+    async def postprocess_histories(
+        self, trajectories: ScoredDataGroup | list[ScoredDataGroup] | None
+    ) -> ScoredDataGroup | list[ScoredDataGroup] | None:
+        """A last look at what was collected; what is given back is sent."""
+        return trajectories
+
+    async def evaluate(self, *args: Any, **kwargs: Any) -> Mapping[str, float] | None:
+        """Measure the policy on held-out tasks; `eval/…` metrics, returned or given to `evaluate_log`."""
+        raise NotImplementedError(f"{type(self).__name__} needs evaluate to be evaluated.")
+
+    async def evaluate_log(
+        self,
+        metrics: Mapping[str, float],
+        *,
+        task_name: str | None = None,
+        model_name: str | None = None,
+        start_time: float | None = None,
+        end_time: float | None = None,
+        generation_parameters: Mapping[str, Any] | None = None,
+        samples: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Keep an evaluation's metrics, and write its files where `data_dir_to_save_evals` names a folder."""
+        self.last_evaluation = dict(metrics)
+        if self.config.data_dir_to_save_evals:
+            write_evaluation(
+                Path(self.config.data_dir_to_save_evals),
+                task=task_name or self.title,
+                model=model_name or self.server_config.model_name,
+                seconds=(end_time - start_time) if start_time is not None and end_time is not None else None,
+                generation_parameters=generation_parameters or {},
+                config=self.config.model_dump(mode="json"),
+                metrics=metrics,
+                samples=samples,
+            )
+
+    async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
+        """Write the step's metrics; add your own to the map, then call this."""
+        self.records.log(self.curr_step, wandb_metrics or {})
+
+    def save_checkpoint(self, step: int, data: Mapping[str, Any] | None = None) -> None:
+        """Write `data`, whose keys are attributes of this object, to be found again by `load_checkpoint`."""
+        folder = self.checkpoint_folder
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = folder / f"step-{step}.json.tmp"
+        unfinished.write_text(json.dumps(dict(data or {})))
+        unfinished.rename(folder / f"step-{step}.json")
+
+    def load_checkpoint(self) -> None:
+        """Set the attributes saved at the current step, where there is a file of that step."""
+        file = self.checkpoint_folder / f"step-{self.curr_step}.json"
+        if file.is_file():
+            for name, value in json.loads(file.read_text()).items():
+                setattr(self, name, value)
+
+    async def cleanup(self) -> None:
+        """Called after every group, and once at the end."""
+
+    checkpoint_dir: str = ""  # of the trainer, told at registration
+
+    @property
+    def title(self) -> str:
+        """The environment's name, or its class's."""
+        return self.name or type(self).__name__
+
+    @property
+    def wandb_name(self) -> str:
+        """The name under which it registers."""
+        return self.config.wandb_name or self.title
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        """Where `save_checkpoint` writes."""
+        return Path(self.checkpoint_dir or ".") / "env_checkpoints" / self.wandb_name
+
+
+def tokenizer_folder(name: str) -> Path:
+    """The folder of a built-in model, or the folder that `name` is.
+
+    Raises:
+        NotFound: neither.
+    """
+    folder = builtin_path(name) or Path(name)
+    if not folder.is_dir():
+        raise NotFound(
+            f"There is no tokenizer '{name}'.",
+            "tokenizer_name is a built-in model's name or a model folder; nothing is downloaded.",
+            "Give the folder's path with --env.tokenizer_name.",
+        )
+    return folder
+
+
+def make_sampler(config: BaseEnvConfig, server: APIServerConfig, tokenizer: Tokenizer) -> Sampler:
+    """The sampler of these settings; a model_name other than "default" pins that model."""
+    client = InferenceClient(
+        server.base_url,
+        api_key=server.api_key,
+        model=None if server.model_name in ("", "default") else server.model_name,
+        timeout_s=server.timeout,
+        ready_within_s=server.ready_within,
+        max_connections=server.num_max_requests_at_once,
+    )
+    defaults = Sampling(max_new_tokens=config.max_new_tokens, temperature=config.temperature)
+    limits = Limits(max_sequence=config.max_token_length)
+    return Sampler(client, tokenizer, defaults, limits=limits, server_type=server.server_type)

@@ -1,0 +1,208 @@
+"""What an environment file does when it is run: serve, process, evaluate, describe.
+
+Owns: the order of set-up, signals, exit codes (0, 1 for an error of ours, 2 for usage), what goes to stdout.
+Never: lets a traceback stand for an answer where the author's file is at fault; its place is named instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import json
+import logging
+import signal
+import sys
+import traceback
+from collections.abc import Awaitable, Coroutine, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from halteres import process as own_process
+from halteres.clients.trajectories import EnvironmentClient
+from halteres.config.settings import Wiring
+from halteres.environments.arguments import USAGE, Arguments, BadUsage, parse
+from halteres.environments.base import BaseEnv
+from halteres.environments.config import APIServerConfig, BaseEnvConfig
+from halteres.environments.configuring import Effective, Overrides, effective
+from halteres.environments.link import PATIENCE, TrajectoryLink
+from halteres.environments.processing import process
+from halteres.environments.serving import Serving
+from halteres.errors import EnvironmentFailed, HalteresError
+
+log = logging.getLogger(__name__)
+
+Kind = type[BaseEnv]
+
+PROCESS_PRESETS = Overrides(env={"ensure_scores_are_not_same": False, "include_messages": True})
+"""What `process` changes in `config_init`'s values; the file and the arguments win."""
+
+
+class Interrupted(Exception):
+    """A signal ended the command before it had an answer."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self.number = number
+        super().__init__(number.name)
+
+
+def main(kind: Kind, arguments: Sequence[str] | None = None) -> None:
+    """Run the command in `arguments` (default: the process's own) and end the process."""
+    own_process.begin("env")
+    sys.exit(run(kind, sys.argv[1:] if arguments is None else arguments))
+
+
+def run(kind: Kind, arguments: Sequence[str]) -> int:
+    """Run a command; the exit code."""
+    file = inspect.getfile(kind)
+    answers = sys.stdout
+    try:
+        parsed = parse(arguments)
+        with contextlib.redirect_stdout(sys.stderr):  # what an author prints is no answer
+            if parsed.verb == "describe":
+                answer = json.dumps(describe(kind, parsed))
+            else:
+                answer = asyncio.run(_until_signal(_run(kind, parsed)))
+    except BadUsage as error:
+        _complain(f"{error.sentence} {USAGE.format(file=Path(file).name)}")
+        return 2
+    except HalteresError as error:
+        _complain(error.sentence)
+        return 1
+    except Interrupted as signalled:
+        return 0 if arguments[0] == "serve" else 128 + signalled.number  # a signal is how serving ends
+    if answer:
+        answers.write(answer + "\n")
+        answers.flush()
+    return 0
+
+
+def describe(kind: Kind, arguments: Arguments) -> dict[str, Any]:
+    """What the environment is and which settings it would run with, problems included."""
+    settings = _settings(kind, arguments)
+    return {
+        "name": kind.name or Path(inspect.getfile(kind)).stem,
+        "class_name": kind.__name__,
+        "description": (inspect.getdoc(kind) or "").partition("\n")[0],
+        "schema": _schema(type(settings.env)),
+        "config": settings.env.model_dump(mode="json"),
+        "problems": [asdict(problem) for problem in settings.problems],
+    }
+
+
+async def _run(kind: Kind, arguments: Arguments) -> str:
+    """Run any verb but `describe`; its answer for stdout, if it has one."""
+    settings = _settings(kind, arguments).checked()
+    if settings.env.set_without_effect:
+        log.warning("These settings have no effect: %s.", ", ".join(settings.env.set_without_effect))
+    env = _make(kind, settings, follows_run=arguments.verb == "serve")
+    try:
+        if arguments.verb == "serve":
+            await _serve(env)
+            return ""
+        if arguments.verb == "process":
+            return str(await _guarded(env, "process", process(env)))
+        return json.dumps(await _evaluate(env))
+    finally:
+        await env.server.close()
+
+
+async def _serve(env: BaseEnv) -> None:
+    async with EnvironmentClient(env.config.rollout_server_url, PATIENCE) as client:
+        link = TrajectoryLink(client, env.config, env.wandb_name)
+        try:
+            await _guarded(env, "serve", Serving(env, link).run())
+        finally:
+            await link.leave()
+
+
+async def _evaluate(env: BaseEnv) -> dict[str, float]:
+    await _guarded(env, "setup", env.setup())
+    metrics = await _guarded(env, "evaluate", env.evaluate())
+    return dict(metrics or env.last_evaluation)
+
+
+async def _until_signal(command: Coroutine[Any, Any, str]) -> str:
+    """A command's answer. SIGTERM and SIGINT cancel it, so that it ends in order.
+
+    Raises:
+        Interrupted: it was cancelled so.
+    """
+    loop = asyncio.get_running_loop()
+    task = asyncio.create_task(command)
+    received: list[signal.Signals] = []
+
+    def interrupt(number: signal.Signals) -> None:
+        received.append(number)
+        task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, interrupt, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise Interrupted(received[0] if received else signal.SIGTERM) from None
+
+
+async def _guarded(env: BaseEnv, verb: str, work: Awaitable[Any]) -> Any:
+    """What the author's code raises leaves as a sentence with its file and line."""
+    try:
+        return await work
+    except HalteresError:
+        raise
+    except Exception as error:
+        raise author_error(Path(inspect.getfile(type(env))), verb, error) from error
+
+
+def author_error(file: Path, doing: str, error: BaseException) -> EnvironmentFailed:
+    """The sentence for an exception out of an environment file: file, line, exception."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file]
+    line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
+    place = f"{file}:{line}" if line else str(file)
+    return EnvironmentFailed(
+        f"The environment file {place} cannot {doing}.",
+        f"{type(error).__name__}: {error}.",
+        "Mend the file, then run it with 'describe'.",
+        file=str(file),
+        line=line,
+    )
+
+
+def _settings(kind: Kind, arguments: Arguments) -> Effective[BaseEnvConfig]:
+    try:
+        env, servers = kind.config_init()
+    except HalteresError:
+        raise
+    except Exception as error:
+        raise author_error(Path(inspect.getfile(kind)), "make its settings (config_init)", error) from error
+    if arguments.verb == "process":
+        env = effective(env, APIServerConfig(), PROCESS_PRESETS).env
+    return effective(env, servers[0] if servers else APIServerConfig(), arguments.all_overrides())
+
+
+def _make(kind: Kind, settings: Effective[BaseEnvConfig], *, follows_run: bool) -> BaseEnv:
+    """The environment; one that serves follows the run's newest policy, whatever model the file names."""
+    server = settings.openai
+    if follows_run and server.server_type == "sglang":
+        server = server.model_copy(update={"model_name": "default"})
+    try:
+        return kind(settings.env, [server])
+    except HalteresError:
+        raise
+    except Exception as error:
+        raise author_error(Path(inspect.getfile(kind)), "be made", error) from error
+
+
+def _schema(model: type[BaseEnvConfig]) -> dict[str, Any]:
+    """The JSON Schema of a config class; fields that the supervisor writes say why under "wiring"."""
+    schema = model.model_json_schema()
+    for name, field in model.model_fields.items():
+        for mark in field.metadata:
+            if isinstance(mark, Wiring):
+                schema["properties"][name]["wiring"] = mark.why
+    return schema
+
+
+def _complain(sentence: str) -> None:
+    sys.stderr.write(f"error: {' '.join(sentence.split())}\n")

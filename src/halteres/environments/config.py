@@ -1,0 +1,146 @@
+"""An environment's settings, and its inference server's.
+
+Owns: Atropos's field names, types and meanings; which of them the supervisor writes.
+Never: reads files or arguments (`configuring`).
+
+Source: atroposlib 0.4.0, BaseEnvConfig and APIServerConfig. Departures: `use_wandb` is off (an original defect: a run
+asked for an account), `tokenizer_name` is the built-in model's (the original's must be downloaded).
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from halteres.clients.inference import ServerType
+from halteres.config.settings import BUILTIN_MODEL, Wiring
+
+
+class EvalHandling(Enum):
+    """What happens to training rollouts while `serve` evaluates."""
+
+    STOP_TRAIN = "STOP_TRAIN"  # none is started
+    LIMIT_TRAIN = "LIMIT_TRAIN"  # `eval_limit_ratio` of them
+    NONE = "NONE"  # all of them
+
+
+class BaseEnvConfig(BaseModel):
+    """Settings that every environment has."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    group_size: Annotated[int, Field(ge=1, description="rollouts of one task, scored together")] = 4
+    batch_size: Annotated[int, Field(ge=-1, description="sequences in one optimiser step; -1: the trainer's")] = -1
+    total_steps: Annotated[
+        int, Field(ge=-1, description="serve: batches to fill, -1: the trainer's; process: groups to write")
+    ] = 1000
+    max_token_length: Annotated[
+        int, Field(description="prompt and answer together stay below it; 0 or less: no limit")
+    ] = 2048
+    max_new_tokens: Annotated[int, Field(ge=1, description="tokens of one answer")] = 512
+    temperature: Annotated[float, Field(ge=0, le=10, description="of training rollouts")] = 1.0
+    system_prompt: Annotated[str | None, Field(description="first message of every chat; none by default")] = None
+    seed: Annotated[int, Field(ge=0, lt=2**32, description="of tasks and sampling")] = 0
+
+    max_num_workers: Annotated[int, Field(ge=-1, description="groups under way at once; -1: per node x servers")] = -1
+    max_num_workers_per_node: Annotated[int, Field(ge=1, description="groups under way at once per server")] = 8
+    worker_timeout: Annotated[float, Field(description="seconds for one group; -1: no limit")] = 600
+    rollout_retries: Annotated[int, Field(ge=0, le=100, description="rounds that replace failed rollouts")] = 3
+    max_failed_groups: Annotated[
+        int, Field(ge=1, description="so many groups failed one after another end the environment")
+    ] = 8
+    max_batches_offpolicy: Annotated[
+        int, Field(description="batches that may wait, where the trajectory server gives no allowance")
+    ] = 3
+    ensure_scores_are_not_same: Annotated[bool, Field(description="drop groups whose scores are all equal")] = True
+    min_batch_allocation: Annotated[
+        float | None, Field(ge=0, le=1, description="least share of every batch; none by default")
+    ] = None
+    inference_weight: Annotated[float, Field(description="share of inference among environments; -1: ignore")] = 1.0
+
+    steps_per_eval: Annotated[int, Field(description="serve without a supervisor: steps between evaluations")] = 100
+    eval_tasks: Annotated[int, Field(ge=1, description="held-out tasks of an evaluation")] = 128
+    eval_samples: Annotated[int, Field(ge=1, description="samples of each at temperature 1, beside one greedy")] = 4
+    max_eval_workers: Annotated[int, Field(ge=1, description="held-out tasks under way at once")] = 16
+    eval_handling: EvalHandling = EvalHandling.STOP_TRAIN
+    eval_limit_ratio: Annotated[float, Field(ge=0, le=1, description="of LIMIT_TRAIN")] = 0.5
+    data_dir_to_save_evals: Annotated[str | None, Field(description="folder for an evaluation's files")] = None
+
+    include_messages: Annotated[bool, Field(description="send and write the chats beside the tokens")] = False
+    data_path_to_save_groups: Annotated[str | None, Field(description="process: the JSONL file")] = None
+    min_items_sent_before_logging: Annotated[int, Field(description="groups sent before metrics are logged")] = 2
+    num_rollouts_to_keep: Annotated[int, Field(description="groups kept for the log")] = 32
+    num_rollouts_per_group_for_logging: Annotated[int, Field(description="rollouts of them; -1: all")] = 1
+    use_wandb: Annotated[bool, Field(description="accepted for compatibility; metrics go to the run directory")] = False
+    thinking_mode: Annotated[bool, Field(description="accepted for compatibility; write a system_prompt")] = False
+    reasoning_effort: Annotated[str | None, Field(description="accepted for compatibility")] = None
+    max_reasoning_tokens: Annotated[int | None, Field(description="accepted for compatibility")] = None
+    custom_thinking_prompt: Annotated[str | None, Field(description="accepted for compatibility")] = None
+
+    tokenizer_name: Annotated[
+        str, Wiring("the tokenizer is the base model's"), Field(description="built-in model, or a model folder")
+    ] = BUILTIN_MODEL
+    rollout_server_url: Annotated[
+        str, Wiring("the supervisor writes the trajectory server's address"), Field(description="trajectory server")
+    ] = "http://localhost:8000"
+    wandb_name: Annotated[
+        str | None, Wiring("the supervisor names the run"), Field(description="name given to the trajectory server")
+    ] = None
+    run_dir: Annotated[
+        str | None, Wiring("the supervisor owns the run directory"), Field(description="for metrics and rollouts")
+    ] = None
+
+    inert: ClassVar[tuple[str, ...]] = (
+        "use_wandb",
+        "thinking_mode",
+        "reasoning_effort",
+        "max_reasoning_tokens",
+        "custom_thinking_prompt",
+    )
+    """Accepted, with no effect yet."""
+
+    @model_validator(mode="after")
+    def _batch_is_whole_groups(self) -> Self:
+        if self.batch_size > 0 and self.batch_size % self.group_size:
+            below = self.batch_size // self.group_size * self.group_size
+            suggest = [size for size in (below, below + self.group_size) if size > 0]
+            raise PydanticCustomError(
+                "whole_groups",
+                "a multiple of group_size ({group_size}), for example {example}",
+                {"field": "batch_size", "group_size": self.group_size, "example": suggest[-1], "suggest": suggest},
+            )
+        return self
+
+    @property
+    def max_workers(self) -> int:
+        """Groups under way at once, on one inference server."""
+        return self.max_num_workers if self.max_num_workers > 0 else self.max_num_workers_per_node
+
+    @property
+    def set_without_effect(self) -> tuple[str, ...]:
+        """Fields that were set and have no effect."""
+        defaults: dict[str, Any] = {name: field.default for name, field in type(self).model_fields.items()}
+        return tuple(name for name in self.inert if getattr(self, name) != defaults[name])
+
+
+class APIServerConfig(BaseModel):
+    """One inference server."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model_name: Annotated[str, Field(description="process, evaluate: the snapshot or model; serve: unused")] = "default"
+    base_url: Annotated[str, Field(description="OpenAI's form, ending in /v1")] = "http://localhost:8001/v1"
+    api_key: str = ""
+    server_type: Annotated[ServerType, Field(description="sglang: exact tokens; openai: text alone")] = "sglang"
+    timeout: Annotated[float, Field(gt=0, description="seconds of one request")] = 1200
+    ready_within: Annotated[float, Field(gt=0, description="seconds the server may take to become ready")] = 120
+    num_max_requests_at_once: Annotated[int, Field(ge=1)] = 512
+    num_requests_for_eval: Annotated[int, Field(ge=1)] = 64
+    rolling_buffer_length: int = 1000
+    tokenizer_name: str = "none"
+    n_kwarg_is_ignored: bool = False
+    health_check: bool = True
+    weight: float = 1.0

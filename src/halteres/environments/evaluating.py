@@ -1,0 +1,171 @@
+"""Evaluation on held-out tasks: greedy and at temperature 1, and the files that tell of it.
+
+Owns: what is counted, the metric names, the evaluation's files, the seeds of its samples (the same for every run).
+Never: changes the policy, draws tasks, drops a failed task without saying so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from halteres.environments.config import BaseEnvConfig
+from halteres.errors import EnvironmentFailed
+from halteres.rollouts.draws import Draw, rolling_out
+from halteres.rollouts.groups import settle
+from halteres.types import FailedRollout
+
+GREEDY, SAMPLED = 0.0, 1.0  # temperatures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One answer to a held-out task."""
+
+    prompt: str  # the last message that was sent
+    completion: str
+    score: float  # reward units; above 0 counts as success
+    num_tokens: int
+    stop_reason: str
+    version: int  # of the policy; below 0 if unknown
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """All answers to one held-out task."""
+
+    greedy: Answer
+    sampled: tuple[Answer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What an evaluation found: metrics, and every answer (of each task the greedy one first)."""
+
+    metrics: Mapping[str, float]
+    samples: tuple[Mapping[str, Any], ...]
+
+
+AnswersOf = Callable[[Any, int, float], Awaitable[list[Answer]]]
+"""(item, how many, temperature) -> answers."""
+
+
+async def evaluate_items(items: Sequence[Any], answers_of: AnswersOf, config: BaseEnvConfig) -> Evaluation:
+    """Answer every item, `max_eval_workers` at once; failed tasks are repeated, then counted and left out.
+
+    Raises:
+        EnvironmentFailed: every task failed; the text holds the last failure.
+    """
+    workers = asyncio.Semaphore(config.max_eval_workers)
+
+    async def one(number: int, item: Any) -> _Task | FailedRollout:
+        outcome: _Task | FailedRollout = FailedRollout(code="cancelled", why="never tried")
+        async with workers:
+            for _ in range(config.rollout_retries + 1):
+                with rolling_out(Draw(seed=0, step=0, ordinal=number, split="eval")):
+                    outcome = await settle(_answer_task(item, answers_of, config.eval_samples))
+                if isinstance(outcome, _Task):
+                    break
+        return outcome
+
+    outcomes = await asyncio.gather(*(one(number, item) for number, item in enumerate(items)))
+    tasks = [outcome for outcome in outcomes if isinstance(outcome, _Task)]
+    failed = [outcome for outcome in outcomes if isinstance(outcome, FailedRollout)]
+    if not tasks:
+        raise EnvironmentFailed(f"All {len(failed)} held-out tasks failed.", f"Last failure: {failed[-1].why}")
+    samples = tuple(_sample(answer, t) for task in tasks for answer, t in _with_temperatures(task))
+    return Evaluation(metrics=_metrics(tasks, len(failed), config.eval_samples), samples=samples)
+
+
+async def _answer_task(item: Any, answers_of: AnswersOf, num_samples: int) -> _Task:
+    greedy = await answers_of(item, 1, GREEDY)
+    return _Task(greedy=greedy[0], sampled=tuple(await answers_of(item, num_samples, SAMPLED)))
+
+
+def _metrics(tasks: Sequence[_Task], num_failed: int, num_samples: int) -> dict[str, float]:
+    sampled = [answer for task in tasks for answer in task.sampled]
+    versions = [answer.version for answer in sampled if answer.version >= 0]
+    per_task = [_mean([float(answer.score > 0) for answer in task.sampled]) for task in tasks]
+    metrics: dict[str, float] = {
+        "eval/percent_correct": _mean(per_task),
+        "eval/percent_correct_greedy": _mean([float(task.greedy.score > 0) for task in tasks]),
+        "eval/percent_correct_stderr": _standard_error(per_task),
+        "eval/mean_score": _mean([answer.score for answer in sampled]),
+        "eval/completion_lengths": _mean([float(answer.num_tokens) for answer in sampled]),
+        "eval/truncated": _mean([float(answer.stop_reason == "length") for answer in sampled]),
+        "eval/num_tasks": len(tasks),
+        "eval/num_samples": num_samples,
+        "eval/num_failed": num_failed,
+    }
+    for name in sampled[0].metrics:
+        metrics[f"eval/{name}"] = _mean([answer.metrics[name] for answer in sampled if name in answer.metrics])
+    if versions:
+        metrics["eval/policy_version"] = max(versions)
+    return metrics
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    """Of the mean over tasks; 0 for a single one."""
+    if len(values) < 2:
+        return 0.0
+    mean = _mean(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
+
+
+def _with_temperatures(task: _Task) -> list[tuple[Answer, float]]:
+    return [(task.greedy, GREEDY), *((answer, SAMPLED) for answer in task.sampled)]
+
+
+def _sample(answer: Answer, temperature: float) -> dict[str, Any]:
+    return {
+        "prompt": answer.prompt,
+        "completion": answer.completion,
+        "score": answer.score,
+        "temperature": temperature,
+        "tokens": answer.num_tokens,
+        "finish": answer.stop_reason,
+    }
+
+
+def write_evaluation(
+    folder: Path,
+    *,
+    task: str,
+    model: str,
+    seconds: float | None,
+    generation_parameters: Mapping[str, Any],
+    config: Mapping[str, Any],
+    metrics: Mapping[str, float],
+    samples: Sequence[Mapping[str, Any]],
+) -> None:
+    """Write evaluate_config.yaml, samples.jsonl and, last, metrics.json, each whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    report = {
+        "config_general": {
+            "model_name": model,
+            "total_evaluation_time_seconds": seconds,
+            "generation_parameters": dict(generation_parameters),
+        },
+        "results": {f"atropos|{task}|0": dict(metrics), "all": dict(metrics)},
+    }
+    _write(folder / "evaluate_config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
+    _write(folder / "samples.jsonl", "".join(json.dumps(dict(sample)) + "\n" for sample in samples))
+    _write(folder / "metrics.json", json.dumps(report, indent=2) + "\n")
+
+
+def _write(file: Path, text: str) -> None:
+    unfinished = file.with_name(file.name + ".tmp")
+    unfinished.write_text(text)
+    unfinished.replace(file)

@@ -1,0 +1,145 @@
+"""What an environment writes into the run directory, and the figures of its groups, step by step.
+
+Owns: rollouts/step_N.jsonl, the environment's rows of metrics.jsonl, the figures behind them.
+Never: stops a rollout because a file cannot be written; without a run directory it writes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from halteres.environments.scored import ScoredDataGroup, action_tokens, prompt_tokens
+from halteres.errors import HalteresError
+from halteres.observe.metrics import append_row
+from halteres.text import Tokenizer
+from halteres.types import FailedRollout
+
+log = logging.getLogger(__name__)
+
+_LONGEST_ITEM = 2000  # characters of an item that is no JSON
+
+
+class Tally:
+    """Figures of the rollouts of one step: means of what is measured, counts of what happened."""
+
+    def __init__(self) -> None:
+        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._sizes: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
+
+    def group(self, group: ScoredDataGroup) -> None:
+        """Take in the rollouts of one group."""
+        for number, score in enumerate(group["scores"]):
+            self._value("train/percent_correct", float(score > 0))
+            self._value("train/completion_lengths", len(action_tokens(group, number)))
+        for measured in group.get("metrics", ()):
+            for name, value in measured.items():
+                self._value(f"train/{name}", value)
+
+    def count(self, name: str, number: int = 1) -> None:
+        """Something happened `number` times."""
+        self._counts[name] += number
+
+    def row(self) -> dict[str, float]:
+        """The figures."""
+        means = {name: self._sums[name] / size for name, size in self._sizes.items()}
+        return {**means, "rollouts/failed": 0, **self._counts}
+
+    def _value(self, name: str, value: float) -> None:
+        self._sums[name] += value
+        self._sizes[name] += 1
+
+
+class Records:
+    """The environment's part of one run directory, or of none."""
+
+    def __init__(self, run_dir: str | None, tokenizer: Tokenizer) -> None:
+        self._tallies: defaultdict[int, Tally] = defaultdict(Tally)
+        self._tokenizer = tokenizer
+        self._folder = Path(run_dir) if run_dir else None
+        if self._folder is not None:
+            (self._folder / "rollouts").mkdir(parents=True, exist_ok=True)
+
+    def tally(self, step: int) -> Tally:
+        """The figures of a step that is not closed yet."""
+        return self._tallies[step]
+
+    def close(self, before: int) -> dict[int, dict[str, float]]:
+        """The figures of all steps before this one, by step; they are forgotten here."""
+        return {step: self._tallies.pop(step).row() for step in sorted(self._tallies) if step < before}
+
+    def group(self, step: int, number: int, item: Any, group: ScoredDataGroup) -> None:
+        """One scored group, on its way into the batch of `step`."""
+        self._tallies[step].group(group)
+        failures = group.get("failures", [])
+        self._count(step, failures)
+        self._rollouts(
+            step,
+            {
+                "group": number,
+                "item": _plain(item),
+                "prompt": self._text(prompt_tokens(group, 0)),
+                "completions": [self._completion(group, place) for place in range(len(group["tokens"]))],
+                "failures": [dataclasses.asdict(failure) for failure in failures],
+            },
+        )
+
+    def failed(self, step: int, number: int, item: Any, failures: Sequence[FailedRollout]) -> None:
+        """A group that came to nothing."""
+        self._count(step, failures)
+        self._tallies[step].count("groups/failed")
+        told = [dataclasses.asdict(failure) for failure in failures]
+        line = {"group": number, "item": _plain(item), "prompt": "", "completions": [], "failures": told}
+        self._rollouts(step, line)
+
+    def log(self, step: int, metrics: Mapping[str, Any], src: str = "env") -> None:
+        """One row of metrics.jsonl; a `step` among the metrics wins."""
+        self._append("metrics.jsonl", {"step": step, "t": time.time(), "src": src, **metrics})
+
+    def _count(self, step: int, failures: Sequence[FailedRollout]) -> None:
+        self._tallies[step].count("rollouts/failed", len(failures))
+        for failure in failures:
+            self._tallies[step].count(f"rollouts/failed/{failure.code}")
+            log.warning("A rollout failed (%s): %s", failure.code, failure.why)
+
+    def _completion(self, group: ScoredDataGroup, number: int) -> dict[str, Any]:
+        tokens = action_tokens(group, number)
+        finishes = group.get("finish")
+        ended = bool(tokens) and tokens[-1] in self._tokenizer.eos_token_ids
+        return {
+            "text": self._tokenizer.decode(tokens),
+            "score": group["scores"][number],
+            "tokens": len(tokens),
+            "finish": finishes[number] if finishes else ("stop" if ended else "length"),
+        }
+
+    def _text(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=False)
+
+    def _rollouts(self, step: int, line: Mapping[str, Any]) -> None:
+        self._append(f"rollouts/step_{step}.jsonl", line)
+
+    def _append(self, file: str, row: Mapping[str, Any]) -> None:
+        if self._folder is None:
+            return
+        try:
+            append_row(self._folder / file, row)
+        except HalteresError as error:  # the trainer meets the same disk and speaks for the run
+            log.warning("%s", error.sentence)
+
+
+def _plain(item: Any) -> Any:
+    """An item as JSON: fields of a dataclass, JSON as it is, the beginning of anything else's text."""
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        return {name: _plain(value) for name, value in dataclasses.asdict(item).items()}
+    if isinstance(item, Mapping):
+        return {str(name): _plain(value) for name, value in item.items()}
+    if isinstance(item, list | tuple):
+        return [_plain(value) for value in item]
+    return item if isinstance(item, str | int | float | bool | None) else repr(item)[:_LONGEST_ITEM]

@@ -1,0 +1,244 @@
+"""`serve`: keep the trainer's next batch filled.
+
+Owns: how many groups are under way, what is sent, when a step is over, when to give up.
+Never: scores, samples, parses arguments.
+
+    status ─▶ step over? (metrics, checkpoint, evaluation) ─▶ start items up to the allowance ─▶ wait for one, or 50 ms
+
+Promise: groups under way and on their way never exceed the allowance of the server's last answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+
+from halteres.environments.base import BaseEnv
+from halteres.environments.config import EvalHandling
+from halteres.environments.link import Status, TrajectoryLink
+from halteres.environments.scored import ScoredDataGroup, to_wire
+from halteres.environments.work import Drawn, Items, Settled, settle_item
+from halteres.errors import EnvironmentFailed, HalteresError, InvalidData, boundary
+from halteres.rollouts.groups import as_data
+from halteres.types import FailedRollout
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.05
+LAST_WORDS_S = 2.0
+WARN_AFTER_DROPPED = 64  # groups in a row
+
+
+class Serving:
+    """One environment, serving one trainer until it has enough."""
+
+    def __init__(self, env: BaseEnv, link: TrajectoryLink) -> None:
+        self._env, self._link = env, link
+        self._items = Items(env)
+        self._under_way: dict[asyncio.Task[None], Drawn] = {}
+        self._evaluation: asyncio.Task[None] | None = None
+        self._failed_in_a_row = 0
+        self._dropped_in_a_row = 0
+        self._idle = False  # the last item came to nothing: the next ones wait for a poll
+
+    async def run(self) -> None:
+        """Serve until `total_steps` batches were delivered; cancel to end earlier.
+
+        Raises:
+            HalteresError: registration, too many failed groups, or a server that stayed away.
+        """
+        await self._env.setup()
+        log.info("Registering as %s at %s.", self._env.wandb_name, self._env.config.rollout_server_url)
+        registered = await self._link.register()
+        self._env.curr_step = registered.starting_step
+        self._env.checkpoint_dir = registered.checkpoint_dir
+        if registered.starting_step > 0:
+            self._env.load_checkpoint()
+        log.info("Registered as %s at step %d.", registered.name, registered.starting_step)
+        try:
+            await self._until_enough()
+        finally:
+            await self._end()
+
+    @property
+    def _total_steps(self) -> int:
+        configured = self._env.config.total_steps
+        return configured if configured > 0 else self._link.registered.num_steps
+
+    async def _until_enough(self) -> None:
+        while True:
+            pending = len(self._under_way)  # before the question: what the answer counts as queued may be in here too
+            status = await self._link.status()
+            await self._advance(status)
+            if 0 < self._total_steps <= status.step:
+                log.info("All %d batches were delivered.", status.step)
+                await self._finish()
+                return
+            await self._start(status.room - pending)
+            await self._wait()
+
+    async def _finish(self) -> None:
+        """Hear the acknowledgements of the last posts, and close their step."""
+        if self._under_way:
+            finished, _ = await asyncio.wait(self._under_way, timeout=LAST_WORDS_S)
+            self._reap(finished)
+        await self._report()
+
+    async def _start(self, room: int) -> None:
+        """Put up to `room` more items under way, as far as there are workers."""
+        for _ in range(min(room, self._workers() - len(self._under_way))):
+            drawn = await self._draw()
+            if drawn is None:
+                self._idle = True
+                return
+            self._under_way[asyncio.create_task(self._work(drawn), name=f"item {drawn.draw.ordinal}")] = drawn
+
+    def _workers(self) -> int:
+        evaluating = self._evaluation is not None and not self._evaluation.done()
+        config = self._env.config
+        if not evaluating or config.eval_handling is EvalHandling.NONE:
+            return config.max_workers
+        limited = config.eval_handling is EvalHandling.LIMIT_TRAIN
+        return int(config.max_workers * config.eval_limit_ratio) if limited else 0
+
+    async def _draw(self) -> Drawn | None:
+        try:
+            return await self._items.next()
+        except EnvironmentFailed as failure:
+            self._note_failure(self._env.curr_step + 1, -1, None, (as_data(failure),))
+            return None
+
+    async def _wait(self) -> None:
+        """Until an item is finished, or a poll is due."""
+        if not self._under_way or self._idle:
+            await asyncio.sleep(POLL_S)
+            self._idle = False
+        if self._under_way:
+            finished, _ = await asyncio.wait(self._under_way, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+            self._reap(finished)
+
+    def _reap(self, finished: set[asyncio.Task[None]]) -> None:
+        for task in finished:
+            del self._under_way[task]
+            task.result()  # what stops the environment surfaces here
+
+    async def _work(self, drawn: Drawn) -> None:
+        """One item, until its groups are acknowledged."""
+        settled = await settle_item(self._env, drawn)
+        self._items.put_back(settled.backlog)
+        if settled.failures:
+            self._note_failure(drawn.batch_step, drawn.draw.ordinal, drawn.item, settled.failures)
+            return
+        self._note_dropped(settled)
+        for number, group in enumerate(settled.kept):
+            await self._deliver(drawn, number, group)
+        await self._call("cleanup", self._env.cleanup)
+
+    async def _deliver(self, drawn: Drawn, number: int, group: ScoredDataGroup) -> None:
+        records = self._env.records
+        records.group(drawn.batch_step, drawn.draw.ordinal, drawn.item, group)
+        body = to_wire(group, include_messages=self._env.config.include_messages)
+        try:
+            posted = await self._link.send(body, f"{drawn.draw.step}/{drawn.draw.ordinal}/{number}")
+        except InvalidData as error:
+            refused = FailedRollout(code="refused", why=error.sentence)
+            self._note_failure(drawn.batch_step, drawn.draw.ordinal, drawn.item, (refused,))
+            return
+        if posted.set_aside:
+            log.warning("The trajectory server set a group aside: %s", posted.set_aside)
+            records.tally(drawn.batch_step).count("groups/set_aside")
+            self._idle = True
+        records.tally(drawn.batch_step).count("groups/sent")
+        self._failed_in_a_row = 0
+
+    def _note_dropped(self, settled: Settled) -> None:
+        tally = self._env.records.tally(settled.drawn.batch_step)
+        for group, reason in settled.dropped:
+            tally.group(group)
+            tally.count(f"groups/dropped/{reason}")
+        self._idle = self._idle or not settled.kept
+        self._dropped_in_a_row = 0 if settled.kept else self._dropped_in_a_row + 1
+        if self._dropped_in_a_row and self._dropped_in_a_row % WARN_AFTER_DROPPED == 0:
+            reasons = ", ".join(sorted({reason for _, reason in settled.dropped})) or "nothing was collected"
+            log.warning("%d groups in a row were dropped (last: %s).", self._dropped_in_a_row, reasons)
+
+    def _note_failure(self, step: int, ordinal: int, item: object, failures: tuple[FailedRollout, ...]) -> None:
+        """Record a failed group.
+
+        Raises:
+            EnvironmentFailed: it is one too many in a row.
+        """
+        self._idle = True
+        self._env.records.failed(step, ordinal, item, failures)
+        self._failed_in_a_row += 1
+        if self._failed_in_a_row >= self._env.config.max_failed_groups:
+            raise _given_up(self._env, self._failed_in_a_row, failures[-1])
+
+    async def _advance(self, status: Status) -> None:
+        """Do what is due when the trainer took batches: metrics; every so many steps a checkpoint, an evaluation."""
+        before, now = self._env.curr_step, status.step
+        self._env.curr_step = now
+        await self._report()
+        if now == before:
+            return
+        interval = self._link.registered.checkpoint_interval
+        if interval > 0 and now // interval > before // interval:
+            await self._call("save_checkpoint", lambda: self._env.save_checkpoint(now))
+        every = self._env.config.steps_per_eval
+        supervised = self._env.config.run_dir is not None  # then the supervisor evaluates pinned weights
+        if not supervised and every > 0 and now // every > before // every:
+            self._begin_evaluation()
+
+    async def _report(self) -> None:
+        """Write the figures of steps whose batch was delivered and of which nothing is under way any more."""
+        first_open = min((drawn.batch_step for drawn in self._under_way.values()), default=self._env.curr_step + 1)
+        for step, figures in self._env.records.close(before=min(first_open, self._env.curr_step + 1)).items():
+            log.info("step %d: %s", step, ", ".join(f"{name} {value:.3g}" for name, value in figures.items()))
+            row = {"step": step, **figures}
+            await self._call("wandb_log", lambda row=row: self._env.wandb_log(row))
+
+    async def _call(self, name: str, hook: Callable[[], Awaitable[None] | None]) -> None:
+        """Run one of the author's hooks; what it raises is told, and the run goes on."""
+        try:
+            with boundary(EnvironmentFailed, f"{self._env.title}.{name}"):
+                answer = hook()
+                if answer is not None:
+                    await answer
+        except EnvironmentFailed as error:
+            log.warning("%s", error.sentence)
+
+    def _begin_evaluation(self) -> None:
+        if self._evaluation is None or self._evaluation.done():
+            self._evaluation = asyncio.create_task(self._evaluate(self._env.curr_step), name="evaluation")
+
+    async def _evaluate(self, step: int) -> None:
+        try:
+            with boundary(EnvironmentFailed, f"{self._env.title}.evaluate"):
+                metrics = await self._env.evaluate() or self._env.last_evaluation
+        except HalteresError as error:
+            log.warning("The evaluation at step %d failed: %s", step, error.sentence)
+            return
+        log.info("evaluation at step %d: %s", step, dict(metrics))
+        self._env.records.log(step, metrics, src="eval")
+
+    async def _end(self) -> None:
+        """Stop what is under way, write what is known, say goodbye."""
+        tasks = [*self._under_way, *([self._evaluation] if self._evaluation else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for step, figures in self._env.records.close(before=self._env.curr_step + 2).items():
+            self._env.records.log(step, figures)
+        await self._call("cleanup", self._env.cleanup)
+
+
+def _given_up(env: BaseEnv, number: int, last: FailedRollout) -> EnvironmentFailed:
+    file = inspect.getfile(type(env))
+    return EnvironmentFailed(
+        f"{number} groups of {env.title} failed one after another ({file}).",
+        f"The last: {last.why}",
+        "Mend the file or the server it samples from; max_failed_groups sets how many are put up with.",
+        failure=last.code,
+    )

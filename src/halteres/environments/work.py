@@ -1,0 +1,141 @@
+"""One item, from drawn to settled: the same for `serve` and `process`.
+
+Owns: what an item ends as (groups to keep, dropped for a reason, failed), the time limit of its rollouts.
+Never: sends, writes, decides when the next item is drawn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from halteres.environments.base import Backlog, BaseEnv
+from halteres.environments.scored import ScoredDataGroup, check, expected_size
+from halteres.errors import EnvironmentFailed, HalteresError, boundary
+from halteres.rollouts.draws import Draw, rolling_out
+from halteres.rollouts.groups import GroupFailed, as_data
+from halteres.types import FailedRollout
+
+
+class RolloutTimedOut(EnvironmentFailed):
+    """A group took longer than `worker_timeout`."""
+
+    code = "env_timeout"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """An item and the place of its draw."""
+
+    draw: Draw
+    item: Any
+
+    @property
+    def batch_step(self) -> int:
+        """The optimiser step that its groups are meant for, from 1."""
+        return self.draw.step + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """What became of an item. It failed if `failures` is not empty; failures inside a group lie in the group."""
+
+    drawn: Drawn
+    kept: tuple[ScoredDataGroup, ...] = ()
+    dropped: tuple[tuple[ScoredDataGroup, str], ...] = ()  # with the reason
+    failures: tuple[FailedRollout, ...] = ()
+    backlog: tuple[Any, ...] = ()
+
+
+class Items:
+    """Draws items, those of the backlog first; each has its own generator."""
+
+    def __init__(self, env: BaseEnv) -> None:
+        self._env = env
+        self._step, self._ordinal = -1, 0
+        self._backlog: deque[Any] = deque()
+
+    def put_back(self, items: tuple[Any, ...]) -> None:
+        """Roll these out next."""
+        self._backlog.extend(items)
+
+    async def next(self) -> Drawn | None:
+        """The next item for the environment's current step; None: no more now.
+
+        Raises:
+            EnvironmentFailed: `get_next_item` raised.
+        """
+        if self._env.curr_step != self._step:
+            self._step, self._ordinal = self._env.curr_step, 0
+        draw = Draw(seed=self._env.config.seed, step=self._step, ordinal=self._ordinal)
+        item = self._backlog.popleft() if self._backlog else await self._ask(draw)
+        if item is None:
+            return None
+        self._ordinal += 1
+        return Drawn(draw=draw, item=item)
+
+    async def _ask(self, draw: Draw) -> Any:
+        self._env.rng = draw.rng()
+        with boundary(EnvironmentFailed, f"{self._env.title}.get_next_item"):
+            return await self._env.get_next_item()
+
+
+async def settle_item(env: BaseEnv, drawn: Drawn) -> Settled:
+    """Roll an item out. Whatever goes wrong in its rollouts is in the result; cancellation passes through."""
+    try:
+        with rolling_out(drawn.draw):
+            groups, backlog = await _collect(env, drawn.item)
+    except GroupFailed as failure:
+        return Settled(drawn=drawn, failures=failure.failures or (as_data(failure),))
+    except HalteresError as failure:  # an author's call may end in any of them, e.g. a chat the template refuses
+        return Settled(drawn=drawn, failures=(as_data(failure),))
+    reasons = [(group, _reason_to_drop(env, group)) for group in groups]
+    return Settled(
+        drawn=drawn,
+        kept=tuple(group for group, reason in reasons if reason is None),
+        dropped=tuple((group, reason) for group, reason in reasons if reason is not None),
+        backlog=tuple(backlog),
+    )
+
+
+async def _collect(env: BaseEnv, item: Any) -> tuple[list[ScoredDataGroup], Backlog]:
+    limit_s = env.config.worker_timeout
+    try:
+        async with asyncio.timeout(limit_s if limit_s > 0 else None):
+            with boundary(EnvironmentFailed, f"{env.title}.collect_trajectories"):
+                collected, backlog = await env.collect_trajectories(item)
+            failures = _failures(collected)
+            with boundary(EnvironmentFailed, f"{env.title}.postprocess_histories"):
+                processed = await env.postprocess_histories(collected)
+    except TimeoutError as error:
+        raise RolloutTimedOut("A group was not finished in time.", f"worker_timeout is {limit_s:g} s.") from error
+    groups = _groups(processed)
+    for group in groups:
+        check(group, f"{env.title}.collect_trajectories")
+    if groups and failures and not _failures(groups):
+        groups[0]["failures"] = failures
+    return groups, backlog or []
+
+
+def _groups(collected: ScoredDataGroup | list[ScoredDataGroup] | None) -> list[ScoredDataGroup]:
+    if collected is None:
+        return []
+    return [group for group in collected if group] if isinstance(collected, list) else [collected]
+
+
+def _failures(collected: ScoredDataGroup | list[ScoredDataGroup] | None) -> list[FailedRollout]:
+    return [failure for group in _groups(collected) for failure in group.get("failures", ())]
+
+
+def _reason_to_drop(env: BaseEnv, group: ScoredDataGroup) -> str | None:
+    size = expected_size(group, env.config.group_size)
+    limit = env.config.max_token_length
+    if len(group["tokens"]) != size:
+        return "wrong_size"
+    if limit > 0 and any(len(tokens) >= limit for tokens in group["tokens"]):
+        return "too_long"
+    if env.config.ensure_scores_are_not_same and len(set(group["scores"])) == 1 and size > 1:
+        return "same_scores"
+    return None

@@ -1,0 +1,84 @@
+"""Which item is rolled out, and every random number that follows from it.
+
+Owns: the derivation of generators and sampling seeds from (seed, split, step, ordinal); the seeds of the rollout that
+is running now.
+Never: reads a clock or the process's own generators.
+Promise: a run that is repeated, or resumed at a step, draws the same items and asks for the same samples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Literal
+
+Split = Literal["train", "eval"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """The place of one item: the `ordinal`-th that was drawn for the optimiser step after `step`."""
+
+    seed: int  # of the run
+    step: int  # batches delivered when it was drawn
+    ordinal: int  # from 0 within the step
+    split: Split = "train"
+
+    def rng(self) -> random.Random:
+        """A fresh generator for drawing the item itself."""
+        return random.Random(self._number("item"))  # noqa: S311 - tasks, not secrets
+
+    def sampling_seed(self, rollout: int, attempt: int, call: int) -> int:
+        """The seed of one sampling request: 31 bits, so that every server takes it."""
+        return self._number(f"sample/{rollout}/{attempt}/{call}") >> 33
+
+    def _number(self, purpose: str) -> int:
+        name = f"halteres/draws/1:{self.seed}/{self.split}/{self.step}/{self.ordinal}/{purpose}"
+        return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+
+
+class _Seeds:
+    """The sampling seeds of one rollout, one after another."""
+
+    def __init__(self, draw: Draw, rollout: int, attempt: int) -> None:
+        self._draw, self._rollout, self._attempt, self._calls = draw, rollout, attempt, 0
+
+    def next(self) -> int:
+        self._calls += 1
+        return self._draw.sampling_seed(self._rollout, self._attempt, self._calls - 1)
+
+
+_draw: ContextVar[Draw | None] = ContextVar("halteres_draw", default=None)
+_seeds: ContextVar[_Seeds | None] = ContextVar("halteres_seeds", default=None)
+
+
+@contextmanager
+def rolling_out(draw: Draw) -> Iterator[None]:
+    """Inside, this task and the tasks that it starts work on the item of `draw`."""
+    token = _draw.set(draw)
+    try:
+        with one_rollout(0, 0):
+            yield
+    finally:
+        _draw.reset(token)
+
+
+@contextmanager
+def one_rollout(rollout: int, attempt: int) -> Iterator[None]:
+    """Inside, sampling seeds are those of the item's `rollout`-th rollout at its `attempt`-th attempt."""
+    draw = _draw.get()
+    token = _seeds.set(None if draw is None else _Seeds(draw, rollout, attempt))
+    try:
+        yield
+    finally:
+        _seeds.reset(token)
+
+
+def next_sampling_seed() -> int | None:
+    """The seed of the running rollout's next sampling request; None outside of any."""
+    seeds = _seeds.get()
+    return None if seeds is None else seeds.next()

@@ -1,0 +1,143 @@
+"""Turns: prompts in, actions of the policy out.
+
+Owns: the retries of a sampling request, its seed, its failure as one typed error, tokens within the limits.
+Never: scores, groups, or talks to the trajectory server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from halteres.clients.inference import Completion, InferenceClient, Sampling, ServerType
+from halteres.errors import EnvironmentFailed, InvalidData, NotReady, SamplerFailed, ServerError
+from halteres.rollouts.draws import next_sampling_seed
+from halteres.rollouts.retries import Retries
+from halteres.text import Message, Tokenizer
+from halteres.types import PolicyVersion, Turn
+
+UNTAGGED = PolicyVersion(-1)
+"""The version of a turn whose server does not tell it."""
+
+
+class ContextOverflow(EnvironmentFailed):
+    """The prompt leaves no room for an answer."""
+
+    code = "context_overflow"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Token limits of one sequence."""
+
+    max_sequence: int  # prompt and action together stay below it; 0 or less: no limit
+
+    def action_tokens(self, prompt_tokens: int, wanted: int) -> int:
+        """How many tokens may be sampled after a prompt.
+
+        Raises:
+            ContextOverflow: none.
+        """
+        room = wanted if self.max_sequence <= 0 else min(wanted, self.max_sequence - 1 - prompt_tokens)
+        if room < 1:
+            raise ContextOverflow(
+                f"A prompt of {prompt_tokens} tokens leaves no room for an answer.",
+                f"max_token_length is {self.max_sequence}.",
+                "Raise max_token_length, or shorten the prompts.",
+            )
+        return room
+
+
+class Sampler:
+    """Samples from one inference server.
+
+    Args:
+        defaults: sampling parameters of a call that names none of its own.
+        server_type: "openai" has no tokens: its turns cannot be trained on, only scored.
+    """
+
+    def __init__(
+        self,
+        client: InferenceClient,
+        tokenizer: Tokenizer,
+        defaults: Sampling,
+        *,
+        limits: Limits,
+        server_type: ServerType = "sglang",
+        retries: Retries | None = None,
+    ) -> None:
+        self.client, self.tokenizer, self.defaults = client, tokenizer, defaults
+        self.limits, self.server_type, self.retries = limits, server_type, retries or Retries()
+
+    async def chat(
+        self, messages: Sequence[Message], n: int = 1, *, temperature: float | None = None
+    ) -> tuple[Turn, ...]:
+        """Sample `n` answers to a chat, in one request. Raises as `sample` does."""
+        prompt = self.tokenizer.apply_chat_template(messages)
+        if self.server_type == "sglang":
+            return await self.sample(prompt, n, temperature=temperature)
+        sampling = self._sampling(len(prompt), temperature, None)
+        return await self._turns(prompt, lambda: self.client.chat(messages, sampling, n))
+
+    async def sample(
+        self,
+        prompt: Sequence[int],
+        n: int = 1,
+        *,
+        temperature: float | None = None,
+        max_new_tokens: int | None = None,
+    ) -> tuple[Turn, ...]:
+        """Sample `n` actions for one prompt of tokens, in one request.
+
+        The seed is the running rollout's next one, so that a repeated run asks for the same samples.
+
+        Raises:
+            ContextOverflow: the prompt leaves no room for an answer.
+            SamplerFailed: the server refused, broke, or was not ready within its deadline.
+        """
+        if self.server_type != "sglang":
+            raise SamplerFailed(
+                "This inference server cannot continue tokens.",
+                f"Its server_type is '{self.server_type}'.",
+                "Use server_type sglang, or ask with messages.",
+            )
+        sampling = self._sampling(len(prompt), temperature, max_new_tokens)
+        return await self._turns(prompt, lambda: self.client.generate(prompt, sampling, n))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.client.close()
+
+    def _sampling(self, prompt_tokens: int, temperature: float | None, max_new_tokens: int | None) -> Sampling:
+        wanted = self.defaults.max_new_tokens if max_new_tokens is None else max_new_tokens
+        return replace(
+            self.defaults,
+            max_new_tokens=self.limits.action_tokens(prompt_tokens, wanted),
+            temperature=self.defaults.temperature if temperature is None else temperature,
+            seed=next_sampling_seed(),
+        )
+
+    async def _turns(
+        self, prompt: Sequence[int], call: Callable[[], Awaitable[tuple[Completion, ...]]]
+    ) -> tuple[Turn, ...]:
+        try:
+            completions = await self.retries.call(call, on=(ServerError,))
+        except (InvalidData, NotReady, ServerError) as error:
+            raise SamplerFailed(error.what, error.why, error.next) from error
+        return tuple(self._turn(tuple(prompt), completion) for completion in completions)
+
+    def _turn(self, prompt: tuple[int, ...], completion: Completion) -> Turn:
+        if self.server_type == "sglang" and len(completion.tokens) != len(completion.logprobs):
+            raise SamplerFailed(
+                f"A completion has {len(completion.tokens)} tokens and {len(completion.logprobs)} log-probabilities."
+            )
+        first, last = completion.versions or (UNTAGGED, UNTAGGED)
+        return Turn(
+            prompt=prompt,
+            action=completion.tokens or tuple(self.tokenizer.encode(completion.text)),
+            logprobs=completion.logprobs,
+            text=completion.text,
+            version_min=PolicyVersion(first),
+            version_max=PolicyVersion(last),
+            stop_reason=completion.finish,
+        )

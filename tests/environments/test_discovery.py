@@ -1,0 +1,116 @@
+"""Finding environments without running them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from halteres.environments.discovery import EnvironmentBroken, discover, find_environment
+from halteres.errors import NotFound
+
+PLAIN = '''"""A module."""
+from halteres.environments.base import BaseEnv
+
+class Chess(BaseEnv):
+    """Plays chess.
+
+    More about it.
+    """
+'''
+
+INDIRECT = """
+import halteres.environments.single_turn as st
+from halteres.environments.base import BaseEnv as Root
+Kept = Root
+
+class Middle(Kept):
+    pass
+
+class Leaf(Middle):
+    name: str = "leafy"
+
+class Aside(st.SingleTurnEnv):
+    name = "aside"
+
+if __name__ == "__main__":
+    Leaf.cli()
+"""
+
+
+def folder(tmp_path: Path, **files: str) -> Path:
+    for name, text in files.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    return tmp_path
+
+
+def test_the_built_in_environment_is_found_by_name() -> None:
+    found = find_environment("arithmetic")
+    assert (found.class_name, Path(found.file_path).name) == ("ArithmeticEnv", "arithmetic.py")
+    assert found.description.startswith("Easy arithmetic")
+
+
+def test_the_framework_itself_is_no_environment() -> None:
+    assert [environment.name for environment in discover().environments] == ["arithmetic"]
+    assert discover().broken == ()
+
+
+def test_name_and_description_fall_back_to_the_file_and_the_docstring(tmp_path: Path) -> None:
+    found = find_environment("chess", [folder(tmp_path, chess=PLAIN)])
+    assert (found.name, found.class_name, found.description) == ("chess", "Chess", "Plays chess.")
+    assert found.file_path == str(tmp_path / "chess.py")
+    bare = find_environment("bare", [folder(tmp_path, bare="class A(BaseEnv): ...")])
+    assert bare.description == "Environment from bare.py"
+
+
+def test_bases_are_followed_through_the_file_and_its_aliases_to_the_class_that_is_run(tmp_path: Path) -> None:
+    found = find_environment("leafy", [folder(tmp_path, several=INDIRECT)])
+    assert found.class_name == "Leaf"
+
+
+def test_without_a_cli_call_the_last_class_that_is_no_base_counts(tmp_path: Path) -> None:
+    text = "class A(x.BaseEnv[int]): ...\nclass B(A): ...\nclass C(B): ...\nclass Other: ..."
+    assert find_environment("f", [folder(tmp_path, f=text)]).class_name == "C"
+
+
+def test_broken_files_are_listed_with_the_reason_and_nothing_is_run(tmp_path: Path) -> None:
+    found = discover([folder(tmp_path, bad="x = 1\nclass A(BaseEnv:\n", odd="class A(BaseEnv):\n    name = 'a b'")])
+    whys = {Path(file.file_path).name: file.why for file in found.broken}
+    assert whys["bad.py"].startswith("line 2: ")
+    assert "'a b'" in whys["odd.py"]
+    folder(tmp_path, loud="raise SystemExit('it was run')\nclass A(BaseEnv): ...")
+    assert find_environment("loud", [tmp_path]).class_name == "A"
+
+
+def test_files_that_begin_with_an_underscore_or_define_no_environment_are_passed_over(tmp_path: Path) -> None:
+    names = {e.name for e in discover([folder(tmp_path, _hidden=PLAIN, helper="def f(): ...")]).environments}
+    assert names == {"arithmetic"}
+
+
+def test_the_first_folder_wins(tmp_path: Path) -> None:
+    mine = PLAIN.replace('"""Plays chess.', 'name = "arithmetic"\n    """Mine.')
+    assert find_environment("arithmetic", [folder(tmp_path, mine=mine)]).class_name == "Chess"
+
+
+def test_an_unknown_name_offers_the_nearest() -> None:
+    with pytest.raises(NotFound, match="Did you mean 'arithmetic'") as caught:
+        find_environment("aritmetic")
+    assert caught.value.details["did_you_mean"] == "arithmetic"
+
+
+def test_a_path_is_read_as_it_is(tmp_path: Path) -> None:
+    file = folder(tmp_path, chess=PLAIN) / "chess.py"
+    assert find_environment(str(file)).name == "chess"
+    with pytest.raises(NotFound, match="no environment file"):
+        find_environment(str(tmp_path / "none.py"))
+
+
+@pytest.mark.parametrize(("text", "why"), [("x = (", "line 1"), ("x = 1", "no class derived"), ("\x00", "null bytes")])
+def test_a_path_that_cannot_be_used_says_why(tmp_path: Path, text: str, why: str) -> None:
+    with pytest.raises(EnvironmentBroken, match=why):
+        find_environment(str(folder(tmp_path, f=text) / "f.py"))
+
+
+def test_a_broken_file_asked_for_by_name_says_why(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentBroken, match="line 1"):
+        find_environment("bad", [folder(tmp_path, bad="def (")])

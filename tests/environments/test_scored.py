@@ -1,0 +1,108 @@
+"""Scored groups: from turns to the wire, and what is unfit."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from halteres.environments.pages import render_page
+from halteres.environments.scored import NotFiniteScore, check, finite, group_of, item_of, to_wire
+from halteres.errors import EnvironmentFailed, InvalidData
+from halteres.types import FailedRollout, PolicyVersion, Turn
+
+from .stages import TOKENIZER
+
+
+def turn(prompt: tuple[int, ...], action: tuple[int, ...], version: int = 3) -> Turn:
+    return Turn(
+        prompt=prompt,
+        action=action,
+        logprobs=tuple(-0.25 for _ in action),
+        text="",
+        version_min=PolicyVersion(version),
+        version_max=PolicyVersion(version + 1),
+        stop_reason="stop",
+    )
+
+
+def group(**changes: Any) -> Any:
+    made = group_of([item_of([turn((5, 6), (7, 8))], 1.0), item_of([turn((5, 6), (9,))], 0.0)])
+    return {**made, **changes}
+
+
+def test_context_is_masked_and_marked_and_actions_are_not() -> None:
+    item = item_of([turn((5, 6), (7, 8))], 0.5)
+    assert item["tokens"] == [5, 6, 7, 8]
+    assert item["masks"] == [-100, -100, 7, 8]
+    assert item.get("inference_logprobs") == [1.0, 1.0, -0.25, -0.25]
+    assert item.get("policy_version") == [3, 4]
+
+
+def test_later_turns_keep_earlier_actions_and_join_their_versions() -> None:
+    item = item_of([turn((5,), (7,), 1), turn((5, 7, 6), (8, 9), 4)], 1.0)
+    assert item["tokens"] == [5, 7, 6, 8, 9]
+    assert item["masks"] == [-100, 7, -100, 8, 9]
+    assert item.get("policy_version") == [1, 5]
+
+
+def test_a_turn_that_rewrites_its_history_is_refused() -> None:
+    with pytest.raises(InvalidData, match="turn 1"):
+        item_of([turn((5,), (7,)), turn((5, 8), (9,))], 1.0)
+    with pytest.raises(InvalidData):
+        item_of([], 1.0)
+
+
+def test_an_untagged_turn_leaves_its_group_untagged() -> None:
+    made = group_of([item_of([turn((5,), (7,))], 1.0), item_of([turn((5,), (8,), -1)], 1.0)])
+    assert "policy_version" not in made
+
+
+def test_a_sound_group_passes() -> None:
+    check(group(), "env")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"scores": [1.0]}, "1 scores"),
+        ({"masks": [[-100, -100, 7, 8], [-100, 9]]}, "2 masks"),
+        ({"inference_logprobs": [[1.0, 1.0, math.nan, 0.0], [1.0, 1.0, 0.0]]}, "inference_logprobs"),
+        ({"tokens": [], "masks": [], "scores": []}, "empty"),
+        ({"tokens": [[1], []]}, "empty"),
+        ({"scores": [1.0, "good"]}, "'good'"),
+    ],
+)
+def test_an_unfit_group_is_named_by_its_field(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(EnvironmentFailed, match=why):
+        check(group(**changes), "env")
+
+
+@pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
+def test_a_score_that_is_not_finite_is_typed(score: float) -> None:
+    with pytest.raises(NotFiniteScore):
+        finite(score, "env.score")
+    with pytest.raises(NotFiniteScore):
+        check(group(scores=[1.0, score]), "env")
+
+
+def test_own_records_stay_at_home_and_messages_are_sent_only_if_asked() -> None:
+    made = group(failures=[FailedRollout(code="env_error", why="w")], messages=[[], []], images=None)
+    assert set(to_wire(made, include_messages=False)) == {
+        "tokens",
+        "masks",
+        "scores",
+        "inference_logprobs",
+        "policy_version",
+    }
+    assert "messages" in to_wire(made, include_messages=True)
+
+
+def test_the_page_escapes_what_the_model_wrote() -> None:
+    page = render_page(
+        "<b>", [group(messages=[[{"role": "user", "content": "<script>alert(1)</script>"}], []])], TOKENIZER
+    )
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+    assert "<title>&lt;b&gt;</title>" in page
