@@ -1,1 +1,11 @@
-"""The trajectory server: scored groups in, exact batches out."""
+"""The trajectory server: scored groups in, exact batches out.
+
+Owns: the Atropos API, the durable queue, batch forming, staleness, parking.
+Never: samples, trains, judges a reward.
+
+    app ── schema, scored, encoding, guard, docs     the wire: what comes in, what goes out
+     └─ service ── decide, commit, answer
+         ├─ intake, delivery, status, diagnostics    decisions, all over one `State`
+         │   └─ state ── lanes, packing, environments
+         └─ writer ── store ── sqlite, rows, tables  memory that survives kill -9
+"""

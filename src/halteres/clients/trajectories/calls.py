@@ -1,0 +1,66 @@
+"""What calls to the trajectory server have in common.
+
+Owns: how long they are repeated, how bodies are written, what a refusal is called.
+Never: opens a connection.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from halteres.errors import InvalidData, NotReady
+
+REPLY_S = 60.0
+"""How long a reply may take; the server answers in milliseconds, and holds a reply for seconds at most."""
+
+POLL_S = 0.1
+"""Pause between questions to a server that does not hold its reply."""
+
+JSON = {"Content-Type": "application/json"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long, and how often, a request is repeated while nobody answers, or the answer is a 5xx."""
+
+    total_s: float = 30.0
+    first_s: float = 0.05
+    longest_s: float = 1.0
+
+    def pauses(self) -> Iterator[float]:
+        """Pauses between attempts, in s, each twice the one before; ends when `total_s` is used up."""
+        ends, pause = time.monotonic() + self.total_s, self.first_s
+        while time.monotonic() + pause < ends:
+            yield pause
+            pause = min(pause * 2, self.longest_s)
+
+
+def encode(body: Mapping[str, Any]) -> bytes:
+    """JSON. A NaN score goes as Python writes it, for the server to set aside and name; msgspec would say null."""
+    scores = body.get("scores")
+    if scores and not all(map(math.isfinite, scores)):
+        return json.dumps(body).encode()
+    return msgspec.json.encode(body)
+
+
+def checked(status: int, answer: bytes, path: str) -> bytes:
+    """The answer's body. Raises InvalidData on a 4xx, NotReady on a 5xx."""
+    if status < 400:
+        return answer
+    route, text = path.partition("?")[0], answer[:2000].decode(errors="replace")
+    if status < 500:
+        raise InvalidData(f"The trajectory server refused {route} with {status}.", text)
+    raise NotReady(f"The trajectory server answered {route} with {status}.", text, "Look at its log.")
+
+
+def unreachable(url: str, error: Exception) -> NotReady:
+    """The error for a server that gave no answer."""
+    why = f"{type(error).__name__}: {error}."
+    return NotReady(f"The trajectory server at {url} does not answer.", why, "Is it running?")

@@ -1,0 +1,181 @@
+"""An environment's client of the trajectory server, for many tasks of one event loop.
+
+Owns: registration, polling, posting; repeats a call while the server is away.
+Never: makes groups, or decides how many.
+
+    async with EnvironmentClient(url) as client:
+        registered = await client.register_env(name="arithmetic", group_size=8, max_token_length=256)
+        status = await client.status(registered.env_id)      # at most `allowance` groups in flight
+        await client.post(group, key=new_key())
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from halteres.clients.trajectories.calls import JSON, POLL_S, REPLY_S, Patience, checked, encode, unreachable
+from halteres.errors import NotReady
+
+if TYPE_CHECKING:
+    import aiohttp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """An environment's place on the server."""
+
+    env_id: int
+    name: str  # unique on the server
+    checkpoint_dir: str
+    starting_step: int
+    checkpoint_interval: int  # steps
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvStatus:
+    """What the server tells an environment that polls."""
+
+    current_step: int  # batches delivered
+    queue_size: int  # groups
+    self_queue_size: int  # groups of this environment
+    max_group_size: int  # sequences
+    unallocated_fraction: float
+    env_weight: float
+    allowance: int | None = None  # groups to have in flight at most; None: an original server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Posted:
+    """What became of a posted group."""
+
+    status: str  # "received" or "buffered"
+    set_aside: str | None = None  # why it will never be delivered
+
+
+def new_key() -> str:
+    """An Idempotency-Key: one per group, kept for its retries, however many processes they take."""
+    return uuid.uuid4().hex
+
+
+class EnvironmentClient:
+    """An environment's client.
+
+    Raises:
+        NotReady: the server stayed away for as long as `patience` says.
+        InvalidData: it refuses the request.
+    """
+
+    def __init__(self, url: str, patience: Patience | None = None) -> None:
+        self._url, self._patience = url.rstrip("/"), patience or Patience()
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections; the next call opens new ones."""
+        if self._session is not None:
+            session, self._session = self._session, None
+            await session.close()
+
+    async def register_env(
+        self,
+        *,
+        name: str,
+        group_size: int,
+        max_token_length: int,
+        weight: float = 1.0,
+        min_batch_allocation: float | None = None,
+        deadline_s: float = 600.0,
+    ) -> Registered:
+        """Register, as soon as a trainer has asked for its first batch.
+
+        Raises:
+            NotReady: no trainer did within `deadline_s`.
+        """
+        body = {
+            "desired_name": name,
+            "group_size": group_size,
+            "max_token_length": max_token_length,
+            "weight": weight,
+            "min_batch_allocation": min_batch_allocation,
+        }
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await self._until_registered(body)
+        except TimeoutError:
+            raise NotReady(
+                f"No trainer asked {self._url} for a batch within {deadline_s:g} s.",
+                "Environments may register only then.",
+                "Look at the trainer's log.",
+            ) from None
+
+    async def _until_registered(self, body: Mapping[str, Any]) -> Registered:
+        while True:
+            answer = await self._call("POST", "/register-env", body)
+            if answer.get("status") == "success":
+                return msgspec.convert(answer | {"name": answer["wandb_name"]}, Registered)
+            await asyncio.sleep(POLL_S)
+
+    async def status(self, env_id: int) -> EnvStatus:
+        """Step, queue and allowance. Groups in flight when this is *sent* count against the allowance of the answer."""
+        return msgspec.convert(await self._call("GET", "/status-env", {"env_id": env_id}), EnvStatus)
+
+    async def info(self) -> tuple[int, int]:
+        """batch_size in sequences, and max_token_len; -1, -1 before a trainer registered."""
+        answer = await self._call("GET", "/info")
+        return answer["batch_size"], answer["max_token_len"]
+
+    async def wandb_info(self) -> tuple[str | None, str | None]:
+        """The trainer's group and project; None before it registered."""
+        answer = await self._call("GET", "/wandb_info")
+        return answer["group"], answer["project"]
+
+    async def post(self, group: Mapping[str, Any], *, key: str) -> Posted:
+        """Send one scored group (keys of ScoredData). The same key never counts twice."""
+        answer = await self._call("POST", "/scored_data", group, {"Idempotency-Key": key})
+        aside = answer.get("set_aside")
+        return Posted(status=answer["status"], set_aside=aside["why"] if aside else None)
+
+    async def disconnect(self, env_id: int) -> None:
+        """Leave; what is queued stays."""
+        await self._call("POST", "/disconnect-env", {"env_id": env_id})
+
+    async def _call(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        data, sent = None if body is None else encode(body), {**JSON, **(headers or {})}
+        pauses = self._patience.pauses()
+        while True:
+            try:
+                status, answer = await self._once(method, path, data, sent)
+                return msgspec.json.decode(checked(status, answer, path))
+            except NotReady:
+                pause = next(pauses, None)
+                if pause is None:
+                    raise
+            await asyncio.sleep(pause)
+
+    async def _once(self, method: str, path: str, data: bytes | None, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        import aiohttp  # here: the trainer's client does without these 0.3 s
+
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REPLY_S))
+        try:
+            async with self._session.request(method, self._url + path, data=data, headers=headers) as response:
+                return response.status, await response.read()
+        except (OSError, aiohttp.ClientError) as error:  # a timeout is an OSError
+            raise unreachable(self._url, error) from error

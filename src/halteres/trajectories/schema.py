@@ -1,0 +1,124 @@
+"""What clients send, checked once.
+
+Owns: the requests of the trajectory API, their coercions (numeric strings, integral floats), the shape of a refusal.
+Never: judges a group's contents (`scored` does).
+
+A refusal is 422 with `{"detail": [{"type", "loc", "msg"}]}`, as the original's framework words it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from halteres.errors import InvalidData
+
+T = TypeVar("T")
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+Bounded = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+Integer = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
+
+
+class Unprocessable(InvalidData):
+    """The body does not fit the route's schema; `problems` is the reply's `detail`."""
+
+    status = 422
+
+    def __init__(self, problems: list[dict[str, Any]]) -> None:
+        super().__init__("; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in problems))
+        self.problems = problems
+
+
+class Registration(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /register: the trainer. The last two fields are our extensions."""
+
+    wandb_group: str
+    wandb_project: str
+    batch_size: Count
+    max_token_len: Integer
+    checkpoint_dir: str
+    save_checkpoint_interval: Integer
+    starting_step: Bounded
+    num_steps: Integer
+    run_id: str | None = None
+    max_staleness: Bounded | None = None
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What makes it the same run when it registers again."""
+        if self.run_id is not None:
+            return (self.run_id,)
+        return (self.wandb_project, self.wandb_group, self.checkpoint_dir)
+
+
+class EnvRegistration(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /register-env."""
+
+    max_token_length: Integer
+    desired_name: str | None = None
+    weight: float
+    group_size: Count
+    min_batch_allocation: float | None = None
+
+
+class EnvReference(msgspec.Struct, frozen=True):
+    """POST /disconnect-env, GET /status-env."""
+
+    env_id: int
+
+
+class BatchQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """GET /batch: all optional, all ours."""
+
+    policy_version: Bounded | None = None
+    after: Integer | None = None  # number of the last batch the trainer holds
+    wait: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0  # seconds to hold the reply until there is a batch
+
+    @property
+    def extended(self) -> bool:
+        """The client is one of ours, and may be told more than the original tells."""
+        return self.policy_version is not None or self.after is not None
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    """A JSON body as a value of `kind`.
+
+    Raises:
+        Unprocessable: it is no JSON, or does not fit.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind, strict=False)
+    except msgspec.DecodeError as error:
+        raise refusal(error, "body") from error
+
+
+def convert(values: Any, kind: type[T], where: str) -> T:
+    """Plain values, e.g. of a query string, as a value of `kind`."""
+    try:
+        return msgspec.convert(values, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise refusal(error, where) from error
+
+
+_AT = re.compile(r" - at `\$([^`]*)`$")
+_MISSING = re.compile(r"^Object missing required field `(\w+)`")
+
+
+def refusal(error: Exception, *where: str | int) -> Unprocessable:
+    """msgspec's message as the entry of a `detail` list."""
+    text = str(error)
+    if not isinstance(error, msgspec.ValidationError):
+        return Unprocessable([{"type": "json_invalid", "loc": [*where], "msg": text}])
+    at = _AT.search(text)
+    path: list[str | int] = list(where)
+    for name, index in re.findall(r"\.(\w+)|\[(\d*)\]", at.group(1) if at else ""):
+        path.append(name or (int(index) if index else "*"))
+    message = text[: at.start()] if at else text
+    missing = _MISSING.match(message)
+    if missing:
+        path.append(missing.group(1))
+    kind = "missing" if missing else "value_error"
+    return Unprocessable([{"type": kind, "loc": path, "msg": "Field required" if missing else message}])

@@ -1,0 +1,76 @@
+"""Group commit: one thread writes, many wait.
+
+Owns: the order of changes on their way to the store, and the promise that nobody is told before they are kept.
+Never: looks into a change. When the store fails, everything that waits fails with it, in order, and the owner is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from halteres.errors import boundary
+from halteres.trajectories.records import Change
+from halteres.trajectories.store import Store, StoreFailed
+
+Waiting = tuple[Sequence[Change], "asyncio.Future[None]"]
+
+
+class Writer:
+    """Commits to one store from one thread. `run` is the task that owns it."""
+
+    def __init__(self, store: Store, on_failure: Callable[[], None]) -> None:
+        self._store, self._on_failure = store, on_failure
+        self._waiting: list[Waiting] = []
+        self._wake = asyncio.Event()
+        self._stopping = False
+
+    async def commit(self, changes: Sequence[Change]) -> None:
+        """Wait until these changes, and all before them, are kept.
+
+        Raises:
+            StoreFailed: they are not.
+        """
+        kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((changes, kept))
+        self._wake.set()
+        await kept
+
+    def stop(self) -> None:
+        """Let `run` return once nothing waits."""
+        self._stopping = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Write whatever waits, one transaction at a time, until stopped."""
+        with ThreadPoolExecutor(1, thread_name_prefix="store") as thread:
+            while self._waiting or not self._stopping:
+                await self._wake.wait()
+                await self._write(thread)
+
+    async def _write(self, thread: ThreadPoolExecutor) -> None:
+        self._wake.clear()
+        batch, self._waiting = self._waiting, []
+        changes = [change for part, _ in batch for change in part]
+        try:
+            with boundary(StoreFailed, "The trajectory store"):
+                if changes:
+                    await asyncio.get_running_loop().run_in_executor(thread, self._store.commit, changes)
+        except StoreFailed as failure:
+            batch += self._waiting
+            self._waiting = []
+            self._on_failure()
+            _settle(batch, failure)
+        else:
+            _settle(batch, None)
+
+
+def _settle(batch: Sequence[Waiting], failure: StoreFailed | None) -> None:
+    for _, kept in batch:
+        if kept.done():  # its request was given up
+            continue
+        if failure is None:
+            kept.set_result(None)
+        else:
+            kept.set_exception(failure)

@@ -1,0 +1,59 @@
+"""A group posted twice under one key counts once (spec §5.3)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from .scenes import Scene, group, marks, opened
+
+
+async def test_the_same_key_gets_the_first_reply_again(scene: Scene) -> None:
+    await scene.begin(batch_size=4)
+    env_id = await scene.register_env(group_size=4)
+    part = group(3, env_id=env_id)
+    first = await scene.post("/scored_data", part, idempotency_key="a")
+    await scene.post("/scored_data", group(1, env_id=env_id), idempotency_key="b")
+    assert (
+        await scene.post("/scored_data", part, idempotency_key="a") == first == {"status": "buffered", "buffer_size": 3}
+    )
+    spoiled = group(scores=[float("nan"), 0.0])
+    aside = await scene.post("/scored_data", spoiled, idempotency_key="c")
+    assert await scene.post("/scored_data", spoiled, idempotency_key="c") == aside
+    assert (await scene.diagnostics())["groups_accepted"] == 2
+
+
+async def test_the_same_key_with_another_body_is_refused(scene: Scene) -> None:
+    await scene.begin()
+    await scene.post("/scored_data", group(mark=1), idempotency_key="a")
+    answer = await scene.raw_post("/scored_data", group(mark=2), idempotency_key="a")
+    assert answer.status_code == 409
+    assert "used before" in answer.json()["detail"]
+
+
+async def test_a_retry_beside_the_first_try_counts_once(scene: Scene) -> None:
+    await scene.begin()
+    tries = [scene.post("/scored_data", group(mark=1), idempotency_key="a") for _ in range(8)]
+    assert await asyncio.gather(*tries) == [{"status": "received"}] * 8
+    assert (await scene.get("/status"))["queue_size"] == 1
+
+
+async def test_groups_of_a_list_carry_their_keys(scene: Scene) -> None:
+    await scene.begin()
+    both = [group(mark=1, halteres_key="a"), group(mark=2, halteres_key="b")]
+    await scene.post("/scored_data_list", both)
+    await scene.post("/scored_data_list", both)
+    assert (await scene.get("/status"))["queue_size"] == 2
+    assert "halteres_key" not in (await scene.batch() or [])[0]
+
+
+async def test_keys_are_known_after_a_restart_and_after_delivery(tmp_path: Path) -> None:
+    database = tmp_path / "queue.sqlite"
+    async with opened(database) as scene:
+        await scene.begin()
+        await scene.post("/scored_data", group(mark=1), idempotency_key="a")
+        await scene.post("/scored_data", group(mark=2), idempotency_key="b")
+        assert marks(await scene.batch()) == [1, 2]
+    async with opened(database) as scene:
+        assert await scene.post("/scored_data", group(mark=1), idempotency_key="a") == {"status": "received"}
+        assert (await scene.get("/status"))["queue_size"] == 0

@@ -1,0 +1,215 @@
+"""Policy versions: parking, staleness, lost replies, resumed trainers, allowances (DESIGN §2, spec §5.8)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from .scenes import Scene, group, marks
+
+PAUSE = {"unallocated_fraction": 0, "queue_size": 0, "self_queue_size": 0, "max_group_size": 1, "allowance": 0}
+
+
+def tagged(version: Any, mark: int = 7, **extra: Any) -> dict[str, Any]:
+    return group(2, mark, policy_version=version, **extra)
+
+
+async def begin(scene: Scene, **changes: Any) -> int:
+    """An on-policy run with one environment; gives its id."""
+    await scene.begin(**{"max_staleness": 0, "run_id": "r1", **changes})
+    return await scene.register_env()
+
+
+async def is_paused(scene: Scene, env_id: int) -> bool:
+    status = await scene.status_env(env_id)
+    return all(status[name] == value for name, value in PAUSE.items())
+
+
+async def test_environments_pause_from_a_delivery_until_the_trainer_asks_with_a_new_version(scene: Scene) -> None:
+    env_id = await begin(scene)
+    assert (await scene.status_env(env_id))["allowance"] == 2
+    await scene.send(tagged(0, env_id=env_id))
+    assert (await scene.status_env(env_id))["allowance"] == 1
+    await scene.send(tagged(0, env_id=env_id))
+    assert await is_paused(scene, env_id)  # a batch lies ready; more would be too old
+    assert not (await scene.diagnostics())["parked"]
+    await scene.batch(policy_version=0)
+    assert await is_paused(scene, env_id)
+    assert (await scene.diagnostics())["parked"]
+    assert "paused" in await scene.reason_codes()
+    assert (await scene.status_env(env_id))["current_step"] == 1
+    assert await scene.batch(policy_version=1) is None
+    assert (await scene.status_env(env_id))["allowance"] == 2
+    assert not (await scene.diagnostics())["parked"]
+
+
+@pytest.mark.parametrize("mode", ["trainer without versions", "unbounded"])
+async def test_a_trainer_without_a_bound_parks_nobody(scene: Scene, mode: str) -> None:
+    await scene.begin()
+    env_id = await scene.register_env()
+    asks = {"policy_version": 0} if mode == "unbounded" else {}
+    await scene.send(*(tagged(0) for _ in range(4)))
+    await scene.batch(**asks)
+    await scene.batch(**asks)
+    assert (await scene.diagnostics())["set_aside"] == {}
+    assert (await scene.status_env(env_id))["allowance"] == 2
+    assert (await scene.get("/status"))["current_step"] == 2
+
+
+async def test_a_bound_without_a_version_in_the_question_goes_by_the_step(scene: Scene) -> None:
+    await scene.register(max_staleness=0)
+    await scene.batch()
+    env_id = await scene.register_env()
+    await scene.send(tagged(0, 1), tagged(0, 2), tagged(0, 3))
+    assert marks(await scene.batch()) == [1, 2]
+    assert await is_paused(scene, env_id)
+    assert await scene.batch() is None
+    assert (await scene.diagnostics())["set_aside"] == {"stale": 1}
+
+
+async def test_the_same_version_again_gets_the_same_batch_and_counts_once(scene: Scene) -> None:
+    """The reply was lost, or the trainer died before its step: nothing was trained on that batch."""
+    await begin(scene)
+    await scene.send(tagged(0, 1), tagged(0, 2), tagged(0, 3), tagged(0, 4))
+    first = await scene.get("/batch", policy_version=0)
+    again = await scene.get("/batch", policy_version=0)
+    assert first == again
+    assert (first["step"], (await scene.get("/status"))["current_step"]) == (1, 1)
+    assert (await scene.diagnostics())["parked"]
+
+
+async def test_a_trainer_that_holds_its_batch_may_ask_for_more_of_the_same_version(scene: Scene) -> None:
+    await begin(scene)
+    await scene.send(tagged(0, 1), tagged(0, 2), tagged(0, 3), tagged(0, 4))
+    first = await scene.get("/batch", policy_version=0)
+    more = await scene.get("/batch", policy_version=0, after=first["batch_id"])
+    assert (marks(first["batch"]), marks(more["batch"])) == ([1, 2], [3, 4])
+    lost = await scene.get("/batch", policy_version=0, after=first["batch_id"])
+    assert lost == more
+
+
+@pytest.mark.parametrize(
+    ("max_staleness", "version", "delivered"),
+    [(0, 5, [5]), (1, 5, [4, 5]), (2, 5, [3, 4, 5]), (None, 5, [3, 4, 5])],
+)
+async def test_groups_beyond_the_bound_are_set_aside_and_counted(
+    scene: Scene, max_staleness: int | None, version: int, delivered: list[int]
+) -> None:
+    await scene.register(max_staleness=max_staleness, batch_size=2 * len(delivered))
+    await scene.send(tagged(3, 3), tagged(4, 4), tagged(5, 5))
+    assert marks(await scene.batch(policy_version=version)) == delivered
+    stale = 3 - len(delivered)
+    assert (await scene.diagnostics())["set_aside"] == ({"stale": stale} if stale else {})
+
+
+async def test_staleness_goes_by_the_oldest_token(scene: Scene) -> None:
+    await scene.register(max_staleness=1)
+    await scene.send(tagged([[4, 5], [3, 5]], 1), tagged([[4, 5], [5, 5]], 2), tagged(5, 3))
+    assert marks(await scene.batch(policy_version=5)) == [2, 3]
+
+
+async def test_untagged_groups_are_of_unknown_age_and_served(scene: Scene) -> None:
+    await begin(scene)
+    await scene.send(group(mark=1), group(mark=2))
+    assert marks(await scene.batch(policy_version=9)) == [1, 2]
+
+
+async def test_a_group_too_old_on_arrival_is_told_so(scene: Scene) -> None:
+    env_id = await begin(scene)
+    await scene.batch(policy_version=3)
+    answer = await scene.post("/scored_data", tagged(2, env_id=env_id))
+    assert answer["set_aside"] == {
+        "code": "stale",
+        "why": "Sampled by version 2; the trainer is at 3 and allows a lag of 0.",
+    }
+    assert (await scene.status_env(env_id))["allowance"] == 2
+    (env,) = (await scene.diagnostics())["environments"]
+    assert (env["accepted"], env["rejected"]) == (0, 1)
+
+
+async def test_a_trainer_back_at_a_checkpoint_gets_nothing_of_later_weights(scene: Scene) -> None:
+    env_id = await begin(scene)
+    await scene.send(*(tagged(0) for _ in range(2)))
+    await scene.batch(policy_version=0)
+    await scene.batch(policy_version=3)
+    await scene.send(*(tagged(3, 3) for _ in range(3)))
+    assert marks(await scene.batch(policy_version=3)) == [3, 3]
+    await scene.register(max_staleness=0, run_id="r1", starting_step=1)
+    assert (await scene.get("/status"))["current_step"] == 1
+    assert await is_paused(scene, env_id)
+    assert await scene.batch(policy_version=1) is None
+    await scene.send(tagged(3, 33), tagged(1, 1), tagged(1, 2))
+    assert marks(await scene.batch(policy_version=1)) == [1, 2]
+    assert (await scene.diagnostics())["set_aside"] == {"ahead": 2}
+    assert (await scene.get("/status"))["current_step"] == 2
+
+
+async def test_a_trainer_that_died_before_its_step_gets_its_batch_again(scene: Scene) -> None:
+    await begin(scene)
+    await scene.send(tagged(0, 1), tagged(0, 2))
+    await scene.batch(policy_version=0)
+    await scene.register(max_staleness=0, run_id="r1", starting_step=0)
+    assert (await scene.get("/status"))["current_step"] == 0
+    assert marks(await scene.batch(policy_version=0)) == [1, 2]
+    assert (await scene.get("/status"))["current_step"] == 1
+
+
+async def test_an_async_trainer_may_ask_while_newer_groups_arrive(scene: Scene) -> None:
+    await scene.register(max_staleness=1)
+    await scene.send(tagged(6, 1), tagged(5, 2))
+    assert marks(await scene.batch(policy_version=5)) == [1, 2]
+
+
+async def test_the_old_client_with_a_minimum_share_is_held_during_a_pause(scene: Scene) -> None:
+    """Its worker count ignores the figures of a pause, so the reply waits (spec §3)."""
+    await begin(scene)
+    env_id = await scene.register_env(min_batch_allocation=0.5)
+    await scene.send(tagged(0, env_id=env_id), tagged(0, env_id=env_id))
+    await scene.batch(policy_version=0)
+    async with asyncio.timeout(5):
+        poll = asyncio.create_task(scene.status_env(env_id))
+        await scene.batch(policy_version=1, wait=0.01)
+        assert (await poll)["allowance"] > 0
+
+
+async def test_one_environment_is_allowed_exactly_what_the_batch_lacks(scene: Scene) -> None:
+    await scene.begin(max_staleness=0, batch_size=12)
+    env_id = await scene.register_env(group_size=2)
+    for queued in range(6):
+        assert (await scene.status_env(env_id))["allowance"] == 6 - queued
+        await scene.send(tagged(0, env_id=env_id))
+    assert (await scene.status_env(env_id))["allowance"] == 0
+
+
+async def test_several_environments_share_what_the_batch_lacks(scene: Scene) -> None:
+    await scene.begin(max_staleness=0, batch_size=12)
+    envs = [await scene.register_env() for _ in range(4)]
+    for env_id in envs:
+        await scene.status_env(env_id)
+    assert [(await scene.status_env(env_id))["allowance"] for env_id in envs] == [2, 2, 2, 2]  # 6 in all, rounded up
+    scene.clock.now += 6  # three have gone silent
+    assert (await scene.status_env(envs[0]))["allowance"] == 6
+
+
+async def test_sizes_that_need_each_other_are_never_starved(scene: Scene) -> None:
+    await scene.begin(max_staleness=0, batch_size=24)
+    six, eight = await scene.register_env(group_size=6), await scene.register_env(group_size=8)
+    sizes = {six: 6, eight: 8}
+    for _ in range(40):
+        if (await scene.diagnostics())["batch_ready"]:
+            break
+        for env_id, size in sizes.items():
+            if (await scene.status_env(env_id))["allowance"]:
+                await scene.send(group(size, env_id=env_id))
+    assert await scene.batch(policy_version=0)
+
+
+async def test_a_size_that_can_never_fill_a_batch_is_allowed_nothing_once_it_is_full(scene: Scene) -> None:
+    await scene.begin(max_staleness=0, batch_size=24)
+    env_id = await scene.register_env(group_size=16)
+    assert (await scene.status_env(env_id))["allowance"] == 1
+    await scene.send(group(16, env_id=env_id))
+    assert (await scene.status_env(env_id))["allowance"] == 0
+    assert "size_cannot_pack" in await scene.reason_codes()

@@ -1,0 +1,161 @@
+"""Which groups make a batch: exact sums, older groups first, nobody blocked (spec §2 and §5.6)."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+
+import pytest
+
+from halteres.trajectories.environments import complete
+from halteres.trajectories.lanes import Queue
+from halteres.trajectories.packing import Minimum, can_add_up, can_ever_add_up, choose
+from halteres.trajectories.records import GroupRecord, Place
+
+
+def record(position: int, size: int, env_id: int | None = None) -> GroupRecord:
+    return GroupRecord(
+        id=position, env_id=env_id, size=size, num_bytes=1, received_at=0.0, place=Place.QUEUED, position=position
+    )
+
+
+def queue(*sizes: int) -> Queue:
+    filled = Queue()
+    for position, size in enumerate(sizes):
+        filled.add(record(position, size))
+    return filled
+
+
+def chosen(sizes: tuple[int, ...], batch_size: int) -> list[int] | None:
+    groups = choose(queue(*sizes), batch_size)
+    return None if groups is None else [group.position for group in groups]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch_size", "positions"),
+    [
+        ((4, 4, 8), 12, [0, 2]),  # the original: null for ever
+        ((8, 4, 4), 12, [0, 1]),
+        ((6, 6, 6, 6), 24, [0, 1, 2, 3]),
+        ((6, 8, 8, 8), 24, [1, 2, 3]),  # the 6 waits for its like and blocks nobody
+        ((6, 8, 8, 8, 6, 6, 6), 24, [0, 4, 5, 6]),  # the original never serves the 6s
+        ((16, 16, 16), 24, None),
+        ((16, 16, 8), 24, [0, 2]),
+        ((256, 16, 16), 32, [1, 2]),  # one too large blocks nobody
+        ((2, 2, 2, 2), 4, [0, 1]),
+        ((3,), 3, [0]),
+        ((), 4, None),
+        ((5, 3, 2), 5, [0]),
+        ((3, 5, 2), 5, [0, 2]),
+    ],
+)
+def test_the_oldest_groups_that_add_up_are_chosen(
+    sizes: tuple[int, ...], batch_size: int, positions: list[int] | None
+) -> None:
+    assert chosen(sizes, batch_size) == positions
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_choice_is_the_first_in_queue_order_of_all_exact_ones(seed: int) -> None:
+    draw = random.Random(seed)
+    sizes = tuple(draw.choice((1, 2, 3, 4, 6, 8)) for _ in range(draw.randrange(11)))
+    batch_size = draw.randrange(1, 20)
+    exact = [
+        list(positions)
+        for length in range(len(sizes) + 1)
+        for positions in itertools.combinations(range(len(sizes)), length)
+        if sum(sizes[position] for position in positions) == batch_size
+    ]
+    assert chosen(sizes, batch_size) == (min(exact) if exact else None)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_adding_up_agrees_with_trying_everything(seed: int) -> None:
+    draw = random.Random(seed)
+    sizes = [draw.randrange(1, 12) for _ in range(8)]
+    counts = {size: sizes.count(size) for size in sizes}
+    sums = {sum(part) for length in range(9) for part in itertools.combinations(sizes, length)}
+    assert [total for total in range(60) if can_add_up(counts, total)] == sorted(total for total in sums if total < 60)
+
+
+def test_sizes_that_can_never_add_up_are_known() -> None:
+    assert can_ever_add_up([6, 8], 24)
+    assert not can_ever_add_up([16], 24)
+    assert not can_ever_add_up([6, 9], 20)
+    assert not can_ever_add_up([], 4)
+
+
+def test_a_minimum_share_is_filled_first_and_is_soft() -> None:
+    filled = Queue()
+    for position, env_id in enumerate((0, 0, 0, 0, 1)):
+        filled.add(record(position, 2, env_id))
+    taken = choose(filled, 4, [Minimum(env_id=1, need=4)])
+    assert taken is not None
+    assert [group.env_id for group in taken] == [0, 1]  # one group of it suffices, others fill the rest
+
+
+def test_a_minimum_share_with_nothing_queued_holds_every_batch_back() -> None:
+    filled = queue(2, 2, 2)
+    assert choose(filled, 4, [Minimum(env_id=1, need=2)]) is None
+
+
+def test_groups_without_an_environment_fill_what_no_share_claims() -> None:
+    filled = Queue()
+    filled.add(record(0, 2, None))
+    filled.add(record(1, 2, 0))
+    taken = choose(filled, 4, [Minimum(env_id=0, need=2)])
+    assert taken is not None and [group.position for group in taken] == [0, 1]
+
+
+def test_the_cost_of_a_batch_does_not_grow_with_the_queue() -> None:
+    """Counted in looks at groups, not in seconds."""
+
+    class Counting(Queue):
+        looks = 0
+
+        def of_size(self, size: int):  # type: ignore[no-untyped-def]
+            for group in super().of_size(size):
+                Counting.looks += 1
+                yield group
+
+    filled = Counting()
+    for position in range(5000):
+        filled.add(record(position, (6, 8, 7)[position % 3]))
+    assert choose(filled, 24) is not None
+    assert Counting.looks < 20
+
+
+def test_a_buffer_is_completed_from_its_oldest_groups() -> None:
+    buffer = [record(position, size) for position, size in enumerate((5, 3, 2, 3, 6))]
+    assert [group.position for group in complete(buffer, 8)] == [0, 1]
+    assert complete(buffer, 30) == []
+    assert [group.position for group in complete(buffer[1:], 8)] == [1, 2, 3]
+
+
+def test_a_queue_counts_what_it_holds() -> None:
+    filled, draw = Queue(), random.Random(1)
+    for position in range(200):
+        filled.add(record(position, draw.choice((2, 4, 7)), draw.choice((None, 0, 1))))
+    for position in draw.sample(range(200), 150):
+        filled.remove(filled.groups[position])
+    held = list(filled.groups.values())
+    assert filled.num_sequences == sum(group.size for group in held)
+    assert filled.num_by_size == {size: sum(group.size == size for group in held) for size in (2, 4, 7)}
+    for env_id in (None, 0, 1):
+        own = [group for group in held if group.env_id == env_id]
+        assert list(filled.of_env(env_id)) == own
+        assert (filled.sequences_of(env_id), filled.num_groups_of(env_id)) == (sum(g.size for g in own), len(own))
+    assert filled.largest() == max(group.size for group in held)
+
+
+def test_removing_from_the_front_stays_cheap() -> None:
+    """Emptying a plain dict from its front takes quadratic time: 50,000 groups, minutes."""
+    filled = queue(*[4] * 50_000)
+    started = time.process_time()
+    while len(filled):
+        groups = choose(filled, 64)
+        assert groups
+        for group in groups:
+            filled.remove(group)
+    assert time.process_time() - started < 20

@@ -1,0 +1,308 @@
+"""Every route of the original answers in its exact shape (spec §1 to §3)."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+
+import pytest
+
+from halteres.trajectories.encoding import BadBody, TooLarge, inflate
+
+from .scenes import ENV, TRAINER, Scene, group
+
+KEYS = {
+    "tokens",
+    "masks",
+    "scores",
+    "advantages",
+    "ref_logprobs",
+    "messages",
+    "generation_params",
+    "inference_logprobs",
+    "overrides",
+    "group_overrides",
+    "images",
+    "env_id",
+    "distill_token_ids",
+    "distill_logprobs",
+}
+NOT_REGISTERED = {"status": "error", "message": "Trainer not registered. Call /register first.", "batch": []}
+
+
+async def test_the_root_names_the_original(scene: Scene) -> None:
+    assert await scene.get("/") == {"message": "AtroposLib API"}
+
+
+async def test_before_a_trainer_registers_everything_answers(scene: Scene) -> None:
+    assert await scene.get("/batch") == NOT_REGISTERED
+    assert await scene.get("/info") == {"batch_size": -1, "max_token_len": -1}
+    assert await scene.get("/wandb_info") == {"group": None, "project": None}
+    assert await scene.get("/status") == {"current_step": 0, "queue_size": 0}
+    assert await scene.post("/register-env", ENV) == {"status": "wait for trainer to start"}
+    empty = await scene.get("/latest_example")
+    assert set(empty) == KEYS - {"overrides", "group_overrides", "env_id", "distill_token_ids", "distill_logprobs"}
+    assert all(value == [] for value in empty.values())
+
+
+async def test_the_uuid_is_a_bare_integer_of_128_bits(scene: Scene) -> None:
+    uuids = [(await scene.register())["uuid"] for _ in range(8)]
+    assert all(isinstance(uuid, int) for uuid in uuids)
+    assert 2**64 < max(uuids) < 2**128
+    assert len(set(uuids)) == 8
+
+
+async def test_info_and_wandb_info_repeat_the_registration(scene: Scene) -> None:
+    await scene.register()
+    assert await scene.get("/info") == {"batch_size": 4, "max_token_len": 64}
+    assert await scene.get("/wandb_info") == {"group": "g", "project": "p"}
+
+
+async def test_environments_wait_until_the_first_batch_is_asked_for(scene: Scene) -> None:
+    await scene.register(starting_step=3)
+    assert await scene.post("/register-env", ENV) == {"status": "wait for trainer to start"}
+    assert await scene.get("/batch") == {"batch": None}
+    assert await scene.post("/register-env", ENV) == {
+        "status": "success",
+        "env_id": 0,
+        "wandb_name": "sums_0",
+        "checkpoint_dir": "/ckpt",
+        "starting_step": 3,
+        "checkpoint_interval": 5,
+        "num_steps": 10,
+    }
+    second = await scene.post("/register-env", ENV)
+    assert (second["env_id"], second["wandb_name"]) == (1, "sums_1")
+
+
+async def test_a_null_name_is_accepted(scene: Scene) -> None:
+    await scene.begin()
+    assert (await scene.post("/register-env", {**ENV, "desired_name": None}))["wandb_name"] == "env_0"
+
+
+async def test_disconnecting_fails_with_status_200(scene: Scene) -> None:
+    await scene.begin()
+    env_id = await scene.register_env()
+    assert await scene.post("/disconnect-env", {"env_id": env_id}) == {"status": "success"}
+    answer = await scene.post("/disconnect-env", {"env_id": 99})
+    assert answer["status"] == "failure" and "99" in answer["error"]
+
+
+async def test_a_batch_carries_all_keys_and_nothing_else(scene: Scene) -> None:
+    await scene.begin(batch_size=2)
+    await scene.send(group(2, unknown=1))
+    answer = await scene.get("/batch")
+    assert set(answer) == {"batch"}
+    (element,) = answer["batch"]
+    assert set(element) == KEYS
+    assert {name: element[name] for name in ("tokens", "masks", "scores", "inference_logprobs")} == group(2)
+    assert all(element[name] is None for name in KEYS - set(group()))
+
+
+async def test_every_optional_field_comes_back_as_it_was_sent(scene: Scene) -> None:
+    await scene.begin(batch_size=1)
+    extra = {
+        "advantages": [[0.5, 0.5, 0.5]],
+        "ref_logprobs": [[-1.0, -1.0, -1.0]],
+        "messages": [[{"role": "user", "content": "1+1", "tool": {"x": None}}]],
+        "generation_params": {"temperature": 0.5},
+        "overrides": [{"set_advantage_to_zero": True}],
+        "group_overrides": {"skip_teacher_top_k": True},
+        "images": [None, {"any": "thing"}],
+        "distill_token_ids": [[[1], [2], [3]]],
+        "distill_logprobs": [[[-0.1], [-0.2], [-0.3]]],
+        "policy_version": [[3, 4]],
+    }
+    await scene.send(group(1, **extra))
+    (element,) = await scene.batch() or []
+    assert {name: element[name] for name in extra} == extra
+
+
+async def test_numeric_strings_and_integral_floats_are_coerced(scene: Scene) -> None:
+    await scene.post("/register", {**TRAINER, "batch_size": "2", "max_token_len": 64.0})
+    assert await scene.get("/info") == {"batch_size": 2, "max_token_len": 64}
+    await scene.get("/batch")
+    await scene.send({"tokens": [["1", 2.0], [3]], "masks": [[1, 2], [3]], "scores": ["0.5", True], "env_id": "0"})
+    (element,) = await scene.batch() or []
+    assert (element["tokens"], element["scores"], element["env_id"]) == ([[1, 2], [3]], [0.5, 1.0], 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "place"),
+    [
+        ("/register", {"wandb_group": "g"}, ["body", "wandb_project"]),
+        ("/register", {**TRAINER, "batch_size": "many"}, ["body", "batch_size"]),
+        ("/register", {**TRAINER, "batch_size": 0}, ["body", "batch_size"]),
+        ("/register-env", {"desired_name": "x"}, ["body", "max_token_length"]),
+        ("/disconnect-env", {}, ["body", "env_id"]),
+        ("/scored_data", {"tokens": [[1]], "masks": [[1]]}, ["body", "scores"]),
+        ("/scored_data", {**group(), "tokens": [["a"]]}, ["body", "tokens", 0, 0]),
+        ("/scored_data", {**group(1), "messages": [[{"role": "user"}]]}, ["body", "messages", 0, "content"]),
+        ("/scored_data", b"{", ["body"]),
+        ("/scored_data_list", [{"tokens": []}], ["body", "masks"]),
+        ("/scored_data_list", {"tokens": []}, ["body"]),
+    ],
+)
+async def test_a_body_that_does_not_fit_is_422_and_says_where(
+    scene: Scene, path: str, body: object, place: list[object]
+) -> None:
+    answer = await scene.raw_post(path, body)
+    assert answer.status_code == 422
+    (problem,) = answer.json()["detail"]
+    assert problem["loc"] == place
+    assert set(problem) == {"type", "loc", "msg"}
+
+
+async def test_one_bad_group_refuses_the_whole_list(scene: Scene) -> None:
+    await scene.begin()
+    assert (await scene.raw_post("/scored_data_list", [group(), {"tokens": 1}])).status_code == 422
+    assert (await scene.get("/status"))["queue_size"] == 0
+
+
+async def test_a_list_says_how_many_groups_it_had(scene: Scene) -> None:
+    await scene.begin(batch_size=8)
+    assert await scene.post("/scored_data_list", [group(), group()]) == {"status": "received", "groups_processed": 2}
+    env_id = await scene.register_env(group_size=4)
+    answer = await scene.post("/scored_data_list", [group(1, env_id=env_id), group(4, env_id=env_id)])
+    assert answer == {"status": "received", "groups_processed": 2, "buffered": 1, "last_buffer_size": 1}
+
+
+async def test_status_counts_groups_and_deliveries(scene: Scene) -> None:
+    await scene.begin(starting_step=7)
+    await scene.send(group(), group(), group())
+    assert await scene.get("/status") == {"current_step": 7, "queue_size": 3}
+    await scene.batch()
+    assert await scene.get("/status") == {"current_step": 8, "queue_size": 1}
+
+
+async def test_status_env_has_the_figures_of_the_original(scene: Scene) -> None:
+    await scene.begin(batch_size=16)
+    one = await scene.register_env(group_size=4, weight=3.0)
+    other = await scene.register_env(group_size=4, min_batch_allocation=0.25)
+    await scene.send(group(4, env_id=one), group(4, env_id=other), group(4, env_id=other))
+    status = await scene.status_env(one)
+    assert status.pop("allowance") == 1
+    assert status == {
+        "current_step": 0,
+        "queue_size": 2,  # 4 own, and of the other's 8 what exceeds its 16 * 0.25
+        "unallocated_fraction": 0.75,
+        "self_queue_size": 1,
+        "max_group_size": 4,
+        "env_weight": 0.75,
+    }
+
+
+async def test_a_weight_of_minus_one_is_ignored(scene: Scene) -> None:
+    await scene.begin()
+    env_id = await scene.register_env(weight=-1.0)
+    assert (await scene.status_env(env_id))["env_weight"] == 1.0
+
+
+@pytest.mark.parametrize("env_id", [5, -1, 2**70])
+async def test_an_unknown_environment_is_never_an_error(scene: Scene, env_id: int) -> None:
+    """An unmodified client dies of three failures in a row, so none may happen while a server restarts."""
+    assert (await scene.status_env(env_id))["current_step"] == 0
+    await scene.begin()
+    assert (await scene.status_env(env_id))["env_weight"] == 1.0
+
+
+async def test_an_unknown_environment_is_adopted_with_its_groups(scene: Scene) -> None:
+    await scene.begin()
+    await scene.send(group(2, env_id=5))
+    status = await scene.status_env(5)
+    assert (status["self_queue_size"], status["allowance"]) == (1, 1)
+    assert await scene.register_env() == 6
+
+
+async def test_the_latest_example_is_the_newest_queued_group(scene: Scene) -> None:
+    await scene.begin(batch_size=2)
+    env_id = await scene.register_env()
+    await scene.send(group(2, mark=1), group(2, mark=2), group(1, mark=3, env_id=env_id))
+    assert (await scene.get("/latest_example"))["tokens"][0][0] == 2
+    await scene.batch()
+    await scene.batch()
+    assert (await scene.get("/latest_example"))["tokens"][0][0] == 2
+
+
+async def test_a_reset_forgets_everything_but_the_ids_of_environments(scene: Scene) -> None:
+    await scene.begin()
+    env_id = await scene.register_env()
+    await scene.send(group(), group(), group())
+    await scene.batch()
+    answer = await scene.http.get("/reset_data")
+    assert (answer.text, answer.headers["content-type"].split(";")[0]) == ("Reset successful", "text/plain")
+    assert await scene.get("/batch") == NOT_REGISTERED
+    assert await scene.get("/info") == {"batch_size": -1, "max_token_len": -1}
+    assert await scene.get("/status") == {"current_step": 0, "queue_size": 0}
+    assert (await scene.get("/latest_example"))["tokens"] == []
+    assert (await scene.status_env(env_id))["allowance"] == 0
+    await scene.begin()
+    assert await scene.batch() is None
+    assert await scene.register_env() == env_id + 1
+
+
+async def test_groups_may_come_before_the_trainer(scene: Scene) -> None:
+    """The original is wedged for ever by this order."""
+    await scene.send(group(mark=1), group(mark=2))
+    await scene.register()
+    assert len(await scene.batch() or []) == 2
+
+
+async def test_gzip_is_understood_and_spoken(scene: Scene) -> None:
+    await scene.begin(batch_size=64)
+    body = gzip.compress(json.dumps(group(64)).encode())
+    assert await scene.post("/scored_data", body, content_encoding="gzip") == {"status": "received"}
+    answer = await scene.http.get("/batch", headers={"accept-encoding": "gzip"})
+    assert answer.headers["content-encoding"] == "gzip"
+    assert len(answer.json()["batch"][0]["tokens"]) == 64
+    plain = await scene.http.get("/latest_example", headers={"accept-encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+
+
+@pytest.mark.parametrize("damage", [lambda body: body[:-9], lambda body: b"no gzip", lambda body: b""])
+async def test_a_broken_gzip_body_is_400_in_plain_text(scene: Scene, damage: object) -> None:
+    assert callable(damage)
+    body = damage(gzip.compress(json.dumps(group()).encode()))
+    answer = await scene.raw_post("/scored_data", body, content_encoding="gzip")
+    assert (answer.status_code, answer.text) == (400, "Invalid gzip payload")
+
+
+def test_inflating_stops_at_the_limit() -> None:
+    bomb = gzip.compress(b"0" * 1_000_000)
+    with pytest.raises(TooLarge):
+        inflate(bomb, limit=100_000)
+    assert inflate(bomb[:] + gzip.compress(b"1"), limit=1_000_001) == b"0" * 1_000_000 + b"1"
+    with pytest.raises(BadBody):
+        inflate(bomb + b"garbage", limit=2_000_000)
+
+
+@pytest.mark.parametrize(
+    "headers", [{"host": "evil.example:8000"}, {"origin": "http://evil.example"}, {"origin": "null"}, {"host": "["}]
+)
+async def test_pages_of_other_origins_are_refused(scene: Scene, headers: dict[str, str]) -> None:
+    await scene.begin()
+    assert (await scene.http.get("/reset_data", headers=headers)).status_code == 403
+    assert (await scene.get("/info"))["batch_size"] == 4
+
+
+async def test_an_unknown_route_is_404(scene: Scene) -> None:
+    assert (await scene.http.get("/nope")).json() == {"detail": "Not Found"}
+    assert (await scene.http.get("/register")).status_code == 405
+
+
+async def test_the_server_describes_itself(scene: Scene) -> None:
+    described = await scene.get("/openapi.json")
+    assert set(described["components"]["schemas"]) >= {"Registration", "ScoredData"}
+    page = (await scene.http.get("/docs")).text
+    assert all(path in page for path in described["paths"])
+
+
+async def test_random_groups_come_back_number_for_number(scene: Scene) -> None:
+    draw = random.Random(3)
+    await scene.begin(batch_size=3)
+    sent = group(3)
+    sent["inference_logprobs"] = [[1.0, -draw.random() * 1e-7, -draw.random() * 30] for _ in range(3)]
+    await scene.send(sent)
+    (element,) = await scene.batch() or []
+    assert element["inference_logprobs"] == sent["inference_logprobs"]
