@@ -58,3 +58,11 @@ def for_child(**changes: str) -> dict[str, str]:
     }
     inherited = {name: value for name, value in os.environ.items() if name != "HALTERES_LIFELINE_FD"}
     return {**quiet, **inherited, **changes}
+
+
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIALS")
+
+
+def for_stranger(**changes: str) -> dict[str, str]:
+    """The environment for a child that gets no secrets: `for_child` without anything named like one."""
+    return {name: value for name, value in for_child(**changes).items() if not name.upper().endswith(_SECRET)}

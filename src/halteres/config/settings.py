@@ -12,6 +12,7 @@ Never: reads files or variables (`config.files`), knows an environment's own fie
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -45,6 +46,11 @@ class RunSettings(Section):
         float | None, Field(gt=0, description="stop with a checkpoint after this many minutes of training")
     ] = None
 
+    @property
+    def environment_name(self) -> str:
+        """The environment's name, also where it was given as a path to its file."""
+        return Path(self.environment).stem if self.environment.endswith(".py") else self.environment
+
 
 class InferenceSettings(Section):
     """The base model and where it is served."""
@@ -53,6 +59,9 @@ class InferenceSettings(Section):
         BUILTIN_MODEL
     )
     threads: Annotated[int | None, Field(ge=1, description="engine threads; default: cores - 1, at least 1")] = None
+    engine: Annotated[
+        Literal["torch", "scripted"], Field(description="what computes; 'scripted' has no weights and learns nothing")
+    ] = "torch"
     url: Annotated[
         str | None, Wiring("the supervisor writes the service's address; use --service to name another"), Field()
     ] = None

@@ -1,0 +1,186 @@
+"""Settings from files and edits: one value, or one error that lists everything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from halteres.config.environment_file import built_in, find_environment
+from halteres.config.files import load_settings, settings_schema
+from halteres.config.settings import Settings
+from halteres.errors import InvalidConfig, NotFound
+
+ENVIRONMENT = str(Path(__file__).parents[1] / "runs" / "standin_env.py")
+
+
+def refused(*edits: str, file: Path | None = None) -> InvalidConfig:
+    with pytest.raises(InvalidConfig) as error:
+        load_settings(ENVIRONMENT, file, edits)
+    return error.value
+
+
+def problems(error: InvalidConfig) -> dict[str, dict[str, Any]]:
+    return {problem["field"]: problem for problem in error.details["problems"]}
+
+
+def test_without_file_or_edits_the_defaults_hold() -> None:
+    settings = load_settings(ENVIRONMENT, None, [])
+    assert settings.trainer == Settings().trainer
+    assert settings.env["group_size"] == 2, "the environment's own, not the base class's"
+
+
+def test_edits_beat_the_file_and_the_file_beats_the_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({"trainer": {"total_steps": 7, "learning_rate": 0.01}, "env": {"difficulty": 3}}))
+    settings = load_settings(ENVIRONMENT, file, ["trainer.total_steps=9"])
+    assert (settings.trainer.total_steps, settings.trainer.learning_rate, settings.env["difficulty"]) == (9, 0.01, 3)
+
+
+@pytest.mark.parametrize(
+    ("edit", "section", "field", "value"),
+    [
+        ("learning_rate=1e-3", "trainer", "learning_rate", 1e-3),
+        ("trainer.learning_rate=1E-3", "trainer", "learning_rate", 1e-3),
+        ("total_steps=5", "trainer", "total_steps", 5),
+        ("seed=3", "run", "seed", 3),
+        ("run.name=a=b", "run", "name", "a=b"),
+        ("threads=null", "inference", "threads", None),
+    ],
+)
+def test_a_bare_field_finds_its_section(edit: str, section: str, field: str, value: object) -> None:
+    assert getattr(getattr(load_settings(ENVIRONMENT, None, [edit]), section), field) == value
+
+
+def test_a_bare_field_may_be_the_environments() -> None:
+    assert load_settings(ENVIRONMENT, None, ["difficulty=4"]).env["difficulty"] == 4
+
+
+def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("trainer: {lora_rank: banana}\nenvv: {}\n")
+    error = refused("trainer.total_stepz=5", "group_size=many", "run.seed=-1", "nonsense", file=file)
+    found = problems(error)
+    assert found.keys() == {
+        *("trainer.lora_rank", "envv", "trainer.total_stepz", "env.group_size", "run.seed", "nonsense"),
+    }
+    assert found["trainer.total_stepz"]["did_you_mean"] == "trainer.total_steps"
+    assert found["envv"]["did_you_mean"] == "env"
+    assert "valid integer" in found["trainer.lora_rank"]["rule"]
+    assert error.sentence.startswith("6 settings cannot be used.")
+
+
+def test_a_bare_slip_offers_the_nearest_of_all_sections() -> None:
+    assert problems(refused("lerning_rate=1"))["lerning_rate"]["did_you_mean"] == "trainer.learning_rate"
+    assert problems(refused("dificulty=1"))["dificulty"]["did_you_mean"] == "difficulty"
+
+
+@pytest.mark.parametrize(
+    ("edit", "why"),
+    [
+        ("env.rollout_server_url=http://x", "the supervisor writes the trajectory server's address"),
+        ("env.total_steps=3", "set trainer.total_steps"),
+        ("inference.url=http://x", "the supervisor writes the service's address"),
+        ("tokenizer_name=x", "it is the base model's; set inference.model"),
+    ],
+)
+def test_wiring_is_refused_with_the_reason(edit: str, why: str) -> None:
+    assert why in refused(edit).sentence
+
+
+def test_a_batch_of_broken_groups_is_refused_with_the_sizes_on_either_side() -> None:
+    found = problems(refused("env.batch_size=65", "env.group_size=12"))["env.batch_size"]
+    assert found["rule"] == "must be a multiple of group_size 12"
+    assert found["suggest"] == [60, 72]
+
+
+def test_a_truth_value_is_no_number() -> None:
+    assert problems(refused("run.seed=true"))["run.seed"]["rule"] == "must be a number"
+
+
+def test_an_unset_batch_size_becomes_whole_groups_near_128() -> None:
+    assert load_settings(ENVIRONMENT, None, ["batch_size=-1", "group_size=12"]).env["batch_size"] == 120
+
+
+def test_the_base_of_a_resumed_run_keeps_what_is_not_edited() -> None:
+    base = load_settings(ENVIRONMENT, None, ["learning_rate=0.5", "difficulty=9"])
+    settings = load_settings(None, None, ["total_steps=99"], base=base)
+    assert settings.trainer == base.trainer.model_copy(update={"total_steps": 99})
+    assert settings.env == base.env
+    assert settings.run.environment == ENVIRONMENT
+
+
+@pytest.mark.parametrize("text", ["a: [", "- just\n- a list\n", "\xff\xfe".encode("latin-1").decode("latin-1") + ": :"])
+def test_a_file_that_is_no_mapping_is_a_sentence(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    assert str(file) in refused(file=file).sentence
+
+
+def test_a_missing_file_is_a_sentence(tmp_path: Path) -> None:
+    assert "cannot be read" in refused(file=tmp_path / "none.yaml").sentence
+
+
+def test_an_unknown_environment_offers_the_nearest() -> None:
+    with pytest.raises(NotFound, match="Did you mean 'arithmetic'"):
+        load_settings("arithmetik", None, [])
+
+
+def test_built_in_environments_are_files_that_run_as_commands() -> None:
+    assert "arithmetic" in built_in()
+    assert "base" not in built_in()
+
+
+def test_an_unknown_interpreter_is_a_sentence() -> None:
+    with pytest.raises(NotFound, match="no Python interpreter '/no/python'"):
+        find_environment("arithmetic", "/no/python")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("raise SystemExit(0)\n", "printed no usable JSON"),
+        ("import sys; sys.exit('error: No data.')\n", "No data."),
+        ("1 / 0\n", "ZeroDivisionError"),
+        ("print('{}')\n", "printed no usable JSON"),
+    ],
+)
+def test_an_environment_that_cannot_describe_itself_is_broken(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text(text)
+    with pytest.raises(InvalidConfig, match="is broken") as error:
+        load_settings(str(file), None, [])
+    assert says in error.value.sentence
+
+
+def test_an_environment_that_hangs_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("halteres.config.environment_file.DEADLINE_S", 0.3)
+    file = tmp_path / "hangs.py"
+    file.write_text("import subprocess; subprocess.run(['sleep', '1000'])\n")
+    with pytest.raises(InvalidConfig, match="did not describe itself within"):
+        load_settings(str(file), None, [])
+
+
+def test_an_environment_sees_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-secret")
+    file = tmp_path / "curious.py"
+    file.write_text("import os, sys; sys.exit(f\"error: saw {os.environ.get('TINKER_API_KEY')}\")\n")
+    with pytest.raises(InvalidConfig, match="saw None"):
+        load_settings(str(file), None, [])
+
+
+def test_an_environment_without_describe_is_taken_as_its_file_says(tmp_path: Path) -> None:
+    file = tmp_path / "atropos.py"
+    file.write_text(
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('v', choices=['serve'])\np.parse_args()\n"
+    )
+    settings = load_settings(str(file), None, ["env.group_size=8", "env.whatever=1"])
+    assert settings.env == {"group_size": 8, "whatever": 1, "batch_size": 128}
+
+
+def test_the_schema_names_every_field_and_marks_wiring() -> None:
+    schema = settings_schema()["$defs"]
+    assert schema["TrainerSettings"]["properties"]["total_steps"]["minimum"] == 1
+    assert "supervisor" in schema["InferenceSettings"]["properties"]["url"]["x-wiring"]
