@@ -1,0 +1,106 @@
+"""One child process: started so that it cannot outlive us, and ended so that nothing of it remains.
+
+Owns: the lifeline (a pipe whose write end only the supervisor holds), the child's process group, its exit.
+Never: decides what an exit means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from halteres.config import environ
+from halteres.process import die_with_parent
+from halteres.runs import identity
+
+GRACE_S = 10.0
+"""How long a child may take to end in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lifeline:
+    """A pipe: children hold the read end and end themselves when it does."""
+
+    read_end: int
+    write_end: int
+
+    @classmethod
+    def open(cls) -> Lifeline:
+        """A new one; neither end is inherited unless passed on."""
+        return cls(*os.pipe())
+
+    def close(self) -> None:
+        """Let go: whoever still holds the read end ends."""
+        os.close(self.write_end)
+        os.close(self.read_end)
+
+
+@dataclass(slots=True)
+class Child:
+    """A running (or ended) child in a process group of its own."""
+
+    process: asyncio.subprocess.Process
+    who: Mapping[str, Any]  # pid, start_time, boot_id
+    exited: asyncio.Task[int] = field(repr=False)  # ends with the exit code, negative for a signal
+
+    @property
+    def pid(self) -> int:
+        """Its pid, which is also its group's."""
+        return self.process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self.process.returncode
+
+    async def end(self, grace_s: float = GRACE_S) -> int:
+        """SIGTERM, wait, then SIGKILL for the whole group. Returns the exit code; safe to repeat."""
+        if self.exit_code is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.terminate()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self.exited), grace_s)
+        self.sweep()
+        return await self.exited
+
+    def sweep(self) -> None:
+        """Kill what is left of the group: grandchildren survive their parent otherwise."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+async def spawn(
+    command: Sequence[str],
+    *,
+    log: Path,
+    folder: Path,
+    lifeline: Lifeline,
+    descriptors: Sequence[int] = (),
+    output: int | None = None,
+) -> Child:
+    """Start a command with its output in `log`; `output` sends stdout elsewhere (`asyncio.subprocess.PIPE`).
+
+    Raises:
+        OSError: there is no such program, or no process can be made.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as sink:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            cwd=folder,
+            env=environ.for_child(HALTERES_LIFELINE_FD=str(lifeline.read_end), PYTHONUNBUFFERED="1"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=sink if output is None else output,
+            stderr=sink,
+            pass_fds=(lifeline.read_end, *descriptors),
+            process_group=0,
+            preexec_fn=die_with_parent,
+        )
+    who = identity.identity(process.pid)
+    return Child(process, who, asyncio.create_task(process.wait(), name=f"exit of {process.pid}"))

@@ -1,0 +1,196 @@
+"""The run directory: the interface of a run, for every process that looks at it.
+
+Owns: where runs live, their ids, reading their files, finding them; telling a lost supervisor from a living one.
+Never: starts or stops anything; writes, except the verdict over a run whose supervisor is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from halteres.config import environ
+from halteres.config.settings import Settings
+from halteres.errors import Conflict, NotFound, nearest
+from halteres.observe.metrics import Row, read_rows
+from halteres.runs import identity, lock
+from halteres.runs.state import RESERVE, RunState, read_state, write_state
+
+__all__ = ["RunDirectory", "RunState", "find_run", "list_runs", "new_run_id", "runs_home"]
+
+TAIL_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """One run's files. Reading is safe at any time, from any process."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        """Eight hex digits; the folder's name."""
+        return self.path.name
+
+    def state(self) -> RunState:
+        """What the run is doing. A run whose supervisor is gone has failed, and is told so from then on."""
+        state = read_state(self.path / "run.json")
+        if state.terminal or self.supervised:
+            return state
+        return self._lost()
+
+    @property
+    def supervised(self) -> bool:
+        """Whether a supervisor holds the lock."""
+        try:
+            with lock.taken(self.path / "lock"):
+                return False
+        except (Conflict, OSError):
+            # Another reader may hold it for an instant while it writes its verdict, or we may not write: the pid tells.
+            supervisor = read_state(self.path / "run.json").supervisor
+            return supervisor is None or identity.alive(supervisor)
+
+    def settings(self, edits: Sequence[str] = ()) -> Settings:
+        """The run's settings, with edits."""
+        settings = Settings.model_validate_json((self.path / "settings.json").read_bytes())
+        if not edits:
+            return settings
+        from halteres.config.files import load_settings
+
+        return load_settings(None, None, edits, base=settings)
+
+    def environment_config(self) -> dict[str, Any]:
+        """The environment's own settings as they held in the run."""
+        config = yaml.safe_load((self.path / "config.yaml").read_text())
+        return dict(config.get("env") or {})
+
+    def metrics(self) -> list[Row]:
+        """Rows of metrics.jsonl, as written (`observe.metrics.merge_by_step` joins them)."""
+        return read_rows(self.path / "metrics.jsonl")
+
+    def events(self) -> list[Row]:
+        """What happened, oldest first."""
+        return read_rows(self.path / "events.jsonl")
+
+    def checkpoints(self) -> list[Row]:
+        """Checkpoints, oldest first: {name, step, state_path, sampler_path, final, t}."""
+        return read_rows(self.path / "checkpoints.jsonl")
+
+    def newest_checkpoint(self) -> Row | None:
+        """The last checkpoint that training can go on from."""
+        resumable = [row for row in self.checkpoints() if row.get("state_path")]
+        return max(reversed(resumable), key=lambda row: row["step"], default=None)
+
+    def log(self, role: str) -> Path:
+        """A role's log file: service, api, trainer, env, eval, supervisor."""
+        return self.path / "logs" / f"{role}.log"
+
+    def log_tail(self, role: str, lines: int = 8) -> list[str]:
+        """The last lines of a role's log; none where it has written nothing."""
+        return tail(self.log(role), lines)
+
+    def results(self) -> dict[str, Any] | None:
+        """The final answer, once the run has ended."""
+        try:
+            return json.loads((self.path / "results.json").read_bytes())
+        except OSError:
+            return None
+
+    def _lost(self) -> RunState:
+        """The verdict over a run whose supervisor is gone, written if nobody else is just doing so."""
+        try:
+            with lock.taken(self.path / "lock"):
+                state = read_state(self.path / "run.json")
+                if not state.terminal:
+                    state = self._verdict(state)
+                    (self.path / RESERVE).unlink(missing_ok=True)
+                    write_state(self.path / "run.json", state)
+                return state
+        except (Conflict, OSError):
+            state = read_state(self.path / "run.json")
+            return state if state.terminal else self._verdict(state)
+
+    def _verdict(self, state: RunState) -> RunState:
+        newest = self.newest_checkpoint()
+        how = f"halteres train --resume {self.run_id}"
+        go_on = f"Go on from step {newest['step']}: {how}" if newest else "It has no checkpoint yet: start it again."
+        return msgspec.structs.replace(
+            state,
+            status="failed",
+            code="supervisor_lost",
+            error=f"The run's supervisor is gone; its processes ended with it. {go_on}",
+            resumable=newest is not None,
+            last_checkpoint=newest,
+            step=max([state.step, *(row["step"] for row in self.metrics() if isinstance(row.get("step"), int))]),
+            ended_at=self._last_heartbeat(),
+        )
+
+    def _last_heartbeat(self) -> float:
+        try:
+            return (self.path / "heartbeat").stat().st_mtime
+        except OSError:
+            return time.time()
+
+
+def runs_home() -> Path:
+    """The folder of all runs: HALTERES_HOME/runs."""
+    return environ.home() / "runs"
+
+
+def new_run_id() -> str:
+    """Eight hex digits that no run has yet."""
+    while (runs_home() / (run_id := secrets.token_hex(4))).exists():
+        pass
+    return run_id
+
+
+def list_runs() -> list[RunDirectory]:
+    """Every run, newest first."""
+    found: list[tuple[float, RunDirectory]] = []
+    for file in runs_home().glob("[!.]*/run.json"):
+        try:
+            found.append((read_state(file).created_at, RunDirectory(file.parent)))
+        except NotFound:
+            continue  # removed while we looked, or not ours
+    return [run for _, run in sorted(found, key=lambda item: item[0], reverse=True)]
+
+
+def find_run(prefix_or_name: str) -> RunDirectory:
+    """The run of this id, unique beginning of an id, or name. NotFound with the nearest, or with all that fit."""
+    runs = list_runs()
+    names = {run: read_state(run.path / "run.json").name for run in runs}
+    exact = [run for run in runs if run.run_id == prefix_or_name]
+    fitting = exact or [run for run in runs if prefix_or_name and run.run_id.startswith(prefix_or_name)]
+    fitting = fitting or [run for run in runs if names[run] == prefix_or_name]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        ids = [run.run_id for run in fitting]
+        raise NotFound(
+            f"'{prefix_or_name}' fits {len(ids)} runs.",
+            f"They are {', '.join(f'{run.run_id} ({names[run]})' for run in fitting[:8])}.",
+            "Write more of the id.",
+            kind="run_ambiguous",
+            allowed=ids,
+        )
+    guess = nearest(prefix_or_name, [run.run_id for run in runs] + sorted(set(names.values())))
+    hint = f"Did you mean {guess}?" if guess else f"There are {len(runs)} runs."
+    raise NotFound(f"Run '{prefix_or_name}' not found.", hint, "halteres runs list shows all.", did_you_mean=guess)
+
+
+def tail(file: Path, lines: int) -> list[str]:
+    """The last lines of a text file; none where there is no file."""
+    try:
+        with file.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, 2) - TAIL_BYTES))
+            return stream.read().decode(errors="replace").splitlines()[-lines:]
+    except OSError:
+        return []

@@ -1,0 +1,56 @@
+"""The engine seen from the supervisor: a grandchild, known by what its service says.
+
+Owns: its entry in run.json, and noticing its end at once (Linux: a pid descriptor; elsewhere by looking).
+Never: starts or ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from halteres.runs import identity
+
+LOOK_EVERY_S = 0.5
+
+
+def engine_of(service_folder: Path) -> dict[str, Any] | None:
+    """The engine's entry for run.json, from its service's service.json; None where that says nothing."""
+    try:
+        told = json.loads((service_folder / "service.json").read_bytes())
+        pid = int(told["engine_pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return {**identity.identity(pid), "pgid": _group(pid), "port": None, "exit": None, "state": "running"}
+
+
+async def gone(who: Mapping[str, Any]) -> None:
+    """Return once this process has ended."""
+    if sys.platform != "linux":
+        while identity.alive(who):  # noqa: ASYNC110 - nothing here tells us of a stranger's end
+            await asyncio.sleep(LOOK_EVERY_S)
+        return
+    try:
+        descriptor = os.pidfd_open(who["pid"])
+    except ProcessLookupError:
+        return
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    try:
+        loop.add_reader(descriptor, ended.set)
+        if identity.alive(who):
+            await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+def _group(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None

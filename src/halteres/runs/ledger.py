@@ -1,0 +1,60 @@
+"""The supervisor's pen: run.json, events.jsonl and the heartbeat of one run.
+
+Owns: the state in memory, and that disk follows every change of it.
+Never: decides a change.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import Any
+
+import msgspec
+
+from halteres.observe.metrics import WriteFailed, append_row
+from halteres.runs.directory import RunDirectory
+from halteres.runs.state import RunState, read_state, write_state
+
+_log = logging.getLogger(__name__)
+
+
+class Ledger:
+    """The one writer of a run's state."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.run = run
+        self.state: RunState = read_state(run.path / "run.json")
+
+    def update(self, **changes: Any) -> None:
+        """Change the state, and say so where status or phase changed."""
+        before = self.state
+        self.state = msgspec.structs.replace(before, **changes)
+        if self.state == before:
+            return
+        try:
+            write_state(self.run.path / "run.json", self.state)
+        except OSError as error:  # a full disk must not keep us from stopping the processes; the end is tried again
+            _log.error("run.json could not be written: %s", error)
+        if (before.status, before.phase) != (self.state.status, self.state.phase):
+            self.event("status", status=self.state.status, phase=self.state.phase)
+
+    def process(self, role: str, **facts: Any) -> None:
+        """Change what is known of one process."""
+        known = {**self.state.processes.get(role, {}), **facts}
+        self.update(processes={**self.state.processes, role: known})
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Append an event."""
+        try:
+            append_row(self.run.path / "events.jsonl", {"t": time.time(), "type": kind, **facts})
+        except WriteFailed as error:
+            _log.error("%s", error.sentence)
+
+    def beat(self) -> None:
+        """Show that the supervisor lives."""
+        try:
+            os.utime(self.run.path / "heartbeat")
+        except OSError as error:
+            _log.error("No heartbeat: %s", error)

@@ -1,0 +1,153 @@
+"""Going on from another run's newest checkpoint.
+
+Owns: which checkpoint, whether the settings fit it, and what the new run carries over.
+Never: changes the old run: its end stays what it was.
+
+A resumed run is a new run with `resumed_from`. Its service stands on a copy of the old one's state (journal copied,
+checkpoint files linked: they are never written again), so that the old checkpoints keep their tinker:// paths and the
+new run lives on when the old one is deleted. Where the old run used somebody else's service, the checkpoints are
+there, and the new run must use the same. Metrics, evaluations and rollouts up to the checkpoint come along: the curve
+is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from halteres.config.problem import Problem, refusal
+from halteres.config.settings import Settings
+from halteres.errors import Conflict, NotFound
+from halteres.observe.metrics import append_row
+from halteres.runs import identity
+from halteres.runs.directory import RunDirectory
+
+LIVE_ONLY = ("lock", "service.json", "journal.sqlite", "journal.sqlite-wal", "journal.sqlite-shm", "*.sock")
+"""Of a service's state: what belongs to the process that ran, or is copied in its own way."""
+
+RESUME_FIELDS = ("name", "step", "state_path", "version")
+ROLES_END_WITHIN_S = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    """Where a run goes on."""
+
+    run: RunDirectory
+    checkpoint: dict[str, Any]  # name, step, state_path
+
+    @property
+    def step(self) -> int:
+        """Optimiser steps that are done."""
+        return self.checkpoint["step"]
+
+    @property
+    def wiring(self) -> dict[str, Any]:
+        """What the trainer is told."""
+        return {name: self.checkpoint[name] for name in RESUME_FIELDS if name in self.checkpoint}
+
+
+def resume_point(old: RunDirectory, settings: Settings, service_url: str | None) -> ResumePoint:
+    """The newest checkpoint of `old`, if a run with these settings can go on from it."""
+    state = old.state()
+    if not state.terminal:
+        raise Conflict(
+            f"Run {old.run_id} is still {state.status}.", "", f"Stop it first: halteres runs stop {old.run_id}"
+        )
+    _wait_for_processes(old, state.processes)
+    checkpoint = old.newest_checkpoint()
+    if checkpoint is None:
+        raise NotFound(
+            f"Run {old.run_id} has no checkpoint.", f"It ended at step {state.step}.", "Start it again without resume."
+        )
+    _check_settings(old.settings(), settings, checkpoint["step"])
+    if state.service_given and service_url is None:
+        raise NotFound(
+            f"The checkpoints of run {old.run_id} are in the service at {state.urls.get('service')}.",
+            "It used a service that it had not started.",
+            f"Name it: --service {state.urls.get('service')}",
+        )
+    if service_url is not None and not state.service_given:
+        raise NotFound(
+            f"The service at {service_url} does not have the checkpoints of run {old.run_id}.",
+            "That run started a service of its own.",
+            "Resume it without --service (and without TINKER_BASE_URL).",
+        )
+    return ResumePoint(run=old, checkpoint=checkpoint)
+
+
+def _wait_for_processes(old: RunDirectory, processes: Mapping[str, Mapping[str, Any]]) -> None:
+    """A run whose supervisor was killed has processes that are just ending; their files must be at rest."""
+    ends = time.monotonic() + ROLES_END_WITHIN_S
+    while living := [role for role, facts in processes.items() if identity.alive(facts)]:
+        if time.monotonic() > ends:
+            raise Conflict(
+                f"Processes of run {old.run_id} are still alive: {', '.join(living)}.",
+                "Its supervisor is gone, and they have not ended by themselves.",
+                f"End them (pid {', '.join(str(processes[role]['pid']) for role in living)}), then resume.",
+            )
+        time.sleep(0.1)
+
+
+def _check_settings(before: Settings, now: Settings, step: int) -> None:
+    problems = [
+        Problem(field=f"{section}.{name}", got=new, rule=f"the checkpoint was made with {old!r}")
+        for section, name in (("inference", "model"), ("trainer", "lora_rank"))
+        if (new := getattr(getattr(now, section), name)) != (old := getattr(getattr(before, section), name))
+    ]
+    if now.trainer.total_steps <= step:
+        rule = f"the checkpoint is at step {step}: nothing is left to do"
+        more = step + before.trainer.total_steps
+        problems.append(Problem(field="trainer.total_steps", got=now.trainer.total_steps, rule=rule, suggest=(more,)))
+    if problems:
+        raise refusal(problems)
+
+
+def carry_over(point: ResumePoint, into: Path) -> None:
+    """Copy what the new run needs, into its folder that is still being made."""
+    old = point.run
+    for row in old.metrics():
+        if row.get("step", point.step + 1) <= point.step:
+            append_row(into / "metrics.jsonl", row)
+    for row in old.checkpoints():
+        if row.get("step", point.step + 1) <= point.step:
+            append_row(into / "checkpoints.jsonl", {**row, "final": False})  # the old run's last is not this one's
+    for entry in (old.path / "evals").glob("step_*"):
+        if _step_of(entry.name) <= point.step:
+            shutil.copytree(entry, into / "evals" / entry.name, copy_function=_link, dirs_exist_ok=True)
+    for entry in (old.path / "rollouts").glob("step_*.jsonl"):
+        if _step_of(entry.stem) <= point.step:
+            _link(str(entry), str(into / "rollouts" / entry.name))
+    if (old.path / "service").is_dir():
+        _copy_service_state(old.path / "service", into / "service")
+
+
+def _copy_service_state(source: Path, target: Path) -> None:
+    ignored = shutil.ignore_patterns(*LIVE_ONLY)
+    shutil.copytree(source, target, copy_function=_link, ignore=ignored, dirs_exist_ok=True)
+    if (source / "journal.sqlite").is_file():
+        with (
+            closing(sqlite3.connect(source / "journal.sqlite")) as journal,
+            closing(sqlite3.connect(target / "journal.sqlite")) as copy,
+        ):
+            journal.backup(copy)  # whole, also where the old service died with rows in its write-ahead log
+
+
+def _link(source: str, target: str) -> str:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(source, target)
+    return target
+
+
+def _step_of(name: str) -> int:
+    digits = name.removeprefix("step_")
+    return int(digits) if digits.isdigit() else 0

@@ -1,0 +1,90 @@
+"""What a run is doing, as run.json tells it.
+
+Owns: the noun `RunState`, its states and transitions on paper, reading and replacing the file whole.
+Never: decides a transition; that is the supervisor's, or a reader's who found the supervisor gone.
+
+    pending -> starting -> running -> completed
+                  |           |----> failed
+                  '-----------'----> stopping -> stopped
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from halteres.errors import NotFound
+
+Status = Literal["pending", "starting", "running", "stopping", "stopped", "completed", "failed"]
+Phase = Literal["api", "trainer", "environment", "evaluation"]
+"""What a starting run waits for; `evaluation`: training has ended, the last evaluation runs."""
+
+TERMINAL: frozenset[Status] = frozenset(("stopped", "completed", "failed"))
+SCHEMA = 1
+
+RESERVE, RESERVE_BYTES = ".reserve", 128 * 1024
+"""A file given up at the end: how a run ended can be written even when the disk is full."""
+
+
+class RunState(msgspec.Struct, frozen=True, kw_only=True):
+    """run.json. Times are unix seconds; `processes` is role -> {pid, start_time, pgid, port, exit, state}."""
+
+    run_id: str
+    name: str
+    environment: str
+    environment_file: str
+    interpreter: str
+    base_model: str
+    tokenizer: str  # folder of the base model, or its name where only the service has it
+    total_steps: int
+    created_at: float
+    status: Status = "pending"
+    phase: Phase | None = None
+    step: int = 0
+    error: str | None = None
+    code: str | None = None
+    note: str | None = None  # what a person should know though nothing failed
+    resumable: bool = False
+    last_checkpoint: dict[str, Any] | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    supervisor: dict[str, Any] | None = None  # pid, start_time, boot_id
+    processes: dict[str, dict[str, Any]] = {}
+    urls: dict[str, str] = {}
+    service_given: bool = False  # somebody else's service: never stopped
+    policy: str | None = None
+    resumed_from: str | None = None  # run id
+    resume_point: dict[str, Any] | None = None  # name, step, state_path of the checkpoint it goes on from
+    idempotency_key: str | None = None
+    schema: int = SCHEMA
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the run has ended; it never changes again."""
+        return self.status in TERMINAL
+
+
+def read_state(file: Path) -> RunState:
+    """The state in this run.json. NotFound where there is none that can be read."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=RunState)
+    except (OSError, msgspec.DecodeError) as error:
+        raise NotFound(f"There is no run in {file.parent}.", f"run.json cannot be read: {error}.") from error
+
+
+def write_state(file: Path, state: RunState) -> None:
+    """Replace run.json whole: a reader sees the old or the new, never half."""
+    replace_file(file, msgspec.json.format(msgspec.json.encode(state), indent=1) + b"\n")
+
+
+def replace_file(file: Path, content: bytes) -> None:
+    """Write beside the file, then rename over it."""
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        beside.write_bytes(content)
+        beside.replace(file)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Tests of the run directory and its supervisor: real supervisors, real processes."""

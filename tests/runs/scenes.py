@@ -1,0 +1,66 @@
+"""Waiting for runs, and looking for what they leave."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from halteres.config.files import load_settings
+from halteres.config.settings import Settings
+from halteres.runs import identity
+from halteres.runs.directory import RunDirectory
+from halteres.runs.state import RunState
+
+HERE = Path(__file__).parent
+STANDIN_SUPERVISOR = (sys.executable, str(HERE / "standin_roles.py"), "supervisor")
+ENVIRONMENT = str(HERE / "standin_env.py")
+
+
+class StartRun(Protocol):
+    def __call__(self, *edits: str, **options: Any) -> RunDirectory: ...
+
+
+def settings(*edits: str) -> Settings:
+    return load_settings(ENVIRONMENT, None, ["trainer.total_steps=4", "trainer.checkpoint_every=2", *edits])
+
+
+def wait(run: RunDirectory, until: Callable[[RunState], object], within_s: float = 20) -> RunState:
+    """The run's state once `until` holds."""
+    ends = time.monotonic() + within_s
+    while not until(state := run.state()):
+        assert not state.terminal, f"{state.status}: {state.error}\n" + "\n".join(run.log_tail("supervisor", 30))
+        assert time.monotonic() < ends, f"after {within_s} s: {state}"
+        time.sleep(0.02)
+    return state
+
+
+def wait_for_end(run: RunDirectory, within_s: float = 30) -> RunState:
+    return wait(run, lambda state: state.terminal, within_s)
+
+
+def wait_until(condition: Callable[[], object], within_s: float = 20) -> None:
+    ends = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < ends, f"not within {within_s} s"
+        time.sleep(0.02)
+
+
+def survivors(state: RunState) -> list[str]:
+    """Roles whose process, or any of whose process group, is still there."""
+    return [role for role, facts in state.processes.items() if facts.get("pid") and _group_lives(facts)]
+
+
+def _group_lives(facts: dict[str, Any]) -> bool:
+    if identity.alive(facts):
+        return True
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] not in "ZX" and int(fields[2]) == facts.get("pgid"):
+            return True
+    return False

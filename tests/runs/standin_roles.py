@@ -1,0 +1,181 @@
+"""Stand-ins for service, engine, api and trainer: what a supervisor sees of them, and nothing else.
+
+`python standin_roles.py supervisor DIR --lock-fd N` is a real supervisor whose roles are these.
+STANDIN_STEPS: the trainer does so many steps, then waits for a signal (default: all). STANDIN_DIES: ROLE@start dies
+before it is ready.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    role, *rest = sys.argv[1:]
+    if role == "supervisor":
+        from halteres.observe import plots
+        from halteres.runs import course
+        from halteres.runs.supervisor import main as supervise
+
+        course.LEAST_FREE_BYTES = int(os.environ.get("STANDIN_LEAST_FREE", "0"))
+        plots.plot_run = (
+            lambda rows, file, title: file.touch()
+        )  # a picture costs half a second; one test has a real one
+        sys.exit(supervise(rest, casting=cast))
+    if role != "engine":
+        watch_lifeline()
+    if os.environ.get("STANDIN_DIES") == f"{role}@start":
+        sys.stderr.write(f"error: The {role} has no legs. It was born so.\n")
+        sys.exit(7)
+    {"service": service, "api": api, "trainer": trainer, "engine": engine}[role](*rest)
+
+
+def cast(scene: Any) -> Any:
+    from halteres.runs.roles import cast as real
+
+    def command(name: str) -> tuple[str, ...]:
+        me = (sys.executable, __file__, name)
+        if name == "service":
+            return (*me, str(scene.path), str(scene.service.descriptor))
+        return (*me, str(scene.api.descriptor)) if name == "api" else (*me, str(scene.path))
+
+    def stand_in(role: Any) -> Any:
+        if role.name == "env":  # it stands in already: the environment file of these runs
+            return replace(role, ready_within_s=within, grace_s=0.2)
+        return replace(role, ready_within_s=within, grace_s=3.0, command=command(role.name))
+
+    within = float(os.environ.get("STANDIN_READY_WITHIN_S", "30"))
+    return tuple(stand_in(role) for role in real(scene))
+
+
+def watch_lifeline() -> None:
+    descriptor = int(os.environ["HALTERES_LIFELINE_FD"])
+
+    def watch() -> None:
+        os.read(descriptor, 1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def engine(lifeline: str) -> None:
+    os.read(int(lifeline), 1)
+
+
+def service(run: str, descriptor: str) -> None:
+    state = Path(run, "service")
+    state.mkdir(exist_ok=True)
+    ours, theirs = os.pipe()
+    os.set_inheritable(ours, True)
+    child = subprocess.Popen([sys.executable, __file__, "engine", str(ours)], pass_fds=(ours,), process_group=0)
+    (state / "service.json").write_text(json.dumps({"pid": os.getpid(), "engine_pid": child.pid}))
+    serve(int(descriptor), {"/api/v1/healthz": lambda: {"status": "ok"}})
+    os.close(theirs)
+
+
+def api(descriptor: str) -> None:
+    registered: list[dict[str, Any]] = []
+
+    def register() -> dict[str, Any]:
+        registered.append({"env_id": len(registered)})
+        return {"status": "success"}
+
+    serve(
+        int(descriptor),
+        {
+            "/v1/diagnostics": lambda: {"environments": registered, "queued_sequences": 0},
+            "/register-env": register,
+        },
+    )
+
+
+def serve(descriptor: int, routes: dict[str, Any]) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(routes[self.path]()).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = socket.socket(fileno=descriptor)
+    server.serve_forever()
+
+
+def trainer(run: str) -> None:
+    folder = Path(run)
+    wiring = json.loads((folder / "wiring.json").read_text())
+    urllib.request.urlopen(f"{wiring['service_url']}/api/v1/healthz", timeout=30).read()  # noqa: S310 - ours
+    settings = json.loads((folder / "settings.json").read_text())
+    total, resumed = settings["trainer"]["total_steps"], wiring["resume_from"]
+    if resumed:
+        assert place(folder, resumed["state_path"]).is_dir(), f"{resumed['state_path']} is not in this service's state"
+    step: int = resumed["step"] if resumed else 0
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    if not resumed:
+        checkpoint(folder, "step-000000", 0, weights=False)
+    (folder / "control" / "trainer.ready").touch()
+    until = min(total, int(os.environ.get("STANDIN_STEPS") or total))
+    while step < until:
+        step += 1
+        append(
+            folder / "metrics.jsonl", {"step": step, "src": "trainer", "reward/mean": step / total, "t": time.time()}
+        )
+        if step < total and step % settings["trainer"]["checkpoint_every"] == 0:
+            checkpoint(folder, f"step-{step:06d}", step)
+    if step < total:
+        stopped.wait()
+    checkpoint(folder, "final", step, final=os.environ.get("STANDIN_TRAINER") != "forgetful")
+
+
+def checkpoint(folder: Path, name: str, step: int, weights: bool = True, final: bool = False) -> None:
+    row: dict[str, Any] = {
+        "name": name,
+        "step": step,
+        "final": final,
+        "t": time.time(),
+        "sampler_path": None,
+        "state_path": None,
+    }
+    row["sampler_path"] = f"tinker://{folder.name}:0/sampler_weights/{name}"
+    if weights:
+        row["state_path"] = f"tinker://{folder.name}:0/weights/{name}"
+    for path in (row["sampler_path"], row["state_path"]):
+        if path:
+            place(folder, path).mkdir(parents=True)
+            (place(folder, path) / "adapter_config.json").write_text("{}")
+    append(folder / "checkpoints.jsonl", row)
+    append(folder / "events.jsonl", {**row, "type": "checkpoint"})
+
+
+def place(folder: Path, path: str) -> Path:
+    return folder / "service" / "checkpoints" / path.removeprefix("tinker://").replace(":", "_")
+
+
+def append(file: Path, row: dict[str, Any]) -> None:
+    with file.open("a") as stream:
+        stream.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""The course of a run, with stand-ins for its roles."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+
+import pytest
+
+from halteres.observe.metrics import merge_by_step
+from halteres.runs.stop import stop_run
+
+from .scenes import StartRun, survivors, wait, wait_for_end
+
+
+def test_a_run_goes_from_start_to_its_results(start: StartRun) -> None:
+    run = start()
+    state = wait_for_end(run)
+    assert (state.status, state.step, state.error, state.resumable) == ("completed", 4, None, False)
+    assert not survivors(state)
+    assert (run.path / "adapter" / "adapter_config.json").is_file()
+    results = run.results()
+    assert results is not None
+    assert results["improvement"] == {"eval/percent_correct": 1.0}
+    assert results["samples"][0]["before"]["score"] == 0.0
+    assert results["weights"]["peft_dir"] == str(run.path / "adapter")
+    assert (run.path / "plot.png").exists()
+    assert "completed" in (run.path / "STATUS.md").read_text()
+
+
+def test_phases_are_told_in_order_and_every_role_is_recorded(start: StartRun) -> None:
+    run = start()
+    state = wait_for_end(run)
+    told = [(event["status"], event["phase"]) for event in run.events() if event["type"] == "status"]
+    assert told[0] == ("starting", "api")
+    assert told[-2:] == [("running", "evaluation"), ("completed", None)]
+    assert {"service", "engine", "api", "trainer", "env"} == set(state.processes)
+    assert state.processes["trainer"]["exit"] == 0
+    assert state.processes["service"]["port"] == int(state.urls["service"].rpartition(":")[2])
+
+
+def test_evaluations_run_before_after_and_between(start: StartRun) -> None:
+    run = start("trainer.eval_every=2")
+    wait_for_end(run)
+    evaluated = {row["step"] for row in run.metrics() if row.get("src") == "eval"}
+    assert {0, 4} <= evaluated <= {0, 2, 4}
+    assert merge_by_step(run.metrics())[-1]["eval/percent_correct"] == 1.0
+
+
+def test_an_evaluation_that_dies_is_an_event_and_the_run_completes(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_EVALUATE", "dies")
+    run = start()
+    assert wait_for_end(run).status == "completed"
+    assert any(event["type"] == "eval_failed" and "code 4" in event["error"] for event in run.events())
+
+
+def test_stop_ends_a_run_with_a_checkpoint_and_no_orphan(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STANDIN_STEPS", "1")
+    run = start()
+    wait(run, lambda state: state.status == "running" and state.step == 1)
+    state = stop_run(run)
+    assert (state.status, state.step, state.resumable) == ("stopped", 1, True)
+    assert state.last_checkpoint is not None and state.last_checkpoint["step"] == 1
+    assert not survivors(state)
+    assert stop_run(run) == state, "stopping again changes nothing"
+
+
+def test_stop_works_while_the_run_is_still_starting(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STANDIN_STEPS", "0")
+    run = start()
+    state = stop_run(run)
+    assert state.status == "stopped"
+    assert not survivors(state)
+
+
+def test_after_step_leaves_the_trainer_to_end_by_itself(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STANDIN_STEPS", "1")
+    run = start()
+    running = wait(run, lambda state: state.status == "running" and state.step == 1)
+    assert stop_run(run, mode="after_step", deadline_s=0).status in ("running", "stopping")
+    wait(run, lambda state: state.status == "stopping")
+    os.kill(running.processes["trainer"]["pid"], signal.SIGTERM)  # stands for: its step is done
+    assert wait_for_end(run).status == "stopped"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_supervisor_stops_the_run(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.setenv("STANDIN_STEPS", "1")
+    run = start()
+    state = wait(run, lambda state: state.status == "running" and state.step == 1)
+    assert state.supervisor is not None
+    os.kill(state.supervisor["pid"], number)
+    state = wait_for_end(run)
+    assert state.status == "stopped"
+    assert not survivors(state)
+
+
+def test_a_child_that_will_not_end_is_killed_with_its_group(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STANDIN_STEPS", "1")
+    monkeypatch.setenv("STANDIN_ENV", "stubborn")
+    run = start()
+    wait(run, lambda state: state.status == "running")
+    state = stop_run(run)
+    assert state.status == "stopped"
+    assert state.processes["env"]["exit"] == -signal.SIGKILL
+    assert not survivors(state)
+
+
+def test_busy_default_ports_mean_other_ones(start: StartRun) -> None:
+    taken = []
+    for port in (8000, 8001):
+        try:
+            taken.append(socket.create_server(("127.0.0.1", port)))
+        except OSError:
+            continue  # somebody else has it: as good
+    try:
+        run = start()
+        state = wait_for_end(run)
+    finally:
+        for server in taken:
+            server.close()
+    assert state.status == "completed"
+    assert not {state.processes[role]["port"] for role in ("service", "api")} & {8000, 8001}
+    assert state.urls["api"] in (run.path / "config.yaml").read_text()
+    assert state.urls["service"] in (run.path / "wiring.json").read_text()
+
+
+def test_two_runs_at_once_do_not_meet(start: StartRun) -> None:
+    runs = [start(), start()]
+    states = [wait_for_end(run) for run in runs]
+    assert [state.status for state in states] == ["completed", "completed"]
+    assert len({port for state in states for port in state.urls.values()}) == 4
+
+
+def test_somebody_elses_service_is_used_and_never_stopped(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STANDIN_STEPS", "1")
+    host = start()
+    service = wait(host, lambda state: state.status == "running").urls["service"]
+    monkeypatch.setenv("STANDIN_STEPS", "4")
+    # The stand-in service has no info route: it is taken for a Tinker service of other make.
+    monkeypatch.setattr("halteres.runs.preflight._ask", lambda *_, **__: {})
+    guest = start(service_url=service)
+    state = wait_for_end(guest)
+    assert state.status == "completed"
+    assert "service" not in state.processes
+    assert state.urls["service"] == service
+    assert host.state().status == "running"
+
+
+def test_a_time_limit_reached_as_asked_is_a_completed_run_that_says_so(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_STEPS", "1")
+    run = start("run.max_minutes=60")
+    state = wait(run, lambda state: state.status == "running" and state.step == 1)
+    os.kill(state.processes["trainer"]["pid"], signal.SIGTERM)  # stands for: its time is over
+    state = wait_for_end(run)
+    assert state.status == "completed"
+    assert state.note == "The time limit of 60 minutes was reached at step 1 of 4."
+
+
+def test_start_returns_at_once(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STANDIN_STEPS", "0")
+    start()  # warm: the environment has described itself
+    began = time.monotonic()
+    run = start()
+    assert time.monotonic() - began < 2
+    assert run.state().status in ("pending", "starting", "running")

@@ -1,0 +1,174 @@
+"""What is told when a process of a run dies. With stand-ins; whoever dies, the state is true and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from halteres.config.files import load_settings
+from halteres.errors import Conflict, InvalidConfig, NotFound
+from halteres.runs.directory import RunDirectory
+from halteres.runs.supervisor import main as supervise
+
+from .scenes import StartRun, survivors, wait, wait_for_end, wait_until
+
+
+@pytest.fixture
+def running(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    """A run that has done three of four steps and waits."""
+    monkeypatch.setenv("STANDIN_STEPS", "3")
+    run = start()
+    wait(run, lambda state: state.status == "running" and state.step == 3)
+    wait(run, lambda state: any(row.get("src") == "eval" for row in run.metrics()))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("role", "says"),
+    [("service", "Training service was killed by SIGKILL at step 3."), ("trainer", "Trainer was killed by SIGKILL at")],
+)
+def test_a_killed_role_fails_the_run_with_its_name_its_log_and_the_way_on(
+    running: RunDirectory, role: str, says: str
+) -> None:
+    os.kill(running.state().processes[role]["pid"], signal.SIGKILL)
+    state = wait_for_end(running)
+    assert (state.status, state.code, state.resumable) == ("failed", "process_exited", True)
+    assert state.error is not None and state.error.startswith(says)
+    assert str(running.log(role)) in state.error
+    assert f"Go on from step 2: halteres train --resume {running.run_id}" in state.error
+    assert state.processes[role]["exit"] == -9
+    assert not survivors(state)
+
+
+def test_a_killed_engine_fails_the_run_and_is_named(running: RunDirectory) -> None:
+    os.kill(running.state().processes["engine"]["pid"], signal.SIGKILL)
+    state = wait_for_end(running)
+    assert state.status == "failed"
+    assert state.error is not None and state.error.startswith("The engine ended unexpectedly at step 3.")
+    assert not survivors(state)
+
+
+@pytest.mark.parametrize("role", ["env", "api"])
+def test_a_role_that_loses_nothing_is_started_again(running: RunDirectory, role: str) -> None:
+    first = running.state().processes[role]["pid"]
+    os.kill(first, signal.SIGKILL)
+    state = wait(running, lambda state: state.processes[role]["pid"] != first)
+    assert state.status == "running"
+    assert any(event["type"] == "restart" and event["role"] == role for event in running.events())
+
+
+def test_an_environment_that_dies_again_and_again_fails_the_run(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_STEPS", "1")
+    monkeypatch.setenv("STANDIN_ENV", "dies")
+    run = start()
+    state = wait_for_end(run)
+    assert state.status == "failed"
+    assert state.error is not None and "Environment exited with code 3" in state.error
+    assert "The environment gave up. It was told to." in state.error
+    assert [event["attempt"] for event in run.events() if event["type"] == "restart"] == [1, 2]
+
+
+@pytest.mark.parametrize(("role", "title"), [("service", "Training service"), ("trainer", "Trainer")])
+def test_a_role_that_dies_before_it_is_ready_is_told_with_its_own_words(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch, role: str, title: str
+) -> None:
+    monkeypatch.setenv("STANDIN_DIES", f"{role}@start")
+    run = start()
+    state = wait_for_end(run)
+    assert state.status == "failed"
+    assert state.error is not None
+    assert state.error.startswith(f"{title} exited with code 7 before it was ready. The {role} has no legs.")
+    assert not survivors(state)
+
+
+def test_a_role_that_is_never_ready_fails_the_run(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STANDIN_READY_WITHIN_S", "0.01")
+    state = wait_for_end(start())
+    assert state.status == "failed"
+    assert state.error is not None and "was not ready within" in state.error
+
+
+def test_a_trainer_that_ends_early_in_order_is_no_success(running: RunDirectory) -> None:
+    os.kill(running.state().processes["trainer"]["pid"], signal.SIGTERM)
+    state = wait_for_end(running)
+    assert (state.status, state.resumable) == ("failed", True)
+    assert state.error is not None and state.error.startswith("Trainer exited with code 0 at step 3.")
+
+
+def test_all_steps_without_final_weights_are_no_success(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STANDIN_TRAINER", "forgetful")
+    assert wait_for_end(start()).status == "failed"
+
+
+def test_a_killed_supervisor_leaves_no_process_and_readers_see_it(running: RunDirectory) -> None:
+    before = running.state()
+    assert before.supervisor is not None
+    os.kill(before.supervisor["pid"], signal.SIGKILL)
+    wait_until(lambda: running.state().terminal)
+    state = running.state()
+    assert (state.status, state.code, state.resumable, state.step) == ("failed", "supervisor_lost", True, 3)
+    wait_until(lambda: not survivors(before), within_s=15)
+    assert running.state() == state, "a terminal state never changes"
+
+
+def test_a_run_is_supervised_once(running: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert supervise([str(running.path)]) == 1
+    assert "is held by a running supervisor" in capsys.readouterr().err
+
+
+def test_a_run_id_is_used_once(running: RunDirectory, start: StartRun) -> None:
+    with pytest.raises(Conflict, match=f"There is a run {running.run_id} already"):
+        start(run_id=running.run_id)
+
+
+def test_a_broken_environment_file_is_a_sentence_and_no_directory(home: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("def serve(:\n")
+    with pytest.raises(InvalidConfig, match=r"broken\.py is broken") as refused:
+        load_settings(str(broken), None, [])
+    assert "SyntaxError" in refused.value.sentence
+    assert not (home / "runs").exists()
+
+
+def test_a_missing_model_folder_is_a_sentence_and_no_directory(start: StartRun, home: Path) -> None:
+    with pytest.raises(NotFound, match="There is no folder /nowhere"):
+        start("inference.model=/nowhere")
+    assert not (home / "runs").exists() or not list((home / "runs").iterdir())
+
+
+def test_a_full_disk_is_a_sentence_and_no_directory(
+    start: StartRun,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("halteres.runs.preflight.FREE_BYTES", 10**18)
+    with pytest.raises(Exception, match="Too little room"):
+        start()
+    assert not (home / "runs").exists()
+
+
+def test_a_disk_that_fills_up_during_the_run_ends_it_with_a_sentence(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_STEPS", "1")
+    monkeypatch.setenv("STANDIN_LEAST_FREE", str(10**18))
+    state = wait_for_end(start())
+    assert (state.status, state.code) == ("failed", "disk_full")
+    assert state.error is not None and state.error.startswith("The disk is full.")
+    assert not survivors(state)
+
+
+def test_a_directory_that_cannot_be_made_leaves_nothing(start: StartRun, home: Path) -> None:
+    (home / "runs").write_text("a file where the folder should be")
+    with pytest.raises(Exception, match="could not be started"):
+        start()
+
+
+def test_no_service_at_the_given_address_is_a_sentence(start: StartRun) -> None:
+    with pytest.raises(Exception, match="No training service answers"):
+        start(service_url="http://127.0.0.1:9")

@@ -1,0 +1,48 @@
+"""A run with its real processes, on the scripted engine: the parts fit together."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+from halteres.config.files import load_settings
+from halteres.observe.metrics import merge_by_step, series
+from halteres.runs.start import start_run
+from halteres.runs.stop import stop_run
+
+from .scenes import survivors, wait, wait_for_end, wait_until
+
+EDITS = (
+    *("inference.engine=scripted", "env.group_size=4", "env.batch_size=16", "env.eval_tasks=4", "env.eval_samples=2"),
+    "trainer.checkpoint_every=2",
+)
+
+
+def test_a_run_is_stopped_resumed_and_completed(home: Path) -> None:
+    run = start_run(load_settings("arithmetic", None, [*EDITS, "trainer.total_steps=1000"]))
+    wait(run, lambda state: state.status == "running" and state.step >= 3, within_s=60)
+    stopped = stop_run(run)
+    assert (stopped.status, stopped.resumable) == ("stopped", True)
+    assert stopped.last_checkpoint is not None and stopped.last_checkpoint["step"] == stopped.step
+    assert not survivors(stopped)
+
+    resumed = start_run(run.settings([f"trainer.total_steps={stopped.step + 3}"]), resume=run)
+    state = wait_for_end(resumed, within_s=60)
+    assert (state.status, state.step, state.error) == ("completed", stopped.step + 3, None)
+    assert not survivors(state)
+    steps = [step for step, _ in series(merge_by_step(resumed.metrics()), "reward/mean")]
+    assert steps == list(range(1, state.step + 1))
+    assert json.loads((resumed.path / "adapter" / "adapter_config.json").read_text())["r"] == 16
+    assert (resumed.path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_killed_supervisor_takes_every_real_process_with_it(home: Path) -> None:
+    run = start_run(load_settings("arithmetic", None, [*EDITS, "trainer.total_steps=1000"]))
+    before = wait(run, lambda state: state.status == "running" and state.step >= 3, within_s=60)
+    assert before.supervisor is not None
+    os.kill(before.supervisor["pid"], signal.SIGKILL)
+    wait_until(lambda: run.state().code == "supervisor_lost")
+    assert run.state().resumable
+    wait_until(lambda: not survivors(before), within_s=15)
