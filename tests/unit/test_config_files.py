@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from halteres.config.environment_file import built_in, find_environment
 from halteres.config.files import load_settings, settings_schema
+from halteres.config.program import find_program
 from halteres.config.settings import Settings
 from halteres.errors import InvalidConfig, NotFound
 
@@ -128,14 +128,9 @@ def test_an_unknown_environment_offers_the_nearest() -> None:
         load_settings("arithmetik", None, [])
 
 
-def test_built_in_environments_are_files_that_run_as_commands() -> None:
-    assert "arithmetic" in built_in()
-    assert "base" not in built_in()
-
-
 def test_an_unknown_interpreter_is_a_sentence() -> None:
     with pytest.raises(NotFound, match="no Python interpreter '/no/python'"):
-        find_environment("arithmetic", "/no/python")
+        find_program("arithmetic", "/no/python")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +151,7 @@ def test_an_environment_that_cannot_describe_itself_is_broken(tmp_path: Path, te
 
 
 def test_an_environment_that_hangs_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("halteres.config.environment_file.DEADLINE_S", 0.3)
+    monkeypatch.setattr("halteres.config.program.DEADLINE_S", 0.3)
     file = tmp_path / "hangs.py"
     file.write_text("import subprocess; subprocess.run(['sleep', '1000'])\n")
     with pytest.raises(InvalidConfig, match="did not describe itself within"):

@@ -24,7 +24,7 @@ Environment = Annotated[str, typer.Argument(help="Environment: a name or a file.
 @app.command("list")
 def list_() -> None:
     """Every environment that was found, and every file that could not be read."""
-    from halteres.environments.discovery import discover
+    from halteres.config.discovery import discover
 
     found = discover()
     for environment in found.environments:
@@ -36,7 +36,7 @@ def list_() -> None:
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def serve(context: typer.Context, environment: Environment) -> None:
     """Run an environment against a trajectory server; further options (--config, --env.FIELD ...) are its own."""
-    from halteres.environments.discovery import find_environment
+    from halteres.config.discovery import find_environment
 
     file = find_environment(environment).file_path
     sys.stdout.flush()
@@ -55,7 +55,7 @@ def eval_(
     """Measure a policy on held-out tasks, at temperature 1 and greedy."""
     from halteres.cli.chat import newest_policy
     from halteres.cli.served import served
-    from halteres.environments.discovery import find_environment
+    from halteres.config.discovery import find_environment
     from halteres.runs.directory import find_run
 
     file = Path(find_environment(environment).file_path)

@@ -75,7 +75,9 @@ class PlainView:
     def __enter__(self) -> PlainView:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         pass
 
     def show(self, progress: Progress) -> None:
@@ -118,8 +120,10 @@ class LiveView:
         self._live.__enter__()
         return self
 
-    def __exit__(self, *details: object) -> None:
-        self._live.__exit__(None, None, None)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.__exit__(kind, error, trace)
 
     def show(self, progress: Progress) -> None:
         """Redraw."""

@@ -17,8 +17,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from halteres.config.environment_file import Description, EnvironmentFile, confirm, describe, find_environment
 from halteres.config.problem import Problem, refusal
+from halteres.config.program import Description, EnvironmentProgram, confirm, describe, find_program
 from halteres.config.projection import ENV_WIRING, Sections, from_seed_format, is_seed_format
 from halteres.config.settings import InferenceSettings, RunSettings, Settings, TrainerSettings, Wiring
 from halteres.errors import InvalidConfig, nearest
@@ -148,11 +148,11 @@ class _Gathering:
         confirm(environment, effective, told)
         return Settings.model_validate({**parts, "env": effective})
 
-    def _environment(self) -> EnvironmentFile:
+    def _environment(self) -> EnvironmentProgram:
         """The environment's file; a path is made absolute, so that it means the same from any folder."""
         run = self.sections["run"]
         name, interpreter = (str(run[key]) if run.get(key) else None for key in ("environment", "interpreter"))
-        environment = find_environment(name or RunSettings().environment, interpreter)
+        environment = find_program(name or RunSettings().environment, interpreter)
         if name is not None and name != environment.name:
             run["environment"] = str(environment.path)
         return environment

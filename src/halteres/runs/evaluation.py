@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from halteres.config.environment_file import EnvironmentFile
+from halteres.config.program import EnvironmentProgram
 from halteres.errors import HalteresError, ProcessFailed
 from halteres.observe.metrics import append_row
 from halteres.runs.children import Child, Lifeline, spawn
@@ -36,7 +36,7 @@ class Evaluator:
     """Evaluates snapshots in the order asked; where it falls behind, those between first and newest are left out."""
 
     ledger: Ledger
-    environment: EnvironmentFile
+    environment: EnvironmentProgram
     lifeline: Lifeline
     every: int  # steps; 0: only first and last
     _asked: set[int] = field(default_factory=set)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from halteres.config.environment_file import EnvironmentFile, describe, find_environment
 from halteres.config.problem import Problem, refusal
+from halteres.config.program import EnvironmentProgram, describe, find_program
 from halteres.config.settings import Settings
 from halteres.errors import InvalidConfig, NotFound, NotReady
 from halteres.models import builtin_path
@@ -31,7 +31,7 @@ SERVICE_ANSWERS_WITHIN_S = 5.0
 class Ground:
     """What a run stands on, found and checked."""
 
-    environment: EnvironmentFile
+    environment: EnvironmentProgram
     base_model: str  # as the service names it
     tokenizer: str  # folder of the base model, or its name where only the service has it
 
@@ -40,7 +40,7 @@ def check(settings: Settings, home: Path, service_url: str | None) -> Ground:
     """Everything, cheapest first. Raises the first HalteresError."""
     _check_disk(home)
     base_model, tokenizer = _given_model(settings, service_url) if service_url else _own_model(settings)
-    environment = find_environment(settings.run.environment, settings.run.interpreter)
+    environment = find_program(settings.run.environment, settings.run.interpreter)
     told = describe(environment, settings.env)
     if told.problems:
         raise refusal(told.problems)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from halteres.config.environment_file import EnvironmentFile
+from halteres.config.program import EnvironmentProgram
 from halteres.config.settings import Settings
 from halteres.runs.children import GRACE_S
 from halteres.runs.ports import Listener
@@ -45,7 +45,7 @@ class Scene:
 
     path: Path  # the run directory
     settings: Settings
-    environment: EnvironmentFile
+    environment: EnvironmentProgram
     base_model: str
     service: Listener | None  # None: somebody else's service is used
     service_url: str

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from halteres.config import environ
-from halteres.config.environment_file import EnvironmentFile
+from halteres.config.program import EnvironmentProgram
 from halteres.runs.ledger import Ledger
 from halteres.runs.ports import API_PORT, SERVICE_PORT, listen
 from halteres.runs.roles import Scene
@@ -47,7 +47,7 @@ def set_stage(ledger: Ledger) -> Stage:
     scene = Scene(
         path=run.path,
         settings=settings,
-        environment=EnvironmentFile(
+        environment=EnvironmentProgram(
             name=state.environment, path=Path(state.environment_file), interpreter=state.interpreter
         ),
         base_model=state.base_model,

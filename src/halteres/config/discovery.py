@@ -14,7 +14,9 @@ from pathlib import Path
 
 from halteres.errors import NotFound, UserError, unknown
 
-BUILTIN_FOLDER = Path(__file__).parent
+BUILTIN_FOLDER = Path(__file__).resolve().parents[1] / "environments"
+"""Environments that come with the package. Read as text, like any other."""
+
 ROOTS = frozenset({"BaseEnv", "SingleTurnEnv"})
 """Classes that are no environments themselves, and from which environments derive."""
 
@@ -123,10 +125,10 @@ def _files(folders: Sequence[Path]) -> Iterator[Path]:
 def _in_file(file: Path) -> EnvironmentFile:
     if not file.is_file():
         raise NotFound(f"There is no environment file {file}.", next="Give the path of a Python file, or a name.")
-    environment = read_environment(file)
-    if environment is None:
-        raise _broken(file, "it defines no class derived from BaseEnv or SingleTurnEnv.")
-    return environment
+    # A class derived from somebody's own base cannot be recognised from the text; the file's `describe` will tell.
+    return read_environment(file) or EnvironmentFile(
+        name=file.stem, class_name="", file_path=str(file), description=f"Environment from {file.name}"
+    )
 
 
 def _broken(file: Path, why: str) -> EnvironmentBroken:

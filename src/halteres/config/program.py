@@ -1,6 +1,6 @@
-"""An environment seen from outside: the file, and what it says about itself.
+"""An environment as a program: a file, what runs it, and what it says about itself.
 
-Owns: finding the file by name or path; asking it `describe` in a subprocess that cannot harm us: without secrets, with
+Owns: its command lines; asking it `describe` in a subprocess that cannot harm us: without secrets, with
 a deadline, its output caught.
 Never: imports an environment.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -24,18 +23,16 @@ from typing import Any
 import yaml
 
 from halteres.config import environ
+from halteres.config.discovery import find_environment
 from halteres.config.problem import Problem
-from halteres.errors import InvalidConfig, NotFound, unknown
+from halteres.errors import InvalidConfig, NotFound
 
 DEADLINE_S = 30.0
 """How long an environment may take to import and describe itself."""
 
-_IS_COMMAND = re.compile(r"^    \w+\.cli\(\)$", re.MULTILINE)
-BUILT_IN = Path(__file__).resolve().parents[1] / "environments"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnvironmentFile:
+class EnvironmentProgram:
     """Where an environment lives and what runs it."""
 
     name: str
@@ -61,29 +58,14 @@ class Description:
         return frozenset(self.schema.get("properties", {}))
 
 
-def find_environment(name: str, interpreter: str | None = None) -> EnvironmentFile:
-    """The environment of this name, or at this path. Raises NotFound with the nearest name."""
+def find_program(name: str, interpreter: str | None = None) -> EnvironmentProgram:
+    """The environment of this name, or at this path, and what runs it. Raises as `discovery.find_environment`."""
     python = _interpreter(interpreter)
-    if name.endswith(".py") or os.sep in name:
-        path = Path(name).expanduser().absolute()
-        if not path.is_file():
-            raise NotFound(f"There is no environment file {path}.", next="Give the path of an existing .py file.")
-        return EnvironmentFile(name=path.stem, path=path, interpreter=python)
-    known = built_in()
-    if name not in known:
-        raise unknown(
-            NotFound, "environment", name, known, next="`halteres env list` shows all; a path to a .py works."
-        )
-    return EnvironmentFile(name=name, path=known[name], interpreter=python)
+    found = find_environment(name)
+    return EnvironmentProgram(name=found.name, path=Path(found.file_path), interpreter=python)
 
 
-def built_in() -> dict[str, Path]:
-    """Environments that come with the package, by name: files that run as a command. Read, never imported."""
-    files = sorted(BUILT_IN.glob("[!_]*.py"))
-    return {file.stem: file for file in files if _IS_COMMAND.search(file.read_text())}
-
-
-def describe(environment: EnvironmentFile, values: Mapping[str, Any]) -> Description:
+def describe(environment: EnvironmentProgram, values: Mapping[str, Any]) -> Description:
     """What the file says about itself with these values set. Raises InvalidConfig where it cannot be run."""
     key = _key(environment, values)
     if key not in _told:
@@ -91,7 +73,7 @@ def describe(environment: EnvironmentFile, values: Mapping[str, Any]) -> Descrip
     return _told[key]
 
 
-def confirm(environment: EnvironmentFile, effective: Mapping[str, Any], told: Description) -> None:
+def confirm(environment: EnvironmentProgram, effective: Mapping[str, Any], told: Description) -> None:
     """Remember that these values are what a description without problems came to: they need not be asked about."""
     _told[_key(environment, effective)] = told
 
@@ -99,12 +81,12 @@ def confirm(environment: EnvironmentFile, effective: Mapping[str, Any], told: De
 _told: dict[tuple[Any, ...], Description] = {}
 
 
-def _key(environment: EnvironmentFile, values: Mapping[str, Any]) -> tuple[Any, ...]:
+def _key(environment: EnvironmentProgram, values: Mapping[str, Any]) -> tuple[Any, ...]:
     stat = environment.path.stat()
     return environment, stat.st_mtime_ns, stat.st_size, json.dumps(values, sort_keys=True, default=str)
 
 
-def _ask(environment: EnvironmentFile, values: Mapping[str, Any]) -> Description:
+def _ask(environment: EnvironmentProgram, values: Mapping[str, Any]) -> Description:
     with tempfile.TemporaryDirectory(prefix="halteres-describe-") as folder:
         config = Path(folder, "config.yaml")
         config.write_text(yaml.safe_dump({"env": dict(values)}))
@@ -116,7 +98,7 @@ def _ask(environment: EnvironmentFile, values: Mapping[str, Any]) -> Description
     return _parse(environment, answer.stdout)
 
 
-def _parse(environment: EnvironmentFile, output: str) -> Description:
+def _parse(environment: EnvironmentProgram, output: str) -> Description:
     try:
         told = json.loads(output.strip().splitlines()[-1] if "\n" in output.strip() else output)
         problems = tuple(
@@ -166,7 +148,7 @@ def _sweep(child: subprocess.Popen[str]) -> None:
     child.wait()
 
 
-def _broken(environment: EnvironmentFile, why: str) -> InvalidConfig:
+def _broken(environment: EnvironmentProgram, why: str) -> InvalidConfig:
     return InvalidConfig(
         f"Environment file {environment.path} is broken.",
         why,
