@@ -1,0 +1,92 @@
+"""Where the engine lives, as the service sees it.
+
+Owns: waiting for the engine with a deadline; asking its successor when one dies under a call.
+Never: starts or restarts one (`halteres.engine.process.EngineProcess` is the host of every real service).
+
+What an engine held dies with it. Whoever keeps something in an engine therefore remembers the engine itself as its
+home, and compares: `home is host.engine`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+from halteres.engine.protocol import Engine
+from halteres.errors import HalteresError, NotReady
+
+T = TypeVar("T")
+
+READY_S = 120.0
+"""How long a request waits for an engine that is starting."""
+
+
+class Host(Protocol):
+    """Keeps one engine alive."""
+
+    restarts: int
+
+    @property
+    def state(self) -> str:
+        """starting, ready, failed or stopped."""
+        ...
+
+    @property
+    def failure(self) -> HalteresError | None:
+        """Why the engine last died."""
+        ...
+
+    @property
+    def engine(self) -> Engine:
+        """The engine now running; NotReady if none was ever ready."""
+        ...
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process."""
+        ...
+
+    async def start(self) -> None:
+        """Start it and wait until it answers."""
+        ...
+
+    async def stop(self) -> None:
+        """End it."""
+        ...
+
+    async def until(self, state: Any, *, restarts: int = 0) -> None:
+        """Wait until it is in that state."""
+        ...
+
+
+async def running(host: Host, *, restarts: int = 0) -> Engine:
+    """The engine, once it is ready after at least so many restarts.
+
+    Raises:
+        NotReady: it was not within the deadline, or never will be.
+    """
+    if host.state not in ("failed", "stopped") and not (host.state == "ready" and host.restarts >= restarts):
+        try:
+            async with asyncio.timeout(READY_S):
+                await host.until("ready", restarts=restarts)
+        except TimeoutError:
+            raise NotReady(f"The engine is not ready after {READY_S:g} s.", next="Ask again in a moment.") from None
+    if host.state != "ready":
+        raise NotReady("No engine is running.", host.failure.sentence if host.failure else "", "Restart the service.")
+    return host.engine
+
+
+async def survived(host: Host, call: Callable[[Engine], Awaitable[T]]) -> T:
+    """The result of a call that needs nothing an engine held before; if that engine dies under it, the next is asked.
+
+    Raises:
+        NotReady: that one died too, or none is running.
+    """
+    engine, before = await running(host), host.restarts
+    try:
+        return await call(engine)
+    except NotReady:
+        if host.state in ("failed", "stopped"):
+            raise
+    return await call(await running(host, restarts=before + 1))

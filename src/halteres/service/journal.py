@@ -1,0 +1,226 @@
+"""The journal: every accepted request is a row before it is executed.
+
+Owns: one SQLite file (WAL, synchronous NORMAL: it survives kill -9) and the one thread that touches it; transactions
+that arrive while another is being committed share the next commit.
+Never: knows what a request means; replays anything (a later issue reads these rows for that).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Table, bindparam, create_engine, event, func, select, update
+from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.exc import SQLAlchemyError
+
+from halteres.errors import NotReady
+from halteres.service.tables import BURNT, REQUESTS, SCHEMA
+
+T = TypeVar("T")
+
+Drawn = Mapping[str, int | list[int]]
+"""What the service drew by lot for a request."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A request as the journal takes it."""
+
+    id: str
+    key: str
+    kind: str
+    subject: str
+    seq: int | None
+    content_type: str
+    body: bytes
+    drawn: Drawn | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What became of a request in an earlier life of the service."""
+
+    kind: str
+    subject: str
+    state: str
+    outcome_type: str | None
+    outcome: bytes | None
+
+
+@dataclass(slots=True)
+class _Work:
+    """One transaction that somebody waits for."""
+
+    run: Callable[[Connection], Any]
+    done: asyncio.Future[Any]
+
+
+# Statements are values: built once, so that SQLAlchemy compiles each of them once.
+_ACCEPT = insert(REQUESTS).on_conflict_do_nothing(index_elements=["key"])
+_SETTLE = update(REQUESTS).where(REQUESTS.c.id == bindparam("settled_id")).values(state="settled")
+_RECALL = select(*(REQUESTS.c[name] for name in Recorded.__slots__)).where(REQUESTS.c.id == bindparam("recalled_id"))
+
+
+class Journal:
+    """One file, one writer, group commits."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
+        self._pending: list[_Work] = []
+        self._writer: asyncio.Task[None] | None = None
+        self._connection: Connection | None = None
+
+    async def open(self) -> None:
+        """Open or create the file; requests that an earlier life of the service left open are lost."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._connect)
+
+    async def close(self) -> None:
+        """Commit what is pending and close the file."""
+        if self._writer is not None:
+            await self._writer
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._disconnect)
+        self._thread.shutdown()
+
+    async def transact(self, run: Callable[[Connection], T]) -> T:
+        """Run `run` in the next transaction; returns once it is committed.
+
+        Raises:
+            NotReady: the file cannot be written; nothing of this call is in it.
+        """
+        return await self._submit(run)
+
+    def post(self, run: Callable[[Connection], Any]) -> None:
+        """As `transact`, for records nobody waits for; a failure is logged."""
+        self._submit(run).add_done_callback(_log_failure)
+
+    async def accept(self, entry: Entry) -> str:
+        """Record a request; returns the id of the row under its key, which is older if the key was used before."""
+        return await self.transact(lambda connection: _accept(connection, entry))
+
+    def settle(self, request_id: str, outcome_type: str, outcome: bytes | None) -> None:
+        """Record how a request ended."""
+        values = {"settled_at": time.time(), "outcome_type": outcome_type, "outcome": outcome, "settled_id": request_id}
+        self.post(lambda connection: connection.execute(_SETTLE, values))
+
+    async def recall(self, request_id: str) -> Recorded | None:
+        """A request of an earlier life of the service."""
+        values = {"recalled_id": request_id}
+        row = await self.transact(lambda connection: connection.execute(_RECALL, values).one_or_none())
+        return None if row is None else Recorded(**row._mapping)
+
+    def add(self, table: Table, **values: Any) -> None:
+        """Insert or replace a row without waiting."""
+        self.post(lambda connection: connection.execute(insert(table).prefix_with("OR REPLACE"), values))
+
+    async def added(self, table: Table, **values: Any) -> None:
+        """Insert or replace a row."""
+        await self.transact(lambda connection: connection.execute(insert(table).prefix_with("OR REPLACE"), values))
+
+    async def rows(self, table: Table) -> list[dict[str, Any]]:
+        """Every row of a table, oldest first."""
+        query = select(table).order_by(table.c.created_at)
+        return await self.transact(lambda connection: [dict(row._mapping) for row in connection.execute(query)])
+
+    async def burn(self, model_id: str, seq: int) -> None:
+        """Record that a refused request used up this number."""
+        await self.added(BURNT, model_id=model_id, seq=seq)
+
+    async def last_seqs(self) -> dict[str, int]:
+        """The highest sequence number that each training run has seen, refused ones included."""
+        accepted = select(REQUESTS.c.subject, func.max(REQUESTS.c.seq)).where(REQUESTS.c.kind != "sample")
+        queries = (
+            accepted.group_by(REQUESTS.c.subject),
+            select(BURNT.c.model_id, func.max(BURNT.c.seq)).group_by("model_id"),
+        )
+        last: dict[str, int] = {}
+        for query in queries:
+            for run, seq in await self.transact(lambda connection, query=query: connection.execute(query).all()):
+                last[run] = max(last.get(run, 0), seq or 0)
+        return last
+
+    def _submit(self, run: Callable[[Connection], T]) -> asyncio.Future[T]:
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._pending.append(_Work(run, done))
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write(), name="journal writer")
+        return done
+
+    async def _write(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._pending:
+            group, self._pending = self._pending, []
+            results = await loop.run_in_executor(self._thread, self._commit, group)
+            for work, result in zip(group, results, strict=True):
+                if work.done.done():
+                    continue  # whoever waited was cancelled; the row stands
+                if isinstance(result, Exception):
+                    work.done.set_exception(result)
+                else:
+                    work.done.set_result(result)
+
+    def _commit(self, group: list[_Work]) -> list[Any]:
+        try:
+            return self._together(group)
+        except (SQLAlchemyError, OverflowError) as error:
+            if len(group) == 1:
+                return [_unwritable(error)]
+            return [result for work in group for result in self._commit([work])]
+
+    def _together(self, group: list[_Work]) -> list[Any]:
+        if self._connection is None:
+            raise SQLAlchemyError("The journal is closed.")
+        with self._connection.begin():
+            return [work.run(self._connection) for work in group]
+
+    def _connect(self) -> None:
+        engine = create_engine(f"sqlite:///{self._file}")
+        event.listen(engine, "connect", _configure)
+        self._connection = engine.connect()
+        with self._connection.begin():
+            SCHEMA.create_all(self._connection)
+            open_still = REQUESTS.c.state == "accepted"  # whoever was to execute them is gone
+            self._connection.execute(update(REQUESTS).where(open_still).values(state="lost"))
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection.engine.dispose()
+            self._connection = None
+
+
+def _accept(connection: Connection, entry: Entry) -> str:
+    values = {name: getattr(entry, name) for name in Entry.__slots__}
+    values |= {"accepted_at": time.time(), "state": "accepted"}
+    if connection.execute(_ACCEPT, values).rowcount:
+        return entry.id
+    return connection.execute(select(REQUESTS.c.id).where(REQUESTS.c.key == entry.key)).scalar_one()
+
+
+def _configure(connection: Any, _: Any) -> None:
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=5000", "temp_store=MEMORY"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _unwritable(error: Exception) -> NotReady:
+    return NotReady(
+        "The journal could not be written, so the request was not accepted.",
+        f"{error.args[0] if error.args else error}.",
+        "Free space where the service keeps its state; the client asks again by itself.",
+    )
+
+
+def _log_failure(done: asyncio.Future[Any]) -> None:
+    if not done.cancelled() and (error := done.exception()) is not None:
+        log.error("A record was lost: %s", error)

@@ -1,0 +1,115 @@
+"""Connecting: client flags, health, capabilities, sessions, telemetry.
+
+Source: tinker SDK 0.38.0, lib/internal_client_holder.py and resources/service.py.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+import halteres
+from halteres.service.host import running
+from halteres.service.routes.answers import answer, body_of
+from halteres.service.service import Service
+from halteres.service.wire import bodies
+
+CLIENT_FLAGS = {
+    "pjwt_auth_enabled": False,  # the plain key goes on every request
+    "parallel_fwdbwd_chunks": True,
+    "proto_compress_fwdbwd": False,  # on one machine compressing costs more than it saves
+    "sample_use_retrieve_futures": False,
+    "sample_join_sampling_session": False,
+    "custom_loss_server_side": False,
+}
+"""What steers the client; everything else keeps the SDK's defaults."""
+
+
+class ConnectionRoutes:
+    """What a client calls before and beside its work."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def table(self) -> list[Route]:
+        """The routes."""
+        return [
+            Route("/api/v1/session_heartbeat", self.heartbeat, methods=["POST"]),
+            Route("/api/v1/telemetry", self.telemetry, methods=["POST"]),
+            Route("/api/v1/healthz", self.health),
+            Route("/api/v1/client/config", self.client_config, methods=["POST"]),
+            Route("/api/v1/client/dynamic_config", self.dynamic_config, methods=["POST"]),
+            Route("/api/v1/get_server_capabilities", self.capabilities),
+            Route("/api/v1/create_session", self.create_session, methods=["POST"]),
+            Route("/api/v1/sessions/{session_id}/finish", self.finish, methods=["POST"]),
+            Route("/halteres/v1/info", self.info),
+        ]
+
+    async def client_config(self, _: Request) -> Response:
+        """POST client/config."""
+        return answer(CLIENT_FLAGS)
+
+    async def dynamic_config(self, _: Request) -> Response:
+        """POST client/dynamic_config."""
+        return answer({"refresh_interval_sec": 300, "sample_cancel_enabled": False})
+
+    async def health(self, _: Request) -> Response:
+        """GET healthz: 200 once the engine has answered `info`, which its host asks before it calls it ready."""
+        host = self._service.host
+        if host.state != "ready":
+            why = host.failure.sentence if host.failure else "It is starting."
+            return answer({"detail": f"The engine is not ready. {why}"}, 503)
+        return answer({"status": "ok", "model": self._service.base.name, "version": halteres.__version__})
+
+    async def capabilities(self, _: Request) -> Response:
+        """GET get_server_capabilities."""
+        model = await (await running(self._service.host)).info()
+        facts = {"max_context_length": model.max_context_length, "trainable": True, "sampleable": True}
+        return answer({"supported_models": [{"model_name": self._service.base.name, **facts}]})
+
+    async def create_session(self, request: Request) -> Response:
+        """POST create_session."""
+        asked = bodies.read(await body_of(request), bodies.CreateSession)
+        session = await self._service.sessions.create(asked.user_metadata, asked.tags)
+        return answer({"type": "create_session", "session_id": session.id, "info_message": self._info_message()})
+
+    def _info_message(self) -> str:
+        base = self._service.base
+        return (
+            f"Halteres {halteres.__version__} serves '{base.name}'; its tokenizer is in {base.folder}. Set"
+            " HF_HUB_OFFLINE=1 to work without network, and name the base model by that folder if a SamplingClient is"
+            " asked for its tokenizer. Sampled logprobs are those at temperature 1."
+        )
+
+    async def heartbeat(self, request: Request) -> Response:
+        """POST session_heartbeat; 410 ends the client's loop."""
+        asked = bodies.read(await body_of(request), bodies.Heartbeat)
+        session = self._service.sessions.find(asked.session_id)
+        if session.finished is not None:
+            return answer({"detail": f"The session has finished: {session.finished}."}, 410)
+        return answer({"type": "session_heartbeat"})
+
+    async def finish(self, request: Request) -> Response:
+        """POST sessions/{id}/finish."""
+        asked = bodies.read(await body_of(request), bodies.Finish)
+        self._service.sessions.finish(request.path_params["session_id"], asked.reason.type)
+        return Response(status_code=204)
+
+    async def telemetry(self, _: Request) -> Response:
+        """POST telemetry: accepted, and not kept."""
+        return answer({"status": "accepted"})
+
+    async def info(self, _: Request) -> Response:
+        """GET /halteres/v1/info."""
+        host = self._service.host
+        model = await (await running(host)).info()
+        return answer(
+            {
+                "model": msgspec.to_builtins(model),
+                "engine": {"pid": host.pid, "restarts": host.restarts},
+                "version": halteres.__version__,
+                "policies": self._service.samplers.versions(),
+            }
+        )

@@ -1,0 +1,130 @@
+"""The training service as one value: its parts, opened and closed in order.
+
+Owns: the state directory's lock and layout, the parts' lifetimes.
+Never: knows HTTP.
+
+    STATE/lock               held by flock while a service runs here
+    STATE/journal.sqlite     accepted requests, sessions, models, samplers, checkpoints
+    STATE/checkpoints/       named weights
+    STATE/spill/             unnamed snapshots that had to leave the engine; emptied at start
+    STATE/engine.log         the engine's standard error
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from halteres.errors import Conflict, ServerError
+from halteres.service.base import BaseModel
+from halteres.service.checkpoints import Checkpoints
+from halteres.service.host import Host
+from halteres.service.journal import Journal
+from halteres.service.models import Models
+from halteres.service.promises import Promises
+from halteres.service.samplers import Samplers
+from halteres.service.sampling import Samples
+from halteres.service.sessions import Sessions
+from halteres.service.snapshots import Snapshots
+from halteres.service.training import Training
+from halteres.text import Tokenizer, load_tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """Everything behind the routes."""
+
+    state: Path
+    base: BaseModel
+    host: Host
+    journal: Journal
+    promises: Promises
+    sessions: Sessions
+    checkpoints: Checkpoints
+    snapshots: Snapshots
+    samplers: Samplers
+    samples: Samples
+    models: Models
+    training: Training
+    tokenizer: Tokenizer
+    tasks: asyncio.TaskGroup
+
+
+@contextmanager
+def locked(state: Path) -> Iterator[None]:
+    """Hold the state directory while the block runs.
+
+    Raises:
+        Conflict: another service holds it.
+        ServerError: it cannot be made.
+    """
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ServerError(f"The state directory {state} cannot be used.", f"{error.strerror}.") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise Conflict(
+            f"Another service uses the state directory {state}.",
+            "Two services on one state would overwrite each other.",
+            "Stop that one, or name another directory.",
+        ) from error
+    finally:
+        os.close(descriptor)
+
+
+@asynccontextmanager
+async def opened(state: Path, base: BaseModel, host: Host) -> AsyncIterator[Service]:
+    """A service over a host that somebody starts; when the block ends the host is stopped."""
+    journal = Journal(state / "journal.sqlite")
+    await journal.open()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            service = _assembled(state, base, host, journal, tasks)
+            await service.sessions.open()
+            await service.checkpoints.open()
+            await service.models.open()
+            await service.samplers.open()
+            try:
+                yield service
+            finally:
+                service.promises.close()
+                await host.stop()  # whatever waits for the engine fails now, typed
+    finally:
+        await journal.close()
+
+
+def _assembled(state: Path, base: BaseModel, host: Host, journal: Journal, tasks: asyncio.TaskGroup) -> Service:
+    promises = Promises(journal)
+    sessions = Sessions(journal)
+    checkpoints = Checkpoints(journal, state)
+    snapshots = Snapshots(host, state / "spill", tasks)
+    samplers = Samplers(journal, sessions, checkpoints, snapshots, base)
+    models = Models(journal, promises, host, checkpoints, tasks)
+    training = Training(
+        host=host, models=models, checkpoints=checkpoints, sessions=sessions, samplers=samplers, snapshots=snapshots
+    )
+    return Service(
+        state=state,
+        base=base,
+        host=host,
+        journal=journal,
+        promises=promises,
+        sessions=sessions,
+        checkpoints=checkpoints,
+        snapshots=snapshots,
+        samplers=samplers,
+        samples=Samples(host, promises, snapshots),
+        models=models,
+        training=training,
+        tokenizer=load_tokenizer(str(base.folder)),
+        tasks=tasks,
+    )

@@ -1,0 +1,225 @@
+"""JSON bodies of the Tinker API.
+
+Owns: one struct per request, with the API's defaults; null means absent, unknown fields are ignored.
+Never: checks what a field means.
+Source: tinker SDK 0.38.0, types/.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from halteres.errors import InvalidData
+
+T = TypeVar("T")
+
+Metadata = dict[str, Any]
+
+Counter = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""A client's counter; of unpickled sampling clients it reaches 1e18."""
+
+
+class CreateSession(msgspec.Struct, kw_only=True):
+    """POST create_session."""
+
+    tags: list[str] = []
+    user_metadata: Metadata = {}
+    sdk_version: str = ""
+    project_id: str | None = None
+    display_name: str | None = None
+
+
+class Heartbeat(msgspec.Struct, kw_only=True):
+    """POST session_heartbeat."""
+
+    session_id: str
+
+
+class Reason(msgspec.Struct, kw_only=True):
+    """How a session ended."""
+
+    type: str = "success"
+
+
+class Finish(msgspec.Struct, kw_only=True):
+    """POST sessions/{id}/finish."""
+
+    reason: Reason = msgspec.field(default_factory=Reason)
+
+
+class Lora(msgspec.Struct, kw_only=True):
+    """Of create_model."""
+
+    rank: int = 32
+    seed: int | None = None
+    train_unembed: bool = True
+    train_mlp: bool = True
+    train_attn: bool = True
+
+
+class OptimizerConfig(msgspec.Struct, kw_only=True):
+    """Which optimiser a model is trained with for life."""
+
+    type: str = "adamw"
+
+
+class CreateModel(msgspec.Struct, kw_only=True):
+    """POST create_model."""
+
+    session_id: str
+    model_seq_id: Counter
+    base_model: str
+    lora_config: Lora = msgspec.field(default_factory=Lora)
+    optimizer_config: OptimizerConfig = msgspec.field(default_factory=OptimizerConfig)
+    user_metadata: Metadata = {}
+
+
+class ModelId(msgspec.Struct, kw_only=True):
+    """POST get_info."""
+
+    model_id: str
+
+
+class AdamParams(msgspec.Struct, kw_only=True):
+    """Of optim_step. Numbers are checked when the step is taken, so that its promise can say what is wrong."""
+
+    learning_rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+
+
+class OptimStep(msgspec.Struct, kw_only=True):
+    """POST optim_step."""
+
+    model_id: str
+    seq_id: Counter
+    adam_params: AdamParams | None = None
+    optimizer_params: Metadata | None = None
+
+
+class SaveWeights(msgspec.Struct, kw_only=True):
+    """POST save_weights, save_weights_for_sampler, save_weights_external."""
+
+    model_id: str
+    seq_id: Counter
+    path: str | None = None
+    sampling_session_seq_id: Counter | None = None
+    kind: str = "snapshot"
+    ttl_seconds: int | None = None
+    overwrite: bool = False
+    user_metadata: Metadata = {}
+
+
+class LoadWeights(msgspec.Struct, kw_only=True):
+    """POST load_weights: into a model (model_id, seq_id), or making one (session_id, model_seq_id)."""
+
+    path: str
+    optimizer: bool = False
+    model_id: str | None = None
+    seq_id: Counter | None = None
+    session_id: str | None = None
+    model_seq_id: Counter | None = None
+    base_model: str | None = None
+    user_metadata: Metadata = {}
+
+
+class CreateSamplingSession(msgspec.Struct, kw_only=True):
+    """POST create_sampling_session."""
+
+    session_id: str
+    sampling_session_seq_id: Counter
+    base_model: str | None = None
+    model_path: str | None = None
+
+
+class Chunk(msgspec.Struct, kw_only=True):
+    """A piece of a prompt; one without a type is text (SDK <= 0.14)."""
+
+    type: str = "encoded_text"
+    tokens: list[int] = []
+
+
+class Prompt(msgspec.Struct, kw_only=True):
+    """A prompt in chunks."""
+
+    chunks: list[Chunk] = []
+
+
+class Sampling(msgspec.Struct, kw_only=True):
+    """How to sample."""
+
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: str | int | list[str | int] | None = None
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+
+
+class Sample(msgspec.Struct, kw_only=True):
+    """POST asample."""
+
+    sampling_session_id: str
+    seq_id: Counter
+    prompt: Prompt
+    sampling_params: Sampling = msgspec.field(default_factory=Sampling)
+    num_samples: int = 1
+    prompt_logprobs: bool = False
+    prompt_logprobs_last_n: int | None = None
+    topk_prompt_logprobs: int = 0
+    topk_sample_logprobs: int = 0
+    target_prompt_logprobs: Metadata | None = None
+    prompt_alt_tokens_k: int = 0
+
+
+class Retrieve(msgspec.Struct, kw_only=True):
+    """POST retrieve_future."""
+
+    request_id: str
+
+
+class WeightsInfo(msgspec.Struct, kw_only=True):
+    """POST weights_info."""
+
+    tinker_path: str
+
+
+def read(body: bytes, kind: type[T]) -> T:
+    """Parse a body.
+
+    Raises:
+        InvalidData: no JSON, or a field is missing or of the wrong type; the message names it.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError:
+        return _read_with_nulls(body, kind)
+    except msgspec.DecodeError as error:
+        raise InvalidData("The body is not JSON.", f"{error}.") from error
+
+
+def address_of(body: bytes) -> tuple[str, int] | None:
+    """Model and sequence number of a body whose other fields are broken, where they can still be read."""
+    try:
+        found = msgspec.json.decode(body)
+        return msgspec.convert(found["model_id"], str), msgspec.convert(found["seq_id"], int)
+    except (msgspec.MsgspecError, KeyError, TypeError):
+        return None
+
+
+def _read_with_nulls(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.convert(_without_nulls(msgspec.json.decode(body)), type=kind)
+    except msgspec.ValidationError as error:
+        raise InvalidData("The body does not fit.", f"{error}.") from error
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value

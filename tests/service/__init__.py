@@ -1,0 +1,1 @@
+"""The training service, with the real SDK as its client."""

@@ -1,0 +1,30 @@
+"""Fixtures of the training service."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import tinker
+
+from .scenes import Scene, closing, serving
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No telemetry, no hub."""
+    monkeypatch.setenv("TINKER_TELEMETRY", "0")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture
+async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+    async with serving(tmp_path) as scene:
+        yield scene
+
+
+@pytest.fixture
+async def client(scene: Scene) -> AsyncIterator[tinker.ServiceClient]:
+    async with closing(await scene.client()) as client:
+        yield client

@@ -1,0 +1,167 @@
+"""Run-addressed inference: what environments call."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import tinker
+
+from halteres.models import TINY
+from halteres.text import load_tokenizer
+
+from .scenes import BASE, DATA, STEP, Scene, closing, trainer
+
+RUN = "r17"
+TOKENIZER = load_tokenizer(str(BASE.folder))
+
+
+@pytest.fixture
+async def training(scene: Scene) -> tinker.TrainingClient:
+    """A run whose trainer has published version 0."""
+    async with closing(await scene.client(halteres_run=RUN)) as client:
+        training = await trainer(client)
+        await training.save_weights_and_get_sampling_client()
+        yield training
+
+
+async def test_generate_answers_one_object_or_a_list_with_logprobs_and_versions(
+    scene: Scene, training: tinker.TrainingClient
+) -> None:
+    prompt = TOKENIZER.encode("What is 17 + 25?")
+    body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 6, "seed": 1, "ignore_eos": True}}
+    body["return_logprob"] = True
+    status, one = await scene.ask(f"/runs/{RUN}/generate", **body)
+    assert status == 200
+    meta = one["meta_info"]
+    assert one["text"] == TOKENIZER.decode(one["output_ids"])
+    assert [row[1] for row in meta["output_token_logprobs"]] == one["output_ids"]
+    assert all(row[0] < 0 and row[2] is None for row in meta["output_token_logprobs"])
+    assert meta["finish_reason"] == {"type": "length"}
+    assert (meta["prompt_tokens"], meta["completion_tokens"]) == (len(prompt), 6)
+    assert (meta["policy_version"], meta["weight_version"]) == ([0, 0], "0")
+    body["sampling_params"]["n"] = 3
+    _, several = await scene.ask(f"/runs/{RUN}/generate", **body)
+    assert len(several) == 3
+    assert several[0]["output_ids"] == one["output_ids"]
+    _, text = await scene.ask(f"/runs/{RUN}/generate", text="What is", sampling_params={"max_new_tokens": 1})
+    assert text["meta_info"]["prompt_tokens"] == len(TOKENIZER.encode("What is"))
+    assert "output_token_logprobs" not in text["meta_info"]
+
+
+async def test_answers_come_from_the_newest_policy_and_say_its_version(
+    scene: Scene, training: tinker.TrainingClient
+) -> None:
+    async def version(**body: str) -> list[int]:
+        _, answer = await scene.ask(f"/runs/{RUN}/v1/completions", prompt="1 + 1", max_tokens=2, **body)
+        return answer["policy_version"]
+
+    named = (await training.save_weights_for_sampler("zero")).path
+    for step in (1, 2):
+        await training.forward_backward(DATA, "cross_entropy")
+        await training.optim_step(STEP)
+        assert await version() == [step - 1, step - 1]
+        await training.save_weights_for_sampler(f"step-{step}")
+        assert await version() == [step, step]
+    assert await version(model=named) == [0, 0]
+    assert await version(model="any-other-name") == [2, 2]
+    assert await version(model=TINY) == [0, 0]
+    _, info = await scene.get("/halteres/v1/info")
+    assert info["policies"] == {RUN: 2}
+    assert (info["model"]["name"], info["engine"]["restarts"]) == (TINY, 0)
+
+
+async def test_completions_take_texts_and_tokens_one_or_many(scene: Scene, training: tinker.TrainingClient) -> None:
+    tokens = TOKENIZER.encode("1 + 1 =")
+    for given, count in (("1 + 1 =", 1), (tokens, 1), (["1 + 1 =", "2 + 2 ="], 2), ([tokens, tokens[:2]], 2)):
+        _, answer = await scene.ask(f"/runs/{RUN}/v1/completions", prompt=given, n=2, max_tokens=3, seed=4, logprobs=0)
+        assert [choice["index"] for choice in answer["choices"]] == list(range(2 * count))
+        for choice in answer["choices"]:
+            assert choice["text"] == TOKENIZER.decode(choice["token_ids"])
+            assert choice["finish_reason"] in ("stop", "length")
+            assert len(choice["logprobs"]["token_logprobs"]) == len(choice["token_ids"])
+            assert "".join(choice["logprobs"]["tokens"]) == TOKENIZER.decode(
+                choice["token_ids"], skip_special_tokens=False
+            )
+    assert answer["usage"]["prompt_tokens"] == len(tokens) + 2
+    assert answer["object"] == "text_completion"
+
+
+async def test_chat_renders_the_template_and_answers_as_the_assistant(
+    scene: Scene, training: tinker.TrainingClient
+) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "What is "}, {"type": "text", "text": "1 + 1?"}]}]
+    _, answer = await scene.ask(f"/runs/{RUN}/v1/chat/completions", messages=messages, max_tokens=5, n=2, logprobs=True)
+    rendered = TOKENIZER.apply_chat_template([{"role": "user", "content": "What is 1 + 1?"}])
+    assert answer["prompt_token_ids"] == rendered
+    assert answer["object"] == "chat.completion"
+    for choice in answer["choices"]:
+        assert choice["message"] == {"role": "assistant", "content": TOKENIZER.decode(choice["token_ids"])}
+        assert [one["logprob"] < 0 for one in choice["logprobs"]["content"]] == [True] * len(choice["token_ids"])
+    assert answer["policy_version"] == [0, 0]
+
+
+async def test_a_stop_text_ends_the_answer_and_is_cut_off(scene: Scene, training: tinker.TrainingClient) -> None:
+    body = {"prompt": "1 + 1 =", "max_tokens": 40, "seed": 1, "ignore_eos": True}
+    _, answer = await scene.ask(f"/runs/{RUN}/v1/completions", **body)
+    whole = answer["choices"][0]
+    assert whole["finish_reason"] == "length"
+    stop = whole["text"][len(whole["text"]) // 2]
+    _, answer = await scene.ask(f"/runs/{RUN}/v1/completions", **body, stop=["never this text", stop])
+    cut = answer["choices"][0]
+    assert cut["finish_reason"] == "stop"
+    assert cut["text"] == whole["text"][: whole["text"].index(stop)]
+    assert len(cut["token_ids"]) < len(whole["token_ids"])
+
+
+async def test_a_run_without_weights_answers_503_and_is_not_healthy(scene: Scene) -> None:
+    for path, body in (("generate", {"text": "x"}), ("v1/completions", {"prompt": "x"})):
+        status, refusal = await scene.ask(f"/runs/none/{path}", **body)
+        assert (status, "has no weights to sample from yet" in refusal["detail"]) == (503, True)
+    assert (await scene.get("/runs/none/health"))[0] == 503
+
+
+async def test_health_and_models_of_a_run(scene: Scene, training: tinker.TrainingClient) -> None:
+    assert (await scene.get(f"/runs/{RUN}/health"))[0] == 200
+    _, models = await scene.get(f"/runs/{RUN}/v1/models")
+    assert [model["id"] for model in models["data"]] == [RUN, TINY]
+
+
+BAD_BODIES: list[tuple[str, dict[str, Any]]] = [
+    ("generate", {}),
+    ("generate", {"text": "x", "input_ids": [5]}),
+    ("generate", {"input_ids": []}),
+    ("generate", {"input_ids": [700]}),
+    ("generate", {"input_ids": [[5]]}),
+    ("generate", {"text": "x", "stream": True}),
+    ("generate", {"text": "x", "sampling_params": {"n": 0}}),
+    ("generate", {"text": "x", "sampling_params": {"seed": 2**70}}),
+    ("generate", {"text": "x", "sampling_params": {"temperature": -1}}),
+    ("generate", {"text": "x", "model": "tinker://a/weights/b"}),
+    ("v1/completions", {}),
+    ("v1/completions", {"prompt": []}),
+    ("v1/completions", {"prompt": "x", "echo": True}),
+    ("v1/chat/completions", {"messages": [{"content": "no role"}]}),
+    ("v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
+    ("v1/chat/completions", {"messages": "hello"}),
+]
+
+
+async def test_every_request_that_cannot_be_used_is_answered_with_a_sentence(
+    scene: Scene, training: tinker.TrainingClient
+) -> None:
+    for path, body in BAD_BODIES:
+        status, answer = await scene.ask(f"/runs/{RUN}/{path}", **body)
+        assert 400 <= status < 500, (path, body, answer)
+        assert len(answer["detail"]) > 15, (path, body)
+
+
+async def test_requests_of_environments_are_rows_with_their_drawn_seeds(
+    scene: Scene, training: tinker.TrainingClient
+) -> None:
+    body = {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 4}}
+    await asyncio.gather(*(scene.ask(f"/runs/{RUN}/generate", **body) for _ in range(4)))
+    rows = scene.rows("SELECT subject, drawn FROM requests WHERE kind = 'generate'")
+    assert [subject for subject, _ in rows] == [RUN] * 4
+    assert len({drawn for _, drawn in rows}) == 4

@@ -1,0 +1,79 @@
+"""The journal, read as another process reads it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import tinker
+from sqlalchemy import Connection
+from tinker import types
+
+from .scenes import DATA, STEP, Scene, datum, prompt, trainer
+from .test_order import PROTO, pass_body
+
+WAIT_S = 20
+
+
+async def test_a_request_is_a_row_before_it_is_executed(scene: Scene, client: tinker.ServiceClient) -> None:
+    training = await trainer(client)
+    held = scene.engine.hold("forward_backward")
+    output = training.forward_backward(DATA, "cross_entropy")
+    async with asyncio.timeout(WAIT_S):
+        await held.inside()
+    query = "SELECT state, key, body, outcome FROM requests WHERE kind = 'forward_backward'"
+    assert scene.rows(query) == [("accepted", f"{training.model_id}/1", pass_body(training.model_id, 1), None)]
+    held.release()
+    await output
+    await training.optim_step(STEP)  # its row is committed after the first one's outcome
+    [(state, _, _, outcome)] = scene.rows(query)
+    assert (state, len(outcome) > 0) == ("settled", True)
+
+
+async def test_seeds_that_the_service_drew_are_recorded(scene: Scene, client: tinker.ServiceClient) -> None:
+    training = await trainer(client, seed=None)
+    sampling = await training.save_weights_and_get_sampling_client()
+    drawn = await sampling.sample(prompt(5), 1, types.SamplingParams(max_tokens=8))
+    await sampling.sample(prompt(5), 1, types.SamplingParams(max_tokens=8, seed=11))
+    rows = dict(scene.rows("SELECT kind || seq, drawn FROM requests WHERE kind IN ('sample', 'create_model')"))
+    assert "seed" in json.loads(rows["create_model0"])
+    assert rows["sample1"] is None
+    seed = json.loads(rows["sample0"])["seed"]
+    again = await sampling.sample(prompt(5), 1, types.SamplingParams(max_tokens=8, seed=seed))
+    assert again.sequences[0].tokens == drawn.sequences[0].tokens
+
+
+async def test_a_full_disk_refuses_requests_with_a_sentence_and_loses_nothing(scene: Scene) -> None:
+    model = await scene.model()
+    large = [datum(list(range(1, 600))) for _ in range(40)]
+
+    def limit(pages: int) -> None:
+        def run(connection: Connection) -> None:
+            connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+
+        scene.service.journal.post(run)
+
+    limit(1)  # as many as there are
+    status, refusal = await scene.post("forward_backward", pass_body(model, 1, large), **PROTO)
+    assert status == 503
+    assert "full" in refusal["detail"]
+    limit(10**6)
+    status, promised = await scene.post("forward_backward", pass_body(model, 1, large), **PROTO)
+    assert status == 200
+    assert isinstance(await scene.redeem(promised["request_id"]), bytes)
+    assert scene.engine.calls["forward_backward"] == 1
+
+
+async def test_requests_that_come_together_share_commits(scene: Scene) -> None:
+    commits = 0
+    together = scene.service.journal._together
+
+    def counted(group: list) -> list:
+        nonlocal commits
+        commits += 1
+        return together(group)
+
+    scene.service.journal._together = counted  # type: ignore[method-assign]
+    await asyncio.gather(*(scene.service.sessions.create({}, []) for _ in range(50)))
+    assert commits <= 2
+    assert scene.rows("SELECT count(*) FROM sessions") == [(50,)]

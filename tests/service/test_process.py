@@ -1,0 +1,182 @@
+"""The service as a process: how it starts, ends, and dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import tinker
+
+from halteres.models import TINY
+
+from .scenes import DATA, KEY, STEP, closing, trainer
+
+WAIT_S = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A service's process and its address."""
+
+    popen: subprocess.Popen[str]
+    url: str
+
+    async def info(self) -> dict[str, Any]:
+        """Its card; answered once the engine is ready."""
+        async with aiohttp.ClientSession() as http, http.get(f"{self.url}/halteres/v1/info") as response:
+            assert response.status == 200, await response.text()
+            return await response.json()
+
+    def ended(self) -> int:
+        return self.popen.wait(WAIT_S)
+
+
+@contextmanager
+def running(state: Path, *arguments: str, **environment: str) -> Iterator[Process]:
+    """A service on a socket that listens before it starts, so that nobody has to ask twice."""
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        argv = ["--state", str(state), "--engine", "scripted", "--threads", "1", "--listen-fd", str(bound.fileno())]
+        popen = subprocess.Popen(
+            [sys.executable, "-m", "halteres.service", *argv, *arguments],
+            stderr=subprocess.PIPE,
+            text=True,
+            pass_fds=(bound.fileno(), *(int(value) for value in environment.values())),
+            env={**os.environ, **environment},
+        )
+        try:
+            yield Process(popen, f"http://127.0.0.1:{bound.getsockname()[1]}")
+        finally:
+            popen.kill()
+            popen.communicate()
+
+
+def gone(pid: int) -> bool:
+    """Wait until a process that is not our child has ended."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], WAIT_S)[0])
+    finally:
+        os.close(descriptor)
+
+
+async def test_a_service_trains_through_its_engine_process_and_ends_in_order(tmp_path: Path) -> None:
+    with running(tmp_path) as process:
+        async with asyncio.timeout(WAIT_S):
+            info = await process.info()
+            client = await asyncio.to_thread(tinker.ServiceClient, base_url=process.url, api_key=KEY)
+            await asyncio.to_thread(lambda: client.holder)
+            async with closing(client):
+                training = await trainer(client)
+                passed, stepped = training.forward_backward(DATA, "cross_entropy"), training.optim_step(STEP)
+                assert len((await passed).loss_fn_outputs) == 2
+                await stepped
+        card = json.loads((tmp_path / "service.json").read_text())
+        assert card["pid"] == process.popen.pid
+        assert card["engine_pid"] == info["engine"]["pid"]
+        assert card["url"] == process.url
+        process.popen.send_signal(signal.SIGTERM)
+        assert process.ended() in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+        assert gone(card["engine_pid"])
+
+
+async def test_ctrl_c_ends_it_while_a_client_waits(tmp_path: Path) -> None:
+    with running(tmp_path) as process:
+        engine = (await process.info())["engine"]["pid"]
+        body = {"session_id": "x", "model_seq_id": 0}
+        async with aiohttp.ClientSession(process.url) as http:
+            made = await (await http.post("/api/v1/create_session", json={})).json()
+            body = {"session_id": made["session_id"], "model_seq_id": 0, "base_model": TINY}
+            model = (await (await http.post("/api/v1/create_model", json=body)).json())["model_id"]
+            step = {"model_id": model, "seq_id": 2, "adam_params": {}}
+            promise = await (await http.post("/api/v1/optim_step", json=step)).json()
+            poll = asyncio.create_task(http.post("/api/v1/retrieve_future", json={"request_id": promise["request_id"]}))
+            await http.get("/api/v1/healthz")
+            process.popen.send_signal(signal.SIGINT)
+            assert await asyncio.to_thread(process.ended) in (0, -signal.SIGINT, 128 + signal.SIGINT)
+            assert (await poll).status == 408
+        assert gone(engine)
+
+
+async def test_kill_9_of_the_service_leaves_no_engine(tmp_path: Path) -> None:
+    with running(tmp_path) as process:
+        engine = (await process.info())["engine"]["pid"]
+        process.popen.kill()
+        assert gone(engine)
+    with running(tmp_path) as process:  # the lock went with it
+        assert (await process.info())["model"]["name"] == TINY
+
+
+async def test_kill_9_of_the_engine_brings_another_and_training_says_what_was_lost(tmp_path: Path) -> None:
+    with running(tmp_path) as process:
+        async with asyncio.timeout(WAIT_S):
+            engine = (await process.info())["engine"]["pid"]
+            client = await asyncio.to_thread(tinker.ServiceClient, base_url=process.url, api_key=KEY)
+            await asyncio.to_thread(lambda: client.holder)
+            async with closing(client):
+                training = await trainer(client)
+                path = (await training.save_state("kept")).path
+                os.kill(engine, signal.SIGKILL)
+                assert gone(engine)
+                resumed = await client.create_training_client_from_state_with_optimizer(path)
+                await resumed.forward_backward(DATA, "cross_entropy")
+                try:
+                    await training.forward_backward(DATA, "cross_entropy")
+                except tinker.RequestFailedError as error:
+                    assert path in error.message
+                else:
+                    raise AssertionError("the adapter cannot have lived on")
+            assert (await process.info())["engine"]["restarts"] == 1
+
+
+async def test_the_end_of_its_lifeline_ends_the_service(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.set_inheritable(reading, True)
+    with running(tmp_path, HALTERES_LIFELINE_FD=str(reading)) as process:
+        os.close(reading)
+        engine = (await process.info())["engine"]["pid"]
+        os.close(writing)
+        assert await asyncio.to_thread(process.ended) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+        assert gone(engine)
+
+
+async def test_a_second_service_on_one_state_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    with running(tmp_path) as first:
+        await first.info()
+        with running(tmp_path) as second:
+            said = second.popen.stderr.read() if second.popen.stderr else ""
+            assert second.ended() == 1
+            assert f"error: Another service uses the state directory {tmp_path}." in said
+        assert (await first.info())["engine"]["restarts"] == 0
+
+
+def started(*arguments: str) -> tuple[int, str]:
+    """Exit code and last line of a service that cannot start."""
+    command = [sys.executable, "-m", "halteres.service", "--engine", "scripted", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    return done.returncode, done.stderr.strip().splitlines()[-1]
+
+
+def test_a_busy_port_a_missing_model_and_a_state_that_cannot_be_are_one_sentence_each(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        code, said = started("--state", str(tmp_path / "s"), "--port", str(bound.getsockname()[1]))
+        assert (code, "cannot be used" in said, "--port" in said) == (1, True, True)
+    code, said = started("--state", str(tmp_path / "s"), "--port", "0", "--model", str(tmp_path))
+    assert (code, said.startswith("error: There is no model")) == (1, True)
+    (tmp_path / "file").write_text("")
+    code, said = started("--state", str(tmp_path / "file" / "s"), "--port", "0")
+    assert (code, said.startswith("error: The state directory")) == (1, True)

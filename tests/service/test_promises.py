@@ -1,0 +1,93 @@
+"""Promises and long polls."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import tinker
+
+from halteres.service.routes import answers
+
+from .scenes import DATA, Scene, trainer
+from .test_order import passed
+
+WAIT_S = 20
+
+
+async def test_a_poll_of_an_open_promise_ends_with_408_and_says_what_it_waits_for(scene: Scene) -> None:
+    model = await scene.model()
+    scene.service.promises.poll_s = 0.01
+    request_id = await passed(scene, model, 2)
+    status, state = await scene.post("retrieve_future", {"request_id": request_id})
+    assert (status, state["queue_state"]) == (408, "active")
+    assert "request 1 of this model comes first" in state["queue_state_reason"]
+
+
+async def test_the_sdk_polls_again_until_the_result_is_there(scene: Scene, client: tinker.ServiceClient) -> None:
+    training = await trainer(client)
+    scene.service.promises.poll_s = 0.01
+    held = scene.engine.hold("forward_backward")
+    output = training.forward_backward(DATA, "cross_entropy")
+    async with asyncio.timeout(WAIT_S):
+        await held.inside()
+        for _ in range(5):
+            await scene.get("/api/v1/healthz")
+        held.release()
+        assert len((await output).loss_fn_outputs) == 2
+
+
+async def test_a_poll_that_waits_is_answered_when_its_promise_is_settled(scene: Scene) -> None:
+    model = await scene.model()
+    held = scene.engine.hold("forward_backward")
+    request_id = await passed(scene, model, 1)
+    async with asyncio.timeout(WAIT_S):
+        await held.inside()
+        polls = [asyncio.create_task(scene.redeem(request_id)) for _ in range(3)]
+        held.release()
+        first, second, third = await asyncio.gather(*polls)
+    assert first == second == third
+
+
+async def test_an_older_outcome_is_read_from_the_journal_with_the_same_bytes(scene: Scene) -> None:
+    model = await scene.model()
+    request_id = await passed(scene, model, 1)
+    first = await scene.redeem(request_id)
+    scene.service.promises._keep_s = -1.0  # everything settled leaves the memory at the next outcome
+    await scene.redeem(await passed(scene, model, 2))
+    assert request_id not in scene.service.promises._by_id
+    assert await scene.redeem(request_id) == first
+    assert await passed(scene, model, 1) == request_id
+
+
+async def test_polls_end_when_the_service_does(scene: Scene, client: tinker.ServiceClient) -> None:
+    model = await scene.model()
+    request_id = await passed(scene, model, 2)
+    poll = asyncio.create_task(scene.post("retrieve_future", {"request_id": request_id}))
+    async with asyncio.timeout(WAIT_S):
+        while not any(promise.wake._waiters for promise in scene.service.promises.open()):
+            await scene.get("/api/v1/healthz")
+        scene.service.promises.close()
+        assert (await poll)[0] == 408
+
+
+async def test_a_session_that_finished_gets_410_for_its_heartbeat(scene: Scene) -> None:
+    session = await scene.session()
+    assert (await scene.post("session_heartbeat", {"session_id": session}))[0] == 200
+    assert (await scene.post(f"sessions/{session}/finish", {"reason": {"type": "errored"}}))[0] == 204
+    assert (await scene.post(f"sessions/{session}/finish", {"reason": {"type": "success"}}))[0] == 204
+    status, gone = await scene.post("session_heartbeat", {"session_id": session})
+    assert (status, gone["detail"]) == (410, "The session has finished: errored.")
+
+
+async def test_health_is_503_until_the_engine_is_ready(scene: Scene) -> None:
+    assert (await scene.get("/api/v1/healthz"))[1]["status"] == "ok"
+    scene.host.state = "starting"
+    status, why = await scene.get("/api/v1/healthz")
+    assert (status, why["detail"]) == (503, "The engine is not ready. It is starting.")
+
+
+async def test_a_body_beyond_all_bounds_is_refused(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "MAX_BODY_BYTES", 1000)
+    status, refusal = await scene.post("create_session", {"tags": ["x" * 1000]})
+    assert (status, "too large" in refusal["detail"]) == (400, True)

@@ -1,0 +1,221 @@
+"""Training through the real SDK 0.38.0."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+import tinker
+from tinker import types
+
+from halteres.models import TINY
+
+from .scenes import BASE, DATA, KEY, STEP, Scene, datum, prompt, trainer
+
+WAIT_S = 20
+
+
+async def test_a_client_trains_saves_and_samples(scene: Scene, client: tinker.ServiceClient) -> None:
+    training = await trainer(client)
+    passed, stepped = training.forward_backward(DATA, "cross_entropy"), training.optim_step(STEP)
+    output = await passed
+    assert [len(one["logprobs"].data) for one in output.loss_fn_outputs] == [3, 5]
+    assert output.metrics["loss:sum"] == pytest.approx(
+        -sum(sum(one["logprobs"].data) for one in output.loss_fn_outputs)
+    )
+    assert (await stepped).metrics
+    saved = await training.save_state("first")
+    assert saved.path == f"tinker://{training.model_id}/weights/first"
+    sampling = await training.save_weights_and_get_sampling_client()
+    sampled = await sampling.sample(prompt(5, 6), 3, types.SamplingParams(max_tokens=4))
+    assert len({sequence.sequence_id for sequence in sampled.sequences}) == 3
+    assert all(len(sequence.tokens) == len(sequence.logprobs) for sequence in sampled.sequences)
+
+
+async def test_a_step_is_promised_while_its_pass_still_runs_and_comes_after_it(
+    scene: Scene, client: tinker.ServiceClient
+) -> None:
+    training = await trainer(client)
+    held = scene.engine.hold("forward_backward")
+    passed, stepped = training.forward_backward(DATA, "cross_entropy"), training.optim_step(STEP)
+    async with asyncio.timeout(WAIT_S):
+        await held.inside()
+        while len(list(scene.service.promises.open())) < 2:
+            await scene.get("/api/v1/healthz")  # the second request is on its way
+    assert scene.engine.calls["optim_step"] == 0
+    held.release()
+    await passed
+    await stepped
+    assert scene.engine.calls["optim_step"] == 1
+
+
+async def test_2500_datums_come_back_in_order_from_parallel_chunks(scene: Scene, client: tinker.ServiceClient) -> None:
+    training = await trainer(client)
+    data = [datum([5, 6 + index % 600, 7]) for index in range(2500)]
+    output = await training.forward_backward(data, "cross_entropy")
+    await training.optim_step(STEP)
+    assert len(output.loss_fn_outputs) == 2500
+    assert scene.engine.calls["forward_backward"] == 3
+    alone = await training.forward_backward([data[1999]], "cross_entropy")
+    before = (await training.forward(data[1990:2000], "cross_entropy")).loss_fn_outputs[9]["logprobs"].data
+    np.testing.assert_array_equal(alone.loss_fn_outputs[0]["logprobs"].data, before)
+    kinds = scene.rows("SELECT seq, kind FROM requests WHERE kind != 'create_model' ORDER BY seq")
+    assert kinds == [
+        (1, "forward_backward"),
+        (2, "forward_backward"),
+        (3, "forward_backward"),
+        (4, "optim_step"),
+        (5, "forward_backward"),
+        (6, "forward"),
+    ]
+
+
+async def test_a_forward_pass_leaves_no_gradient(client: tinker.ServiceClient) -> None:
+    training = await trainer(client)
+    await training.forward(DATA, "cross_entropy")
+    with pytest.raises(tinker.RequestFailedError, match="no gradient"):
+        await training.optim_step(STEP)
+
+
+async def test_a_bad_datum_fails_its_own_promise_with_a_sentence(client: tinker.ServiceClient) -> None:
+    training = await trainer(client)
+    bad = training.forward_backward([datum([5, 6, 700])], "cross_entropy")
+    good = training.forward_backward(DATA, "cross_entropy")
+    with pytest.raises(tinker.RequestFailedError, match="Datum 0: 'target_tokens' holds token 700") as caught:
+        await bad
+    assert caught.value.category is types.RequestErrorCategory.User
+    await good
+    await training.optim_step(STEP)
+
+
+@pytest.mark.parametrize("loss", ["ppo", "cispo"])
+async def test_a_loss_that_is_not_built_names_those_that_are(client: tinker.ServiceClient, loss: str) -> None:
+    training = await trainer(client)
+    with pytest.raises(tinker.RequestFailedError, match="cross_entropy and importance_sampling"):
+        await training.forward_backward(DATA, loss)
+
+
+async def test_importance_sampling_takes_the_sampled_logprobs(client: tinker.ServiceClient) -> None:
+    training = await trainer(client)
+    sampling = await training.save_weights_and_get_sampling_client()
+    sampled = (await sampling.sample(prompt(5, 6), 1, types.SamplingParams(max_tokens=6))).sequences[0]
+    tokens = [5, 6, *sampled.tokens]
+    zeros = [0.0]
+    inputs = {
+        "target_tokens": types.TensorData(data=tokens[1:], dtype="int64"),
+        "logprobs": types.TensorData(data=zeros + list(sampled.logprobs), dtype="float32"),
+        "advantages": types.TensorData(data=zeros + [0.5] * len(sampled.tokens), dtype="float32"),
+    }
+    data = [types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)]
+    output = await training.forward_backward(data, "importance_sampling")
+    assert output.metrics["loss:sum"] == pytest.approx(-0.5 * len(sampled.tokens))
+    np.testing.assert_allclose(output.loss_fn_outputs[0]["logprobs"].data[1:], sampled.logprobs, atol=1e-6)
+
+
+async def test_targets_with_several_values_per_token_are_refused_with_a_sentence(client: tinker.ServiceClient) -> None:
+    training = await trainer(client)
+    wide = types.TensorData(data=[6, 7, 8, 9], dtype="int64", shape=[2, 2])
+    weights = types.TensorData(data=[1.0] * 4, dtype="float32", shape=[2, 2])
+    data = [types.Datum(model_input=prompt(5, 6), loss_fn_inputs={"target_tokens": wide, "weights": weights})]
+    with pytest.raises(tinker.RequestFailedError, match="come later"):
+        await training.forward_backward(data, "cross_entropy")
+
+
+async def test_negative_learning_rates_are_user_errors(client: tinker.ServiceClient) -> None:
+    training = await trainer(client)
+    await training.forward_backward(DATA, "cross_entropy")
+    with pytest.raises(tinker.RequestFailedError, match="learning_rate is -1"):
+        await training.optim_step(types.AdamParams(learning_rate=-1.0))
+
+
+async def test_training_goes_on_from_saved_state_with_and_without_its_optimiser(
+    scene: Scene, client: tinker.ServiceClient
+) -> None:
+    training = await trainer(client, rank=4)
+    for _ in range(3):
+        await training.forward_backward(DATA, "cross_entropy")
+        await training.optim_step(STEP)
+    path = (await training.save_state("third")).path
+    for resume in (
+        client.create_training_client_from_state,
+        client.create_training_client_from_state_with_optimizer,
+    ):
+        resumed = await resume(path)
+        assert resumed.get_info().lora_rank == 4
+        assert resumed.get_info().model_data.model_name == TINY
+        await resumed.forward_backward(DATA, "cross_entropy")
+        await resumed.optim_step(STEP)
+        saved = await resumed.save_weights_for_sampler("next")
+        assert scene.service.checkpoints.find(saved.path).version == 4
+
+
+async def test_saved_state_is_loaded_into_a_living_model(scene: Scene, client: tinker.ServiceClient) -> None:
+    training = await trainer(client)
+    path = (await training.save_state("start")).path
+    await training.forward_backward(DATA, "cross_entropy")
+    await training.optim_step(STEP)
+    with pytest.warns(FutureWarning):
+        loading = training.load_state(path)
+    assert (await loading).path == path
+    assert scene.service.checkpoints.find((await training.save_weights_for_sampler("again")).path).version == 0
+
+
+async def test_a_taken_checkpoint_name_is_refused_unless_it_may_be_overwritten(client: tinker.ServiceClient) -> None:
+    training = await trainer(client)
+    await training.save_state("one")
+    with pytest.raises(tinker.RequestFailedError, match="exists"):
+        await training.save_state("one")
+    await training.save_state("one", overwrite=True)
+    with pytest.raises(tinker.RequestFailedError, match="cannot name a checkpoint"):
+        await training.save_state("a/b")
+
+
+async def test_state_that_does_not_exist_is_a_user_error_that_names_the_newest(client: tinker.ServiceClient) -> None:
+    training = await trainer(client)
+    path = (await training.save_state("only")).path
+    with pytest.raises(tinker.RequestFailedError, match=path):
+        await client.create_training_client_from_state(path.replace("only", "onyl"))
+
+
+async def test_an_unknown_base_model_is_answered_with_what_there_is(client: tinker.ServiceClient) -> None:
+    with pytest.raises(tinker.NotFoundError, match="This service serves 'halteres/tiny'"):
+        await client.create_lora_training_client("Qwen/Qwen3-8B")
+
+
+async def test_the_base_model_may_be_named_by_its_folder(client: tinker.ServiceClient) -> None:
+    training = await client.create_lora_training_client(str(BASE.folder), rank=4)
+    assert training.get_info().model_data.model_name == str(BASE.folder)
+    sampling = await training.save_weights_and_get_sampling_client()
+    assert sampling.get_base_model() == str(BASE.folder)
+
+
+async def test_a_training_client_finds_its_tokenizer_without_network(client: tinker.ServiceClient) -> None:
+    training = await trainer(client)
+    tokenizer = await asyncio.to_thread(training.get_tokenizer)
+    assert tokenizer.decode(tokenizer.encode("What is 17 + 25?")) == "What is 17 + 25?"
+
+
+async def test_exports_are_refused_in_turn_and_training_goes_on(client: tinker.ServiceClient) -> None:
+    training = await trainer(client)
+    with pytest.raises(tinker.RequestFailedError, match="comes later"):
+        await training.save_weights_external("export")
+    await training.forward_backward(DATA, "cross_entropy")
+
+
+async def test_the_rest_client_lists_runs_and_checkpoints(scene: Scene, client: tinker.ServiceClient) -> None:
+    training = await trainer(client)
+    state = await training.save_state("s")
+    sampler = await training.save_weights_for_sampler("w", user_metadata={"step": "0"})
+    rest = await asyncio.to_thread(tinker.RestClient, base_url=scene.url, api_key=KEY)
+    listed = await rest.list_checkpoints(training.model_id)
+    assert [one.tinker_path for one in listed.checkpoints] == [state.path, sampler.path]
+    run = await rest.get_training_run(training.model_id)
+    assert run.last_checkpoint and run.last_checkpoint.tinker_path == state.path
+    assert (await rest.list_training_runs()).cursor.total_count == 1
+    assert len((await rest.list_user_checkpoints()).checkpoints) == 2
+    assert (await rest.get_weights_info_by_tinker_path(state.path)).lora_rank == 8
+    assert client.holder.get_session_id() in (await rest.list_sessions()).sessions
+    assert (await rest.get_session(client.holder.get_session_id())).training_run_ids == [training.model_id]
+    with pytest.raises(tinker.BadRequestError, match="comes later"):
+        await rest.delete_checkpoint(training.model_id, "weights/s")
