@@ -183,10 +183,11 @@ class _Gathering:
             self.problems.append(problem)
 
     def _check_batch(self, env: Mapping[str, Any]) -> None:
+        if any(problem.field in ("env.batch_size", "env.group_size") for problem in self.problems):
+            return
         batch, group = env["batch_size"], env["group_size"]
         if not (isinstance(batch, int) and isinstance(group, int) and group > 0 and batch > 0):
-            if not any(problem.field in ("env.batch_size", "env.group_size") for problem in self.problems):
-                self.problems.append(Problem(field="env.batch_size", got=batch, rule="must be a positive integer"))
+            self.problems.append(Problem(field="env.batch_size", got=batch, rule="must be a positive integer"))
         elif batch % group:
             below = batch // group * group
             near = tuple(value for value in (below, below + group) if value)

@@ -109,7 +109,8 @@ def _laid_over(base: Model, changes: Mapping[str, Any], prefix: str) -> tuple[Mo
         except ValidationError as error:
             found = [_problem(detail, type(base), prefix) for detail in error.errors()]
         refused = {problem.field.removeprefix(prefix) for problem in found} & kept.keys()
-        problems += found
+        told = {problem.field for problem in problems}  # a rule that joins fields may fail again on what is left
+        problems += [problem for problem in found if problem.field not in told]
         if not refused:  # the rule joins fields, and the one it names was not changed: none of the changes can stay
             refused = set(kept)
         if not kept:
