@@ -1,0 +1,36 @@
+# The two commands of a fresh machine are `make quickstart` and `make test`; each installs what it needs into .venv.
+# PYTHON=/path/to/python3 chooses the interpreter, TORCH=torch==... the torch build (see scripts/torch).
+
+.PHONY: help quickstart install test test-clients check bench clean
+export PYTHON TORCH
+
+help:            ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
+
+quickstart:      ## install, then train the built-in model: the reward rises within two minutes
+	@scripts/install
+	@.venv/bin/halteres quickstart
+
+install:         ## .venv with Halteres in it
+	@scripts/install
+	@echo "Installed. Next: .venv/bin/halteres --help"
+
+test:            ## install what tests need; format, lint, types, tests
+	@scripts/install dev
+	@scripts/check
+	@scripts/test
+
+test-clients:    ## third-party clients in environments of their own
+	@scripts/install dev
+	@scripts/test-clients
+
+check:           ## format, lint, types
+	@scripts/install dev
+	@scripts/check
+
+bench:           ## one on-policy RL step, here and in TRL, in one invocation
+	@scripts/install dev
+	@.venv/bin/python benchmarks/rl_step.py
+
+clean:           ## remove what the other targets made
+	rm -rf .venv .venvs .pytest_cache .ruff_cache build dist

@@ -1,0 +1,30 @@
+"""On what a figure was measured: a result without its machine and date is left out."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from halteres.process import usable_cores
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, system, Python; the load average as it is now."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": usable_cores(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _cpu_model() -> str:
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.is_file() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

@@ -1,0 +1,76 @@
+"""The engine's process: `python -m halteres.engine --socket PATH --backend torch|scripted --model FOLDER ...`.
+
+Owns: loading one engine and answering its link until it is told to end.
+Never: starts another process, writes anything but what calls ask for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+from halteres.engine.protocol import Engine
+from halteres.engine.server import serve
+from halteres.errors import HalteresError
+from halteres.process import begin, usable_cores
+
+
+def main() -> int:
+    """Run until SIGTERM, SIGINT, a `close` call or the end of the lifeline; exit code 0, or 1 with one sentence."""
+    options = _parser().parse_args()
+    begin("engine", torch=options.backend == "torch", threads=options.threads)
+    try:
+        asyncio.run(_run(options))
+    except HalteresError as error:
+        sys.stderr.write(f"error: {error.sentence}\n")
+        return 1
+    return 0
+
+
+async def _run(options: argparse.Namespace) -> None:
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    engine = _load(options)
+    async with serve(engine, options.socket) as link:
+        _say_ready()
+        waits = {asyncio.create_task(event.wait()) for event in (ended, link.closed)}
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        await engine.close()
+
+
+def _load(options: argparse.Namespace) -> Engine:
+    if options.backend == "scripted":
+        from halteres.engine.scripted import ScriptedEngine
+
+        return ScriptedEngine(options.model, options.name, options.threads)
+    from halteres.engine.torch.engine import TorchEngine
+
+    return TorchEngine(options.model, options.name, options.threads)
+
+
+def _say_ready() -> None:
+    """One line on standard output; after it that descriptor is the log's, so that nothing can block on it."""
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m halteres.engine", description="One engine behind a Unix socket.")
+    parser.add_argument("--socket", type=Path, required=True, help="where to listen")
+    parser.add_argument("--backend", choices=("torch", "scripted"), required=True)
+    parser.add_argument("--model", type=Path, required=True, help="folder of the base model")
+    parser.add_argument("--name", required=True, help="name of the base model")
+    parser.add_argument("--threads", type=int, default=max(1, usable_cores() - 1))
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""One process of the engine, from its start to its end.
+
+Owns: its lifeline, its process group, its link once there is one, the words for its failure.
+Never: starts a second one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from halteres.config import environ
+from halteres.engine.link import LinkedEngine
+from halteres.errors import ProcessFailed
+from halteres.process import GRACE_S, die_with_parent
+
+READY_LINE = b"ready\n"
+
+
+class EngineChild:
+    """One process of the engine."""
+
+    def __init__(self, process: asyncio.subprocess.Process, lifeline: int, log: Path) -> None:
+        self.process, self._lifeline, self._log = process, lifeline, log
+        self.link: LinkedEngine | None = None
+
+    @classmethod
+    async def spawn(cls, argv: list[str], log: Path) -> EngineChild:
+        """Start it; it is not ready yet."""
+        reading, writing = os.pipe()
+        try:
+            with _opened(log) as output:
+                process = await asyncio.create_subprocess_exec(
+                    *argv,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=output,
+                    env=environ.for_child(HALTERES_LIFELINE_FD=str(reading)),
+                    pass_fds=(reading,),
+                    process_group=0,  # a Ctrl-C at the terminal is the service's to handle
+                    preexec_fn=die_with_parent,
+                )
+        except BaseException:
+            os.close(writing)
+            raise
+        finally:
+            os.close(reading)
+        return cls(process, writing, log)
+
+    async def listening(self) -> None:
+        """Wait for the child's `ready`; ProcessFailed if it ends before."""
+        output = self.process.stdout
+        while output is not None and (line := await output.readline()):
+            if line == READY_LINE:
+                return
+        raise self.failure("ended before it was ready", await self.process.wait())
+
+    async def ended(self) -> int:
+        """Wait for the end of the process, or of its link, which is as bad; returns the exit code."""
+        waits = [asyncio.create_task(self.process.wait(), name="engine exit")]
+        if self.link is not None:
+            waits.append(asyncio.create_task(self.link.broken.wait(), name="engine link broken"))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        await self.kill()
+        return await self.process.wait()
+
+    async def end(self) -> None:
+        """Ask it to end; after the grace it is killed."""
+        with suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGTERM)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GRACE_S):
+                await self.process.wait()
+        await self.kill()
+
+    async def kill(self) -> None:
+        """Kill the whole group, wait for the process, let go of link and lifeline."""
+        if self.process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            await self.process.wait()
+        if self.link is not None:
+            await self.link.disconnect()
+        with suppress(OSError):
+            os.close(self._lifeline)
+        self._lifeline = -1
+
+    def failure(self, how: str, exit_code: int | None) -> ProcessFailed:
+        """What to say about it, with the end of its log."""
+        tail = _tail_of(self._log)
+        last = tail.splitlines()[-1] if tail else "nothing"
+        return ProcessFailed(
+            f"The engine (process {self.process.pid}) {how}.",
+            f"Exit code {exit_code}; its log ends with: {last}",
+            f"Read {self._log}.",
+            exit_code=exit_code,
+            log=str(self._log),
+            tail=tail,
+        )
+
+
+def _tail_of(log: Path, max_bytes: int = 4000) -> str:
+    if not log.is_file():
+        return ""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - max_bytes))
+        return file.read().decode(errors="replace").strip()
+
+
+def _opened(log: Path) -> IO[bytes]:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    return log.open("ab")

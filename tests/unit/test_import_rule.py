@@ -1,0 +1,141 @@
+"""The rooms talk over their protocols: who may import whom, read off the source.
+
+A numbered room imports what is free to all and itself; `runs`, `cli` may import anything, and nothing imports them.
+torch lives below `engine/torch`; elsewhere neither it nor what pulls it in is imported at module level.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import halteres
+
+SOURCE = Path(halteres.__file__).parent
+FREE = ("errors", "types", "text", "process", "models", "config", "clients", "observe.metrics")
+ROOMS = {
+    "environments": ("environments", "rollouts"),
+    "rollouts": ("rollouts",),
+    "trajectories": ("trajectories",),
+    "training": ("training",),
+    "service": ("service", "engine.protocol", "engine.link", "engine.process"),
+    "engine": ("engine",),
+}
+ANYTHING = ("runs", "cli")
+FOUNDATION = {
+    "types": (),
+    "errors": (),
+    "models": (),
+    "config": ("config", "errors", "models"),
+    "text": ("errors",),
+    "process": ("config",),
+    "clients": ("clients", "errors", "types", "config"),
+    "observe": ("observe", "errors", "types", "config"),
+}
+HEAVY = ("torch", "transformers", "tinker", "peft", "accelerate", "matplotlib")
+"""Never at module level outside engine/torch: torch itself, what pulls it in, and what costs half a second."""
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    """Dotted name below halteres, and its tree."""
+    for file in sorted(SOURCE.rglob("*.py")):
+        name = ".".join(file.relative_to(SOURCE).with_suffix("").parts)
+        yield name.removesuffix(".__init__"), ast.parse(file.read_text())
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Every module an import statement below this node names, and its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: relative imports hide the room"
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}", node.lineno
+
+
+def at_module_level(node: ast.AST) -> Iterator[tuple[str, int]]:
+    """Imports executed when the module is imported: not those inside functions or for type checkers alone."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield from imported(child)
+        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from at_module_level(child)
+
+
+def within(name: str, packages: tuple[str, ...]) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def allowed(module: str) -> tuple[str, ...] | None:
+    """What a module may import of ours; None: anything."""
+    room = module.split(".")[0]
+    if room in ANYTHING or module in ("", "__init__", "__main__"):
+        return None
+    return FREE + ROOMS[room] if room in ROOMS else FOUNDATION[room]
+
+
+def test_rooms_import_only_what_is_theirs() -> None:
+    wrong = []
+    for module, tree in modules():
+        may = allowed(module)
+        for name, line in imported(tree):
+            ours = name.removeprefix("halteres.")
+            if name.startswith("halteres.") and may is not None and not within(ours, may):
+                wrong.append(f"{module}:{line} imports {ours}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_torch_lives_below_the_torch_engine_only() -> None:
+    wrong = [
+        f"{module}:{line} imports {name}"
+        for module, tree in modules()
+        if not within(module, ("engine.torch",))
+        for name, line in imported(tree)
+        if within(name, ("torch",))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_heavy_is_imported_with_a_module() -> None:
+    wrong = [
+        f"{module}:{line} imports {name}"
+        for module, tree in modules()
+        if not within(module, ("engine.torch",))
+        for name, line in at_module_level(tree)
+        if within(name, HEAVY)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_package_is_a_known_room() -> None:
+    rooms = {module.split(".")[0] for module, _ in modules()} - {"__init__", "__main__"}
+    assert rooms <= set(ROOMS) | set(FOUNDATION) | set(ANYTHING)
+
+
+@pytest.mark.parametrize("name", ["os.environ", "os.getenv", "os.putenv"])
+def test_variables_of_the_environment_are_read_in_one_place(name: str) -> None:
+    attribute = name.split(".")[1]
+    wrong = [
+        f"{module}:{node.lineno} uses {name}"
+        for module, tree in modules()
+        if module != "config.environ"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr == attribute and ast.unparse(node.value) == "os"
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_rule_sees_what_it_forbids() -> None:
+    """A check of the checker."""
+    tree = ast.parse("import torch.nn\nfrom halteres.service import app\ndef f():\n    from transformers import x\n")
+    assert [name for name, _ in imported(tree)] == ["torch.nn", "halteres.service.app", "transformers.x"]
+    assert [name for name, _ in at_module_level(tree)] == ["torch.nn", "halteres.service.app"]
+    assert not within("service.app", allowed("training.loop") or ())
+    assert within("engine.link.connect", allowed("service.app") or ())
+    assert not within("engine.scripted", allowed("service.app") or ())

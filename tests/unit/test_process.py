@@ -1,0 +1,144 @@
+"""Processes begin and end alike: no torch where none is needed, no orphan when the starter is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from halteres.process import usable_cores
+
+DEADLINE_S = 30
+
+
+def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+
+
+@contextmanager
+def child(code: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A child with a lifeline, once it has said a line; and the end of the lifeline that keeps it alive."""
+    reading, writing = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "HALTERES_LIFELINE_FD": str(reading)},
+        pass_fds=(reading,),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(reading)
+    with process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "up\n"
+            yield process, writing
+        finally:
+            process.kill()
+
+
+WAITS = """
+import signal
+from halteres.process import begin
+begin("test")
+print("up", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_a_process_ends_when_its_starter_is_gone() -> None:
+    with child(WAITS) as (process, lifeline):
+        os.close(lifeline)
+        _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == -signal.SIGTERM
+    assert "is gone; ending" in said
+
+
+def test_a_process_that_ignores_the_request_is_ended_after_the_grace() -> None:
+    stubborn = WAITS.replace("import signal", "import signal, halteres.process as p; p.GRACE_S = 0.2", 1).replace(
+        "begin(", "signal.signal(signal.SIGTERM, signal.SIG_IGN); begin("
+    )
+    with child(stubborn) as (process, lifeline):
+        os.close(lifeline)
+        assert process.wait(timeout=DEADLINE_S) == 1
+
+
+def test_a_process_may_end_its_own_way() -> None:
+    own = """
+import os, threading
+from halteres.process import hold_lifeline
+ended = threading.Event()
+hold_lifeline(ended.set)
+print("up", flush=True)
+ended.wait()
+print("in order", flush=True)
+"""
+    with child(own) as (process, lifeline):
+        os.close(lifeline)
+        said, _ = process.communicate(timeout=DEADLINE_S)
+    assert said == "in order\n"
+    assert process.returncode == 0
+
+
+def test_a_lifeline_is_not_handed_on_to_grandchildren() -> None:
+    code = WAITS.replace(
+        'print("up", flush=True)',
+        "import os, subprocess, sys\n"
+        "from halteres.config import environ\n"
+        "fd = environ.lifeline_fd()\n"
+        "assert not os.get_inheritable(fd)\n"
+        "assert 'HALTERES_LIFELINE_FD' not in environ.for_child()\n"
+        'print("up", flush=True)',
+    )
+    with child(code) as (process, lifeline):
+        assert process.poll() is None
+        os.close(lifeline)
+        process.wait(timeout=DEADLINE_S)
+
+
+def test_without_a_lifeline_nothing_is_watched() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "HALTERES_LIFELINE_FD"}
+    code = "import threading; from halteres.process import begin; begin('test'); assert threading.active_count() == 1"
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=DEADLINE_S)
+
+
+def test_torch_cannot_be_imported_where_it_is_not_needed() -> None:
+    assert run("from halteres.process import begin; begin('test'); import torch").returncode == 1
+    said = run("from halteres.process import begin; begin('test'); import torch").stderr
+    assert "ModuleNotFoundError" in said
+
+
+def test_the_sdk_works_with_torch_blocked() -> None:
+    code = "from halteres.process import block_torch; block_torch(); import tinker; tinker.AdamParams()"
+    assert run(code).returncode == 0, run(code).stderr
+
+
+def test_blocking_torch_after_it_was_loaded_leaves_it_alone() -> None:
+    code = "import sys; sys.modules['torch'] = sys; from halteres.process import block_torch; block_torch()\n"
+    assert run(code + "import torch; assert torch is sys").returncode == 0
+
+
+def test_threads_are_set_before_torch_is_loaded() -> None:
+    code = "import os; from halteres.process import begin; begin('engine', torch=True, threads=3)\n"
+    assert run(code + "assert os.environ['OMP_NUM_THREADS'] == '3'").returncode == 0
+
+
+@pytest.mark.parametrize(("level", "said"), [("INFO", True), ("ERROR", False)])
+def test_the_log_goes_to_stderr_with_the_role(level: str, said: bool) -> None:
+    code = "import logging; from halteres.process import begin; begin('trainer'); logging.warning('hello')"
+    done = run(code, HALTERES_LOG=level)
+    assert done.stdout == ""
+    assert ("trainer WARNING root: hello" in done.stderr) is said
+
+
+def test_usable_cores_are_at_least_one() -> None:
+    assert 1 <= usable_cores() <= (os.cpu_count() or 1)

@@ -1,0 +1,161 @@
+"""Our tokenizer is transformers' tokenizer, without torch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halteres.errors import InvalidData, NotFound
+from halteres.models import TINY, builtin_path
+from halteres.text import Tokenizer, load_tokenizer
+
+TEXTS = [
+    "",
+    " ",
+    "What is 3 + 4 * 12?",
+    r"\boxed{42}",
+    "tabs\tand\r\nlines\n\n  indented",
+    "Zürich — naïve café, ½ × π ≈ 1,57",
+    "日本語のテキスト。中文，한국어 العربية עברית हिन्दी",
+    "👩‍🚀👍🏽 e\u0301 \u00e9 \u200b \ufeff \u202e",
+    "<|im_start|>user\nspecials in text<|im_end|>",
+    "1234567890 " * 20,
+    "\x00\x01\x7f control",
+]
+
+CHATS: list[list[dict[str, Any]]] = [
+    [{"role": "user", "content": "What is 2 + 2?"}],
+    [{"role": "system", "content": "Answer briefly."}, {"role": "user", "content": "Grüße, 世界 👋"}],
+    [
+        {"role": "user", "content": "Guess."},
+        {"role": "assistant", "content": r"I say \boxed{5}."},
+        {"role": "user", "content": "higher"},
+    ],
+    [{"role": "user", "content": "  spaces kept  \n"}, {"role": "assistant", "content": ""}],
+    [{"role": "tool", "content": "an unusual role"}],
+]
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    found = builtin_path(TINY)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def ours(folder: Path) -> Tokenizer:
+    return load_tokenizer(str(folder))
+
+
+@pytest.fixture(scope="module")
+def theirs(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(folder))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_encoding_equals_transformers(ours: Tokenizer, theirs: Any, text: str) -> None:
+    assert ours.encode(text) == theirs.encode(text, add_special_tokens=False)
+    assert ours.encode(text, add_special_tokens=True) == theirs.encode(text)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_decoding_equals_transformers_and_returns_the_text(ours: Tokenizer, theirs: Any, text: str) -> None:
+    tokens = ours.encode(text)
+    for skip in (True, False):
+        assert ours.decode(tokens, skip_special_tokens=skip) == theirs.decode(tokens, skip_special_tokens=skip)
+    assert ours.decode(tokens, skip_special_tokens=False) == text
+
+
+def test_any_token_decodes_as_in_transformers(ours: Tokenizer, theirs: Any) -> None:
+    for token in range(ours.vocab_size):
+        assert ours.token(token) == theirs.decode([token])
+
+
+@pytest.mark.parametrize("generation", [True, False])
+@pytest.mark.parametrize("messages", CHATS)
+def test_chats_render_and_tokenise_as_in_transformers(
+    ours: Tokenizer, theirs: Any, messages: list[dict[str, Any]], generation: bool
+) -> None:
+    text = theirs.apply_chat_template(messages, add_generation_prompt=generation, tokenize=False)
+    assert ours.render(messages, add_generation_prompt=generation) == text
+    tokens = theirs.apply_chat_template(messages, add_generation_prompt=generation, return_dict=False)
+    assert ours.apply_chat_template(messages, add_generation_prompt=generation) == tokens
+
+
+def test_a_chat_renders_to_a_prefix_of_its_continuation(ours: Tokenizer) -> None:
+    for length in range(1, 4):
+        shorter = ours.render(CHATS[2][: length - 1], add_generation_prompt=False)
+        assert ours.render(CHATS[2][:length], add_generation_prompt=False).startswith(shorter)
+
+
+def test_special_tokens_are_those_transformers_names(ours: Tokenizer, theirs: Any) -> None:
+    assert ours.eos_token_id == theirs.eos_token_id
+    assert ours.pad_token_id == theirs.pad_token_id
+    assert ours.vocab_size == len(theirs)
+
+
+def test_a_template_that_refuses_says_so(folder: Path, tmp_path: Path) -> None:
+    tokenizer = _copy_with_template(folder, tmp_path, "{{ raise_exception('No system messages here.') }}")
+    with pytest.raises(InvalidData, match="No system messages here"):
+        tokenizer.render([{"role": "system", "content": "x"}])
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ messages.__class__.__mro__ }}", "{{ ''.__class__.__base__.__subclasses__() }}"]
+)
+def test_a_template_cannot_leave_its_sandbox(folder: Path, tmp_path: Path, template: str) -> None:
+    tokenizer = _copy_with_template(folder, tmp_path, template)
+    with pytest.raises(InvalidData, match="refused the messages"):
+        tokenizer.render([])
+
+
+def test_broken_messages_are_a_typed_error(folder: Path, tmp_path: Path) -> None:
+    tokenizer = _copy_with_template(folder, tmp_path, "{% for m in messages %}{{ 'a' + m['content'] }}{% endfor %}")
+    with pytest.raises(InvalidData, match="refused the messages"):
+        tokenizer.render([{"role": "user", "content": 3}])
+
+
+def test_a_folder_without_a_template_says_so(folder: Path, tmp_path: Path) -> None:
+    tokenizer = _copy_with_template(folder, tmp_path, None)
+    assert tokenizer.encode("plain text works")
+    with pytest.raises(InvalidData, match="no chat template"):
+        tokenizer.render([{"role": "user", "content": "x"}])
+
+
+def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"tokenizer\.json is missing"):
+        Tokenizer(tmp_path)
+
+
+def test_a_tokenizer_without_an_end_token_says_so(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(folder / "tokenizer.json", tmp_path)
+    with pytest.raises(NotFound, match="names no end token"):
+        _ = Tokenizer(tmp_path).eos_token_id
+
+
+def test_reading_a_tokenizer_loads_neither_torch_nor_transformers(folder: Path) -> None:
+    code = (
+        "import sys; from halteres.text import load_tokenizer; load_tokenizer(sys.argv[1]).encode('a');"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(folder)], check=True, timeout=60)
+
+
+def _copy_with_template(folder: Path, place: Path, template: str | None) -> Tokenizer:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder / name, place)
+    config = json.loads((place / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (place / "tokenizer_config.json").write_text(json.dumps(config))
+    if template is not None:
+        (place / "chat_template.jinja").write_text(template)
+    return Tokenizer(place)
