@@ -1,0 +1,223 @@
+"""`Engine` on torch: asynchronous outside, one thread inside.
+
+Owns: the adapters and snapshots by name; each call as work for that thread.
+Never: computes on the event loop; changes an adapter outside the order of calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from halteres.engine.checks import check_sampling, tokens_of
+from halteres.engine.protocol import (
+    Adam,
+    Datum,
+    LoraConfig,
+    ModelInfo,
+    PassResult,
+    SampleResult,
+    SamplingParams,
+    Saved,
+    StepResult,
+)
+from halteres.engine.torch.adapter import BASE, Adapter, Snapshot
+from halteres.engine.torch.checkpoint import read_checkpoint, write_adapter, write_checkpoint
+from halteres.engine.torch.limits import Limits
+from halteres.engine.torch.lora import Layout
+from halteres.engine.torch.model import BaseModel, load_base
+from halteres.engine.torch.passes import run_pass
+from halteres.engine.torch.requests import SampleRequest
+from halteres.engine.torch.sampler import Sampler
+from halteres.engine.torch.worker import Call, Slices, Worker
+from halteres.errors import Conflict, NotFound, UserError
+from halteres.text import load_tokenizer
+
+
+class TorchEngine:
+    """One base model in memory; see `Engine` for what each call promises."""
+
+    def __init__(self, folder: Path, name: str, threads: int = 1, limits: Limits | None = None) -> None:
+        """Read a model folder; takes seconds.
+
+        Raises:
+            NotFound: no model there.
+            InvalidConfig: a model that is not understood.
+        """
+        torch.set_num_threads(threads)
+        with suppress(RuntimeError):  # it can be set once per process only
+            torch.set_num_interop_threads(1)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # cuda: not verified yet
+        self._base = load_base(folder, torch.float32, device)
+        self._info = _info(self._base, folder, name, threads)
+        self._limits = limits or Limits()
+        self._adapters: dict[str, Adapter] = {}
+        self._snapshots: dict[str, Snapshot] = {}
+        self._worker = Worker(Sampler(self._base, self._limits), threads, self._limits.turn_steps)
+
+    async def info(self) -> ModelInfo:
+        """See `Engine`."""
+        return self._info
+
+    async def create_adapter(self, adapter: str, config: LoraConfig) -> None:
+        """See `Engine`."""
+
+        def create() -> None:
+            if adapter in self._adapters:
+                raise Conflict(f"The adapter '{adapter}' exists.", next="Drop it first or choose another name.")
+            layout = Layout.of(self._base, config)
+            flat = layout.initial(self._base.device, self._base.embedding_VD.dtype)
+            self._adapters[adapter] = Adapter(layout, flat)
+
+        await self._call("create_adapter", create)
+
+    async def forward_backward(
+        self, adapter: str, data: tuple[Datum, ...], loss: str, forward_only: bool = False
+    ) -> PassResult:
+        """See `Engine`."""
+
+        def begin() -> Slices:
+            found = self._adapter(adapter)
+            return run_pass(self._base, self._info, found, data, loss, self._limits, forward_only=forward_only)
+
+        return await self._in_slices("forward_backward", begin)
+
+    async def optim_step(self, adapter: str, adam: Adam) -> StepResult:
+        """See `Engine`."""
+        return await self._call("optim_step", lambda: self._adapter(adapter).step(adam))
+
+    async def save(self, adapter: str, folder: str, optimizer: bool) -> Saved:
+        """See `Engine`."""
+        return await self._call(
+            "save", lambda: write_adapter(Path(folder), self._info.name, self._adapter(adapter), optimizer)
+        )
+
+    async def load(self, adapter: str, folder: str, optimizer: bool) -> StepResult:
+        """See `Engine`."""
+
+        def read() -> StepResult:
+            found = read_checkpoint(Path(folder), self._base, optimizer=optimizer)
+            self._adapters[adapter] = Adapter(found.layout, found.flat, found.version, found.adam)
+            return StepResult(version=found.version, metrics={})
+
+        return await self._call("load", read)
+
+    async def snapshot(self, adapter: str, snapshot: str) -> int:
+        """See `Engine`."""
+
+        def copy() -> int:
+            self._snapshots[snapshot] = self._adapter(adapter).snapshot()
+            return self._snapshots[snapshot].version
+
+        return await self._call("snapshot", copy)
+
+    async def load_snapshot(self, snapshot: str, folder: str) -> int:
+        """See `Engine`."""
+
+        def read() -> int:
+            found = read_checkpoint(Path(folder), self._base, optimizer=False)
+            self._snapshots[snapshot] = Snapshot.of(found.layout, found.flat, found.version)
+            return found.version
+
+        return await self._call("load_snapshot", read)
+
+    async def save_snapshot(self, snapshot: str, folder: str) -> Saved:
+        """See `Engine`."""
+
+        def write() -> Saved:
+            found = self._snapshot(snapshot)
+            if found.layout is None or found.flat is None:
+                raise UserError("The base model has no adapter to save.", next="Name a snapshot of an adapter.")
+            return write_checkpoint(Path(folder), self._info.name, found.layout, found.flat, found.version, None)
+
+        return await self._call("save_snapshot", write)
+
+    async def sample(
+        self,
+        snapshot: str | None,
+        prompt: bytes,
+        num_samples: int,
+        params: SamplingParams,
+        prompt_logprobs: bool = False,
+    ) -> SampleResult:
+        """See `Engine`."""
+        limit = check_sampling(prompt, num_samples, params, self._info)
+        stops = self._base.eos_tokens if params.stop_tokens is None else params.stop_tokens
+        request = SampleRequest(
+            snapshot=self._snapshot(snapshot),
+            prompt=prompt,
+            tokens=tokens_of(prompt).astype(np.int64),
+            num_samples=num_samples,
+            params=params,
+            limit=limit,
+            stop_tokens=frozenset(stops),
+            decode=self._decode,
+            wants_prompt_logprobs=prompt_logprobs,
+            future=Future(),
+        )
+        self._worker.submit(request)
+        return await asyncio.wrap_future(request.future)
+
+    async def drop(self, name: str) -> None:
+        """See `Engine`."""
+
+        def forget() -> None:
+            self._adapters.pop(name, None)
+            self._snapshots.pop(name, None)
+
+        await self._call("drop", forget)
+
+    async def close(self) -> None:
+        """See `Engine`."""
+        await asyncio.to_thread(self._worker.close)
+
+    async def _call(self, name: str, work: Callable[[], Any]) -> Any:
+        """A short call: one slice."""
+
+        def begin() -> Slices:
+            return work()
+            yield
+
+        return await self._in_slices(name, begin)
+
+    async def _in_slices(self, name: str, begin: Callable[[], Slices]) -> Any:
+        call = Call(name, begin, Future())
+        self._worker.submit(call)
+        return await asyncio.wrap_future(call.future)
+
+    def _adapter(self, name: str) -> Adapter:
+        if name not in self._adapters:
+            raise NotFound(f"The engine holds no adapter '{name}'.", next="Create it, or load it from a checkpoint.")
+        return self._adapters[name]
+
+    def _snapshot(self, name: str | None) -> Snapshot:
+        if name is None:
+            return BASE
+        if name not in self._snapshots:
+            raise NotFound(f"The engine holds no snapshot '{name}'.", next="Take one, or load it from a checkpoint.")
+        return self._snapshots[name]
+
+    def _decode(self, tokens: list[int]) -> str:
+        tokenizer = load_tokenizer(self._info.folder)
+        return tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+def _info(base: BaseModel, folder: Path, name: str, threads: int) -> ModelInfo:
+    return ModelInfo(
+        name=name,
+        folder=str(folder.absolute()),
+        architecture=base.architecture,
+        vocab_size=base.vocabulary,
+        max_context_length=base.context,
+        num_parameters=base.num_parameters,
+        dtype="float32",
+        device=base.device.type,
+        threads=threads,
+    )

@@ -1,0 +1,86 @@
+"""The decoder, once, for training, prefill and decoding.
+
+Owns: the order of operations from tokens to the final hidden state; log-probabilities in chunks.
+Never: knows what a batch looks like: positions are in the grid, and attention is a strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from halteres.engine.torch.functions import gated, project, project_backward, project_forward, rms_norm
+from halteres.engine.torch.heads import Grid, Heads, split_heads
+from halteres.engine.torch.lora import Lora, LoraWeights
+from halteres.engine.torch.model import BaseModel, Projection
+
+
+class Attention(Protocol):
+    """How the tokens of one pass see each other and the past."""
+
+    def __call__(self, layer: int, heads: Heads) -> Tensor:
+        """The attended values, N x (H*W)."""
+        ...
+
+
+def hidden_states(base: BaseModel, lora: LoraWeights, tokens_N: Tensor, grid: Grid, attention: Attention) -> Tensor:
+    """The final, normalised hidden state of every token, N x D."""
+    x_ND = base.embedding_VD.index_select(0, tokens_N)
+    for i, layer in enumerate(base.layers):
+        n_ND = rms_norm(x_ND, layer.attention_norm_D, base.norm_eps)
+        heads = split_heads(base, layer, grid, project(n_ND, layer.qkv, lora.get(layer.qkv)))
+        x_ND = project(attention(i, heads), layer.out, lora.get(layer.out)).add_(x_ND)
+        n_ND = rms_norm(x_ND, layer.mlp_norm_D, base.norm_eps)
+        a_NF = gated(project(n_ND, layer.gate_up, lora.get(layer.gate_up)))
+        x_ND = project(a_NF, layer.down, lora.get(layer.down)).add_(x_ND)
+    return rms_norm(x_ND, base.final_norm_D, base.norm_eps)
+
+
+def target_logprobs(base: BaseModel, lora: LoraWeights, hidden_ND: Tensor, targets_N: Tensor, elements: int) -> Tensor:
+    """log-softmax at temperature 1 of each token's target, N; at most `elements` logits exist at once."""
+    rows = max(8, elements // base.vocabulary)
+    head = lora.get(base.head)
+    tensors = head.tensors if head is not None else ()
+    return _TargetLogprobs.apply(hidden_ND, targets_N, base.head, head, rows, *tensors)  # pyright: ignore[reportReturnType]
+
+
+def _chunks(count: int, size: int) -> Iterator[slice]:
+    return (slice(start, start + size) for start in range(0, count, size))
+
+
+class _TargetLogprobs(Function):
+    """The backward computes the logits again, and only of rows whose gradient is not zero."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_ND: Tensor, targets_N: Tensor, head: Projection, lora: Lora | None, rows: int, *tensors: Tensor
+    ) -> Tensor:
+        logprobs_N = x_ND.new_empty(x_ND.shape[0])
+        for chunk in _chunks(x_ND.shape[0], rows):
+            logits_CV, _ = project_forward(x_ND[chunk], head, lora)
+            logprobs_CV = torch.log_softmax(logits_CV, dim=1)
+            logprobs_N[chunk] = logprobs_CV.gather(1, targets_N[chunk, None]).squeeze(1)
+        ctx.save_for_backward(x_ND, targets_N)
+        ctx.head, ctx.lora, ctx.rows = head, lora, rows
+        return logprobs_N
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (x_ND, targets_N), (g_N, *_) = ctx.saved_tensors, grads
+        dx_ND = torch.zeros_like(x_ND)
+        live_M = g_N.nonzero().squeeze(1)
+        sums: list[Tensor] = []
+        for chunk in _chunks(live_M.shape[0], ctx.rows):
+            rows_C = live_M[chunk]
+            x_CD, g_C1 = x_ND[rows_C], g_N[rows_C, None]
+            logits_CV, h_CR = project_forward(x_CD, ctx.head, ctx.lora)
+            d_CV = torch.softmax(logits_CV, dim=1).mul_(-g_C1).scatter_add_(1, targets_N[rows_C, None], g_C1)
+            dx_CD, *rest = project_backward(d_CV, x_CD, h_CR, ctx.head, ctx.lora, True)
+            dx_ND[rows_C] = dx_CD  # pyright: ignore[reportArgumentType]
+            found = [tensor for tensor in rest if tensor is not None]
+            sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else found
+        return dx_ND, None, None, None, None, *(sums or [None] * (len(ctx.needs_input_grad) - 5))

@@ -1,0 +1,121 @@
+"""Differentiable pieces of a decoder layer, each with its backward written out.
+
+Owns: RMS norm, projection with adapter, gated activation (`heads` has the rest).
+Never: computes gradients of base weights; they are frozen, and autograd's own kernels would spend more on the norms
+alone than on all matmuls (backward of `F.rms_norm` on a CPU: 3.0 ms for 4,096 x 128, here 0.4).
+
+The same functions run without gradient in the sampler, so sampled and trained log-probabilities agree.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from halteres.engine.torch.lora import Lora
+from halteres.engine.torch.matmul import linear
+from halteres.engine.torch.model import Projection
+
+
+def rms_norm(x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + eps) * weight over the last dimension."""
+    if x_ND.requires_grad:
+        return _RmsNorm.apply(x_ND, weight_D, eps)  # pyright: ignore[reportReturnType]
+    return F.rms_norm(x_ND, weight_D.shape, weight_D, eps)
+
+
+class _RmsNorm(Function):
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        ctx.save_for_backward(x_ND, weight_D)
+        ctx.eps = eps
+        return F.rms_norm(x_ND, weight_D.shape, weight_D, eps)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x_ND, weight_D = ctx.saved_tensors
+        width = x_ND.shape[-1]
+        r_N1 = torch.linalg.vector_norm(x_ND, dim=-1, keepdim=True).square_().div_(width).add_(ctx.eps).rsqrt_()
+        g_ND = grads[0] * weight_D
+        c_N1 = torch.linalg.vecdot(g_ND, x_ND).unsqueeze(-1).mul_(r_N1 * r_N1).div_(-width)
+        return g_ND.addcmul_(x_ND, c_N1).mul_(r_N1), None, None
+
+
+def project(x_ND: Tensor, projection: Projection, lora: Lora | None) -> Tensor:
+    """x @ W^T + bias, plus the adapter's scale * (x @ A_i^T) @ B_i^T on the outputs of each part i."""
+    if not torch.is_grad_enabled():
+        return project_forward(x_ND, projection, lora)[0]
+    tensors = lora.tensors if lora is not None else ()
+    return _Project.apply(x_ND, projection, lora, *tensors)  # pyright: ignore[reportReturnType]
+
+
+def project_forward(x_ND: Tensor, projection: Projection, lora: Lora | None) -> tuple[Tensor, Tensor | None]:
+    """The outputs, and x @ A^T, which the backward needs."""
+    y_NE = linear(x_ND, projection.weight_ED, projection.bias_E)
+    if lora is None:
+        return y_NE, None
+    h_NR = linear(x_ND, lora.a_RD)
+    return y_NE.add_(linear(h_NR, lora.scaled_b_ER)), h_NR
+
+
+def project_backward(
+    dy_NE: Tensor, x_ND: Tensor, h_NR: Tensor | None, projection: Projection, lora: Lora | None, need_dx: bool
+) -> tuple[Tensor | None, ...]:
+    """Gradients of x (None if not needed) and of the adapter's tensors."""
+    dx_ND = linear(dy_NE, projection.weight_ED.t()) if need_dx else None
+    if lora is None or h_NR is None:
+        return (dx_ND,)
+    g_NR = linear(dy_NE, lora.scaled_b_ER.t())
+    if dx_ND is not None:
+        dx_ND.add_(linear(g_NR, lora.a_RD.t()))
+    da_RD = linear(g_NR.t(), x_ND.t())
+    db_RE = linear(h_NR.t(), dy_NE.t())
+    return dx_ND, da_RD, *lora.split(db_RE.t())
+
+
+class _Project(Function):
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, projection: Projection, lora: Lora | None, *tensors: Tensor) -> Tensor:
+        y_NE, h_NR = project_forward(x_ND, projection, lora)
+        ctx.save_for_backward(x_ND, h_NR)
+        ctx.projection, ctx.lora = projection, lora
+        return y_NE
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x_ND, h_NR = ctx.saved_tensors
+        dx, *rest = project_backward(
+            grads[0].contiguous(), x_ND, h_NR, ctx.projection, ctx.lora, ctx.needs_input_grad[0]
+        )
+        return dx, None, None, *rest
+
+
+def gated(gate_up_NF: Tensor) -> Tensor:
+    """silu(gate) * up of a fused gate-up projection."""
+    if gate_up_NF.requires_grad:
+        return _Gated.apply(gate_up_NF)  # pyright: ignore[reportReturnType]
+    gate_NF, up_NF = gate_up_NF.chunk(2, dim=-1)
+    return F.silu(gate_NF).mul_(up_NF)
+
+
+class _Gated(Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up_NF: Tensor) -> Tensor:
+        gate_NF, up_NF = gate_up_NF.chunk(2, dim=-1)
+        silu_NF = F.silu(gate_NF)
+        ctx.save_for_backward(gate_up_NF, silu_NF)
+        return silu_NF * up_NF
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (gate_up_NF, silu_NF), (dy_NF, *_) = ctx.saved_tensors, grads
+        gate_NF, up_NF = gate_up_NF.chunk(2, dim=-1)
+        dx_NF = torch.empty_like(gate_up_NF)
+        dgate_NF, dup_NF = dx_NF.chunk(2, dim=-1)
+        torch.mul(silu_NF, dy_NF, out=dup_NF)
+        torch.ops.aten.silu_backward.grad_input(dy_NF * up_NF, gate_NF, grad_input=dgate_NF)
+        return dx_NF

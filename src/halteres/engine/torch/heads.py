@@ -1,0 +1,122 @@
+"""From a fused qkv projection to normalised, rotated heads, laid out for batched matmuls.
+
+Owns: the split into heads, the norms of Qwen3's queries and keys, the rotary embedding, and their backward, in one
+function: separate ones would write every intermediate once more (4.4 ms against 1.6 per 2,080 tokens and layer).
+Never: sees the cache or the adapter.
+
+A is the rows of the rotary tables: B where every row has its own positions, else 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from halteres.engine.torch.model import BaseModel, Layer
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """How the N = B * T tokens of a pass lie, and the rotary tables of their positions."""
+
+    rows: int  # B
+    length: int  # T
+    cos_A1TW: Tensor
+    sin_A1TW: Tensor  # the sign of the rotation folded in
+
+    @classmethod
+    def padded(cls, base: BaseModel, rows: int, length: int) -> Grid:
+        """B rows at positions 0 to T - 1."""
+        return cls(
+            rows, length, base.cos_PW[:length].view(1, 1, length, -1), base.sin_PW[:length].view(1, 1, length, -1)
+        )
+
+    @classmethod
+    def single(cls, base: BaseModel, positions_B: Tensor) -> Grid:
+        """One token per row, each at a position of its own."""
+        rows = positions_B.shape[0]
+        cos, sin = (table.index_select(0, positions_B).view(rows, 1, 1, -1) for table in (base.cos_PW, base.sin_PW))
+        return cls(rows, 1, cos, sin)
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Queries of G heads per key head, keys and values; X = B * key heads."""
+
+    q_XGTW: Tensor
+    k_XTW: Tensor
+    v_XTW: Tensor
+
+
+def split_heads(base: BaseModel, layer: Layer, grid: Grid, qkv_NE: Tensor) -> Heads:
+    """Queries and keys normalised (where the model does) and rotated, values as they are."""
+    outputs = _Split.apply(qkv_NE, _Split.Shape(base, layer, grid))
+    assert isinstance(outputs, tuple)  # noqa: S101 - for the type checker
+    q_BHTW, k_BKTW, v_BKTW = outputs
+    group, length, width = base.heads // base.kv_heads, grid.length, base.head_width
+    return Heads(q_BHTW.view(-1, group, length, width), k_BKTW.view(-1, length, width), v_BKTW.view(-1, length, width))
+
+
+class _Split(Function):
+    """J = query and key heads, which are normalised and rotated alike."""
+
+    class Shape:
+        """Where heads lie in the projection, and the tables that rotate them."""
+
+        def __init__(self, base: BaseModel, layer: Layer, grid: Grid) -> None:
+            self.grid, self.eps, self.normed = grid, base.norm_eps, layer.qk_norm is not None
+            self.sizes = base.heads, base.kv_heads
+            self.cos, self.sin = grid.cos_A1TW, grid.sin_A1TW
+            if layer.qk_norm is not None:  # the norm's weight scales what is rotated: fold it into the tables
+                self.cos, self.sin = self.cos * layer.qk_norm.weight_J1W, self.sin * layer.qk_norm.swapped_J1W
+
+        def split(self, qkv_NE: Tensor) -> tuple[Tensor, Tensor]:
+            """Queries with keys, and values: views, B x heads x T x W."""
+            width = self.cos.shape[-1]
+            heads_BETW = qkv_NE.view(self.grid.rows, self.grid.length, -1, width).transpose(1, 2)
+            rotated = sum(self.sizes)
+            return heads_BETW[:, :rotated], heads_BETW[:, rotated:]
+
+    @staticmethod
+    def forward(ctx: Any, qkv_NE: Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
+        x_BJTW, v_BKTW = shape.split(qkv_NE)
+        y_BJTW, r_BJT1 = _swapped(x_BJTW).mul_(shape.sin).addcmul_(x_BJTW, shape.cos), None
+        if shape.normed:
+            square_BJT1 = torch.linalg.vector_norm(x_BJTW, dim=-1, keepdim=True).square_()
+            r_BJT1 = square_BJT1.div_(x_BJTW.shape[-1]).add_(shape.eps).rsqrt_()
+            q_BHTW, k_BKTW = map(torch.mul, y_BJTW.split(shape.sizes, dim=1), r_BJT1.split(shape.sizes, dim=1))
+        else:
+            q_BHTW, k_BKTW = (part.contiguous() for part in y_BJTW.split(shape.sizes, dim=1))
+        ctx.save_for_backward(qkv_NE, r_BJT1)
+        ctx.shape = shape
+        return q_BHTW, k_BKTW, v_BKTW.contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (qkv_NE, r_BJT1), shape = ctx.saved_tensors, ctx.shape
+        dqkv_NE = torch.empty_like(qkv_NE)
+        (x_BJTW, _), (dx_BJTW, dv_BKTW) = shape.split(qkv_NE), shape.split(dqkv_NE)
+        dv_BKTW.copy_(grads[2])
+        dy_BJTW = torch.cat(grads[:2], dim=1)
+        g_BJTW = _swapped(dy_BJTW * shape.sin).addcmul_(dy_BJTW, shape.cos)
+        if r_BJT1 is None:
+            dx_BJTW.copy_(g_BJTW)
+            return dqkv_NE, None
+        c_BJT1 = torch.linalg.vecdot(g_BJTW, x_BJTW).unsqueeze(-1)
+        c_BJT1.mul_(r_BJT1.pow(3)).div_(-x_BJTW.shape[-1])
+        torch.mul(g_BJTW, r_BJT1, out=dx_BJTW)
+        dx_BJTW.addcmul_(x_BJTW, c_BJT1)
+        return dqkv_NE, None
+
+
+def _swapped(x: Tensor) -> Tensor:
+    """The halves of the last dimension exchanged; a contiguous copy."""
+    half = x.shape[-1] // 2
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out[..., :half].copy_(x[..., half:])
+    out[..., half:].copy_(x[..., :half])
+    return out

@@ -1,0 +1,20 @@
+"""What bounds the engine's memory and latency.
+
+Owns: the figures. Never: adapts them to the load, since the micro-batch plan must be a pure function of the request
+and this configuration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of one engine process."""
+
+    pass_tokens: int = 4096  # padded tokens of one micro-batch of a training pass or a prefill
+    head_elements: int = 1 << 25  # logits that exist at once (128 MiB in fp32)
+    decode_rows: int = 512  # sequences decoded together, all snapshots
+    cache_bytes: int = 1 << 30  # KV cache, all snapshots, at the sequences' full lengths
+    turn_steps: int = 8  # decode steps between two turns of other work

@@ -1,0 +1,46 @@
+"""x @ W^T by the fastest kernel at hand.
+
+Owns: the choice between oneDNN and torch's default BLAS for fp32 on a CPU.
+Never: changes precision; both compute in fp32 and differ in the last bits only.
+
+torch 2.13 sends fp32 `addmm` to MKL, which runs its AVX2 kernels on AMD processors (119 GFLOP/s on a Zen 5 core);
+oneDNN, in the same wheel, uses AVX-512 there (260). Its operator is private to torch's own compiler, so it is tried
+once at load and replaced by `F.linear` where it is missing or wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+def _onednn(x_ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise.default(x_ND, weight_ED, bias_E, "none", [], "")
+
+
+def _fastest() -> Linear:
+    """oneDNN where it answers and agrees with the default."""
+    x, weight, bias = torch.arange(48.0).view(4, 12) / 48, torch.arange(60.0).view(5, 12) / 60, torch.arange(5.0)
+    try:
+        agrees = torch.allclose(_onednn(x, weight, bias), F.linear(x, weight, bias), rtol=1e-5, atol=1e-6)
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return F.linear
+    return _onednn if agrees else F.linear
+
+
+_cpu_linear = _fastest()
+
+
+def linear(x_ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tensor:
+    """x @ W^T + b for 2-D operands. Not differentiable: callers bring their own backward.
+
+    Operands are contiguous, or transposes of contiguous ones: oneDNN's fallback for other strides is 100x slower.
+    """
+    if x_ND.device.type == "cpu" and x_ND.dtype == torch.float32:
+        return _cpu_linear(x_ND, weight_ED, bias_E)
+    return F.linear(x_ND, weight_ED, bias_E)

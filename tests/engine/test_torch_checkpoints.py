@@ -1,0 +1,173 @@
+"""Adapters of the torch engine on disk, and snapshots in memory."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from halteres.engine.protocol import LoraConfig
+from halteres.engine.torch import checkpoint
+from halteres.errors import Conflict, HalteresError, InvalidData, NotFound
+
+from .torch_scenes import LORA, RATE, lessons, logprobs_of, prompts, running, sample, trained
+
+
+async def test_ten_steps_straight_equal_five_save_load_five(model_folder: Path, tmp_path: Path) -> None:
+    """Bit for bit: weights, moments, version, metrics."""
+    folder = str(tmp_path / "state")
+    async with running(model_folder) as engine:
+
+        async def steps(name: str, seeds: range) -> list[object]:
+            seen: list[object] = []
+            for seed in seeds:
+                seen.append(await engine.forward_backward(name, lessons(4, seed=seed), "cross_entropy"))
+                seen.append(await engine.optim_step(name, RATE))
+            return seen
+
+        await engine.create_adapter("a", LORA)
+        await engine.create_adapter("b", LORA)
+        straight = await steps("a", range(10))
+        first = await steps("b", range(5))
+        saved = await engine.save("b", folder, optimizer=True)
+        await steps("b", range(20, 22))
+        loaded = await engine.load("b", folder, optimizer=True)
+        assert saved.version == loaded.version == 5
+        assert saved.size_bytes > 0
+        assert [*first, *await steps("b", range(5, 10))] == straight
+        for ours, theirs in zip(vars_of(engine, "a"), vars_of(engine, "b"), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def vars_of(engine: Any, name: str) -> tuple[torch.Tensor, ...]:
+    adapter = engine._adapters[name]
+    return adapter.flat, adapter.adam.first, adapter.adam.second
+
+
+async def test_loading_without_the_optimiser_starts_it_fresh_and_keeps_the_version(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    async with running(model_folder) as engine:
+        await trained(engine, steps=3)
+        await engine.save("a", str(tmp_path / "a"), optimizer=False)
+        loaded = await engine.load("new", str(tmp_path / "a"), optimizer=False)
+        assert loaded.version == 3
+        assert engine._adapters["new"].adam.steps == 0
+        assert torch.equal(engine._adapters["new"].flat, engine._adapters["a"].flat)
+        with pytest.raises(NotFound, match=r"optimizer\.safetensors"):
+            await engine.load("new", str(tmp_path / "a"), optimizer=True)
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+async def test_peft_reads_our_folder_and_computes_our_logits(model_folder: Path, tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    async with running(model_folder) as engine:
+        await trained(engine, config=LoraConfig(rank=4, alpha=16, seed=1))
+        await engine.snapshot("a", "s")
+        await engine.save_snapshot("s", str(tmp_path / "peft"))
+        tokens = prompts(1, low=30)[0]
+        passed = await engine.forward_backward("a", (lesson(tokens),), "cross_entropy", forward_only=True)
+    base: Any = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, str(tmp_path / "peft"))
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([tokens[:-1]])).logits[0]
+    expected = logits.log_softmax(-1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].numpy()
+    assert abs(logprobs_of(passed.logprobs[0]) - expected).max() < 5e-5
+    config = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["bias"]) == (4, 16, "none")
+
+
+def lesson(tokens: list[int]) -> Any:
+    from .torch_scenes import pair
+
+    return pair(tokens, weights=[1.0] * (len(tokens) - 1))
+
+
+async def test_a_snapshot_stands_still_while_training_goes_on(model_folder: Path, tmp_path: Path) -> None:
+    """And sampling from it leaves the trainer untouched."""
+    prompt = prompts(1)[0]
+    async with running(model_folder) as engine:
+        await trained(engine, steps=2)
+        assert await engine.snapshot("a", "old") == 2
+        before = await sample(engine, "old", prompt, n=4, seed=1)
+        await engine.forward_backward("a", lessons(4, seed=50), "cross_entropy")
+        flat, gradient = engine._adapters["a"].flat.clone(), engine._adapters["a"]._gradient.clone()
+        assert await sample(engine, "old", prompt, n=4, seed=1) == before
+        assert torch.equal(engine._adapters["a"].flat, flat)
+        assert torch.equal(engine._adapters["a"]._gradient, gradient)
+        assert (await engine.optim_step("a", RATE)).version == 3
+        assert await engine.snapshot("a", "new") == 3
+        assert await sample(engine, "old", prompt, n=4, seed=1) == before
+        new = await sample(engine, "new", prompt, n=4, seed=1)
+        assert new.version == 3
+        assert new.sequences != before.sequences
+
+
+async def test_a_snapshot_survives_the_disk_and_its_adapter(model_folder: Path, tmp_path: Path) -> None:
+    prompt = prompts(1)[0]
+    async with running(model_folder) as engine:
+        await trained(engine, steps=2)
+        await engine.snapshot("a", "s")
+        await engine.save_snapshot("s", str(tmp_path / "s"))
+        before = await sample(engine, "s", prompt, n=2, seed=1)
+        await engine.drop("a")
+        await engine.drop("never was")
+        assert await sample(engine, "s", prompt, n=2, seed=1) == before
+    async with running(model_folder) as other:
+        assert await other.load_snapshot("t", str(tmp_path / "s")) == 2
+        assert await sample(other, "t", prompt, n=2, seed=1) == before
+        await other.drop("t")
+        with pytest.raises(NotFound, match="'t'"):
+            await sample(other, "t", prompt)
+
+
+@pytest.mark.parametrize("existing", [False, True])
+async def test_a_full_disk_leaves_nothing_half_written(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existing: bool
+) -> None:
+    folder = tmp_path / "place" / "state"
+    async with running(model_folder) as engine:
+        await trained(engine, steps=1)
+        if existing:
+            await engine.save("a", str(folder), optimizer=True)
+        before = {file: file.read_bytes() for file in folder.rglob("*")} if existing else {}
+
+        def full(tensors: object, file: Path) -> None:
+            file.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(checkpoint, "save_file", full)
+        await engine.forward_backward("a", lessons(2), "cross_entropy")
+        await engine.optim_step("a", RATE)
+        with pytest.raises(HalteresError, match="No space left") as caught:
+            await engine.save("a", str(folder), optimizer=True)
+        assert caught.value.next
+        assert {file: file.read_bytes() for file in folder.parent.rglob("*") if file.is_file()} == before
+        monkeypatch.undo()
+        assert (await engine.save("a", str(folder), optimizer=True)).version == 2
+        assert [file.name for file in folder.parent.iterdir()] == ["state"]
+
+
+async def test_a_checkpoint_of_another_model_or_a_torn_one_is_refused(model_folder: Path, tmp_path: Path) -> None:
+    async with running(model_folder) as engine:
+        await trained(engine, steps=1)
+        await engine.save("a", str(tmp_path / "a"), optimizer=False)
+        state = json.loads((tmp_path / "a" / "state.json").read_text())
+        state["lora"]["rank"] = 5
+        (tmp_path / "a" / "state.json").write_text(json.dumps(state))
+        with pytest.raises(InvalidData, match="does not fit"):
+            await engine.load("b", str(tmp_path / "a"), optimizer=False)
+        (tmp_path / "a" / "adapter_model.safetensors").write_bytes(b"torn")
+        with pytest.raises(InvalidData, match="cannot be read"):
+            await engine.load("b", str(tmp_path / "a"), optimizer=False)
+        with pytest.raises(NotFound, match="lacks"):
+            await engine.load("b", str(tmp_path / "nowhere"), optimizer=False)
+        with pytest.raises(Conflict, match="exists"):
+            await engine.create_adapter("a", LORA)

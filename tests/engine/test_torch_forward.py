@@ -1,0 +1,190 @@
+"""The torch engine computes what transformers computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from halteres.engine.protocol import LoraConfig
+from halteres.engine.torch import TorchEngine
+from halteres.engine.torch.attention import Causal
+from halteres.engine.torch.forward import hidden_states, target_logprobs
+from halteres.engine.torch.functions import gated, project, rms_norm
+from halteres.engine.torch.heads import Grid
+from halteres.engine.torch.lora import Layout
+from halteres.engine.torch.matmul import linear
+from halteres.engine.torch.model import BaseModel, load_base
+from halteres.errors import InvalidConfig, NotFound
+
+from .torch_scenes import LORA, Reference, input_of, lessons, logprobs_of, prompts, running, sample, tokens_of, trained
+
+CPU = torch.device("cpu")
+
+
+def qwen2(folder: Path) -> Path:
+    """Biases on q, k and v; an untied head."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=700, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    model.save_pretrained(folder)
+    return folder
+
+
+def llama(folder: Path) -> Path:
+    """The llama3 rotary embedding, as many key heads as query heads."""
+    torch.manual_seed(1)
+    rope: Any = {
+        "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=650, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, max_position_embeddings=512, rope_parameters=rope, mlp_bias=True, attention_bias=True,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(params=["qwen3", "qwen2", "llama"])
+def any_family(request: pytest.FixtureRequest, model_folder: Path, tmp_path: Path) -> Path:
+    made = {"qwen3": lambda: model_folder, "qwen2": lambda: qwen2(tmp_path), "llama": lambda: llama(tmp_path)}
+    return made[request.param]()
+
+
+def logits_of(base: BaseModel, tokens: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        grid = Grid.padded(base, 1, len(tokens))
+        hidden = hidden_states(base, {}, torch.tensor(tokens), grid, Causal(grid))
+        return project(hidden, base.head, None)
+
+
+def test_logits_equal_transformers(any_family: Path) -> None:
+    base = load_base(any_family, torch.float32, CPU)
+    reference = Reference(any_family)
+    for tokens in prompts(3, low=30, high=120):
+        with torch.no_grad():
+            expected = reference.logits(tokens)
+        assert (logits_of(base, tokens) - expected).abs().max() < 5e-5
+
+
+async def test_greedy_equals_generate(any_family: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(any_family, dtype=torch.float32)
+    async with running(any_family) as engine:
+        for prompt in prompts(3, seed=5):
+            answer = await sample(engine, None, prompt, temperature=0.0, max_tokens=20)
+            ids = torch.tensor([prompt])
+            expected = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False, eos_token_id=None,
+                pad_token_id=0,
+            )  # fmt: skip
+            assert tokens_of(answer.sequences[0]) == expected[0, len(prompt) :].tolist()
+
+
+async def test_an_adapters_gradients_equal_a_float64_reference(any_family: Path, tmp_path: Path) -> None:
+    """Merged by formula into transformers' own forward; a step of plain SGD reads our gradient off the weights."""
+    async with running(any_family) as engine:
+        await trained(engine, steps=2)
+        base, adapter = engine._base, engine._adapters["a"]
+        reference = Reference(any_family, adapter.layout.named(adapter.flat.clone()), LORA.alpha / LORA.rank)
+        data = lessons(6, seed=9)
+        passed = await engine.forward_backward("a", data, "cross_entropy")
+        expected = [reference.logprobs(datum) for datum in data]
+        for ours, theirs in zip(passed.logprobs, expected, strict=True):
+            assert np.abs(logprobs_of(ours) - theirs.detach().numpy()).max() < 3e-5
+        loss = sum(-(input_of(datum, "weights") * lp).sum() for datum, lp in zip(data, expected, strict=True))
+        assert isinstance(loss, torch.Tensor)
+        loss.backward()
+        assert passed.metrics["loss:sum"] == pytest.approx(loss.item(), rel=1e-5, abs=1e-3)
+        ours = adapter.layout.named(adapter._gradient)
+        assert len(ours) == 2 * (7 * len(base.layers) + 1)
+        for name, theirs in reference.adapter.items():
+            assert theirs.grad is not None
+            scale = theirs.grad.abs().max()
+            assert (ours[name] - theirs.grad).abs().max() < 2e-5 * max(1.0, float(scale)), name
+
+
+def test_written_backwards_equal_autograd(model_folder: Path) -> None:
+    torch.manual_seed(0)
+    base = load_base(model_folder, torch.float32, CPU)
+    projection = base.layers[1].gate_up
+    layout = Layout.of(base, LORA)
+    flat = layout.initial(CPU, torch.float32).normal_(std=0.1)
+    lora = layout.views(flat)[projection]
+    x = torch.randn(24, 128)
+    weight = projection.weight_ED + lora.scaled_b_ER @ lora.a_RD
+
+    cases: list[tuple[Any, Any]] = [
+        (lambda v: rms_norm(v, base.final_norm_D, 1e-6), lambda v: v / (v.square().mean(-1, True) + 1e-6).sqrt() * base.final_norm_D),
+        (lambda v: gated(v), lambda v: torch.nn.functional.silu(v[:, :64]) * v[:, 64:]),
+        (lambda v: project(v, projection, lora), lambda v: v @ weight.T),
+    ]  # fmt: skip
+    for ours, theirs in cases:
+        a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+        out_a, out_b = ours(a), theirs(b)
+        torch.testing.assert_close(out_a, out_b, rtol=1e-4, atol=1e-5)
+        gradient = torch.randn_like(out_a)
+        out_a.backward(gradient)
+        out_b.backward(gradient)
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=2e-5)
+
+
+def test_log_probabilities_do_not_depend_on_the_chunks_of_the_head(model_folder: Path) -> None:
+    base = load_base(model_folder, torch.float32, CPU)
+    torch.manual_seed(0)
+    targets = torch.randint(0, base.vocabulary, (50,))
+    values = []
+    for elements in (1 << 25, 16 * base.vocabulary):
+        x = torch.randn(50, 128, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        logprobs = target_logprobs(base, {}, x, targets, elements)
+        (logprobs * torch.linspace(-1, 1, 50)).sum().backward()
+        assert x.grad is not None
+        values.append((logprobs.detach(), x.grad))
+    torch.testing.assert_close(values[0], values[1], rtol=1e-5, atol=1e-6)
+
+
+def test_a_row_of_a_matmul_has_the_same_bits_whatever_the_other_rows_are() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(256, 128), torch.randn(768, 128)
+    whole = linear(x, weight)
+    for rows in (8, 16, 24, 64, 136, 248):
+        assert torch.equal(linear(x[:rows].clone(), weight), whole[:rows])
+
+
+async def test_the_same_seed_gives_the_same_adapter_and_another_seed_another(model_folder: Path) -> None:
+    async with running(model_folder) as engine:
+        for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+            await engine.create_adapter(name, LoraConfig(rank=4, seed=seed))
+        flats = [engine._adapters[name].flat for name in "abc"]
+        assert torch.equal(flats[0], flats[1])
+        assert not torch.equal(flats[0], flats[2])
+
+
+async def test_only_the_chosen_modules_are_trained(model_folder: Path, tmp_path: Path) -> None:
+    async with running(model_folder) as engine:
+        await engine.create_adapter("a", LoraConfig(rank=2, train_attn=False, train_unembed=False))
+        await engine.forward_backward("a", lessons(2), "cross_entropy")
+        await engine.save("a", str(tmp_path / "a"), optimizer=False)
+    leaves = {name.split(".")[-3] for name in load_file(tmp_path / "a" / "adapter_model.safetensors")}
+    assert leaves == {"gate_proj", "up_proj", "down_proj"}
+
+
+def test_a_missing_or_unknown_model_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no model"):
+        TorchEngine(tmp_path / "nowhere", "x")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}')
+    with pytest.raises(InvalidConfig, match="gpt2"):
+        TorchEngine(tmp_path, "x")

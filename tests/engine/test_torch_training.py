@@ -1,0 +1,311 @@
+"""Losses, gradients, optimiser, micro-batches of the torch engine; what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from halteres.engine.protocol import Adam, Datum, LoraConfig
+from halteres.engine.torch import TorchEngine
+from halteres.engine.torch.adapter import Adapter
+from halteres.engine.torch.data import plan
+from halteres.engine.torch.limits import Limits
+from halteres.errors import InvalidConfig, InvalidData, NotFound, ServerError, UserError
+
+from .scenes import array, packed
+from .torch_scenes import (
+    LORA,
+    RATE,
+    Reference,
+    input_of,
+    lessons,
+    logprobs_of,
+    of_answer,
+    pair,
+    prompts,
+    running,
+    sample,
+    trained,
+)
+
+
+def gradient(engine: TorchEngine, name: str = "a") -> torch.Tensor:
+    return engine._adapters[name]._gradient.clone()
+
+
+def weights(engine: TorchEngine, name: str = "a") -> torch.Tensor:
+    return engine._adapters[name].flat.clone()
+
+
+async def test_importance_sampling_and_its_gradient_equal_the_formula(model_folder: Path) -> None:
+    """-sum exp(lp - q) * A, in float64 over transformers; a token without advantage may carry any finite q."""
+    random = np.random.default_rng(1)
+    async with running(model_folder) as engine:
+        await trained(engine, steps=2)
+        adapter = engine._adapters["a"]
+        reference = Reference(model_folder, adapter.layout.named(adapter.flat.clone()), LORA.alpha / LORA.rank)
+        expected, data = torch.zeros((), dtype=torch.float64), []
+        for tokens in prompts(5, seed=2):
+            logprobs = reference.logprobs(pair(tokens))
+            advantages = random.standard_normal(len(tokens) - 1)
+            advantages[: len(tokens) // 2] = 0
+            q = logprobs.detach().numpy() + random.normal(0, 0.3, len(advantages))
+            data.append(pair(tokens, logprobs=np.where(advantages == 0, -10000.0, q), advantages=advantages))
+            ratio = (logprobs - input_of(data[-1], "logprobs").where(torch.tensor(advantages != 0), logprobs)).exp()
+            expected = expected - (ratio * input_of(data[-1], "advantages")).sum()
+        passed = await engine.forward_backward("a", tuple(data), "importance_sampling")
+        expected.backward()
+        assert passed.metrics["loss:sum"] == pytest.approx(expected.item(), abs=1e-3)
+        ours = adapter.layout.named(adapter._gradient)
+        for name, theirs in reference.adapter.items():
+            assert theirs.grad is not None
+            tolerance = 1e-4 * max(1.0, theirs.grad.abs().max().item())
+            torch.testing.assert_close(ours[name].double(), theirs.grad, rtol=1e-4, atol=tolerance)
+
+
+async def test_log_probabilities_are_real_where_the_weight_is_zero(model_folder: Path) -> None:
+    (tokens,) = prompts(1, low=20)
+    async with running(model_folder) as engine:
+        await engine.create_adapter("a", LORA)
+        zero = await engine.forward_backward("a", (pair(tokens, weights=[0.0] * (len(tokens) - 1)),), "cross_entropy")
+        one = await engine.forward_backward("a", (pair(tokens, weights=[1.0] * (len(tokens) - 1)),), "cross_entropy")
+        assert zero.logprobs == one.logprobs
+        assert (logprobs_of(zero.logprobs[0]) < 0).all()
+        assert zero.metrics["loss:sum"] == 0
+        assert one.metrics["loss:sum"] == pytest.approx(-logprobs_of(one.logprobs[0]).sum(), rel=1e-5)
+
+
+async def test_metric_names_hold_one_colon_and_a_known_reduction(model_folder: Path) -> None:
+    async with running(model_folder) as engine:
+        await engine.create_adapter("a", LORA)
+        passed = await engine.forward_backward("a", lessons(2), "cross_entropy")
+        stepped = await engine.optim_step("a", RATE)
+        for name in [*passed.metrics, *stepped.metrics]:
+            assert name.count(":") == 1
+            assert name.rpartition(":")[2] in ("sum", "mean", "min", "max")
+
+
+async def test_gradients_accumulate_over_calls_and_forward_only_adds_none(model_folder: Path) -> None:
+    data = lessons(6)
+    async with running(model_folder) as engine:
+        for name in "ab":
+            await engine.create_adapter(name, LORA)
+        await engine.forward_backward("a", data, "cross_entropy")
+        for half in (data[:3], data[3:]):
+            await engine.forward_backward("b", half, "cross_entropy")
+        forward = await engine.forward_backward("b", data, "cross_entropy", forward_only=True)
+        torch.testing.assert_close(gradient(engine, "a"), gradient(engine, "b"), rtol=1e-4, atol=1e-4)
+        again = await engine.forward_backward("b", data, "cross_entropy")
+        assert forward.logprobs == again.logprobs
+
+
+async def test_the_same_request_gives_the_same_bits(model_folder: Path) -> None:
+    async with running(model_folder) as engine:
+        results = []
+        for name in "ab":
+            await trained(engine, name, steps=2)
+            results.append(await engine.forward_backward(name, lessons(9, seed=7), "cross_entropy"))
+        assert results[0] == results[1]
+        assert torch.equal(gradient(engine, "a"), gradient(engine, "b"))
+
+
+async def test_micro_batches_of_one_equal_one_micro_batch(model_folder: Path) -> None:
+    """1x8 = 8x1: equal within rounding, and the difference leans to neither side."""
+    data, found = lessons(8, seed=4), []
+    for limits in (Limits(pass_tokens=1), Limits(pass_tokens=1 << 20)):
+        async with running(model_folder, limits) as engine:
+            await trained(engine, steps=1)
+            passed = await engine.forward_backward("a", data, "cross_entropy")
+            found.append((np.concatenate([logprobs_of(row) for row in passed.logprobs]), gradient(engine)))
+    (one_lp, one), (eight_lp, eight) = found
+    assert np.abs(one_lp - eight_lp).max() < 3e-5
+    difference = (one - eight).double()
+    torch.testing.assert_close(one, eight, rtol=1e-3, atol=1e-3)
+    standard_error = difference.std() / len(difference) ** 0.5
+    assert difference.mean().abs() < 5 * standard_error + 1e-9
+
+
+def test_the_plan_is_longest_first_within_the_budget_and_loses_nobody() -> None:
+    lengths = [3, 90, 17, 90, 5, 200, 17, 1]
+    batches = plan(lengths, tokens=180)
+    assert sorted(i for batch in batches for i in batch) == list(range(8))
+    assert all(len(batch) == 1 or len(batch) * lengths[batch[0]] <= 180 for batch in batches)
+    assert [lengths[i] for batch in batches for i in batch] == sorted(lengths, reverse=True)
+    assert plan(lengths, tokens=180) == batches
+
+
+async def test_the_optimiser_is_torch_adamw(model_folder: Path) -> None:
+    adam = Adam(learning_rate=3e-3, beta1=0.8, beta2=0.95, eps=1e-8, weight_decay=0.1)
+    async with running(model_folder) as engine:
+        await engine.create_adapter("a", LORA)
+        theirs = torch.nn.Parameter(weights(engine))
+        optimizer = torch.optim.AdamW([theirs], lr=3e-3, betas=(0.8, 0.95), eps=1e-8, weight_decay=0.1)
+        for step in range(5):
+            await engine.forward_backward("a", lessons(4, seed=step), "cross_entropy")
+            theirs.grad = gradient(engine)
+            optimizer.step()
+            stepped = await engine.optim_step("a", adam)
+            assert stepped.version == step + 1
+            assert stepped.metrics["grad_norm:mean"] == pytest.approx(theirs.grad.norm().item(), rel=1e-5)
+            torch.testing.assert_close(weights(engine), theirs.detach(), rtol=1e-5, atol=1e-6)
+            assert not gradient(engine).any()
+
+
+async def test_the_gradient_is_clipped_by_its_global_norm(model_folder: Path) -> None:
+    """With eps far above the gradient Adam's step is proportional to it, so the clip is seen in the weights."""
+    moves = []
+    async with running(model_folder) as engine:
+        for name, clip in (("a", 0.0), ("b", 0.5), ("c", 1e9)):
+            await engine.create_adapter(name, LORA)
+            before = weights(engine, name)
+            await engine.forward_backward(name, lessons(4), "cross_entropy")
+            adam = Adam(learning_rate=1e6, beta1=0.0, beta2=0.0, eps=1e6, grad_clip_norm=clip)
+            norm = (await engine.optim_step(name, adam)).metrics["grad_norm:mean"]
+            moves.append((weights(engine, name) - before).norm().item())
+        assert moves[1] == pytest.approx(moves[0] * 0.5 / norm, rel=1e-2)
+        assert moves[2] == moves[0]
+
+
+async def test_a_step_without_a_gradient_is_refused(model_folder: Path) -> None:
+    async with running(model_folder) as engine:
+        await engine.create_adapter("a", LORA)
+        with pytest.raises(UserError, match="no gradient"):
+            await engine.optim_step("a", RATE)
+        await engine.forward_backward("a", lessons(2), "cross_entropy", forward_only=True)
+        with pytest.raises(UserError, match="no gradient"):
+            await engine.optim_step("a", RATE)
+
+
+async def test_a_gradient_that_is_not_finite_moves_nothing_and_is_cleared(model_folder: Path) -> None:
+    async with running(model_folder) as engine:
+        await trained(engine, steps=1)
+        before = weights(engine)
+        await engine.forward_backward("a", lessons(2), "cross_entropy")
+        engine._adapters["a"]._gradient[7] = float("inf")
+        with pytest.raises(UserError, match="not finite"):
+            await engine.optim_step("a", RATE)
+        assert torch.equal(weights(engine), before)
+        with pytest.raises(UserError, match="no gradient"):
+            await engine.optim_step("a", RATE)
+        await engine.forward_backward("a", lessons(2), "cross_entropy")
+        assert (await engine.optim_step("a", RATE)).version == 2
+
+
+async def test_a_ratio_that_overflows_is_refused_and_accumulates_nothing(model_folder: Path) -> None:
+    tokens = prompts(1, low=10)[0]
+    n = len(tokens) - 1
+    q = [-5.0] * n
+    q[3] = -1000.0
+    bad = pair(tokens, logprobs=q, advantages=[1.0] * n)
+    good = pair(tokens, logprobs=[-5.0] * n, advantages=[1.0] * n)
+    async with running(model_folder) as engine:
+        await engine.create_adapter("a", LORA)
+        with pytest.raises(UserError, match="datum 1, position 3"):
+            await engine.forward_backward("a", (good, bad), "importance_sampling")
+        assert not gradient(engine).any()
+        await engine.forward_backward("a", (good,), "importance_sampling")
+        assert torch.isfinite(gradient(engine)).all()
+
+
+TOKENS = list(range(10, 20))
+GOOD = pair(TOKENS, weights=[1.0] * 9)
+
+
+def with_input(name: str, value: Any) -> Datum:
+    inputs = {**GOOD.inputs, name: value}
+    return msgspec.structs.replace(GOOD, inputs={k: v for k, v in inputs.items() if v is not None})
+
+
+MALFORMED = {
+    "token outside the vocabulary": (msgspec.structs.replace(GOOD, tokens=packed([99999, *TOKENS[1:9]])), "99999"),
+    "negative token": (msgspec.structs.replace(GOOD, tokens=packed([-1, *TOKENS[1:9]])), "-1"),
+    "no tokens": (msgspec.structs.replace(GOOD, tokens=b""), "Datum 1"),
+    "target outside": (with_input("target_tokens", array([5] * 8 + [672], "int64")), "target_tokens"),
+    "short targets": (with_input("target_tokens", array([5] * 8, "int64")), "target_tokens"),
+    "several targets": (with_input("target_tokens", array(np.zeros((9, 2)), "int64")), "target_tokens"),
+    "no weights": (with_input("weights", None), "weights"),
+    "weights not finite": (with_input("weights", array([1.0] * 8 + [float("nan")])), "weights"),
+    "bytes missing": (with_input("weights", msgspec.structs.replace(array([1.0] * 9), data=b"\0" * 8)), "weights"),
+    "too long": (pair([5] * 2060, weights=[1.0] * 2059), "2048"),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+async def test_a_malformed_datum_is_refused_by_name_and_poisons_nobody(model_folder: Path, case: str) -> None:
+    bad, named = MALFORMED[case]
+    async with running(model_folder) as engine:
+        await engine.create_adapter("a", LORA)
+        await engine.forward_backward("a", (GOOD,), "cross_entropy")
+        before = gradient(engine)
+        with pytest.raises(InvalidData, match="Datum 1") as caught:
+            await engine.forward_backward("a", (GOOD, bad), "cross_entropy")
+        assert named in caught.value.sentence
+        assert torch.equal(gradient(engine), before)
+        await engine.optim_step("a", RATE)
+
+
+async def test_unknown_names_are_refused_with_the_known_ones(model_folder: Path) -> None:
+    async with running(model_folder) as engine:
+        await engine.create_adapter("a", LORA)
+        with pytest.raises(InvalidConfig, match="cross_entropy"):
+            await engine.forward_backward("a", (GOOD,), "cross_entropi")
+        with pytest.raises(NotFound, match="'b'"):
+            await engine.forward_backward("b", (GOOD,), "cross_entropy")
+        with pytest.raises(InvalidConfig, match="rank"):
+            await engine.create_adapter("c", LoraConfig(rank=0))
+
+
+async def test_a_pass_that_breaks_in_its_middle_accumulates_nothing(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(model_folder, Limits(pass_tokens=64)) as engine:
+        await engine.create_adapter("a", LORA)
+
+        def refuse(self: Adapter) -> None:
+            raise RuntimeError("out of memory")
+
+        monkeypatch.setattr(Adapter, "end_pass", refuse)
+        with pytest.raises(ServerError, match="out of memory"):
+            await engine.forward_backward("a", lessons(8), "cross_entropy")
+        monkeypatch.undo()
+        await engine.forward_backward("a", lessons(8), "cross_entropy")
+        once = gradient(engine)
+        await engine.create_adapter("b", LORA)
+        await engine.forward_backward("b", lessons(8), "cross_entropy")
+        assert torch.equal(once, gradient(engine, "b"))
+
+
+async def test_on_policy_the_ratio_is_one(model_folder: Path) -> None:
+    """So the loss is minus the sum of the advantages, and the gradient that of plain policy gradient."""
+    async with running(model_folder) as engine:
+        await trained(engine)
+        await engine.snapshot("a", "s")
+        prompt = prompts(1, seed=3)[0]
+        answers = await sample(engine, "s", prompt, n=4, seed=5)
+        data = tuple(of_answer(prompt, s, a) for s, a in zip(answers.sequences, (1, -1, 0.5, 2), strict=True))
+        passed = await engine.forward_backward("a", data, "importance_sampling")
+        assert passed.metrics["loss:sum"] == pytest.approx(-2.5 * 12, rel=1e-5)
+        assert passed.metrics["num_loss_tokens:sum"] == 4 * 12
+
+
+async def test_training_teaches(model_folder: Path) -> None:
+    async with running(model_folder) as engine:
+        await engine.create_adapter("a", replace_rank(16))
+        tokens = prompts(1, low=30)[0]
+        losses = []
+        for _ in range(15):
+            passed = await engine.forward_backward(
+                "a", (pair(tokens, weights=[1.0] * (len(tokens) - 1)),), "cross_entropy"
+            )
+            await engine.optim_step("a", Adam(learning_rate=1e-2))
+            losses.append(passed.metrics["loss:sum"])
+        assert losses[-1] < 0.5 * losses[0]
+
+
+def replace_rank(rank: int) -> LoraConfig:
+    return msgspec.structs.replace(LORA, rank=rank)
