@@ -59,10 +59,9 @@ def _package(name: str) -> Check:
 
 
 def _model() -> Check:
-    from halteres.config.settings import BUILTIN_MODEL
-    from halteres.models import builtin_path
+    from halteres.models import TINY, builtin_path
 
-    folder = builtin_path(BUILTIN_MODEL)
+    folder = builtin_path(TINY)
     ok = folder is not None and (folder / "model.safetensors").is_file()
     return Check(name="built-in model", ok=ok, found=str(folder), remedy="Reinstall: its files are missing.")
 

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from halteres.config.settings import BUILTIN_MODEL
 from halteres.errors import EnvironmentFailed
+from halteres.models import TINY
 
 app = typer.Typer(help="List, serve and evaluate environments.", no_args_is_help=True)
 
@@ -47,7 +47,7 @@ def serve(context: typer.Context, environment: Environment) -> None:
 def eval_(
     environment: Environment,
     run: Annotated[str | None, typer.Option("--run", help="Evaluate this run's newest weights.")] = None,
-    model: Annotated[str, typer.Option(help="Base model, where no run is named.")] = BUILTIN_MODEL,
+    model: Annotated[str, typer.Option(help="Base model, where no run is named.")] = TINY,
     tasks: Annotated[int, typer.Option(min=1, help="Held-out tasks.")] = 128,
     samples: Annotated[int, typer.Option(min=1, help="Samples a task at temperature 1.")] = 4,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

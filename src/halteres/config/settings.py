@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-BUILTIN_MODEL = "halteres/tiny"
+from halteres.models import TINY
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,7 @@ class RunSettings(Section):
 class InferenceSettings(Section):
     """The base model and where it is served."""
 
-    model: Annotated[str, Field(description="'halteres/tiny', a model folder, or a name the service knows")] = (
-        BUILTIN_MODEL
-    )
+    model: Annotated[str, Field(description="'halteres/tiny', a model folder, or a name the service knows")] = TINY
     threads: Annotated[int | None, Field(ge=1, description="engine threads; default: cores - 1, at least 1")] = None
     engine: Annotated[
         Literal["torch", "scripted"], Field(description="what computes; 'scripted' has no weights and learns nothing")

@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from halteres.clients.inference import ServerType
-from halteres.config.settings import BUILTIN_MODEL, Wiring
+from halteres.config.settings import Wiring
+from halteres.models import TINY
 
 
 class EvalHandling(Enum):
@@ -82,7 +83,7 @@ class BaseEnvConfig(BaseModel):
 
     tokenizer_name: Annotated[
         str, Wiring("the tokenizer is the base model's"), Field(description="built-in model, or a model folder")
-    ] = BUILTIN_MODEL
+    ] = TINY
     rollout_server_url: Annotated[
         str, Wiring("the supervisor writes the trajectory server's address"), Field(description="trajectory server")
     ] = "http://localhost:8000"

@@ -13,9 +13,9 @@ import signal
 import sys
 from pathlib import Path
 
-from halteres.config.settings import BUILTIN_MODEL
 from halteres.engine.process import EngineCommand, EngineProcess
 from halteres.errors import HalteresError
+from halteres.models import TINY
 from halteres.process import begin
 from halteres.service.base import base_model
 from halteres.service.server import listening, serve
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, default=8001, help="on 127.0.0.1; 0 takes a free one")
     parser.add_argument("--listen-fd", type=int, help="an inherited socket that listens already")
     parser.add_argument("--engine", choices=("torch", "scripted"), default="torch")
-    parser.add_argument("--model", default=BUILTIN_MODEL, help="a built-in name or a model folder")
+    parser.add_argument("--model", default=TINY, help="a built-in name or a model folder")
     parser.add_argument("--threads", type=int, help="of the engine; default: cores - 1, at least 1")
     return parser
 

@@ -1,0 +1,100 @@
+"""The program as a person calls it: answers on stdout, one sentence on stderr, honest exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from halteres.cli.chat import Asker, newest_policy
+from halteres.cli.doctor import checks
+from halteres.errors import NotFound
+from halteres.runs.directory import RunDirectory
+
+Program = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_help_names_every_verb_and_loads_nothing_heavy() -> None:
+    script = (
+        "import sys\n"
+        "from halteres.cli.main import main\n"
+        "sys.argv = ['halteres', '--help']\n"
+        "try:\n    main()\n"
+        "finally:\n"
+        "    heavy = {'torch', 'transformers', 'tinker', 'pydantic', 'sqlalchemy', 'starlette', 'aiohttp'}\n"
+        "    print('loaded:', sorted(heavy & sys.modules.keys()))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    for verb in ("quickstart", "train", "serve", "env", "runs", "chat", "doctor", "variables"):
+        assert verb in ended.stdout
+    assert "loaded: []" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("train",), "Nothing to train on."),
+        (("train", "arithmetik"), "Did you mean 'arithmetic'?"),
+        (("train", "arithmetic", "--set", "lerning_rate=1"), "did you mean 'trainer.learning_rate'?"),
+        (("train", "arithmetic", "--set", "env.group_size=5"), "a multiple of group_size (5)"),
+        (("train", "arithmetic", "--set", "inference.model=/no/such"), "There is no folder /no/such."),
+        (("runs", "status", "ffff"), "Run 'ffff' not found."),
+        (("chat", "ffff"), "Run 'ffff' not found."),
+        (("env", "eval", "nothing"), "There is no environment 'nothing'."),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_1_and_leaves_no_run(
+    halteres: Program, arguments: tuple[str, ...], says: str
+) -> None:
+    ended = halteres(*arguments)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: ")
+    assert says in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1
+    assert halteres("runs", "list").stdout.startswith("No runs yet.")
+
+
+def test_runs_are_listed_shown_and_read(finished: RunDirectory, halteres: Program) -> None:
+    assert "aaaa1111  completed  arithmetic" in halteres("runs", "list").stdout
+    shown = halteres("runs", "status", "aaaa").stdout
+    assert "run aaaa1111: completed" in shown
+    assert "reward 0.300 at step 1, 0.600 now" in shown
+    assert halteres("runs", "logs", "sums", "trainer", "-n", "1").stdout == "last\n"
+    assert "Did you mean 'trainer'?" in halteres("runs", "logs", "sums", "traner").stderr
+
+
+def test_stopping_a_run_that_has_ended_answers_with_its_state(finished: RunDirectory, halteres: Program) -> None:
+    ended = halteres("runs", "stop", "aaaa1111")
+    assert (ended.returncode, ended.stdout) == (0, "run aaaa1111: completed\n")
+
+
+def test_the_variables_can_be_evaluated_by_a_shell(halteres: Program) -> None:
+    script = halteres("variables", "--url", "http://127.0.0.1:9").stdout + 'echo "$TINKER_BASE_URL $HF_HUB_OFFLINE"\n'
+    ended = subprocess.run(["/bin/sh", "-e"], input=script, capture_output=True, text=True, timeout=10)
+    assert ended.stdout == "http://127.0.0.1:9 1\n"
+
+
+def test_environments_are_listed_with_their_files(halteres: Program) -> None:
+    listed = halteres("env", "list").stdout
+    assert listed.startswith("arithmetic")
+    assert "arithmetic.py" in listed
+
+
+def test_the_doctor_finds_this_machine_ready(finished: RunDirectory) -> None:
+    found = {check.name: check for check in checks()}
+    assert found["built-in model"].ok
+    assert found["torch"].ok
+    assert found["HALTERES_HOME"].ok
+
+
+def test_a_question_is_put_into_the_words_of_the_environment(finished: RunDirectory) -> None:
+    assert Asker(finished)("What is 1 + 1?") == [{"role": "user", "content": "Question: What is 1 + 1?"}]
+
+
+def test_the_newest_weights_are_the_ones_to_talk_to(finished: RunDirectory) -> None:
+    assert newest_policy(finished) == "tinker://x/sampler_weights/final"
+    (finished.path / "checkpoints.jsonl").unlink()
+    with pytest.raises(NotFound, match="has no weights to talk to"):
+        newest_policy(finished)

@@ -1,0 +1,118 @@
+"""What a person sees of a run, in a terminal and in a pipe."""
+
+from __future__ import annotations
+
+import io
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from halteres.cli.follow import LiveView, PlainView, follow
+from halteres.cli.progress import Progress, before_and_after, read_progress
+from halteres.cli.summary import tell
+from halteres.errors import ProcessFailed
+from halteres.runs.directory import RunDirectory
+from halteres.runs.state import read_state, write_state
+
+from .conftest import PROMPT
+
+
+def pipe() -> Console:
+    return Console(file=io.StringIO(), width=100, highlight=False)
+
+
+def terminal() -> Console:
+    return Console(file=io.StringIO(), width=100, force_terminal=True, highlight=False)
+
+
+def text(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_progress_is_read_from_the_files_alone(finished: RunDirectory) -> None:
+    progress = read_progress(finished)
+    assert (progress.step, progress.total_steps, progress.status) == (2, 2, "completed")
+    assert progress.reward == ((1, 0.3), (2, 0.6))
+    assert progress.evaluation == ((0, 0.25), (2, 0.75))
+    assert progress.remaining_s == 0.0
+    assert progress.alerts == ("logprob_drift: look",)
+
+
+def test_the_first_answer_to_a_task_is_compared_before_and_after(finished: RunDirectory) -> None:
+    (answer,) = before_and_after(finished)
+    assert answer.question == PROMPT
+    assert "\\boxed{9}" in answer.before
+    assert "\\boxed{7}" in answer.after
+
+
+def test_without_two_evaluations_there_is_nothing_to_compare(finished: RunDirectory) -> None:
+    (finished.path / "evals" / "step_2").rename(finished.path / "elsewhere")
+    assert before_and_after(finished) == ()
+
+
+def test_a_pipe_gets_one_plain_line_per_step_and_no_control_codes(finished: RunDirectory) -> None:
+    console = pipe()
+    assert follow(finished, console).status == "completed"
+    lines = text(console).splitlines()
+    assert "step 1/2  reward 0.300  success 30%" in lines
+    assert "evaluation after step 2: 75.0% correct on held-out tasks" in lines
+    assert "alert: logprob_drift: look" in lines
+    assert "\x1b" not in text(console)
+
+
+def test_plain_lines_are_said_once_however_often_one_looks(finished: RunDirectory) -> None:
+    console, progress = pipe(), read_progress(finished)
+    view = PlainView(console)
+    view.show(progress)
+    once = text(console)
+    view.show(progress)
+    assert text(console) == once
+
+
+def test_the_live_view_shows_curve_success_and_held_out_share(finished: RunDirectory) -> None:
+    console = terminal()
+    with LiveView(finished, console) as view:
+        view.show(read_progress(finished))
+    assert "0.30 → 0.60" in text(console)
+    assert "60% of rollouts" in text(console)
+    assert "step 2: 75%" in text(console)
+
+
+def test_the_live_view_says_what_it_waits_for_before_the_first_batch(finished: RunDirectory) -> None:
+    console = terminal()
+    empty = Progress(
+        status="starting", phase="api", step=0, total_steps=0, reward=(), success=(), evaluation=(), step_s=None,
+        alerts=(), error=None,
+    )  # fmt: skip
+    with LiveView(finished, console) as view:
+        view.show(empty)
+    assert "waiting for the first batch" in text(console)
+
+
+def test_the_end_tells_figures_answers_places_and_the_next_command(finished: RunDirectory) -> None:
+    console = pipe()
+    tell(finished, finished.state(), console)
+    shown = text(console)
+    assert "25.0%" in shown
+    assert "75.0%" in shown
+    assert "after:  3 + 4 = 7. \\boxed{7}" in shown
+    assert f"adapter: {finished.path / 'adapter'}" in shown
+    assert "plot:" not in shown  # there is none
+    assert "next:    halteres chat aaaa1111" in shown
+
+
+def test_a_failed_run_is_an_error_with_the_runs_own_sentence(finished: RunDirectory) -> None:
+    file = finished.path / "run.json"
+    write_state(file, msgspec.structs.replace(read_state(file), status="failed", error="Trainer exited with code 1."))
+    with pytest.raises(ProcessFailed, match=r"Run aaaa1111 failed\. Trainer exited with code 1\."):
+        tell(finished, finished.state(), pipe())
+
+
+def test_a_stopped_run_offers_to_go_on(finished: RunDirectory) -> None:
+    file = finished.path / "run.json"
+    write_state(file, msgspec.structs.replace(read_state(file), status="stopped"))
+    console = pipe()
+    tell(finished, finished.state(), console)
+    assert "halteres train --resume aaaa1111" in text(console)
