@@ -255,10 +255,10 @@ def write(results: Sequence[Result], curves: dict[str, list[dict[str, Any]]], op
 
 def model() -> dict[str, Any]:
     """Which weights these runs began with: all seeds share them."""
-    from halteres.config.settings import BUILTIN_MODEL
+    from halteres.models import TINY
     from halteres.models import builtin_path
 
-    folder = builtin_path(BUILTIN_MODEL)
+    folder = builtin_path(TINY)
     assert folder is not None, "the package has its built-in model"
     facts = json.loads((folder / "halteres.json").read_text())
     return {name: facts.get(name) for name in ("name", "version", "recipe_hash", "weights_sha256")}

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from halteres.engine.protocol import LoraConfig
+from halteres.engine.protocol import Datum, LoraConfig
 from halteres.engine.torch import checkpoint
 from halteres.errors import Conflict, HalteresError, InvalidData, NotFound
 
-from .torch_scenes import LORA, RATE, lessons, logprobs_of, prompts, running, sample, trained
+from .torch_scenes import LORA, RATE, lessons, logprobs_of, pair, prompts, running, sample, trained
 
 
 async def test_ten_steps_straight_equal_five_save_load_five(model_folder: Path, tmp_path: Path) -> None:
@@ -84,9 +84,7 @@ async def test_peft_reads_our_folder_and_computes_our_logits(model_folder: Path,
     assert (config["r"], config["lora_alpha"], config["bias"]) == (4, 16, "none")
 
 
-def lesson(tokens: list[int]) -> Any:
-    from .torch_scenes import pair
-
+def lesson(tokens: list[int]) -> Datum:
     return pair(tokens, weights=[1.0] * (len(tokens) - 1))
 
 

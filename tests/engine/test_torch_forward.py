@@ -127,11 +127,12 @@ def test_written_backwards_equal_autograd(model_folder: Path) -> None:
     x = torch.randn(24, 128)
     weight = projection.weight_ED + lora.scaled_b_ER @ lora.a_RD
 
+    norm = base.final_norm_D
     cases: list[tuple[Any, Any]] = [
-        (lambda v: rms_norm(v, base.final_norm_D, 1e-6), lambda v: v / (v.square().mean(-1, True) + 1e-6).sqrt() * base.final_norm_D),
-        (lambda v: gated(v), lambda v: torch.nn.functional.silu(v[:, :64]) * v[:, 64:]),
+        (lambda v: rms_norm(v, norm, 1e-6), lambda v: v / (v.square().mean(-1, True) + 1e-6).sqrt() * norm),
+        (gated, lambda v: torch.nn.functional.silu(v[:, :64]) * v[:, 64:]),
         (lambda v: project(v, projection, lora), lambda v: v @ weight.T),
-    ]  # fmt: skip
+    ]
     for ours, theirs in cases:
         a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
         out_a, out_b = ours(a), theirs(b)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from halteres.engine.protocol import SampleResult, SamplingParams
+from halteres.engine.torch import TorchEngine
 from halteres.engine.torch.choose import Shaping, choose
 from halteres.engine.torch.decode import DecodeBatch
 from halteres.engine.torch.draws import uniforms
@@ -19,6 +20,7 @@ from halteres.text import load_tokenizer
 
 from .scenes import packed
 from .torch_scenes import (
+    LORA,
     RATE,
     lessons,
     logprobs_of,
@@ -85,10 +87,10 @@ async def test_a_sequence_is_the_same_alone_and_among_strangers(model_folder: Pa
         alone = await sample(engine, "s", prompt, n=3, seed=9, max_tokens=40)
         for company in (1, 6, 40):
             others = prompts(company, low=3, high=120, seed=company)
-            strangers = [
-                sample(engine, "st"[i % 2], p, n=1 + i % 5, seed=i, max_tokens=5 + 3 * (i % 20), temperature=0.1 * (i % 15), top_k=i % 4)
-                for i, p in enumerate(others)
-            ]  # fmt: skip
+            strangers = []
+            for i, stranger in enumerate(others):
+                shape = {"temperature": 0.1 * (i % 15), "top_k": i % 4, "max_tokens": 5 + 3 * (i % 20)}
+                strangers.append(sample(engine, "st"[i % 2], stranger, n=1 + i % 5, seed=i, **shape))
             *_, among = await asyncio.gather(*strangers, sample(engine, "s", prompt, n=3, seed=9, max_tokens=40))
             assert among == alone
 
@@ -210,7 +212,7 @@ async def test_a_snapshot_that_has_diverged_fails_its_own_requests_only(model_fo
 
 async def test_a_training_request_is_served_while_a_long_decode_runs(model_folder: Path) -> None:
     async with running(model_folder) as engine:
-        await engine.create_adapter("a", trained_config())
+        await engine.create_adapter("a", LORA)
         long = asyncio.create_task(sample(engine, None, [1, 2, 3], n=16, max_tokens=2000))
         for step in range(3):
             await engine.forward_backward("a", lessons(4, seed=step), "cross_entropy")
@@ -221,7 +223,7 @@ async def test_a_training_request_is_served_while_a_long_decode_runs(model_folde
         long.cancel()
 
 
-def trained_config():
+def LORA:
     from .torch_scenes import LORA
 
     return LORA
@@ -229,7 +231,7 @@ def trained_config():
 
 async def test_a_decode_goes_on_while_a_long_pass_runs(model_folder: Path) -> None:
     async with running(model_folder, Limits(pass_tokens=64)) as engine:
-        await engine.create_adapter("a", trained_config())
+        await engine.create_adapter("a", LORA)
         long = asyncio.create_task(engine.forward_backward("a", lessons(60), "cross_entropy"))
         await sample(engine, None, [1, 2, 3], max_tokens=2)
         assert not long.done()
@@ -245,9 +247,9 @@ async def test_a_caller_that_goes_away_frees_its_rows(model_folder: Path) -> Non
         assert len(answer.sequences) == 8
 
 
-async def sample_started(engine: object) -> None:
+async def sample_started(engine: TorchEngine) -> None:
     """Another call went through the worker, so what was sent before has entered."""
-    await engine.drop("nothing")  # type: ignore[attr-defined]
+    await engine.drop("nothing")
 
 
 async def test_closing_answers_everything(model_folder: Path) -> None:
@@ -258,7 +260,7 @@ async def test_closing_answers_everything(model_folder: Path) -> None:
         with pytest.raises(NotReady, match="closed"):
             await long
         with pytest.raises(NotReady, match="closed"):
-            await engine.create_adapter("a", trained_config())
+            await engine.create_adapter("a", LORA)
         with pytest.raises(NotReady, match="closed"):
             await sample(engine, None, [1, 2, 3])
 

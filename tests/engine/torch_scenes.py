@@ -101,9 +101,8 @@ class Reference:
                 b = self.adapter[name.replace("lora_A", "lora_B")]
                 merged[module] = merged[module] + self.scale * b @ a
         head = merged.pop("lm_head.weight")
-        hidden = functional_call(
-            self.model.model, {k.removeprefix("model."): v for k, v in merged.items()}, (torch.tensor([tokens]),)
-        )
+        body = {name.removeprefix("model."): weight for name, weight in merged.items()}
+        hidden = functional_call(self.model.model, body, (torch.tensor([tokens]),))
         return hidden.last_hidden_state[0] @ head.T
 
     def logprobs(self, datum: Datum) -> Tensor:

@@ -66,7 +66,7 @@ class InferenceSettings(Section):
 
 
 class TrainerSettings(Section):
-    """The RL loop. Defaults are the swept ones for the built-in model."""
+    """The RL loop. The defaults are those with which benchmarks/learning_arithmetic.py trains the built-in model."""
 
     total_steps: Annotated[int, Field(ge=1, le=1_000_000, description="optimiser steps")] = 40
     lora_rank: Annotated[int, Field(ge=1, le=512)] = 16

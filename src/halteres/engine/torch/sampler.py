@@ -42,7 +42,7 @@ class Sampler:
 
     def step(self) -> None:
         """Admit who waits, then one decode step of the snapshot whose turn it is."""
-        self._forget_cancelled()
+        self._forget_answered()
         if self._waiting:
             for batch, entries in self._admissible().items():
                 with self._failing(batch, [request for request, _ in entries]):
@@ -93,12 +93,12 @@ class Sampler:
     def _bytes(self, batch: DecodeBatch) -> int:
         return sum(row.request.full_length for row in batch.rows) * self._base.cache_bytes_per_token
 
-    def _forget_cancelled(self) -> None:
-        """Callers that went away free their rows."""
-        if any(request.future.cancelled() for request in self._waiting):
-            self._waiting = deque(request for request in self._waiting if not request.future.cancelled())
+    def _forget_answered(self) -> None:
+        """Callers that went away free their rows; a request that failed needs no further ones."""
+        if any(request.future.done() for request in self._waiting):
+            self._waiting = deque(request for request in self._waiting if not request.future.done())
         for batch in self._batches:
-            gone = {request for request in batch.requests if request.future.cancelled()}
+            gone = {request for request in batch.requests if request.future.done()}
             if gone:
                 batch.forget(gone)
 

@@ -92,8 +92,7 @@ class Worker:
                 self._run_slice(self._calls[0])
             steps = 0
             while self._sampler.busy and not self._closed and (not self._calls or steps < self._turn_steps):
-                with torch.inference_mode():
-                    self._sampler.step()
+                self._decode_step()
                 steps += 1
                 self._take_inbox()
         self._fail_all()
@@ -113,6 +112,13 @@ class Worker:
                 self._sampler.add(item)
             else:
                 self._calls.append(item)
+
+    def _decode_step(self) -> None:
+        try:
+            with boundary(ServerError, "Sampling"), torch.inference_mode():
+                self._sampler.step()
+        except HalteresError as error:  # the sampler itself is broken: nobody may wait for ever
+            self._sampler.fail_all(error)
 
     def _run_slice(self, call: Call) -> None:
         """One slice of the oldest call. A call that has begun runs to its end, also if its caller went away."""
