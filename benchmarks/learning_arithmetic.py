@@ -255,8 +255,7 @@ def write(results: Sequence[Result], curves: dict[str, list[dict[str, Any]]], op
 
 def model() -> dict[str, Any]:
     """Which weights these runs began with: all seeds share them."""
-    from halteres.models import TINY
-    from halteres.models import builtin_path
+    from halteres.models import TINY, builtin_path
 
     folder = builtin_path(TINY)
     assert folder is not None, "the package has its built-in model"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from halteres.engine.torch.choose import Shaping, choose
 from halteres.engine.torch.decode import DecodeBatch
 from halteres.engine.torch.draws import uniforms
 from halteres.engine.torch.limits import Limits
-from halteres.errors import InvalidData, NotReady, UserError
+from halteres.engine.torch.sampler import Sampler
+from halteres.errors import InvalidData, NotReady, ServerError, UserError
 from halteres.text import load_tokenizer
 
 from .scenes import packed
@@ -89,7 +91,7 @@ async def test_a_sequence_is_the_same_alone_and_among_strangers(model_folder: Pa
             others = prompts(company, low=3, high=120, seed=company)
             strangers = []
             for i, stranger in enumerate(others):
-                shape = {"temperature": 0.1 * (i % 15), "top_k": i % 4, "max_tokens": 5 + 3 * (i % 20)}
+                shape: dict[str, Any] = {"temperature": 0.1 * (i % 15), "top_k": i % 4, "max_tokens": 5 + 3 * (i % 20)}
                 strangers.append(sample(engine, "st"[i % 2], stranger, n=1 + i % 5, seed=i, **shape))
             *_, among = await asyncio.gather(*strangers, sample(engine, "s", prompt, n=3, seed=9, max_tokens=40))
             assert among == alone
@@ -184,7 +186,13 @@ async def test_the_context_limit_is_respected(model_folder: Path) -> None:
 async def test_bad_requests_are_refused_one_by_one(model_folder: Path) -> None:
     async with running(model_folder) as engine:
         good = asyncio.create_task(sample(engine, None, [1, 2, 3], n=2))
-        for prompt, params in (([], {}), ([672], {}), ([1], {"top_p": 0.0}), ([1], {"temperature": -1.0})):
+        refused: list[tuple[list[int], dict[str, Any]]] = [
+            ([], {}),
+            ([672], {}),
+            ([1], {"top_p": 0.0}),
+            ([1], {"temperature": -1.0}),
+        ]
+        for prompt, params in refused:
             with pytest.raises(InvalidData):
                 await sample(engine, None, prompt, **params)
         assert len((await good).sequences) == 2
@@ -223,12 +231,6 @@ async def test_a_training_request_is_served_while_a_long_decode_runs(model_folde
         long.cancel()
 
 
-def LORA:
-    from .torch_scenes import LORA
-
-    return LORA
-
-
 async def test_a_decode_goes_on_while_a_long_pass_runs(model_folder: Path) -> None:
     async with running(model_folder, Limits(pass_tokens=64)) as engine:
         await engine.create_adapter("a", LORA)
@@ -250,6 +252,21 @@ async def test_a_caller_that_goes_away_frees_its_rows(model_folder: Path) -> Non
 async def sample_started(engine: TorchEngine) -> None:
     """Another call went through the worker, so what was sent before has entered."""
     await engine.drop("nothing")
+
+
+async def test_a_sampler_that_breaks_answers_with_an_error_and_goes_on(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: object) -> None:
+        raise RuntimeError("out of memory")
+
+    async with running(model_folder) as engine:
+        for place, name in ((Sampler, "_admissible"), (DecodeBatch, "step"), (DecodeBatch, "admit")):
+            monkeypatch.setattr(place, name, broken if name != "admit" else lambda self, entries: broken(self))
+            with pytest.raises(ServerError, match="out of memory"):
+                await sample(engine, None, [1, 2, 3], n=3)
+            monkeypatch.undo()
+            assert len((await sample(engine, None, [1, 2, 3], n=3)).sequences) == 3
 
 
 async def test_closing_answers_everything(model_folder: Path) -> None:

@@ -40,7 +40,7 @@ def prompts(count: int, low: int = 5, high: int = 40, seed: int = 0, vocabulary:
     return [random.integers(3, vocabulary, random.integers(low, high)).tolist() for _ in range(count)]
 
 
-def pair(tokens: Sequence[int], **inputs: Sequence[float]) -> Datum:
+def pair(tokens: Sequence[int], **inputs: Sequence[float] | np.ndarray) -> Datum:
     """A datum whose targets are its own next tokens; inputs are one shorter than `tokens`."""
     arrays = {name: array(values) for name, values in inputs.items()}
     return Datum(tokens=packed(tokens[:-1]), inputs={"target_tokens": array(tokens[1:], "int64"), **arrays})

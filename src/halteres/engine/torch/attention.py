@@ -3,11 +3,11 @@
 Owns: how queries meet keys: causally inside a batch, or each row with its own past.
 Never: expands keys and values to the number of query heads.
 Promise: on a CPU a query's result has the same bits in training, prefill and decoding, so that the sampler's and the
-trainer's log-probabilities are equal, not merely close: near ties of this model amplify rounding to 2e-5 otherwise.
+trainer's log-probabilities are equal, not merely close: the built-in model amplifies fp32 rounding to 2e-5 (p99.9).
 
-The promise rests on three properties of the batched matmul (MKL 2024.2; a test holds them): with at least 4 rows the
-bits of a row do not depend on the other rows; keys of weight 0 at the end change nothing; but sums over more than 192
-keys are split by rules that depend on their number, so they are split here, always at the same places.
+The promise rests on three properties of the batched matmul (MKL 2024.2; the tests of equal bits hold them). With at
+least 4 rows the bits of a row do not depend on the other rows. Keys of weight 0 at the end change nothing. But sums
+over more than 192 keys are split by rules that depend on their number; so they are split here, always at the same keys.
 """
 
 from __future__ import annotations
