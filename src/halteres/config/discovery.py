@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from halteres.errors import NotFound, UserError, unknown
+from halteres.errors import InvalidConfig, NotFound, unknown
 
 BUILTIN_FOLDER = Path(__file__).resolve().parents[1] / "environments"
 """Environments that come with the package. Read as text, like any other."""
@@ -23,7 +23,7 @@ ROOTS = frozenset({"BaseEnv", "SingleTurnEnv"})
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
-class EnvironmentBroken(UserError):
+class EnvironmentBroken(InvalidConfig):
     """A file that holds no usable environment."""
 
     code = "environment_broken"
@@ -132,7 +132,7 @@ def _in_file(file: Path) -> EnvironmentFile:
 
 
 def _broken(file: Path, why: str) -> EnvironmentBroken:
-    return EnvironmentBroken(f"The environment file {file} cannot be used.", why, "Mend the file.", file=str(file))
+    return EnvironmentBroken(f"The environment file {file} is broken.", why, "Mend the file.", file=str(file))
 
 
 def _environment_class(tree: ast.Module) -> ast.ClassDef | None:

@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from halteres.config import environ
-from halteres.config.discovery import find_environment
+from halteres.config.discovery import EnvironmentBroken, find_environment
 from halteres.config.problem import Problem
 from halteres.errors import InvalidConfig, NotFound
 
@@ -148,12 +148,12 @@ def _sweep(child: subprocess.Popen[str]) -> None:
     child.wait()
 
 
-def _broken(environment: EnvironmentProgram, why: str) -> InvalidConfig:
-    return InvalidConfig(
-        f"Environment file {environment.path} is broken.",
+def _broken(environment: EnvironmentProgram, why: str) -> EnvironmentBroken:
+    return EnvironmentBroken(
+        f"The environment file {environment.path} is broken.",
         why,
         f"Run `{environment.interpreter} {environment.path} describe` to see the whole message.",
-        kind="environment_broken",
+        file=str(environment.path),
     )
 
 
