@@ -105,12 +105,13 @@ def parse() -> argparse.Namespace:
 
 
 def train_and_evaluate(seed: int, options: argparse.Namespace) -> tuple[Result, list[dict[str, Any]]]:
-    from halteres.config.files import load_settings
+    from halteres.config.files import resolve_settings
     from halteres.observe.metrics import merge_by_step
     from halteres.runs.start import start_run
 
     edits = [f"run.seed={seed}", f"run.max_minutes={options.minutes}", *options.edits]
-    run = start_run(load_settings("arithmetic", None, edits))
+    asked = resolve_settings("arithmetic", None, edits)
+    run = start_run(asked.settings, sources=asked.sources)
     wait(run, options.minutes * 60 + ENDS_WITHIN_S)
     load = os.getloadavg()
     rows = merge_by_step(run.metrics())

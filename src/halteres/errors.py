@@ -36,7 +36,7 @@ class HalteresError(Exception):
         details: further JSON-able facts for programs (field, allowed, did_you_mean ...).
     """
 
-    code: ClassVar[str] = "internal"
+    code: str = "internal"  # of the class; an error retold for another process keeps that one's
     status: ClassVar[int] = 500
 
     def __init__(self, what: str, why: str = "", next: str = "", **details: Any) -> None:
@@ -165,6 +165,11 @@ def as_answer(error: HalteresError) -> dict[str, Any]:
         **{k: v for k, v in error.details.items() if v is not None},
         "next": error.next,
     }
+
+
+def as_failure(error: HalteresError) -> dict[str, str]:
+    """What a process that ends with this error leaves for whoever tells of its end."""
+    return {"code": error.code, "what": error.what, "why": error.why, "next": error.next}
 
 
 def as_atropos(error: HalteresError) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 
 from halteres.config import environ
+from halteres.errors import InvalidConfig
 
 GRACE_S = 10.0
 """How long a process may take to end in order after its lifeline broke; then it ends at once."""
@@ -29,8 +30,12 @@ def begin(role: str, *, torch: bool = False, threads: int | None = None) -> None
     `import tinker` and `transformers.AutoTokenizer` pull torch in where it is installed (1.4 s and 250 MB); the SDK
     works without it, so processes that need none block the import first.
     """
+    try:
+        level = environ.log_level()
+    except InvalidConfig as error:
+        sys.exit(f"error: {error.sentence}")
     logging.basicConfig(
-        level=environ.log_level(),
+        level=level,
         stream=sys.stderr,
         format=f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s",
     )

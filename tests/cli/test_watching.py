@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 
 from halteres.cli.follow import LiveView, PlainView, follow
-from halteres.cli.progress import Progress, before_and_after, read_progress
+from halteres.cli.progress import Progress, read_progress
 from halteres.cli.summary import tell
 from halteres.errors import ProcessFailed
+from halteres.runs.answers import before_and_after
 from halteres.runs.directory import RunDirectory
 from halteres.runs.state import read_state, write_state
 
@@ -37,19 +38,29 @@ def test_progress_is_read_from_the_files_alone(finished: RunDirectory) -> None:
     assert progress.reward == ((1, 0.3), (2, 0.6))
     assert progress.evaluation == ((0, 0.25), (2, 0.75))
     assert progress.remaining_s == 0.0
-    assert progress.alerts == ("logprob_drift: look",)
+    assert progress.alerts == ("logprob_drift (step 2): look",)
 
 
 def test_the_first_answer_to_a_task_is_compared_before_and_after(finished: RunDirectory) -> None:
-    (answer,) = before_and_after(finished)
-    assert answer.question == PROMPT
-    assert "\\boxed{9}" in answer.before
-    assert "\\boxed{7}" in answer.after
+    (task,) = [task for task in before_and_after(finished) if task.learnt]
+    assert task.prompt == PROMPT
+    assert "\\boxed{9}" in task.before
+    assert "\\boxed{7}" in task.after
 
 
 def test_without_two_evaluations_there_is_nothing_to_compare(finished: RunDirectory) -> None:
     (finished.path / "evals" / "step_2").rename(finished.path / "elsewhere")
-    assert before_and_after(finished) == ()
+    assert not before_and_after(finished)
+
+
+def test_a_resumed_run_does_not_tell_its_past_again(finished: RunDirectory) -> None:
+    file = finished.path / "run.json"
+    write_state(file, msgspec.structs.replace(read_state(file), resume_point={"name": "step-000001", "step": 1}))
+    console = pipe()
+    follow(finished, console)
+    assert text(console).splitlines()[0] == "going on after step 1"
+    assert "step 1/2" not in text(console)
+    assert "step 2/2" in text(console)
 
 
 def test_a_pipe_gets_one_plain_line_per_step_and_no_control_codes(finished: RunDirectory) -> None:
@@ -58,7 +69,7 @@ def test_a_pipe_gets_one_plain_line_per_step_and_no_control_codes(finished: RunD
     lines = text(console).splitlines()
     assert "step 1/2  reward 0.300  success 30%" in lines
     assert "evaluation after step 2: 75.0% correct on held-out tasks" in lines
-    assert "alert: logprob_drift: look" in lines
+    assert "alert: logprob_drift (step 2): look" in lines
     assert "\x1b" not in text(console)
 
 
@@ -83,9 +94,18 @@ def test_the_live_view_shows_curve_success_and_held_out_share(finished: RunDirec
 def test_the_live_view_says_what_it_waits_for_before_the_first_batch(finished: RunDirectory) -> None:
     console = terminal()
     empty = Progress(
-        status="starting", phase="api", step=0, total_steps=0, reward=(), success=(), evaluation=(), step_s=None,
-        alerts=(), error=None,
-    )  # fmt: skip
+        status="starting",
+        phase="api",
+        step=0,
+        total_steps=0,
+        resumed_at=0,
+        reward=(),
+        success=(),
+        evaluation=(),
+        step_s=None,
+        alerts=(),
+        error=None,
+    )
     with LiveView(finished, console) as view:
         view.show(empty)
     assert "waiting for the first batch" in text(console)
@@ -116,3 +136,7 @@ def test_a_stopped_run_offers_to_go_on(finished: RunDirectory) -> None:
     console = pipe()
     tell(finished, finished.state(), console)
     assert "halteres train --resume aaaa1111" in text(console)
+    (finished.path / "checkpoints.jsonl").unlink()
+    console = pipe()
+    tell(finished, finished.state(), console)
+    assert "--resume" not in text(console)

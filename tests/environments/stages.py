@@ -126,12 +126,14 @@ class Trainer:
         self._queued: list[dict[str, Any]] = []
         self.refuse: list[Exception] = []  # of the next posts; nothing is stored
         self.polls = 0
+        self.registrations = 0
 
     async def register_env(self, **values: Any) -> Registered:
         self.registered = values
+        self.registrations += 1
         return Registered(
-            env_id=0,
-            name=values["name"],
+            env_id=self.registrations - 1,
+            name=f"{values['name']}_{self.registrations - 1}",
             checkpoint_dir="",
             starting_step=self.step,
             checkpoint_interval=0,

@@ -63,7 +63,7 @@ async def test_a_wrong_setting_ends_every_other_command_with_one_sentence() -> N
     ended = await run(ARITHMETIC, "serve", "--env.group_sise", "8")
     assert (ended.code, ended.stdout) == (1, "")
     (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert "Did you mean 'group_size'?" in line
+    assert "did you mean 'group_size'?" in line
 
 
 async def test_no_command_is_a_usage_error() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from halteres.environments.problems import extract_boxed
+from halteres.errors import NotReady
 from halteres.observe.metrics import read_rows
 from halteres.types import CONTEXT_LOGPROB, MASKED
 
@@ -90,6 +92,45 @@ async def test_a_signal_ends_it_in_order_and_the_server_is_told(
     assert env.returncode == 0, stderr.decode()
     assert "no goodbye" not in stderr.decode()
     assert not [known for known in diagnosis["environments"] if known.get("connected")]
+
+
+async def test_a_killed_environment_started_again_doubles_no_rollout_of_the_batch(
+    inference: Inference, tmp_path: Path
+) -> None:
+    """The item of every draw and the samples asked for differ from those of the first life, which the batch holds."""
+    config = write_config(tmp_path, inference, group_size=4, batch_size=32, max_num_workers=1, total_steps=1)
+    async with asyncio.timeout(30), trajectory_server(tmp_path, batch_size=32, num_steps=1) as server:
+        address = f"--env.rollout_server_url={server.url}"
+        taking = asyncio.create_task(server.take(0))
+        async with environment(ARITHMETIC, "serve", "--config", str(config), address) as env:
+            while len(inference.requests) < 3:
+                inference.asked.clear()
+                await inference.asked.wait()
+            env.kill()
+            await env.wait()
+        assert not taking.done()
+        async with environment(ARITHMETIC, "serve", "--config", str(config), address):
+            batch = await taking
+    assert len(batch.groups) == len({group.tokens for group in batch.groups}) == 8
+    seeds = [request["sampling_params"]["sampling_seed"] for request in inference.requests]
+    assert len(set(seeds)) == len(seeds)
+
+
+async def test_an_environment_that_gives_up_leaves_its_reason_for_the_run(inference: Inference, tmp_path: Path) -> None:
+    inference.failures = [400] * 100
+    config = write_config(tmp_path, inference, group_size=4, batch_size=16, run_dir=str(tmp_path), max_failed_groups=2)
+    async with asyncio.timeout(20), trajectory_server(tmp_path, batch_size=16, num_steps=9) as server:
+        address = f"--env.rollout_server_url={server.url}"
+        async with environment(ARITHMETIC, "serve", "--config", str(config), address) as env:
+            with pytest.raises(NotReady):  # environments may register once the trainer has asked
+                await asyncio.to_thread(server.trainer.batch, 0, deadline_s=0.1)
+            await env.wait()
+    assert env.returncode == 1
+    words = json.loads((tmp_path / "control" / "failure.json").read_bytes())
+    assert (words["role"], words["code"]) == ("env", "env_error")
+    assert "failed one after another" in words["what"]
+    assert "not now" in words["why"]
+    assert "max_failed_groups" in words["next"]
 
 
 async def test_a_signal_ends_it_also_while_nobody_answers(inference: Inference, tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
-from halteres.clients.inference import InferenceClient, Sampling
+from halteres.clients.inference import InferenceClient, Sampling, _read, _until_ready
 from halteres.errors import EnvironmentFailed, InvalidData, NotReady, SamplerFailed, ServerError
 from halteres.rollouts.draws import Draw, next_sampling_seed, one_rollout, rolling_out
 from halteres.rollouts.groups import GroupFailed, complete, settle
@@ -40,6 +41,13 @@ def test_a_draw_is_a_function_of_seed_step_ordinal_and_split() -> None:
     seeds = {draw.sampling_seed(r, a, c) for r in range(4) for a in range(4) for c in range(4)}
     assert len(seeds) == 64
     assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+def test_a_later_life_of_an_environment_draws_other_items() -> None:
+    lives = [Draw(seed=1, step=2, ordinal=3, life=life) for life in range(3)]
+    assert lives[0].rng().random() == Draw(seed=1, step=2, ordinal=3).rng().random(), "the first: as recorded"
+    assert len({draw.rng().random() for draw in lives}) == 3
+    assert len({draw.sampling_seed(0, 0, 0) for draw in lives}) == 3
 
 
 def test_recorded_numbers_hold_on_every_machine() -> None:
@@ -205,3 +213,48 @@ async def test_retries_end_with_the_last_error_as_it_was() -> None:
 
 async def _raise(error: Exception) -> None:
     raise error
+
+
+@pytest.mark.parametrize("status", [408, 429, 503])
+async def test_a_server_that_says_wait_is_asked_again(inference: Inference, status: int) -> None:
+    """A rate limit is no refusal: as one, it would fail the group, and many of them the run."""
+    inference.failures = [status, status]
+    turns = await sampler(inference).sample([1, 2, 3], 2)
+    assert (len(turns), len(inference.requests)) == (2, 3)
+
+
+async def test_a_server_that_says_wait_for_too_long_is_given_up_within_the_deadline(inference: Inference) -> None:
+    inference.failures = [429] * 1000
+    asking = sampler(inference)
+    asking.client.ready_within_s = 0.2
+    with pytest.raises(SamplerFailed, match="429"):
+        await asking.sample([1, 2, 3])
+
+
+@pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("0.5", 0.5), (None, None), ("Fri, 20 Nov 2026", None)])
+def test_how_long_the_server_wants_us_to_wait_is_read_from_its_answer(
+    header: str | None, seconds: float | None
+) -> None:
+    with pytest.raises(NotReady) as caught:
+        _read("http://here", 429, b'{"detail": "slowly"}', header)
+    assert caught.value.details["retry_after_s"] == seconds
+
+
+async def test_the_wait_that_a_server_asks_for_is_kept_unless_it_ends_after_the_deadline() -> None:
+    asked: list[float] = []
+
+    async def limited() -> str:
+        asked.append(time.monotonic())
+        if len(asked) == 1:
+            raise NotReady("Slowly.", retry_after_s=0.3)
+        return "now"
+
+    assert await _until_ready(limited, within_s=5) == "now"
+    assert asked[1] - asked[0] >= 0.3
+
+    async def never() -> str:
+        raise NotReady("Slowly.", retry_after_s=60.0)
+
+    async with asyncio.timeout(1):
+        with pytest.raises(NotReady, match="Slowly"):
+            await _until_ready(never, within_s=30)

@@ -10,7 +10,7 @@ import pytest
 from halteres.environments.pages import render_page
 from halteres.environments.scored import NotFiniteScore, check, finite, group_of, item_of, to_wire
 from halteres.errors import EnvironmentFailed, InvalidData
-from halteres.types import FailedRollout, PolicyVersion, Turn
+from halteres.types import FailedRollout, PolicyVersion, Trajectory, Turn
 
 from .stages import TOKENIZER
 
@@ -27,13 +27,17 @@ def turn(prompt: tuple[int, ...], action: tuple[int, ...], version: int = 3) -> 
     )
 
 
+def rollout(score: float, *turns: Turn) -> Trajectory:
+    return Trajectory(turns=turns, score=score)
+
+
 def group(**changes: Any) -> Any:
-    made = group_of([item_of([turn((5, 6), (7, 8))], 1.0), item_of([turn((5, 6), (9,))], 0.0)])
+    made = group_of([item_of(rollout(1.0, turn((5, 6), (7, 8)))), item_of(rollout(0.0, turn((5, 6), (9,))))])
     return {**made, **changes}
 
 
 def test_context_is_masked_and_marked_and_actions_are_not() -> None:
-    item = item_of([turn((5, 6), (7, 8))], 0.5)
+    item = item_of(rollout(0.5, turn((5, 6), (7, 8))))
     assert item["tokens"] == [5, 6, 7, 8]
     assert item["masks"] == [-100, -100, 7, 8]
     assert item.get("inference_logprobs") == [1.0, 1.0, -0.25, -0.25]
@@ -41,7 +45,7 @@ def test_context_is_masked_and_marked_and_actions_are_not() -> None:
 
 
 def test_later_turns_keep_earlier_actions_and_join_their_versions() -> None:
-    item = item_of([turn((5,), (7,), 1), turn((5, 7, 6), (8, 9), 4)], 1.0)
+    item = item_of(rollout(1.0, turn((5,), (7,), 1), turn((5, 7, 6), (8, 9), 4)))
     assert item["tokens"] == [5, 7, 6, 8, 9]
     assert item["masks"] == [-100, 7, -100, 8, 9]
     assert item.get("policy_version") == [1, 5]
@@ -49,13 +53,13 @@ def test_later_turns_keep_earlier_actions_and_join_their_versions() -> None:
 
 def test_a_turn_that_rewrites_its_history_is_refused() -> None:
     with pytest.raises(InvalidData, match="turn 1"):
-        item_of([turn((5,), (7,)), turn((5, 8), (9,))], 1.0)
+        item_of(rollout(1.0, turn((5,), (7,)), turn((5, 8), (9,))))
     with pytest.raises(InvalidData):
-        item_of([], 1.0)
+        item_of(rollout(1.0))
 
 
 def test_an_untagged_turn_leaves_its_group_untagged() -> None:
-    made = group_of([item_of([turn((5,), (7,))], 1.0), item_of([turn((5,), (8,), -1)], 1.0)])
+    made = group_of([item_of(rollout(1.0, turn((5,), (7,)))), item_of(rollout(1.0, turn((5,), (8,), -1)))])
     assert "policy_version" not in made
 
 

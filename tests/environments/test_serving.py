@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from halteres.environments.base import BaseEnv
-from halteres.environments.scored import ScoredDataItem, item_of
 from halteres.errors import EnvironmentFailed, InvalidConfig, InvalidData
 from halteres.observe.metrics import read_rows
-from halteres.types import CONTEXT_LOGPROB, MASKED
+from halteres.types import CONTEXT_LOGPROB, MASKED, Trajectory
 
 from .stages import TOKENIZER, Digits, Inference, Trainer, at_work, config, server
 
@@ -93,6 +92,24 @@ async def test_the_same_seed_asks_for_the_same_samples_also_from_a_later_step(in
     assert straight != await groups(2, 0, 4)
     seeds = [request["sampling_params"]["sampling_seed"] for request in inference.requests[:16]]
     assert len(set(seeds)) == 16
+
+
+async def test_a_restarted_environment_completes_the_batch_with_other_rollouts(inference: Inference) -> None:
+    """What its first life sent is in the batch already: drawn again, a batch would hold the same rollouts twice."""
+    trainer = Trainer(batch_size=32, group_size=4)
+    async with asyncio.timeout(5), at_work(Digits(config(max_num_workers=2), [server(inference)]), trainer):
+        await trainer.until(lambda: len(trainer.groups) >= 3)
+    before = len(trainer.groups)
+    assert before < 8
+    async with asyncio.timeout(5), at_work(Digits(config(), [server(inference)]), trainer):
+        await trainer.until(lambda: len(trainer.batches) == 1)
+    (batch,) = trainer.batches
+    assert len(batch) == len(trainer.groups) == 8
+    assert len(set(trainer.keys)) == len(trainer.keys)
+    samples = [json.dumps(group["tokens"]) for group in batch]
+    assert len(set(samples)) == 8
+    seeds = [request["sampling_params"]["sampling_seed"] for request in inference.requests]
+    assert len(set(seeds)) == len(seeds)
 
 
 class Stumbling(Digits):
@@ -234,6 +251,17 @@ async def test_groups_of_equal_scores_are_dropped_counted_and_replaced(inference
     assert row["groups/sent"] == 2
 
 
+async def test_an_environment_that_only_drops_groups_says_so_and_ends(inference: Inference, tmp_path: Path) -> None:
+    inference.answer = lambda prompt, digest: "no box"
+    trainer = Trainer(batch_size=8, group_size=4)
+    settings = config(ensure_scores_are_not_same=True, max_dropped_groups=128, run_dir=str(tmp_path))
+    with pytest.raises(EnvironmentFailed, match=r"nothing to learn from. 128 groups in a row were dropped"):
+        async with asyncio.timeout(20), at_work(Digits(settings, [server(inference)]), trainer) as task:
+            await task
+    (alert,) = read_rows(tmp_path / "events.jsonl")
+    assert (alert["rule"], alert["evidence"][:9]) == ("no_reward_variance", "64 groups")
+
+
 async def test_the_environment_ends_by_itself_when_all_batches_were_delivered(inference: Inference) -> None:
     trainer = Trainer(batch_size=8, group_size=4, num_steps=2)
     async with asyncio.timeout(5), at_work(Digits(config(), [server(inference)]), trainer) as task:
@@ -324,14 +352,14 @@ class PerRollout(BaseEnv):
     async def get_next_item(self) -> Any:
         return self.rng.randint(0, 1000)
 
-    async def collect_trajectory(self, item: Any) -> tuple[ScoredDataItem | None, list[Any]]:
+    async def collect_trajectory(self, item: Any) -> tuple[Trajectory | None, list[Any]]:
         if self.lost:
             self.lost -= 1
             return None, []
         prompt = self.tokenizer.apply_chat_template([{"role": "user", "content": f"Question: {item}?"}])
         (first,) = await self.server.sample(prompt)
         (second,) = await self.server.sample([*first.prompt, *first.action, *self.tokenizer.encode("\nGo on.")])
-        return item_of([first, second], 1.0), []
+        return Trajectory(turns=(first, second), score=1.0), []
 
 
 async def test_an_author_of_single_rollouts_gets_whole_groups_with_every_field(inference: Inference) -> None:

@@ -117,8 +117,9 @@ def test_serving_with_problems_is_refused_in_one_sentence_that_names_them_all() 
     settings = effective(BaseEnvConfig(), APIServerConfig(), Overrides(env={"seeed": 1, "group_size": 0}))
     with pytest.raises(InvalidConfig) as caught:
         settings.checked()
-    assert "Did you mean 'seed'?" in caught.value.sentence
+    assert "did you mean 'seed'?" in caught.value.sentence
     assert "group_size = 0" in caught.value.sentence
+    assert {problem["field"] for problem in caught.value.details["problems"]} == {"seeed", "group_size"}
 
 
 def test_null_is_nothing_and_text_is_converted() -> None:

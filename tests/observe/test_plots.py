@@ -40,6 +40,20 @@ def test_a_run_is_drawn_as_a_png_of_1200_by_700(rows: list[dict[str, object]], t
     assert size_of(tmp_path / "plot.png") == (1200, 700)
 
 
+def test_a_picture_that_cannot_be_finished_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    def half(_: Figure, file: Path) -> None:
+        file.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "plot.png").write_bytes(b"old")
+    monkeypatch.setattr(Figure, "savefig", half)
+    with pytest.raises(OSError, match="No space"):
+        plot_run(ROWS, tmp_path / "plot.png", "arithmetic")
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"old"]
+
+
 def test_several_runs_share_one_picture(tmp_path: Path) -> None:
     plot_runs({"seed 0": ROWS, "seed 1": ROWS, "empty": []}, tmp_path / "plot.png", "seeds", "reward/mean")
     assert size_of(tmp_path / "plot.png") == (1200, 700)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path))
     yield tmp_path
     for run in list_runs():
-        state = run.state()
+        ends = time.monotonic() + 10
+        while not (state := run.state()).terminal and not state.supervisor and time.monotonic() < ends:
+            time.sleep(0.02)  # it has just been started: nobody can be told to end yet
         for who in (state.supervisor, *state.processes.values()):
             if who and identity.alive(who):
                 os.kill(who["pid"], signal.SIGKILL)

@@ -13,7 +13,18 @@ from typing import Any
 
 import yaml
 
-DEFAULTS: dict[str, Any] = {"group_size": 2, "batch_size": 4, "max_token_length": 64, "difficulty": 1}
+DEFAULTS: dict[str, Any] = {
+    "group_size": 2,
+    "batch_size": 4,
+    "max_token_length": 64,
+    "difficulty": 1,
+    "temperature": 1.0,
+}
+TYPES: dict[str, Any] = {
+    "group_size": {"type": "integer"},
+    "batch_size": {"type": "integer"},
+    "temperature": {"anyOf": [{"type": "number"}, {"type": "null"}]},
+}
 
 
 def config(path: str) -> dict[str, Any]:
@@ -34,7 +45,7 @@ def describe(given: dict[str, Any]) -> None:
         if not isinstance(given.get(name, 1), int)
     ]
     effective = {**DEFAULTS, **{k: v for k, v in given.items() if k in known}}
-    schema = {"properties": {name: {} for name in known}}
+    schema = {"properties": {name: TYPES.get(name, {}) for name in known}}
     answer = {"name": "standin_env", "class_name": "Standin", "description": "", "schema": schema}
     sys.stdout.write(json.dumps({**answer, "config": effective, "problems": problems}) + "\n")
 

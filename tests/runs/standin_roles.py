@@ -80,6 +80,8 @@ def service(run: str, descriptor: str) -> None:
     ours, theirs = os.pipe()
     os.set_inheritable(ours, True)
     child = subprocess.Popen([sys.executable, __file__, "engine", str(ours)], pass_fds=(ours,), process_group=0)
+    with (state / "engine.log").open("a") as log:
+        log.write("an engine started\n")
     (state / "service.json").write_text(json.dumps({"pid": os.getpid(), "engine_pid": child.pid}))
     serve(int(descriptor), {"/api/v1/healthz": lambda: {"status": "ok"}})
     os.close(theirs)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import time
+from pathlib import Path
 
 import pytest
 
+from halteres.config.files import resolve_settings
 from halteres.observe.metrics import merge_by_step
-from halteres.runs.stop import stop_run
+from halteres.runs.start import start_run
+from halteres.runs.stop import WAKE, stop_run
 
-from .scenes import StartRun, survivors, wait, wait_for_end
+from .scenes import ENVIRONMENT, STANDIN_SUPERVISOR, StartRun, survivors, wait, wait_for_end
 
 
 def test_a_run_goes_from_start_to_its_results(start: StartRun) -> None:
@@ -28,6 +32,48 @@ def test_a_run_goes_from_start_to_its_results(start: StartRun) -> None:
     assert results["weights"]["peft_dir"] == str(run.path / "adapter")
     assert (run.path / "plot.png").exists()
     assert "completed" in (run.path / "STATUS.md").read_text()
+
+
+def test_a_proxy_in_the_environment_is_not_asked_for_what_is_on_this_machine(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    state = wait_for_end(start())
+    assert (state.status, state.error) == ("completed", None)
+
+
+def test_where_each_setting_comes_from_is_written_at_the_start(home: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("trainer: {lora_rank: 8}\nenv: {difficulty: 2}\n")
+    asked = resolve_settings(ENVIRONMENT, file, ["total_steps=2", "batch_size=6"])
+    run = start_run(asked.settings, sources=asked.sources, supervisor=STANDIN_SUPERVISOR)
+    state = wait_for_end(run)
+    told = json.loads((run.path / "config.resolved.json").read_bytes())
+    assert told["trainer.lora_rank"] == {"value": 8, "source": "file"}
+    assert told["trainer.total_steps"] == {"value": 2, "source": "edit"}
+    assert told["trainer.eval_every"]["source"] == "default"
+    assert told["env.difficulty"] == {"value": 2, "source": "file"}
+    assert told["env.batch_size"] == {"value": 6, "source": "edit"}
+    assert told["env.group_size"] == {"value": 2, "source": "config_init"}
+    assert told["env.rollout_server_url"] == {"value": state.urls["api"], "source": "wiring"}
+    assert told["inference.url"] == {"value": state.urls["service"], "source": "wiring"}
+
+
+@pytest.mark.parametrize("request_", [b"[]", b"{"])
+def test_a_stop_request_that_is_junk_still_stops_the_run(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch, request_: bytes
+) -> None:
+    monkeypatch.setenv("STANDIN_STEPS", "1")
+    run = start()
+    state = wait(run, lambda state: state.status == "running" and state.step == 1)
+    (run.path / "control" / "stop.json").write_bytes(request_)
+    assert state.supervisor is not None
+    os.kill(state.supervisor["pid"], WAKE)
+    state = wait_for_end(run)
+    assert (state.status, state.error) == ("stopped", None)
 
 
 def test_phases_are_told_in_order_and_every_role_is_recorded(start: StartRun) -> None:

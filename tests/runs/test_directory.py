@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
+import stat
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec import structs
 
 from halteres.errors import NotFound
+from halteres.observe.metrics import append_row
+from halteres.runs import lock
+from halteres.runs.answers import before_and_after
+from halteres.runs.conclusion import export_adapter
 from halteres.runs.directory import RunDirectory, find_run, list_runs, runs_home
-from halteres.runs.state import RunState, write_state
+from halteres.runs.state import RunState, read_state, write_state
 from halteres.runs.tail import Tail
 
 
@@ -69,6 +78,68 @@ def test_an_ambiguous_beginning_lists_what_fits(runs: list[RunDirectory]) -> Non
 def test_strange_names_are_not_found(runs: list[RunDirectory], asked: str) -> None:
     with pytest.raises(NotFound):
         find_run(asked)
+
+
+def running(run: RunDirectory, **changes: Any) -> RunDirectory:
+    """The run as it stands while it is under way, its supervisor being process 1 of another container."""
+    supervisor = {"pid": 2**22 + 1, "start_time": 1, "boot_id": "elsewhere"}
+    state = read_state(run.path / "run.json")
+    write_state(run.path / "run.json", structs.replace(state, status="running", supervisor=supervisor, **changes))
+    return run
+
+
+def test_a_run_whose_lock_is_held_is_alive_though_nobody_here_knows_its_pid(runs: list[RunDirectory]) -> None:
+    run = running(runs[0])
+    with lock.taken(run.path / "lock"):
+        assert run.state().status == "running"
+    assert run.state().code == "supervisor_lost"
+
+
+def test_a_reader_that_holds_the_lock_for_an_instant_is_no_supervisor(
+    runs: list[RunDirectory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = running(runs[0])
+    with ExitStack() as verdict:
+        verdict.enter_context(lock.taken(run.path / "lock"))
+        monkeypatch.setattr("halteres.runs.directory.time.sleep", lambda _: verdict.close())
+        assert not run.supervised
+
+
+def test_readers_do_not_take_each_other_for_a_supervisor(runs: list[RunDirectory]) -> None:
+    run = running(runs[0])
+    (run.path / "lock").touch()
+    with (run.path / "lock").open() as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        assert not lock.held(run.path / "lock")
+
+
+def test_events_are_counted_by_their_lines(runs: list[RunDirectory]) -> None:
+    file = runs[0].path / "events.jsonl"
+    file.write_text('{"type": "a"}\n{"type": "b"}\n{"ty')
+    assert runs[0].events() == [{"type": "a", "seq": 1}, {"type": "b", "seq": 2}]
+
+
+def test_the_copied_adapter_is_as_open_as_its_run(runs: list[RunDirectory]) -> None:
+    run = runs[0]
+    source = run.path / "service" / "checkpoints" / "x_0" / "sampler_weights" / "final"
+    source.mkdir(parents=True)
+    (source / "adapter_config.json").write_text("{}")
+    source.chmod(0o700)
+    run.path.chmod(0o755)
+    row = {"step": 1, "final": True, "sampler_path": "tinker://x:0/sampler_weights/final"}
+    append_row(run.path / "checkpoints.jsonl", row)
+    assert stat.S_IMODE(export_adapter(run).stat().st_mode) == 0o755
+
+
+def test_an_evaluation_without_answers_is_passed_over(runs: list[RunDirectory]) -> None:
+    run = runs[0]
+    for step, score in ((0, 0.0), (2, 1.0), (10, None)):
+        folder = run.path / "evals" / f"step_{step}"
+        folder.mkdir(parents=True)
+        if score is not None:
+            append_row(folder / "samples.jsonl", {"prompt": "q", "completion": f"at {step}", "score": score})
+    (task,) = before_and_after(run)
+    assert (task.before, task.after, task.learnt) == ("at 0", "at 2", True)
 
 
 def test_a_tail_gives_each_whole_line_once_and_leaves_out_broken_ones(tmp_path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 import sqlite3
 from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -29,7 +32,7 @@ def stopped(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     return run
 
 
-def resume(old: RunDirectory, *edits: str, **options: str) -> RunDirectory:
+def resume(old: RunDirectory, *edits: str, **options: Any) -> RunDirectory:
     return start_run(old.settings(edits), resume=old, supervisor=STANDIN_SUPERVISOR, **options)
 
 
@@ -70,6 +73,43 @@ def test_the_services_journal_comes_along_with_the_rows_of_its_write_ahead_log(s
         assert copy.execute("SELECT id FROM requests").fetchall() == [(7,)]
     journal.close()
     wait_for_end(new)
+
+
+def test_not_a_byte_of_the_old_run_changes_when_the_new_one_writes(stopped: RunDirectory) -> None:
+    """Also where the old service was killed, and its journal has rows in the write-ahead log alone."""
+    with sqlite3.connect(stopped.path / "service" / "journal.sqlite") as journal:
+        journal.execute("PRAGMA journal_mode=WAL")
+        journal.execute("CREATE TABLE requests (id INTEGER)")
+    for name in ("journal.sqlite", "journal.sqlite-wal"):
+        shutil.copy2(stopped.path / "service" / name, stopped.path / f"{name}.killed")
+    journal.close()
+    for name in ("journal.sqlite", "journal.sqlite-wal"):
+        (stopped.path / f"{name}.killed").rename(stopped.path / "service" / name)
+    rollouts = stopped.path / "rollouts" / "step_3.jsonl"
+    rollouts.write_text("{}\n")
+    before = hashes(stopped)
+    new = resume(stopped)
+    with (new.path / "rollouts" / "step_3.jsonl").open("a") as late:
+        late.write("{}\n")
+    assert wait_for_end(new).status == "completed"
+    assert hashes(stopped) == before
+    assert (new.path / "service" / "engine.log").read_text() == "an engine started\n"
+
+
+def test_where_each_setting_of_a_resumed_run_comes_from_is_told(stopped: RunDirectory) -> None:
+    asked = stopped.resolved(["trainer.total_steps=5"])
+    new = start_run(asked.settings, resume=stopped, sources=asked.sources, supervisor=STANDIN_SUPERVISOR)
+    told = json.loads((new.path / "config.resolved.json").read_bytes())
+    assert told["trainer.total_steps"] == {"value": 5, "source": "edit"}
+    assert told["trainer.lora_rank"] == {"value": 16, "source": "resume"}
+    assert told["env.group_size"] == {"value": 2, "source": "resume"}
+    wait_for_end(new)
+
+
+def hashes(run: RunDirectory) -> dict[str, str]:
+    """Every file of the run, but the lock that everybody opens."""
+    files = [file for file in run.path.rglob("*") if file.is_file() and file.name != "lock"]
+    return {str(file.relative_to(run.path)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def test_a_run_that_goes_on_is_not_resumed(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,3 +103,20 @@ def test_log_probabilities_that_are_misaligned_or_not_finite_are_refused(logprob
 
 def test_action_tokens_of_a_batch_are_counted_whether_trained_or_not() -> None:
     assert num_actions(Batch(groups=(group(logprobs=[[C, -1.0, -2.0], [C, C, -1.0]]),))) == 3
+
+
+@pytest.mark.parametrize(
+    ("masks", "logprobs", "told"),
+    [
+        ((-100, -100, 7), (C, 0.0, -0.5), "mask -100 and log-probability 0 at token 1"),
+        ((-100, 6, 7), (C, C, -0.5), "mask 6 and log-probability 1 at token 1"),
+        ((-100, 7), (C, C, -0.5), "3 tokens and 2 masks"),
+    ],
+)
+def test_a_mask_that_contradicts_the_log_probabilities_is_refused(
+    masks: tuple[int, ...], logprobs: tuple[float, ...], told: str
+) -> None:
+    """An environment that writes 0.0 on its context would have its prompts trained on."""
+    bad = Group(tokens=((5, 6, 7),), masks=(masks,), scores=(1.0,), logprobs=(logprobs,), versions=())
+    with pytest.raises(InvalidData, match=f"Sequence 0 of group 0 has {told}.* Mend the environment"):
+        to_examples(Batch(groups=(bad,)), [np.ones(1)], max_length=100)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from halteres.clients.trajectories import TrainerRegistration
 from halteres.errors import NotReady
-from halteres.training.experience import Patience, Trajectories
+from halteres.training.experience import GROUP_S, SEEN_S, Patience, Sighted, Trajectories
 from halteres.training.failures import NoExperience
 from halteres.training.stopping import StopRequest
 
@@ -45,9 +46,39 @@ def test_progress_renews_the_patience() -> None:
     nothing = NotReady("No batch.", "Too few sequences.")
     patience = Patience(10.0, clock=lambda: next(times))
     for accepted in (1, 2, 3, 3):
-        patience.spend(accepted, nothing)
+        patience.spend(Sighted(num_accepted=accepted), nothing)
     with pytest.raises(NoExperience, match="Too few sequences"):
-        patience.spend(3, nothing)
+        patience.spend(Sighted(num_accepted=3), nothing)
+
+
+def test_a_living_environment_renews_the_patience_for_half_an_hour_at_most() -> None:
+    """One group of a large model may take longer than the patience with an environment that is gone."""
+    times = iter([0.0, 130.0, 260.0, GROUP_S - 1, GROUP_S])
+    patience = Patience(120.0, clock=lambda: next(times))
+    for _ in range(3):
+        patience.spend(Sighted(num_accepted=0, alive=True), NotReady("No batch."))
+    with pytest.raises(NoExperience, match="for 1800 s"):
+        patience.spend(Sighted(num_accepted=0, alive=True), NotReady("No batch."))
+
+
+@pytest.mark.parametrize(
+    ("environments", "alive"),
+    [
+        ([], False),
+        ([{"connected": True, "last_seen_s": 0.1}], True),
+        ([{"connected": True, "last_seen_s": SEEN_S + 1}], False),
+        ([{"connected": False, "last_seen_s": 0.1}], False),
+    ],
+)
+async def test_an_environment_lives_while_the_server_hears_of_it(
+    tmp_path: Path, environments: list[dict[str, Any]], alive: bool
+) -> None:
+    class Watching(FakeServer):
+        def diagnostics(self) -> dict[str, Any]:
+            return {**super().diagnostics(), "environments": environments}
+
+    source = Trajectories(Watching(lambda _: None), REGISTRATION, stopping(tmp_path))
+    assert await source._sighted() == Sighted(num_accepted=0, alive=alive)
 
 
 async def test_a_server_that_is_away_for_a_while_costs_patience_and_no_more(tmp_path: Path) -> None:

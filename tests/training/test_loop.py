@@ -116,6 +116,29 @@ async def test_a_loss_that_is_not_finite_ends_training_with_a_sentence_and_an_al
     assert not [call for call in policy.calls if "save" in call], "a spoilt adapter is not checkpointed"
 
 
+async def test_a_gradient_that_is_not_finite_is_told_like_a_loss(tmp_path: Path) -> None:
+    class Exploding(FakePolicy):
+        def _step(self, _: None) -> int:
+            raise LossNotFinite("The step was refused: the gradient is not finite.")
+
+    with pytest.raises(LossNotFinite):
+        await run(tmp_path, Exploding())
+    (alert,) = events(tmp_path, "alert")
+    assert (alert["rule"], alert["step"]) == ("nan_loss", 1)
+
+
+@pytest.mark.parametrize(
+    ("env", "rules"), [({}, []), ({"temperature": 1}, []), ({"temperature": 0.7}, ["temperature"])]
+)
+def test_a_temperature_other_than_one_is_an_alert_at_the_start(
+    tmp_path: Path, env: dict[str, float], rules: list[str]
+) -> None:
+    Report(RunFolder(tmp_path)).begins(env, 3)
+    alerts = events(tmp_path, "alert")
+    assert [alert["rule"] for alert in alerts] == rules
+    assert all(alert["step"] == 3 and "env.temperature=1" in alert["remedy"] for alert in alerts)
+
+
 async def test_a_score_that_is_not_finite_never_reaches_the_policy(tmp_path: Path) -> None:
     policy = FakePolicy()
     with pytest.raises(InvalidData):

@@ -12,9 +12,9 @@ import pytest
 
 from halteres.training import learner
 from halteres.training.datums import to_example
-from halteres.training.failures import LossNotFinite, ServiceFailed
+from halteres.training.failures import LossNotFinite, RequestRefused, ServiceFailed, VersionsDiffer
 from halteres.training.learner import Promise
-from halteres.training.policy import _datum, _finite_pass
+from halteres.training.policy import Policy, _datum, _finite_pass
 
 
 async def fails(error: Exception) -> None:
@@ -70,3 +70,54 @@ async def test_cancelling_the_trainer_is_not_a_failure_of_the_service() -> None:
     redeeming.cancel()
     with pytest.raises(asyncio.CancelledError):
         await redeeming
+
+
+def refused(sentence: str, category: str) -> Exception:
+    """What tinker 0.38 raises for a promise that failed."""
+    from tinker import RequestFailedError
+    from tinker.types import RequestErrorCategory
+
+    message = f"Request failed: {sentence} for self.request_id='r1' and expected type self.model_cls=<class 'X'>"
+    return RequestFailedError(message, request_id="r1", category=RequestErrorCategory(category))
+
+
+async def redeem(error: Exception) -> None:
+    await Promise(fails(error), "forward_backward", lambda value: value)
+
+
+async def test_a_pass_that_the_engine_refuses_as_not_finite_is_a_diverged_loss() -> None:
+    with pytest.raises(LossNotFinite) as caught:
+        await redeem(refused("The loss is not finite at datum 3, position 7. Lower the learning rate.", "user"))
+    assert caught.value.what == "The loss is not finite at datum 3, position 7. Lower the learning rate."
+    assert "lower trainer.learning_rate" in caught.value.next
+
+
+async def test_what_the_service_says_of_a_request_is_told_in_its_own_words() -> None:
+    with pytest.raises(RequestRefused) as caught:
+        await redeem(refused("There is no loss 'x'. Did you mean 'ppo'?", "user"))
+    assert (
+        caught.value.sentence
+        == "The training service refused forward_backward: There is no loss 'x'. Did you mean 'ppo'?"
+    )
+
+
+async def test_a_failure_on_the_services_side_sends_the_reader_to_its_logs() -> None:
+    with pytest.raises(ServiceFailed, match=r"failed at forward_backward: It broke\. Look into logs"):
+        await redeem(refused("It broke.", "server"))
+
+
+def stepped(**metrics: float) -> Any:
+    return SimpleNamespace(metrics={name.replace("__", ":"): value for name, value in metrics.items()} or None)
+
+
+def test_the_services_count_of_optimiser_steps_is_held_against_our_own() -> None:
+    policy = Policy(Any, Any, version=4)  # type: ignore[arg-type]  # neither is asked
+    assert policy._count(stepped(policy_version__max=5.0)) == 5
+    with pytest.raises(VersionsDiffer, match="The service has taken 7 optimiser steps, the trainer counts 6"):
+        policy._count(stepped(policy_version__max=7.0))
+
+
+def test_a_service_that_tells_no_count_is_no_matter() -> None:
+    policy = Policy(Any, Any, version=0)  # type: ignore[arg-type]  # neither is asked
+    assert policy._count(stepped()) == 1
+    assert policy._count(stepped(grad_norm__mean=1.0)) == 2

@@ -136,9 +136,9 @@ class Run:
         self._players.append(player)
         return player
 
-    def post_batch(self) -> None:
+    def post_batch(self, logprob: float = -1.0) -> None:
         """Post a whole batch that nobody sampled."""
-        row = [*[CONTEXT] * len(PROMPT), -1.0]
+        row = [*[CONTEXT] * len(PROMPT), logprob]
         group = {
             "tokens": [[*PROMPT, 9]] * GROUP,
             "masks": [[*[-100] * len(PROMPT), 9]] * GROUP,
@@ -232,14 +232,14 @@ class Player:
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[World]:
+def opened(folder: Path, engine: str = "scripted") -> Iterator[World]:
     """A world whose service answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         service = Process(
             folder / "service.log",
             "halteres.service",
-            *("--state", str(folder / "service"), "--listen-fd", str(listener.fileno()), "--engine", "scripted"),
+            *("--state", str(folder / "service"), "--listen-fd", str(listener.fileno()), "--engine", engine),
             listener=listener,
         )
     try:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +18,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+from starlette.applications import Starlette
 
 from halteres.trajectories.app import create_app
 from halteres.trajectories.sqlite import SqliteStore
-from halteres.trajectories.store import Store
+from halteres.trajectories.store import Store, StoreFailed
 
 TRAINER = {
     "wandb_group": "g",
@@ -74,6 +75,7 @@ class Scene:
     """A server in process, and what one asks of it."""
 
     http: httpx.AsyncClient
+    app: Starlette
     clock: Clock = field(default_factory=Clock)
 
     async def get(self, path: str, **params: Any) -> Any:
@@ -122,14 +124,19 @@ class Scene:
 
 
 @asynccontextmanager
-async def opened(database: Path, clock: Clock | None = None, store: Store | None = None) -> AsyncIterator[Scene]:
+async def opened(
+    database: Path,
+    clock: Clock | None = None,
+    store: Store | None = None,
+    on_loss: Callable[[StoreFailed], None] = lambda failure: None,
+) -> AsyncIterator[Scene]:
     """A server over a database, in process."""
     clock, store = clock or Clock(), store or SqliteStore(database)
-    app = create_app(store, clock)
+    app = create_app(store, clock, on_loss)
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as http:
-            yield Scene(http, clock)
+            yield Scene(http, app, clock)
     store.close()
 
 

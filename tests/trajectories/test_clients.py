@@ -100,6 +100,20 @@ def test_waiting_for_a_batch_can_be_stopped(trainer: TrainerClient) -> None:
     trainer.close()
 
 
+def test_waiting_for_a_server_that_is_away_can_be_stopped_and_ends_at_its_deadline() -> None:
+    """Not only when the patience is used up, which may be far longer."""
+    asked: list[bool] = []
+
+    def stopped() -> bool:
+        asked.append(True)
+        return len(asked) > 3
+
+    patient = TrainerClient("http://127.0.0.1:9", Patience(total_s=3600, first_s=0.01))
+    assert patient.batch(0, deadline_s=3600, stopped=stopped) is None
+    with pytest.raises(NotReady, match="does not answer"):
+        patient.batch(0, deadline_s=0.05)
+
+
 async def test_a_server_that_stays_away_is_told_after_the_patience() -> None:
     nobody, brief = "http://127.0.0.1:9", Patience(total_s=0.2, first_s=0.01)
     with pytest.raises(NotReady, match="does not answer"):

@@ -168,7 +168,7 @@ async def test_tokens_of_delivered_batches_do_not_pile_up(tmp_path: Path) -> Non
             await scene.batch()
         assert [len(store.bodies([number])) for number in (5,)] == [1]
         for number in range(1, 5):
-            with pytest.raises(KeyError):
+            with pytest.raises(StoreFailed, match="not kept any more"):
                 store.bodies([number])
 
 
@@ -181,6 +181,19 @@ def test_a_batch_is_not_lost_to_a_client_that_hung_up(server: ServerProcess) -> 
     server.ask("/scored_data", group(2, mark=1))
     server.ask("/scored_data", group(2, mark=2))
     assert marks(server.ask("/batch")["batch"]) == [1, 2]
+    assert server.ask("/status")["current_step"] == 1
+
+
+def test_a_batch_is_not_lost_to_a_client_that_gave_up_within_the_reply(server: ServerProcess) -> None:
+    """A reply larger than every buffer on the way, so the server knows that it was not read."""
+    server.ask("/register", {**TRAINER, "batch_size": 2})
+    large = {"tokens": [[123456] * 1_000_000] * 2, "masks": [[123456] * 1_000_000] * 2, "scores": [0.0, 1.0]}
+    server.ask("/scored_data", large)
+    with socket.create_connection(server.listener.getsockname()) as client:
+        client.settimeout(10)
+        client.sendall(b"GET /batch HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+    within(10, "the batch is back", lambda: server.ask("/batch")["batch"])
     assert server.ask("/status")["current_step"] == 1
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from .scenes import Scene, group, marks, opened
 
 
@@ -45,6 +47,19 @@ async def test_groups_of_a_list_carry_their_keys(scene: Scene) -> None:
     await scene.post("/scored_data_list", both)
     assert (await scene.get("/status"))["queue_size"] == 2
     assert "halteres_key" not in (await scene.batch() or [])[0]
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+async def test_a_list_with_a_reused_key_takes_no_group_at_all(scene: Scene, earlier: bool) -> None:
+    await scene.begin()
+    reused = group(mark=9, halteres_key="a")
+    if earlier:
+        await scene.post("/scored_data_list", [reused])
+    first = group(mark=1, halteres_key="b") if earlier else reused
+    answer = await scene.raw_post("/scored_data_list", [first, group(mark=2), group(mark=3, halteres_key="a")])
+    assert answer.status_code == 409
+    assert (await scene.get("/status"))["queue_size"] == (1 if earlier else 0)
+    assert (await scene.diagnostics())["groups_accepted"] == (1 if earlier else 0)
 
 
 async def test_keys_are_known_after_a_restart_and_after_delivery(tmp_path: Path) -> None:

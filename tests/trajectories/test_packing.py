@@ -79,6 +79,13 @@ def test_adding_up_agrees_with_trying_everything(seed: int) -> None:
     assert [total for total in range(60) if can_add_up(counts, total)] == sorted(total for total in sums if total < 60)
 
 
+def test_too_few_sequences_are_known_before_anything_is_computed() -> None:
+    """A bit per sequence of the batch: this many would not fit into any memory."""
+    assert not can_add_up({}, 2**62)
+    assert not can_add_up({4: 1000}, 2**62)
+    assert choose(queue(4, 4), 2**62) is None
+
+
 def test_sizes_that_can_never_add_up_are_known() -> None:
     assert can_ever_add_up([6, 8], 24)
     assert not can_ever_add_up([16], 24)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import zlib
 
 import pytest
 
-from halteres.trajectories.encoding import BadBody, TooLarge, inflate
+from halteres.trajectories.encoding import MOST_MEMBERS, BadBody, TooLarge, inflate
 
 from .scenes import ENV, TRAINER, Scene, group
 
@@ -277,6 +278,27 @@ def test_inflating_stops_at_the_limit() -> None:
         inflate(bomb + b"garbage", limit=2_000_000)
 
 
+def test_a_gzip_bomb_of_many_members_is_refused_at_the_first_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every member copies what follows it; counted in members, not in seconds."""
+    opened, real = [], zlib.decompressobj
+    monkeypatch.setattr("halteres.trajectories.encoding.zlib.decompressobj", lambda **k: opened.append(1) or real(**k))
+    member = gzip.compress(b"")
+    assert inflate(member * (MOST_MEMBERS - 1) + gzip.compress(b"1")) == b"1"
+    opened.clear()
+    with pytest.raises(BadBody, match="more than 16 members"):
+        inflate(member * 10_000)
+    assert len(opened) == MOST_MEMBERS
+
+
+async def test_a_batch_size_beyond_reason_is_refused_with_a_sentence(scene: Scene) -> None:
+    answer = await scene.raw_post("/register", {**TRAINER, "batch_size": 2**31})
+    assert answer.status_code == 422
+    (problem,) = answer.json()["detail"]
+    assert problem["loc"] == ["body", "batch_size"]
+    assert problem["msg"] == "A batch has at most 1048576 sequences, not 2147483648."
+    assert await scene.get("/info") == {"batch_size": -1, "max_token_len": -1}
+
+
 @pytest.mark.parametrize(
     "headers", [{"host": "evil.example:8000"}, {"origin": "http://evil.example"}, {"origin": "null"}, {"host": "["}]
 )
@@ -284,6 +306,12 @@ async def test_pages_of_other_origins_are_refused(scene: Scene, headers: dict[st
     await scene.begin()
     assert (await scene.http.get("/reset_data", headers=headers)).status_code == 403
     assert (await scene.get("/info"))["batch_size"] == 4
+
+
+@pytest.mark.parametrize("path", ["/register", "/register-env", "/scored_data", "/scored_data_list", "/disconnect-env"])
+async def test_a_body_nested_too_deeply_is_the_callers_error(scene: Scene, path: str) -> None:
+    for body in (b"[" * 20_000, b'{"tokens":' * 20_000):
+        assert (await scene.http.post(path, content=body)).status_code == 422
 
 
 async def test_an_unknown_route_is_404(scene: Scene) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from halteres.config.files import load_settings, settings_schema
+from halteres.config.files import load_settings, resolve_settings, settings_schema
 from halteres.config.program import find_program
 from halteres.config.settings import Settings
 from halteres.errors import InvalidConfig, NotFound
@@ -179,3 +180,37 @@ def test_the_schema_names_every_field_and_marks_wiring() -> None:
     schema = settings_schema()["$defs"]
     assert schema["TrainerSettings"]["properties"]["total_steps"]["minimum"] == 1
     assert "supervisor" in schema["InferenceSettings"]["properties"]["url"]["x-wiring"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "rule"),
+    [
+        ("run.name=on", "must be text"),
+        ("run.name=7", "must be text"),
+        ("run.seed=yes", "must be a number"),
+        ("run.max_minutes=true", "must be a number"),
+        ("run.max_minutes=.inf", "must be a finite number"),
+        ("trainer.learning_rate=.nan", "must be a finite number"),
+        ("trainer.learning_rate=1e999", "must be a finite number"),
+        ("env.temperature=true", "must be a number"),
+        ("env.temperature=.inf", "must be a finite number"),
+        ("env.difficulty=[1, .nan]", "must be a finite number"),
+    ],
+)
+def test_what_is_no_number_or_no_text_is_refused_with_the_rule(edit: str, rule: str) -> None:
+    error = refused(edit)
+    (problem,) = error.details["problems"]
+    assert (problem["field"], problem["rule"]) == (edit.partition("=")[0], rule)
+    json.dumps(problem, allow_nan=False)
+
+
+def test_settings_come_with_where_they_were_given(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({"trainer": {"total_steps": 7, "lora_rank": 8}}))
+    asked = resolve_settings(ENVIRONMENT, file, ["trainer.total_steps=9", "difficulty=2"])
+    assert asked.sources == {
+        "trainer.total_steps": "edit",
+        "trainer.lora_rank": "file",
+        "env.difficulty": "edit",
+        "run.environment": "edit",
+    }

@@ -15,25 +15,27 @@ import pytest
 import halteres
 
 SOURCE = Path(halteres.__file__).parent
-FREE = ("errors", "types", "text", "process", "models", "config", "clients", "observe.metrics")
+FREE = ("errors", "types", "text", "process", "loopback", "files", "models", "config", "clients", "observe.metrics")
 ROOMS = {
     "environments": ("environments", "rollouts"),
     "rollouts": ("rollouts",),
     "trajectories": ("trajectories",),
     "training": ("training",),
-    "service": ("service", "engine.protocol", "engine.link", "engine.process"),
+    "service": ("service", "engine.protocol", "engine.link", "engine.process", "engine.folders"),
     "engine": ("engine",),
 }
 ANYTHING = ("runs", "cli")
 FOUNDATION = {
     "types": (),
     "errors": (),
+    "files": (),
     "models": (),
-    "config": ("config", "errors", "models"),
+    "config": ("config", "errors", "files", "models"),
     "text": ("errors",),
-    "process": ("config",),
+    "process": ("config", "errors"),
+    "loopback": ("errors",),
     "clients": ("clients", "errors", "types", "config"),
-    "observe": ("observe", "errors", "types", "config"),
+    "observe": ("observe", "errors", "files", "types", "config"),
 }
 HEAVY = ("torch", "transformers", "tinker", "peft", "accelerate", "matplotlib")
 """Never at module level outside engine/torch: torch itself, what pulls it in, and what costs half a second."""

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-import yaml
 
-from halteres.errors import EnvironmentFailed
 from halteres.models import TINY
 
 app = typer.Typer(help="List, serve and evaluate environments.", no_args_is_help=True)
@@ -22,11 +18,13 @@ Environment = Annotated[str, typer.Argument(help="Environment: a name or a file.
 
 
 @app.command("list")
-def list_() -> None:
+def list_(
+    folders: Annotated[list[Path] | None, typer.Option("--folder", help="Look here too; may be repeated.")] = None,
+) -> None:
     """Every environment that was found, and every file that could not be read."""
     from halteres.config.discovery import discover
 
-    found = discover()
+    found = discover(folders or [])
     for environment in found.environments:
         typer.echo(f"{environment.name:16} {environment.description}\n{'':16} {environment.file_path}")
     for broken in found.broken:
@@ -46,53 +44,27 @@ def serve(context: typer.Context, environment: Environment) -> None:
 @app.command("eval")
 def eval_(
     environment: Environment,
-    run: Annotated[str | None, typer.Option("--run", help="Evaluate this run's newest weights.")] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Evaluate this run's newest weights, with its settings.")
+    ] = None,
     model: Annotated[str, typer.Option(help="Base model, where no run is named.")] = TINY,
-    tasks: Annotated[int, typer.Option(min=1, help="Held-out tasks.")] = 128,
-    samples: Annotated[int, typer.Option(min=1, help="Samples a task at temperature 1.")] = 4,
+    tasks: Annotated[
+        int | None, typer.Option(min=1, help="Held-out tasks; default: as the environment has it.")
+    ] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Samples a task at temperature 1; likewise.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure a policy on held-out tasks, at temperature 1 and greedy."""
-    from halteres.cli.chat import newest_policy
+    from halteres.cli.measure import examination, measure
     from halteres.cli.served import served
-    from halteres.config.discovery import find_environment
     from halteres.runs.directory import find_run
 
-    file = Path(find_environment(environment).file_path)
-    directory = find_run(run) if run else None
-    base = directory.settings().inference.model if directory else model
-    policy = newest_policy(directory) if directory else base
-    with served(base, directory) as url:
-        figures = evaluate(file, url, policy, base, {"eval_tasks": tasks, "eval_samples": samples})
+    exam = examination(environment, find_run(run) if run else None, model)
+    wanted = {"eval_tasks": tasks, "eval_samples": samples}
+    with served(exam.base, exam.run) as url:
+        figures = measure(exam, url, {name: value for name, value in wanted.items() if value is not None})
     if as_json:
         typer.echo(json.dumps(figures))
         return
     for name, value in figures.items():
         typer.echo(f"{name:32} {value:.4f}" if isinstance(value, float) else f"{name:32} {value}")
-
-
-def evaluate(file: Path, url: str, policy: str, base: str, env: dict[str, Any]) -> dict[str, Any]:
-    """Run the file's `evaluate` verb against a service; its figures.
-
-    Raises:
-        EnvironmentFailed: it ended with an error; its last line is in the message.
-    """
-    from halteres.config import environ
-    from halteres.models import builtin_path
-
-    tokenizer = str(builtin_path(base) or base)
-    config = {
-        "env": {**env, "tokenizer_name": tokenizer, "use_wandb": False},
-        "openai": [{"model_name": policy, "base_url": f"{url}/runs/eval/v1", "api_key": "x", "server_type": "sglang"}],
-    }
-    with tempfile.TemporaryDirectory(prefix="halteres-") as folder:
-        settings = Path(folder) / "config.yaml"
-        settings.write_text(yaml.safe_dump(config))
-        command = [sys.executable, str(file), "evaluate", "--config", str(settings)]
-        ended = subprocess.run(
-            command, capture_output=True, text=True, env=environ.for_child(), timeout=3600, check=False
-        )
-    if ended.returncode != 0:
-        last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
-        raise EnvironmentFailed(f"{file.name} evaluate ended with exit code {ended.returncode}.", last)
-    return json.loads(ended.stdout.strip().splitlines()[-1])

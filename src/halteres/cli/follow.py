@@ -58,6 +58,7 @@ def follow(run: RunDirectory, console: Console) -> RunState:
                 time.sleep(LOOK_EVERY_S)
             except KeyboardInterrupt:
                 if asked_to_stop:
+                    view.say(f"Left to itself. Look at it with: halteres runs status {run.run_id}")
                     raise
                 asked_to_stop = True
                 view.say(f"Stopping run {run.run_id}: it writes a checkpoint first. Ctrl-C again leaves it to itself.")
@@ -70,7 +71,7 @@ class PlainView:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._said: set[str] = set()
-        self._step = 0
+        self._step = -1  # the last one read
 
     def __enter__(self) -> PlainView:
         return self
@@ -82,21 +83,27 @@ class PlainView:
 
     def show(self, progress: Progress) -> None:
         """Print what was not printed yet."""
+        if progress.resumed_at and self._step < 0:
+            self._once(f"going on after step {progress.resumed_at}")
+        self._step = max(self._step, progress.resumed_at)
         if progress.phase and progress.status == "starting":
             self._once(f"starting: {progress.phase}")
-        stride = max(1, progress.total_steps // PLAIN_LINES)
-        success = dict(progress.success)
-        for step, reward in progress.reward:
-            if step > self._step:
-                self._step = step
-                if step % stride == 0 or step == progress.total_steps:
-                    self._once(
-                        f"step {step}/{progress.total_steps}  reward {reward:.3f}  success {success.get(step, 0.0):.0%}"
-                    )
+        self._show_steps(progress)
         for step, share in progress.evaluation:
-            self._once(f"evaluation after step {step}: {share:.1%} correct on held-out tasks")
+            if step > progress.resumed_at or not progress.resumed_at:
+                self._once(f"evaluation after step {step}: {share:.1%} correct on held-out tasks")
         for alert in progress.alerts:
             self._once(f"alert: {alert}")
+
+    def _show_steps(self, progress: Progress) -> None:
+        total, success = progress.total_steps, dict(progress.success)
+        stride = max(1, total // PLAIN_LINES)
+        for step, reward in progress.reward:
+            if step <= self._step:
+                continue
+            self._step = step
+            if step % stride == 0 or step in (progress.resumed_at + 1, total):
+                self._once(f"step {step}/{total}  reward {reward:.3f}  success {success.get(step, 0.0):.0%}")
 
     def say(self, text: str) -> None:
         """Print a remark."""

@@ -13,11 +13,11 @@ def quickstart(
 ) -> None:
     """Train the built-in model on arithmetic, on this machine, with no network and no key, and show what it learnt."""
     from halteres.cli.train import attend
-    from halteres.config.files import load_settings
+    from halteres.config.files import resolve_settings
     from halteres.runs.start import start_run
 
     typer.echo(
         "Halteres quick start: the built-in model (0.9 M parameters) learns to work its sums instead of guessing."
     )
-    settings = load_settings("arithmetic", None, [f"trainer.total_steps={steps}", f"run.seed={seed}"])
-    attend(start_run(settings).run_id)
+    asked = resolve_settings("arithmetic", None, [f"trainer.total_steps={steps}", f"run.seed={seed}"])
+    attend(start_run(asked.settings, sources=asked.sources).run_id)

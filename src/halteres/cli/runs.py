@@ -66,6 +66,7 @@ def logs(
 ) -> None:
     """The last lines of a run's logs."""
     from halteres.errors import NotFound
+    from halteres.files import tail
     from halteres.runs.directory import find_run
 
     directory = find_run(run)
@@ -75,7 +76,7 @@ def logs(
     for name in [role] if role else files:
         if role is None:
             typer.echo(f"== {name}")
-        for line in files[name].read_text(errors="replace").splitlines()[-lines:]:
+        for line in tail(files[name], lines):
             typer.echo(line)
 
 

@@ -11,7 +11,7 @@ import typer
 
 app = typer.Typer(help="Serve the training service, or the trajectory server.", invoke_without_command=True)
 
-Port = Annotated[int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free one.")]
 
 
 @app.callback()

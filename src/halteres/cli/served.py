@@ -6,22 +6,21 @@ Never: touches a service that somebody else started.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from halteres.clients import plain
 from halteres.config import environ
 from halteres.errors import NotReady, ProcessFailed
+from halteres.files import tail
 from halteres.runs.directory import RunDirectory
 
 READY_WITHIN_S = 90.0
@@ -47,19 +46,13 @@ def post(url: str, body: dict[str, Any], deadline_s: float = 120.0) -> dict[str,
     Raises:
         ProcessFailed: the server refused; its own sentence is in the error.
     """
-    request = urllib.request.Request(  # noqa: S310 - our own http URL
-        url, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
-    )
     try:
-        with urllib.request.urlopen(request, timeout=deadline_s) as answer:  # noqa: S310 - as above
-            return json.load(answer)
-    except urllib.error.HTTPError as error:
-        text = error.read().decode(errors="replace")
-        detail = json.loads(text).get("detail", text) if text.startswith("{") else text
-        raise ProcessFailed(f"The service refused the request ({error.code}).", str(detail)) from error
-    except OSError as error:
+        return plain.post_json(url, body, deadline_s)
+    except plain.Refused as error:
+        raise ProcessFailed(f"The service refused the request ({error.answered}).", error.why) from error
+    except NotReady as error:
         raise NotReady(
-            f"The service at {url} does not answer.", str(error), "Look at it with: halteres doctor"
+            f"The service at {url} does not answer.", error.why, "Look at it with: halteres doctor"
         ) from error
 
 
@@ -98,14 +91,12 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> 
     ends = time.monotonic() + READY_WITHIN_S
     while time.monotonic() < ends:
         if process.poll() is not None:
-            tail = log.read_text(errors="replace").strip().splitlines()
-            raise ProcessFailed(
-                "The training service did not start.", tail[-1] if tail else f"Exit code {process.returncode}."
-            )
+            last = tail(log, 1) or [f"Exit code {process.returncode}."]
+            raise ProcessFailed("The training service did not start.", last[0])
         try:
-            with urllib.request.urlopen(f"{url}/api/v1/healthz", timeout=5):  # noqa: S310 - our own http URL
-                return
-        except OSError:
+            plain.get_json(f"{url}/api/v1/healthz", deadline_s=5)
+            return
+        except (plain.Refused, NotReady):
             time.sleep(ASK_EVERY_S)
     raise NotReady(
         "The training service was not ready in time.", f"It had {READY_WITHIN_S:.0f} s.", "Try: halteres doctor"

@@ -6,14 +6,19 @@ Never: computes a figure that is not in the run directory.
 
 from __future__ import annotations
 
+import shlex
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from halteres.cli.progress import Answer, before_and_after
 from halteres.errors import ProcessFailed
 from halteres.observe.metrics import Row, merge_by_step
+from halteres.runs.answers import Compared, before_and_after
 from halteres.runs.directory import RunDirectory, RunState
+
+SHOWN = 2
+"""Answers before and after."""
 
 
 def tell(run: RunDirectory, state: RunState, console: Console) -> None:
@@ -22,21 +27,25 @@ def tell(run: RunDirectory, state: RunState, console: Console) -> None:
     Raises:
         ProcessFailed: the run failed; the sentence is the run's own.
     """
-    evaluations = [row for row in merge_by_step(run.metrics()) if "eval/percent_correct" in row]
-    console.print()
-    if len(evaluations) >= 2:
-        console.print(_figures(evaluations[0], evaluations[-1]))
-    for answer in before_and_after(run):
-        _show(answer, console)
-    _where(run, console)
     if state.status == "failed":
         raise ProcessFailed(f"Run {run.run_id} failed.", state.error or "", f"halteres runs logs {run.run_id}")
-    _say(console, _next(run, state))
+    evaluations = [row for row in merge_by_step(run.metrics()) if "eval/percent_correct" in row]
+    console.print()
+    if state.note:
+        _say(console, state.note)
+    if len(evaluations) >= 2:
+        console.print(_figures(evaluations[0], evaluations[-1]))
+    if learnt := [task for task in before_and_after(run) if task.learnt][:SHOWN]:
+        console.print("\nlearnt, for example:")
+    for task in learnt:
+        _show(task, console)
+    _where(run, state, console)
+    _say(console, f"next:    {_next(run, state)}")
 
 
 def _figures(first: Row, last: Row) -> Table:
-    table = Table(title="held-out tasks", title_justify="left", box=None, padding=(0, 2), title_style="bold")
-    table.add_column("")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("held-out tasks")
     table.add_column(f"before (step {first['step']})", justify="right")
     table.add_column(f"after (step {last['step']})", justify="right")
     for name, label in (
@@ -49,25 +58,29 @@ def _figures(first: Row, last: Row) -> Table:
     return table
 
 
-def _show(answer: Answer, console: Console) -> None:
+def _show(task: Compared, console: Console) -> None:
     console.print()
-    _say(console, answer.question.strip())
-    _say(console, f"  before: {_one_line(answer.before)}", style="red")
-    _say(console, f"  after:  {_one_line(answer.after)}", style="green")
+    _say(console, str(task.prompt).strip())
+    _say(console, f"  before: {_one_line(task.before)}", style="red")
+    _say(console, f"  after:  {_one_line(task.after)}", style="green")
 
 
-def _where(run: RunDirectory, console: Console) -> None:
+def _where(run: RunDirectory, state: RunState, console: Console) -> None:
     console.print()
-    for label, path in (("plot", run.path / "plot.png"), ("adapter", run.path / "adapter"), ("run", run.path)):
+    results = (("plot", run.path / "plot.png"), ("adapter", run.path / "adapter")) if state.step else ()
+    for label, path in (*results, ("run", run.path)):
         if path.exists():
             _say(console, f"{label + ':':9}{path}")
     console.print()
 
 
 def _next(run: RunDirectory, state: RunState) -> str:
+    if state.status == "stopped" and run.newest_checkpoint():
+        return f"halteres train --resume {run.run_id}"
     if state.status == "stopped":
-        return f"next:    halteres train --resume {run.run_id}"
-    return f"next:    halteres chat {run.run_id}"
+        return f"halteres train {state.environment} (this run had no checkpoint yet)"
+    example = run.environment_config().get("example_question")
+    return f"halteres chat {run.run_id}" + (f" {shlex.quote(str(example))}" if example else "")
 
 
 def _one_line(text: str) -> str:

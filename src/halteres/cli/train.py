@@ -28,7 +28,7 @@ def train(
 ) -> None:
     """Train a model on an environment by reinforcement learning."""
     from halteres.config import environ
-    from halteres.config.files import load_settings
+    from halteres.config.files import resolve_settings
     from halteres.runs.directory import find_run
     from halteres.runs.start import start_run
 
@@ -42,10 +42,11 @@ def train(
                 "An environment or a config file was named besides --resume.",
                 f"Try: halteres train --resume {resume} --set trainer.total_steps=80",
             )
-        run = start_run(old.settings(edits or []), resume=old, service_url=service or environ.service_url())
+        asked = old.resolved(edits or [])
     else:
-        settings = load_settings(environment, config, edits or [])
-        run = start_run(settings, service_url=service or environ.service_url())
+        old, asked = None, resolve_settings(environment, config, edits or [])
+    url = service or environ.service_url()
+    run = start_run(asked.settings, resume=old, sources=asked.sources, service_url=url)
     attend(run.run_id, detach=detach)
 
 

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 import typer
 
+DEFAULT_URL = "http://127.0.0.1:8001"
+
 
 def variables(
-    url: Annotated[str, typer.Option(help="Address of the service.")] = "http://127.0.0.1:8001",
+    url: Annotated[
+        str | None, typer.Option(help="Address of the service. [default: of the one `halteres serve` started last]")
+    ] = None,
 ) -> None:
     """Print the variables an SDK user exports: eval "$(halteres variables)"."""
     for name, value, why in (
-        ("TINKER_BASE_URL", url, "where the SDK finds the service"),
+        ("TINKER_BASE_URL", url or _last_served(), "where the SDK finds the service"),
         ("TINKER_API_KEY", "tml-local", "the SDK insists on a key of this form; the service asks for none on loopback"),
         ("TINKER_TELEMETRY", "0", "nothing is sent anywhere"),
         ("HF_HUB_OFFLINE", "1", "tokenizers load from the folder the service names, without asking a hub"),
     ):
         typer.echo(f"export {name}={value}  # {why}")
+
+
+def _last_served() -> str:
+    """The address in the card that a service leaves in its state directory."""
+    from halteres.config import environ
+
+    try:
+        return str(json.loads((environ.home() / "service" / "service.json").read_bytes())["url"])
+    except (OSError, ValueError, KeyError):
+        return DEFAULT_URL

@@ -7,6 +7,7 @@ Never: tokenises a token-exact answer again, chooses a seed, retries what a serv
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,13 +18,18 @@ from typing import Any, Literal, Self
 import aiohttp
 import msgspec
 
-from halteres.errors import HalteresError, InvalidData, NotReady, ServerError
+from halteres.errors import InvalidData, NotReady, ServerError
 from halteres.types import StopReason
 
 ServerType = Literal["sglang", "openai"]
 
-_NOT_READY = 503
+_NOT_READY = (408, 429, 503)
+"""Statuses that mean: wait, and send it again."""
+
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
+_TELL_AFTER_S = 3.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +61,7 @@ class InferenceClient:
         base_url: OpenAI's form, ending in /v1; `/generate` lies beside /v1, not below it.
         model: pins a snapshot (a tinker:// path or a model name); None follows the address's own policy.
         timeout_s: of one request.
-        ready_within_s: how long a server may refuse connections or say 503 before the wait is given up.
+        ready_within_s: how long a server may refuse connections, or say 503, 429 or 408, before the wait is given up.
     """
 
     def __init__(
@@ -93,7 +99,7 @@ class InferenceClient:
         """Sample `n` completions of one prompt, token-exact.
 
         Raises:
-            InvalidData: the server refuses the request (4xx).
+            InvalidData: the server refuses the request (4xx but 408 and 429).
             NotReady: the server was not ready within `ready_within_s`.
             ServerError: 5xx, a broken connection, a time-out or an answer of another shape.
         """
@@ -137,7 +143,8 @@ class InferenceClient:
         url = self.root + path
         try:
             async with self._connected().post(url, data=payload) as response:
-                return _read(url, response.status, await response.read())
+                body = await response.read()
+                return _read(url, response.status, body, response.headers.get("Retry-After"))
         except aiohttp.ClientConnectorError as error:
             raise NotReady(f"{url} cannot be reached.", f"{error}.") from error
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
@@ -154,28 +161,44 @@ class InferenceClient:
 
 
 async def _until_ready(call: Callable[[], Awaitable[Any]], within_s: float) -> Any:
-    """Repeat a call that raises NotReady, with growing waits, for `within_s` at most."""
-    deadline = time.monotonic() + within_s
+    """Repeat a call that raises NotReady, with growing waits or those the server asks for, for `within_s` at most."""
+    began = time.monotonic()
+    deadline, told = began + within_s, False
     wait = _FIRST_WAIT_S
     while True:
         try:
             return await call()
         except NotReady as error:
-            if time.monotonic() + wait > deadline:
+            if not told and time.monotonic() - began > _TELL_AFTER_S:
+                told = True
+                log.warning("Waiting, for %g s at most: %s", within_s, error.sentence)
+            asked_s = error.details.get("retry_after_s") or 0.0
+            if time.monotonic() + max(wait, asked_s) > deadline:
                 why = f"It was waited for {within_s:g} s. {error.why}".strip()
                 raise NotReady(error.what, why, "Start the server, or look at its log.") from error
-        await asyncio.sleep(wait * random.uniform(0.8, 1.2))  # noqa: S311 - spreads callers, decides nothing
+        spread = random.uniform(0.8, 1.2)  # noqa: S311 - of many callers; decides nothing
+        await asyncio.sleep(max(wait * spread, asked_s))
         wait = min(wait * 1.5, _LONGEST_WAIT_S)
 
 
-def _read(url: str, status: int, body: bytes) -> Any:
+def _read(url: str, status: int, body: bytes, retry_after: str | None = None) -> Any:
     if status == 200:
         try:
             return msgspec.json.decode(body)
         except msgspec.DecodeError as error:
             raise ServerError(f"{url} answered something that is not JSON.", f"{error}.") from error
-    kind: type[HalteresError] = InvalidData if status < 500 else NotReady if status == _NOT_READY else ServerError
-    raise kind(f"{url} answered {status}.", _detail(body))
+    what, why = f"{url} answered {status}.", _detail(body)
+    if status in _NOT_READY:
+        raise NotReady(what, why, retry_after_s=_seconds(retry_after))
+    raise (InvalidData if status < 500 else ServerError)(what, why)
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """A Retry-After header in s; None where there is none, or a date (inference servers send numbers)."""
+    try:
+        return max(0.0, float(retry_after or ""))
+    except ValueError:
+        return None
 
 
 def _detail(body: bytes) -> str:

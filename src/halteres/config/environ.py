@@ -9,6 +9,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from halteres.errors import InvalidConfig
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+LOOPBACK = ("127.0.0.1", "localhost")
+
 
 def home() -> Path:
     """HALTERES_HOME: where runs, services and models live (default ~/.halteres)."""
@@ -17,13 +22,20 @@ def home() -> Path:
 
 def log_level() -> str:
     """HALTERES_LOG: level of the log on stderr (default INFO)."""
-    return os.environ.get("HALTERES_LOG", "INFO").upper()
+    level = (os.environ.get("HALTERES_LOG") or "INFO").strip().upper()
+    if level not in LOG_LEVELS:
+        raise _misread("HALTERES_LOG", level, f"It is one of {', '.join(LOG_LEVELS)}.")
+    return level
 
 
 def lifeline_fd() -> int | None:
     """HALTERES_LIFELINE_FD: descriptor of the pipe that ends when the starting process does."""
     value = os.environ.get("HALTERES_LIFELINE_FD")
-    return int(value) if value else None
+    if not value:
+        return None
+    if not value.isdecimal():
+        raise _misread("HALTERES_LIFELINE_FD", value, "It is the number of an open descriptor.")
+    return int(value)
 
 
 def service_url() -> str | None:
@@ -39,7 +51,11 @@ def api_key() -> str | None:
 def threads() -> int | None:
     """HALTERES_THREADS: threads of the engine (default: cores - 1, at least 1)."""
     value = os.environ.get("HALTERES_THREADS")
-    return int(value) if value else None
+    if not value:
+        return None
+    if not value.isdecimal() or int(value) < 1:
+        raise _misread("HALTERES_THREADS", value, "It is a number of threads, 1 or more.")
+    return int(value)
 
 
 def set_threads(count: int) -> None:
@@ -48,8 +64,18 @@ def set_threads(count: int) -> None:
         os.environ[name] = str(count)
 
 
+def check() -> None:
+    """Read every variable that can be wrong. InvalidConfig names it."""
+    log_level()
+    threads()
+
+
 def for_child(**changes: str) -> dict[str, str]:
-    """This process's environment with changes, for a child. Names no hub and no telemetry: a run needs no network."""
+    """This process's environment with changes, for a child.
+
+    Names no hub and no telemetry: a run needs no network. Exempts loopback from any proxy: what talks to the processes
+    of a run (the SDK's httpx among them) would ask the proxy for 127.0.0.1.
+    """
     quiet = {
         "HF_HUB_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -57,7 +83,15 @@ def for_child(**changes: str) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
     }
     inherited = {name: value for name, value in os.environ.items() if name != "HALTERES_LIFELINE_FD"}
-    return {**quiet, **inherited, **changes}
+    return {**quiet, **inherited, **_past_proxies(), **changes}
+
+
+def _past_proxies() -> dict[str, str]:
+    """Both spellings of NO_PROXY, each with what was exempt already and with loopback."""
+    given = f"{os.environ.get('no_proxy', '')},{os.environ.get('NO_PROXY', '')}".split(",")
+    names = dict.fromkeys([*(name.strip() for name in given if name.strip()), *LOOPBACK])
+    exempt = "*" if "*" in names else ",".join(names)  # urllib knows the asterisk only alone
+    return {"no_proxy": exempt, "NO_PROXY": exempt}
 
 
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIALS")
@@ -66,3 +100,7 @@ _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIALS")
 def for_stranger(**changes: str) -> dict[str, str]:
     """The environment for a child that gets no secrets: `for_child` without anything named like one."""
     return {name: value for name, value in for_child(**changes).items() if not name.upper().endswith(_SECRET)}
+
+
+def _misread(name: str, value: str, rule: str) -> InvalidConfig:
+    return InvalidConfig(f"The variable {name} is '{value}'.", rule, "Correct it, or unset it for the default.")

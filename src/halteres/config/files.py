@@ -17,10 +17,12 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from halteres.config.numbers import TEXT, odd_numbers, truth_for_number
 from halteres.config.problem import Problem, refusal
 from halteres.config.program import Description, EnvironmentProgram, confirm, describe, find_program
 from halteres.config.projection import ENV_WIRING, Sections, from_seed_format, is_seed_format
 from halteres.config.settings import InferenceSettings, RunSettings, Settings, TrainerSettings, Wiring
+from halteres.config.sources import Source, Sources
 from halteres.errors import InvalidConfig, nearest
 
 SECTIONS: Mapping[str, type[BaseModel]] = {
@@ -36,10 +38,25 @@ DEFAULT_GROUP_SIZE, DEFAULT_BATCH_SIZE = 16, 128
 _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """Settings, and where those come from that were given: the others are defaults, or a resumed run's."""
+
+    settings: Settings
+    sources: Sources
+
+
 def load_settings(
     environment: str | None, file: Path | None, edits: Sequence[str], *, base: Settings | None = None
 ) -> Settings:
-    """The settings of a run, validated.
+    """The settings of a run, validated; `resolve_settings` without the sources."""
+    return resolve_settings(environment, file, edits, base=base).settings
+
+
+def resolve_settings(
+    environment: str | None, file: Path | None, edits: Sequence[str], *, base: Settings | None = None
+) -> Resolved:
+    """The settings of a run, validated, and where those come from that were given.
 
     Args:
         environment: name or path; beats the file's.
@@ -55,8 +72,9 @@ def load_settings(
         gathering.add_file(file)
     bare = [gathering.add_edit(edit) for edit in edits]
     if environment is not None:
-        gathering.sections["run"]["environment"] = environment
-    return gathering.settle([edit for edit in bare if edit is not None])
+        gathering.put("run", "environment", environment, "edit")
+    settings = gathering.settle([edit for edit in bare if edit is not None])
+    return Resolved(settings=settings, sources=gathering.sources)
 
 
 def settings_schema() -> dict[str, Any]:
@@ -84,12 +102,18 @@ class _Gathering:
 
     sections: Sections
     problems: list[Problem] = field(default_factory=list)
+    sources: dict[str, Source] = field(default_factory=dict)
+
+    def put(self, section: str, name: str, value: Any, source: Source) -> None:
+        self.sections[section][name] = value
+        self.sources[f"{section}.{name}"] = source
 
     def add_file(self, file: Path) -> None:
         data = _read_yaml(file)
         given = from_seed_format(data, self.problems) if is_seed_format(data) else self._own_format(data)
-        for name, values in given.items():
-            self.sections[name].update(values)
+        for section, values in given.items():
+            for name, value in values.items():
+                self.put(section, name, value, "file")
 
     def _own_format(self, data: Mapping[str, Any]) -> Sections:
         given: Sections = {}
@@ -119,7 +143,7 @@ class _Gathering:
             self.problems.append(_unknown(owners[0], value, self.sections))
         elif owners:
             self._refuse_wiring(owners[0], {bare: value})
-            self.sections[owners[0]][bare] = value
+            self.put(owners[0], bare, value, "edit")
         else:
             return bare, value
         return None
@@ -138,10 +162,14 @@ class _Gathering:
         parts = {name: self._validated(name) for name in SECTIONS}
         for name, value in bare:
             self._refuse_wiring("env", {name: value})
-        given = {**self.sections["env"], **dict(bare)}
+            self.put("env", name, value, "edit")
+        given = self.sections["env"]
         told = describe(environment, {name: value for name, value in given.items() if name not in ENV_WIRING})
         self._add_environment_problems(told, {name for name, _ in bare})
         effective = _effective(given, told)
+        known = {problem.field for problem in self.problems}
+        odd = odd_numbers(told.schema, {**effective, **given})
+        self.problems.extend(problem for problem in odd if problem.field not in known)
         self._check_batch(effective)
         if self.problems:
             raise refusal(self.problems)
@@ -162,16 +190,14 @@ class _Gathering:
         known = {key: value for key, value in given.items() if key in model.model_fields}
         for key in given.keys() - known.keys():
             self.problems.append(_unknown(f"{name}.{key}", given[key], _all_names()))
+        refused = truth_for_number(model, name, known)
+        self.problems.extend(refused)
+        for problem in refused:
+            del known[problem.field.removeprefix(f"{name}.")]
         try:
-            for key in known:
-                _refuse_bool_as_number(model, key, known[key])
             return model.model_validate(known)
         except ValidationError as error:
             self.problems.extend(_problems_of(name, error))
-        except _BoolGiven as wrong:
-            self.problems.append(
-                Problem(field=f"{name}.{wrong.args[0]}", got=given[wrong.args[0]], rule="must be a number")
-            )
         return None
 
     def _add_environment_problems(self, told: Description, bare: set[str]) -> None:
@@ -195,15 +221,6 @@ class _Gathering:
             self.problems.append(Problem(field="env.batch_size", got=batch, rule=rule, suggest=near))
 
 
-class _BoolGiven(Exception):
-    """A truth value where a number belongs; pydantic would read it as 0 or 1."""
-
-
-def _refuse_bool_as_number(model: type[BaseModel], name: str, value: Any) -> None:
-    if isinstance(value, bool) and model.model_fields[name].annotation is not bool:
-        raise _BoolGiven(name)
-
-
 def _base_sections(base: Settings | None) -> Sections:
     sections: Sections = {"run": {}, "env": {}, "inference": {}, "trainer": {}}
     if base is not None:
@@ -225,7 +242,7 @@ def _effective(given: Mapping[str, Any], told: Description) -> dict[str, Any]:
 
 def _problems_of(section: str, error: ValidationError) -> Iterator[Problem]:
     for detail in error.errors(include_url=False):
-        rule = detail["msg"].replace("Input should be", "must be")
+        rule = TEXT if detail["type"] == "string_type" else detail["msg"].replace("Input should be", "must be")
         path = ".".join(str(part) for part in detail["loc"][:1])
         yield Problem(field=f"{section}.{path}".rstrip("."), got=detail["input"], rule=rule)
 

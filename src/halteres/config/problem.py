@@ -6,6 +6,7 @@ Never: decides what is allowed.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,12 +37,21 @@ class Problem:
     @property
     def facts(self) -> dict[str, Any]:
         """The problem as JSON, without what is empty."""
-        facts = {"field": self.field, "got": self.got, "rule": self.rule}
+        facts = {"field": self.field, "got": _as_json(self.got), "rule": self.rule}
         if self.did_you_mean:
             facts["did_you_mean"] = self.did_you_mean
         if self.suggest:
             facts["suggest"] = list(self.suggest)
         return facts
+
+
+def _as_json(value: Any) -> Any:
+    """The value, or as text what JSON has no word for: infinity, a date."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return str(value)
+    return value
 
 
 def refusal(problems: Sequence[Problem], next: str = NEXT) -> InvalidConfig:

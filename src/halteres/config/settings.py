@@ -28,9 +28,9 @@ class Wiring:
 
 
 class Section(BaseModel):
-    """Frozen, strict about names."""
+    """Frozen, strict about names; numbers are finite."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class RunSettings(Section):

@@ -24,14 +24,14 @@ from halteres.clients.inference import InferenceClient, Sampling
 from halteres.environments.config import APIServerConfig, BaseEnvConfig
 from halteres.environments.evaluating import write_evaluation
 from halteres.environments.records import Records
-from halteres.environments.scored import ScoredDataGroup, ScoredDataItem, finite, group_of
+from halteres.environments.scored import ScoredDataGroup, ScoredDataItem, finite, group_of, item_of
 from halteres.errors import EnvironmentFailed, NotFound, boundary
 from halteres.models import builtin_path
 from halteres.rollouts.draws import Draw, one_rollout
 from halteres.rollouts.groups import complete, settle
 from halteres.rollouts.sampler import Limits, Sampler
 from halteres.text import Tokenizer, load_tokenizer
-from halteres.types import FailedRollout
+from halteres.types import FailedRollout, Trajectory
 
 Backlog = list[Any]
 """Items to be rolled out next, before `get_next_item` is asked again."""
@@ -82,8 +82,8 @@ class BaseEnv:
         """The next task, drawn with `self.rng`; None: no more now."""
         raise NotImplementedError(f"{type(self).__name__} needs get_next_item.")
 
-    async def collect_trajectory(self, item: Any) -> tuple[ScoredDataItem | None, Backlog]:
-        """One rollout of the item, scored (`scored.item_of` makes it from turns)."""
+    async def collect_trajectory(self, item: Any) -> tuple[Trajectory | ScoredDataItem | None, Backlog]:
+        """One rollout of the item, scored; a trajectory's turns become one sequence."""
         raise NotImplementedError(f"{type(self).__name__} needs collect_trajectory or collect_trajectories.")
 
     async def collect_trajectories(self, item: Any) -> tuple[ScoredDataGroup | list[ScoredDataGroup] | None, Backlog]:
@@ -101,6 +101,7 @@ class BaseEnv:
             backlog.extend(more or ())
             if scored is None:
                 raise EnvironmentFailed(f"{where} gave no rollout.")
+            scored = item_of(scored) if isinstance(scored, Trajectory) else scored
             finite(scored["scores"], where)
             return scored
 

@@ -113,6 +113,9 @@ async def _serve(env: BaseEnv) -> None:
         link = TrajectoryLink(client, env.config, env.wandb_name)
         try:
             await _guarded(env, "serve", Serving(env, link).run())
+        except HalteresError as error:
+            env.records.end(error)
+            raise
         finally:
             await link.leave()
 

@@ -56,6 +56,9 @@ class BaseEnvConfig(BaseModel):
     max_batches_offpolicy: Annotated[
         int, Field(description="batches that may wait, where the trajectory server gives no allowance")
     ] = 3
+    max_dropped_groups: Annotated[
+        int, Field(ge=0, description="so many groups dropped one after another end the environment; 0: never")
+    ] = 256
     ensure_scores_are_not_same: Annotated[bool, Field(description="drop groups whose scores are all equal")] = True
     min_batch_allocation: Annotated[
         float | None, Field(ge=0, le=1, description="least share of every batch; none by default")

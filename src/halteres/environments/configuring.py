@@ -14,28 +14,12 @@ from typing import Any, Generic, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from halteres.config.problem import Problem, refusal
 from halteres.environments.config import APIServerConfig, BaseEnvConfig
 from halteres.errors import InvalidConfig, nearest
 
 Model = TypeVar("Model", bound=BaseModel)
 Config = TypeVar("Config", bound=BaseEnvConfig)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """A setting that was refused, and the rule that it breaks."""
-
-    field: str
-    got: Any
-    rule: str
-    did_you_mean: str | None = None
-    suggest: tuple[Any, ...] = ()
-
-    @property
-    def sentence(self) -> str:
-        """For a person."""
-        hint = f" Did you mean '{self.did_you_mean}'?" if self.did_you_mean else ""
-        return f"{self.field} = {self.got!r}: {self.rule}.{hint}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +49,7 @@ class Effective(Generic[Config]):
             InvalidConfig: there are problems; all of them are named.
         """
         if self.problems:
-            raise InvalidConfig(
-                "The environment's settings cannot be used.",
-                " ".join(problem.sentence for problem in self.problems),
-                "Run the file with 'describe' to see every setting.",
-                did_you_mean=self.problems[0].did_you_mean,
-            )
+            raise refusal(self.problems, "Run the file with 'describe' to see every setting.")
         return self
 
 

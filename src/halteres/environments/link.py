@@ -67,7 +67,7 @@ class TrajectoryLink:
         self._client, self._config, self._name = client, config, name
         self._registered: Registered | None = None
         self._batch_size = config.batch_size
-        self._incarnation = uuid.uuid4().hex[:12]  # a restarted environment draws the same items anew
+        self._incarnation = uuid.uuid4().hex[:12]  # so that no group of an earlier life is taken for one of ours
 
     @property
     def registered(self) -> Registered:
@@ -75,6 +75,12 @@ class TrajectoryLink:
         if self._registered is None:
             raise NotReady("The environment is not registered yet.")
         return self._registered
+
+    @property
+    def life(self) -> int:
+        """How many environments of this name registered before: the server numbers its names, from NAME_0."""
+        number = self.registered.name.removeprefix(f"{self._name}_")
+        return int(number) if number.isdecimal() else 0
 
     async def register(self) -> Registered:
         """Register, waiting for the server and for its trainer.

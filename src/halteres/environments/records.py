@@ -1,12 +1,15 @@
 """What an environment writes into the run directory, and the figures of its groups, step by step.
 
-Owns: rollouts/step_N.jsonl, the environment's rows of metrics.jsonl, the figures behind them.
+Owns: rollouts/step_N.jsonl, the environment's rows of metrics.jsonl and alerts, the figures behind them, its last
+words.
 Never: stops a rollout because a file cannot be written; without a run directory it writes nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import logging
 import time
 from collections import Counter, defaultdict
@@ -15,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from halteres.environments.scored import ScoredDataGroup, action_tokens, prompt_tokens
-from halteres.errors import HalteresError
+from halteres.errors import HalteresError, as_failure
+from halteres.files import replace_file
 from halteres.observe.metrics import append_row
 from halteres.text import Tokenizer
 from halteres.types import FailedRollout
@@ -101,6 +105,19 @@ class Records:
     def log(self, step: int, metrics: Mapping[str, Any], src: str = "env") -> None:
         """One row of metrics.jsonl; a `step` among the metrics wins."""
         self._append("metrics.jsonl", {"step": step, "t": time.time(), "src": src, **metrics})
+
+    def alert(self, rule: str, step: int, evidence: str, remedy: str) -> None:
+        """One alert among the run's events."""
+        event = {"t": time.time(), "type": "alert", "rule": rule, "step": step, "evidence": evidence, "remedy": remedy}
+        self._append("events.jsonl", event)
+
+    def end(self, error: HalteresError) -> None:
+        """Write control/failure.json: why the environment's process ends, for whoever tells of the run's end."""
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                file = self._folder / "control" / "failure.json"
+                file.parent.mkdir(exist_ok=True)
+                replace_file(file, json.dumps({"role": "env", **as_failure(error)}).encode())
 
     def _count(self, step: int, failures: Sequence[FailedRollout]) -> None:
         self._tallies[step].count("rollouts/failed", len(failures))

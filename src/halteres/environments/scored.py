@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any, NotRequired, TypedDict
 
 from halteres.errors import EnvironmentFailed, InvalidData
-from halteres.types import CONTEXT_LOGPROB, MASKED, FailedRollout, Turn
+from halteres.types import CONTEXT_LOGPROB, MASKED, FailedRollout, Trajectory
 
 
 class ScoredDataItem(TypedDict):
@@ -83,18 +83,13 @@ def finite(score: Any, where: str) -> float:
     return value
 
 
-def item_of(
-    turns: Sequence[Turn],
-    score: float,
-    *,
-    messages: list[dict[str, Any]] | None = None,
-    metrics: Mapping[str, float] | None = None,
-) -> ScoredDataItem:
-    """One sequence from the turns of a rollout, each later prompt beginning with all tokens before it.
+def item_of(trajectory: Trajectory, *, messages: list[dict[str, Any]] | None = None) -> ScoredDataItem:
+    """A trajectory as one sequence, each later prompt beginning with all tokens before it.
 
     Raises:
         InvalidData: no turn, or a prompt that rewrites what was there; such turns need a sequence each.
     """
+    turns = trajectory.turns
     if not turns:
         raise InvalidData("A rollout without a turn cannot be scored.")
     tokens: list[int] = []
@@ -107,15 +102,15 @@ def item_of(
         tokens += (*context, *turn.action)
         masks += (*[MASKED] * len(context), *turn.action)
         logprobs += (*[CONTEXT_LOGPROB] * len(context), *turn.logprobs)
-    item = ScoredDataItem(tokens=tokens, masks=masks, scores=score, finish=turns[-1].stop_reason)
+    item = ScoredDataItem(tokens=tokens, masks=masks, scores=trajectory.score, finish=turns[-1].stop_reason)
     if len(logprobs) == len(tokens):
         item["inference_logprobs"] = logprobs
     if all(turn.version_min >= 0 for turn in turns):
         item["policy_version"] = [min(turn.version_min for turn in turns), max(turn.version_max for turn in turns)]
     if messages is not None:
         item["messages"] = messages
-    if metrics:
-        item["metrics"] = metrics
+    if trajectory.metrics:
+        item["metrics"] = trajectory.metrics
     return item
 
 

@@ -52,6 +52,7 @@ class Serving:
         await self._env.setup()
         log.info("Registering as %s at %s.", self._env.wandb_name, self._env.config.rollout_server_url)
         registered = await self._link.register()
+        self._items = Items(self._env, self._link.life)
         self._env.curr_step = registered.starting_step
         self._env.checkpoint_dir = registered.checkpoint_dir
         if registered.starting_step > 0:
@@ -161,8 +162,22 @@ class Serving:
         self._idle = self._idle or not settled.kept
         self._dropped_in_a_row = 0 if settled.kept else self._dropped_in_a_row + 1
         if self._dropped_in_a_row and self._dropped_in_a_row % WARN_AFTER_DROPPED == 0:
-            reasons = ", ".join(sorted({reason for _, reason in settled.dropped})) or "nothing was collected"
-            log.warning("%d groups in a row were dropped (last: %s).", self._dropped_in_a_row, reasons)
+            self._tell_dropped(settled)
+
+    def _tell_dropped(self, settled: Settled) -> None:
+        """Many groups in a row taught nothing: an alert, and in the end the end.
+
+        Raises:
+            EnvironmentFailed: there were `max_dropped_groups` of them.
+        """
+        number, limit = self._dropped_in_a_row, self._env.config.max_dropped_groups
+        reasons = ", ".join(sorted({reason for _, reason in settled.dropped})) or "nothing was collected"
+        evidence = f"{number} groups in a row were dropped (last: {reasons})."
+        remedy = "Make the task easier or harder, or the groups larger, so that some answers of a task are better."
+        if limit and number >= limit:
+            raise EnvironmentFailed(f"{self._env.title} gives the trainer nothing to learn from.", evidence, remedy)
+        log.warning("%s", evidence)
+        self._env.records.alert("no_reward_variance", settled.drawn.batch_step, evidence, remedy)
 
     def _note_failure(self, step: int, ordinal: int, item: object, failures: tuple[FailedRollout, ...]) -> None:
         """Record a failed group.

@@ -13,12 +13,12 @@ from typing import Any
 
 from halteres.environments.base import Backlog, BaseEnv
 from halteres.environments.evaluating import Answer, Evaluation, evaluate_items
-from halteres.environments.scored import ScoredDataGroup, ScoredDataItem, finite, group_of, item_of
+from halteres.environments.scored import ScoredDataGroup, finite, group_of, item_of
 from halteres.errors import EnvironmentFailed, InvalidConfig, boundary
 from halteres.rollouts.draws import one_rollout
 from halteres.rollouts.groups import complete, settle
 from halteres.text import Message
-from halteres.types import FailedRollout, Turn
+from halteres.types import FailedRollout, Trajectory, Turn
 
 
 class SingleTurnEnv(BaseEnv):
@@ -44,13 +44,14 @@ class SingleTurnEnv(BaseEnv):
         """The whole group in one request; answers whose scoring failed are sampled anew, `rollout_retries` times."""
         messages = self.messages(item)
 
-        async def attempt(wanted: int, number: int) -> list[ScoredDataItem | FailedRollout]:
+        async def attempt(wanted: int, number: int) -> list[Trajectory | FailedRollout]:
             with one_rollout(0, number):
                 turns = await self.server.chat(messages, wanted)
-            return [await settle(self._scored(item, messages, turn)) for turn in turns]
+            return [await settle(self._scored(item, turn)) for turn in turns]
 
         members = await complete(self.config.group_size, attempt, self.config.rollout_retries)
-        return group_of(members.rollouts, members.failures), []
+        items = [item_of(rollout, messages=_with_answer(messages, rollout)) for rollout in members.rollouts]
+        return group_of(items, members.failures), []
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> Mapping[str, float]:
         """Each held-out item once greedily and `eval_samples` times at temperature 1."""
@@ -98,10 +99,9 @@ class SingleTurnEnv(BaseEnv):
             metrics=self._measure(item, turn.text),
         )
 
-    async def _scored(self, item: Any, messages: list[dict[str, Any]], turn: Turn) -> ScoredDataItem:
+    async def _scored(self, item: Any, turn: Turn) -> Trajectory:
         score = await self._score(item, turn.text)
-        chat = [*messages, {"role": "assistant", "content": turn.text}]
-        return item_of([turn], score, messages=chat, metrics=self._measure(item, turn.text))
+        return Trajectory(turns=(turn,), score=score, metrics=self._measure(item, turn.text))
 
     async def _score(self, item: Any, text: str) -> float:
         where = f"{self.title}.score"
@@ -113,3 +113,7 @@ class SingleTurnEnv(BaseEnv):
     def _measure(self, item: Any, text: str) -> Mapping[str, float]:
         with boundary(EnvironmentFailed, f"{self.title}.measure"):
             return self.measure(item, text)
+
+
+def _with_answer(messages: list[dict[str, Any]], rollout: Trajectory) -> list[dict[str, Any]]:
+    return [*messages, {"role": "assistant", "content": rollout.turns[-1].text}]

@@ -50,10 +50,10 @@ class Settled:
 
 
 class Items:
-    """Draws items, those of the backlog first; each has its own generator."""
+    """Draws items, those of the backlog first; each has its own generator. `life`: see `Draw`."""
 
-    def __init__(self, env: BaseEnv) -> None:
-        self._env = env
+    def __init__(self, env: BaseEnv, life: int = 0) -> None:
+        self._env, self._life = env, life
         self._step, self._ordinal = -1, 0
         self._backlog: deque[Any] = deque()
 
@@ -69,7 +69,7 @@ class Items:
         """
         if self._env.curr_step != self._step:
             self._step, self._ordinal = self._env.curr_step, 0
-        draw = Draw(seed=self._env.config.seed, step=self._step, ordinal=self._ordinal)
+        draw = Draw(seed=self._env.config.seed, step=self._step, ordinal=self._ordinal, life=self._life)
         item = self._backlog.popleft() if self._backlog else await self._ask(draw)
         if item is None:
             return None

@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from halteres.files import replacing
 from halteres.observe.metrics import merge_by_step, series
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def plot_run(rows: Iterable[Mapping[str, Any]], file: Path, title: str) -> None:
     _draw_evaluation(axes, sampled, greedy, SAMPLED, "held-out, T = 1", "o")
     _draw_evaluation(axes, greedy, sampled, GREEDY, "held-out, greedy", "D")
     _finish(axes, "optimiser step", "reward and rates" if rates else "reward")
-    figure.savefig(file)
+    _save(figure, file)
 
 
 def plot_runs(curves: Mapping[str, Iterable[Mapping[str, Any]]], file: Path, title: str, name: str) -> None:
@@ -96,7 +97,13 @@ def plot_runs(curves: Mapping[str, Iterable[Mapping[str, Any]]], file: Path, tit
         axes.plot(*_columns(points), color=colour, alpha=0.18, linewidth=1)
         axes.plot(*_columns(moving_average(points)), color=colour, linewidth=2.2, label=label)
     _finish(axes, "optimiser step", f"{name} (mean of {WINDOW} steps)")
-    figure.savefig(file)
+    _save(figure, file)
+
+
+def _save(figure: Any, file: Path) -> None:
+    """Whole or not at all: others may be looking at the old one."""
+    with replacing(file) as beside:
+        figure.savefig(beside)
 
 
 def _canvas(title: str) -> tuple[Any, Axes]:

@@ -1,9 +1,10 @@
 """Which item is rolled out, and every random number that follows from it.
 
-Owns: the derivation of generators and sampling seeds from (seed, split, step, ordinal); the seeds of the rollout that
-is running now.
+Owns: the derivation of generators and sampling seeds from (seed, split, step, ordinal, life); the seeds of the rollout
+that is running now.
 Never: reads a clock or the process's own generators.
-Promise: a run that is repeated, or resumed at a step, draws the same items and asks for the same samples.
+Promise: a run that is repeated, or resumed at a step, draws the same items and asks for the same samples; an
+environment that is started again within a step draws others: the groups of its first life are in the batch already.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Draw:
     step: int  # batches delivered when it was drawn
     ordinal: int  # from 0 within the step
     split: Split = "train"
+    life: int = 0  # how many environments of this name registered before it
 
     def rng(self) -> random.Random:
         """A fresh generator for drawing the item itself."""
@@ -37,7 +39,8 @@ class Draw:
         return self._number(f"sample/{rollout}/{attempt}/{call}") >> 33
 
     def _number(self, purpose: str) -> int:
-        name = f"halteres/draws/1:{self.seed}/{self.split}/{self.step}/{self.ordinal}/{purpose}"
+        again = f"life {self.life}/" if self.life else ""  # the first life's numbers are on record
+        name = f"halteres/draws/1:{self.seed}/{self.split}/{self.step}/{self.ordinal}/{again}{purpose}"
         return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
 
 

@@ -47,7 +47,11 @@ class Child:
 
     process: asyncio.subprocess.Process
     who: Mapping[str, Any]  # pid, start_time, boot_id
-    exited: asyncio.Task[int] = field(repr=False)  # ends with the exit code, negative for a signal
+    exited: asyncio.Task[int] = field(init=False, repr=False)  # ends with the exit code, negative for a signal
+    swept: bool = False  # whether its group was killed: when it ended, or to end it
+
+    def __post_init__(self) -> None:
+        self.exited = asyncio.create_task(self._reap(), name=f"exit of {self.pid}")
 
     @property
     def pid(self) -> int:
@@ -62,17 +66,25 @@ class Child:
     async def end(self, grace_s: float = GRACE_S) -> int:
         """SIGTERM, wait, then SIGKILL for the whole group. Returns the exit code; safe to repeat."""
         if self.exit_code is None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.terminate()
+            if identity.alive(self.who):  # `process.terminate` would reap one that has just ended, and lose its code
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self.exited), grace_s)
         self.sweep()
         return await self.exited
 
     def sweep(self) -> None:
-        """Kill what is left of the group: grandchildren survive their parent otherwise."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        """Kill the group, or what its leader left of it, once: later the number may be somebody else's."""
+        if not self.swept:
+            self.swept = True
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    async def _reap(self) -> int:
+        code = await self.process.wait()
+        self.sweep()  # grandchildren survive their parent otherwise
+        return code
 
 
 async def spawn(
@@ -102,5 +114,4 @@ async def spawn(
             process_group=0,
             preexec_fn=die_with_parent,
         )
-    who = identity.identity(process.pid)
-    return Child(process, who, asyncio.create_task(process.wait(), name=f"exit of {process.pid}"))
+    return Child(process, identity.identity(process.pid))

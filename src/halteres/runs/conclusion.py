@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 import shutil
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from halteres.errors import HalteresError, NotFound, ServerError, boundary
-from halteres.observe.metrics import Row, merge_by_step, read_rows
+from halteres.files import replace_file
+from halteres.observe.metrics import Row, merge_by_step
+from halteres.runs.answers import before_and_after
 from halteres.runs.directory import RunDirectory
-from halteres.runs.state import RunState, replace_file
+from halteres.runs.state import RunState
 
 NUM_SAMPLES = 2
 """Answers shown before and after."""
@@ -41,6 +44,7 @@ def export_adapter(run: RunDirectory) -> Path:
     beside, target = run.path / ".adapter", run.path / "adapter"
     shutil.rmtree(beside, ignore_errors=True)
     shutil.copytree(source, beside, ignore=shutil.ignore_patterns(*_TRAINING_ONLY))
+    beside.chmod(stat.S_IMODE(run.path.stat().st_mode))  # the service made its folder for itself alone
     shutil.rmtree(target, ignore_errors=True)
     beside.rename(target)
     return target
@@ -102,40 +106,9 @@ def _results(run: RunDirectory, state: RunState) -> dict[str, Any]:
             "peft_dir": str(adapter) if adapter.is_dir() else None,
         },
         "checkpoints": run.checkpoints(),
-        "samples": before_and_after(run),
+        "samples": [task.facts for task in before_and_after(run)[:NUM_SAMPLES]],
         "plot": str(run.path / "plot.png") if (run.path / "plot.png").exists() else None,
     }
-
-
-def before_and_after(run: RunDirectory, count: int = NUM_SAMPLES) -> list[dict[str, Any]]:
-    """Held-out tasks with their answers of the first and the last evaluation; those first that were learnt."""
-    folders = sorted((run.path / "evals").glob("step_*"), key=lambda folder: int(folder.name.removeprefix("step_")))
-    folders = [folder for folder in folders if (folder / "samples.jsonl").is_file()]
-    if len(folders) < 2:
-        return []
-    before, after = (_by_prompt(folders[at] / "samples.jsonl") for at in (0, -1))
-    pairs = [(before[prompt], sample) for prompt, sample in after.items() if prompt in before]
-    pairs.sort(key=lambda pair: _score(pair[0]) - _score(pair[1]))
-    return [
-        {
-            "prompt": last.get("prompt"),
-            "before": {"completion": first.get("completion"), "score": first.get("score")},
-            "after": {"completion": last.get("completion"), "score": last.get("score")},
-        }
-        for first, last in pairs[:count]
-    ]
-
-
-def _by_prompt(file: Path) -> dict[str, Row]:
-    found: dict[str, Row] = {}
-    for row in read_rows(file):
-        found.setdefault(json.dumps(row.get("prompt")), row)
-    return found
-
-
-def _score(sample: Mapping[str, Any]) -> float:
-    score = sample.get("score")
-    return float(score) if isinstance(score, (int, float)) else 0.0
 
 
 def _figures(row: Row) -> dict[str, float]:

@@ -10,7 +10,6 @@ Everything that happens comes through one inbox; each message may bring a verdic
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from halteres.config.control import Mode, read_stop_request
 from halteres.errors import HalteresError
 from halteres.runs import failures
 from halteres.runs.children import GRACE_S, Lifeline
@@ -30,7 +30,6 @@ from halteres.runs.readiness import get_json
 from halteres.runs.roles import Casting
 from halteres.runs.stage import Stage
 from halteres.runs.state import Phase, Status
-from halteres.runs.stop import Mode
 from halteres.runs.tail import Tail
 
 HEARTBEAT_S = 5.0
@@ -151,13 +150,10 @@ class Course:
 
     def look_for_stop(self) -> None:
         """Read control/stop.json; a new request goes into the inbox."""
-        try:
-            request = json.loads((self.run.path / "control" / "stop.json").read_bytes())
-        except FileNotFoundError:
+        mode = read_stop_request(self.run.path / "control" / "stop.json")
+        if mode is None:
             return
-        except ValueError:
-            request = {}  # half a request is still one
-        asked = StopAsked("after_step" if request.get("mode") == "after_step" else "now", "control/stop.json")
+        asked = StopAsked(mode, "control/stop.json")
         if asked != self.stop_asked:
             self.ask_to_stop(asked)
 

@@ -127,7 +127,6 @@ class Crew:
         finally:
             probe.cancel()
             await asyncio.gather(probe, return_exceptions=True)
-        child.sweep()
         self._record_exit(role.name, code)
         await self.reports.put(Exited(role, code, role.name in self.ready))
 

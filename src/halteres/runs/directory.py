@@ -18,15 +18,19 @@ import msgspec
 import yaml
 
 from halteres.config import environ
+from halteres.config.files import Resolved, resolve_settings
 from halteres.config.settings import Settings
+from halteres.config.sources import NOTHING_GIVEN
 from halteres.errors import Conflict, NotFound, nearest
+from halteres.files import tail
 from halteres.observe.metrics import Row, read_rows
 from halteres.runs import identity, lock
 from halteres.runs.state import RESERVE, RunState, read_state, write_state
 
 __all__ = ["RunDirectory", "RunState", "find_run", "list_runs", "new_run_id", "runs_home"]
 
-TAIL_BYTES = 64 * 1024
+ANOTHER_LOOK_S, LOOKS = 0.005, 10
+"""A reader that writes its verdict holds the lock for an instant; who holds it for ten looks is the supervisor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +53,25 @@ class RunDirectory:
 
     @property
     def supervised(self) -> bool:
-        """Whether a supervisor holds the lock."""
-        try:
-            with lock.taken(self.path / "lock"):
+        """Whether a supervisor holds the lock. A pid unknown here says nothing: it may be another container's."""
+        for look in range(LOOKS):
+            if not lock.held(self.path / "lock"):
                 return False
-        except (Conflict, OSError):
-            # Another reader may hold it for an instant while it writes its verdict, or we may not write: the pid tells.
-            supervisor = read_state(self.path / "run.json").supervisor
-            return supervisor is None or identity.alive(supervisor)
+            if identity.alive(read_state(self.path / "run.json").supervisor):
+                return True
+            time.sleep(ANOTHER_LOOK_S if look < LOOKS - 1 else 0)  # it may be a reader that writes its verdict
+        return True
 
     def settings(self, edits: Sequence[str] = ()) -> Settings:
         """The run's settings, with edits."""
+        return self.resolved(edits).settings
+
+    def resolved(self, edits: Sequence[str] = ()) -> Resolved:
+        """The run's settings, with edits, and which of them are edits."""
         settings = Settings.model_validate_json((self.path / "settings.json").read_bytes())
         if not edits:
-            return settings
-        from halteres.config.files import load_settings
-
-        return load_settings(None, None, edits, base=settings)
+            return Resolved(settings=settings, sources=NOTHING_GIVEN)
+        return resolve_settings(None, None, edits, base=settings)
 
     def environment_config(self) -> dict[str, Any]:
         """The environment's own settings as they held in the run."""
@@ -77,8 +83,8 @@ class RunDirectory:
         return read_rows(self.path / "metrics.jsonl")
 
     def events(self) -> list[Row]:
-        """What happened, oldest first."""
-        return read_rows(self.path / "events.jsonl")
+        """What happened, oldest first. `seq` is the place of an event, from 1: a line written is there for good."""
+        return [{**row, "seq": seq} for seq, row in enumerate(read_rows(self.path / "events.jsonl"), 1)]
 
     def checkpoints(self) -> list[Row]:
         """Checkpoints, oldest first: {name, step, state_path, sampler_path, final, t}."""
@@ -184,13 +190,3 @@ def find_run(prefix_or_name: str) -> RunDirectory:
     guess = nearest(prefix_or_name, [run.run_id for run in runs] + sorted(set(names.values())))
     hint = f"Did you mean {guess}?" if guess else f"There are {len(runs)} runs."
     raise NotFound(f"Run '{prefix_or_name}' not found.", hint, "halteres runs list shows all.", did_you_mean=guess)
-
-
-def tail(file: Path, lines: int) -> list[str]:
-    """The last lines of a text file; none where there is no file."""
-    try:
-        with file.open("rb") as stream:
-            stream.seek(max(0, stream.seek(0, 2) - TAIL_BYTES))
-            return stream.read().decode(errors="replace").splitlines()[-lines:]
-    except OSError:
-        return []

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 import signal
 
+import msgspec
+
 from halteres.errors import HalteresError, ProcessFailed
 from halteres.runs.directory import RunDirectory
 
@@ -26,13 +28,14 @@ _ERROR = re.compile(r"(error: |.* (?:ERROR|CRITICAL) \S+: )(.+)")
 
 def died(run: RunDirectory, role: str, title: str, code: int | None, *, step: int, ready: bool) -> ProcessFailed:
     """A process of the run ended though it should not have."""
-    when = f"at step {step}" if ready else "before it was ready"
-    return ProcessFailed(
-        f"{title} {how(code)} {when}.",
-        _said(run, role, code),
-        next_after(run, role),
-        exit={"process": role, "code": code},
-    )
+    what = f"{title} {how(code)} {'at step ' + str(step) if ready else 'before it was ready'}."
+    told, after, exited = _told(run, role, code), next_after(run, role), {"process": role, "code": code}
+    if told is None:
+        return ProcessFailed(what, _said(run, role, code), after, exit=exited)
+    why = " ".join(part for part in (told.what, told.why) if part)
+    failed = ProcessFailed(what, why, f"{told.next} {after}".strip(), exit=exited)
+    failed.code = told.code
+    return failed
 
 
 def too_slow(run: RunDirectory, role: str, title: str, seconds: float) -> ProcessFailed:
@@ -75,6 +78,27 @@ def next_after(run: RunDirectory, role: str) -> str:
     if newest is None:
         return f"{look} There is no checkpoint to go on from: start the run again."
     return f"{look} Go on from step {newest['step']}: halteres train --resume {run.run_id}"
+
+
+class LastWords(msgspec.Struct, frozen=True, kw_only=True):
+    """control/failure.json: what a process of ours wrote when it ended with an error."""
+
+    role: str
+    code: str
+    what: str
+    why: str = ""
+    next: str = ""
+
+
+def _told(run: RunDirectory, role: str, code: int | None) -> LastWords | None:
+    """What the process wrote as its reason; None for foreign programs, and for one that did not end by itself."""
+    if code != 1:
+        return None
+    try:
+        words = msgspec.json.decode((run.path / "control" / "failure.json").read_bytes(), type=LastWords)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return words if words.role == role else None
 
 
 def _said(run: RunDirectory, role: str, code: int | None) -> str:

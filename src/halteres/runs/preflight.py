@@ -6,18 +6,17 @@ Never: writes anything.
 
 from __future__ import annotations
 
-import json
 import shutil
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from halteres.clients import plain
+from halteres.config import environ
 from halteres.config.problem import Problem, refusal
 from halteres.config.program import EnvironmentProgram, describe, find_program
 from halteres.config.settings import Settings
-from halteres.errors import InvalidConfig, NotFound, NotReady
+from halteres.errors import NotFound, NotReady
 from halteres.models import builtin_path
 from halteres.runs.failures import DiskFull
 
@@ -38,6 +37,7 @@ class Ground:
 
 def check(settings: Settings, home: Path, service_url: str | None) -> Ground:
     """Everything, cheapest first. Raises the first HalteresError."""
+    environ.check()
     _check_disk(home)
     base_model, tokenizer = _given_model(settings, service_url) if service_url else _own_model(settings)
     environment = find_program(settings.run.environment, settings.run.interpreter)
@@ -92,21 +92,17 @@ def _given_model(settings: Settings, service_url: str) -> tuple[str, str]:
 
 def _ask(url: str, service_url: str, *, optional: bool = False) -> dict[str, Any]:
     """GET JSON. With `optional`, a service without this route answers {}."""
-    if not service_url.startswith(("http://", "https://")):
-        raise InvalidConfig(f"'{service_url}' is no service address.", next="It begins with http:// or https://.")
     try:
-        with urllib.request.urlopen(url, timeout=SERVICE_ANSWERS_WITHIN_S) as answer:  # noqa: S310 - scheme checked
-            told = json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        if optional and error.code == 404:
+        return plain.get_json(url, SERVICE_ANSWERS_WITHIN_S)
+    except plain.Refused as error:
+        if optional and error.answered == 404:
             return {}
         raise NotReady(
-            f"The training service at {service_url} is not ready.", f"It answered {error.code}.", "Try again soon."
+            f"The training service at {service_url} is not ready.", f"It answered {error.answered}.", "Try again soon."
         ) from error
-    except (OSError, ValueError) as error:
+    except NotReady as error:
         raise NotReady(
             f"No training service answers at {service_url}.",
-            f"{error}.",
+            error.why,
             "Check the address, or leave it out: the run then starts a service of its own.",
         ) from error
-    return told if isinstance(told, dict) else {}

@@ -7,12 +7,13 @@ Never: notices that a process died; whoever waits races this against its exit.
 from __future__ import annotations
 
 import asyncio
-import json
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+from halteres.clients import plain
+from halteres.errors import NotReady
 
 FIRST_S, GROWTH, LONGEST_S = 0.05, 1.4, 0.5
 ANSWER_WITHIN_S = 2.0
@@ -75,8 +76,6 @@ async def get_json(url: str) -> Mapping[str, Any] | None:
 
 def _get_json(url: str) -> Mapping[str, Any] | None:
     try:
-        with urllib.request.urlopen(url, timeout=ANSWER_WITHIN_S) as answer:  # noqa: S310 - our own http URL
-            told = json.loads(answer.read())
-    except (OSError, ValueError):
+        return plain.get_json(url, ANSWER_WITHIN_S)
+    except (plain.Refused, NotReady):
         return None
-    return told if isinstance(told, dict) else {}

@@ -4,8 +4,8 @@ Owns: which checkpoint, whether the settings fit it, and what the new run carrie
 Never: changes the old run: its end stays what it was.
 
 A resumed run is a new run with `resumed_from`. Its service stands on a copy of the old one's state (journal copied,
-checkpoint files linked: they are never written again), so that the old checkpoints keep their tinker:// paths and the
-new run lives on when the old one is deleted. Where the old run used somebody else's service, the checkpoints are
+checkpoint files linked: they alone are never written again), so that the old checkpoints keep their tinker:// paths and
+the new run lives on when the old one is deleted. Where the old run used somebody else's service, the checkpoints are
 there, and the new run must use the same. Metrics, evaluations and rollouts up to the checkpoint come along: the curve
 is whole.
 """
@@ -29,9 +29,7 @@ from halteres.observe.metrics import append_row
 from halteres.runs import identity
 from halteres.runs.directory import RunDirectory
 
-LIVE_ONLY = ("lock", "service.json", "journal.sqlite", "journal.sqlite-wal", "journal.sqlite-shm", "*.sock")
-"""Of a service's state: what belongs to the process that ran, or is copied in its own way."""
-
+JOURNAL = "journal.sqlite"
 RESUME_FIELDS = ("name", "step", "state_path", "version")
 ROLES_END_WITHIN_S = 15.0
 
@@ -121,23 +119,30 @@ def carry_over(point: ResumePoint, into: Path) -> None:
             append_row(into / "checkpoints.jsonl", {**row, "final": False})  # the old run's last is not this one's
     for entry in (old.path / "evals").glob("step_*"):
         if _step_of(entry.name) <= point.step:
-            shutil.copytree(entry, into / "evals" / entry.name, copy_function=_link, dirs_exist_ok=True)
+            shutil.copytree(entry, into / "evals" / entry.name, dirs_exist_ok=True)
     for entry in (old.path / "rollouts").glob("step_*.jsonl"):
         if _step_of(entry.stem) <= point.step:
-            _link(str(entry), str(into / "rollouts" / entry.name))
+            shutil.copy2(entry, into / "rollouts" / entry.name)
     if (old.path / "service").is_dir():
         _copy_service_state(old.path / "service", into / "service")
 
 
 def _copy_service_state(source: Path, target: Path) -> None:
-    ignored = shutil.ignore_patterns(*LIVE_ONLY)
-    shutil.copytree(source, target, copy_function=_link, ignore=ignored, dirs_exist_ok=True)
-    if (source / "journal.sqlite").is_file():
-        with (
-            closing(sqlite3.connect(source / "journal.sqlite")) as journal,
-            closing(sqlite3.connect(target / "journal.sqlite")) as copy,
-        ):
-            journal.backup(copy)  # whole, also where the old service died with rows in its write-ahead log
+    """Checkpoints and journal, and nothing else: what the new service appends to must not be the old one's."""
+    target.mkdir(exist_ok=True)
+    if (source / "checkpoints").is_dir():
+        shutil.copytree(source / "checkpoints", target / "checkpoints", copy_function=_link, dirs_exist_ok=True)
+    if (source / JOURNAL).is_file():
+        _copy_journal(source, target)
+
+
+def _copy_journal(source: Path, target: Path) -> None:
+    """Copied first and opened then: to open the old one would write its write-ahead log into it."""
+    for name in (JOURNAL, f"{JOURNAL}-wal"):
+        if (source / name).is_file():
+            shutil.copy2(source / name, target / name)
+    with closing(sqlite3.connect(target / JOURNAL)) as copy:
+        copy.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # whole, also where the old service died with rows in its log
 
 
 def _link(source: str, target: str) -> str:

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from halteres.config import environ
 from halteres.config.program import EnvironmentProgram
+from halteres.files import replace_file
 from halteres.runs.ledger import Ledger
 from halteres.runs.ports import API_PORT, SERVICE_PORT, listen
 from halteres.runs.roles import Scene
-from halteres.runs.start import config_text
-from halteres.runs.state import replace_file
+from halteres.runs.start import config_text, wiring_of_run, write_resolved
 
 
 @dataclass(slots=True)
@@ -74,6 +74,7 @@ def _write_wiring(ledger: Ledger, scene: Scene) -> None:
     _write_private(scene.path / "wiring.json", json.dumps(wiring, indent=1), key)
     config = config_text(scene.settings, ledger.state, scene.path, key)
     _write_private(scene.path / "config.yaml", config, key)
+    write_resolved(scene.path, wiring_of_run(scene.settings, ledger.state, scene.path))
 
 
 def _write_private(file: Path, text: str, key: str | None) -> None:

@@ -21,9 +21,11 @@ from pathlib import Path
 import yaml
 
 from halteres.config import environ
-from halteres.config.projection import Addresses, to_seed_format
+from halteres.config.projection import ENV_WIRING, Addresses, to_seed_format
 from halteres.config.settings import Settings
+from halteres.config.sources import NOTHING_GIVEN, Effective, Sources, resolved, wired
 from halteres.errors import Conflict, HalteresError, InvalidConfig
+from halteres.files import replace_file
 from halteres.runs import lock
 from halteres.runs.directory import RunDirectory, new_run_id, runs_home
 from halteres.runs.preflight import Ground, check
@@ -49,6 +51,7 @@ class _Start:
     ground: Ground
     service_url: str | None
     resume: ResumePoint | None
+    sources: Sources
 
     def state(self) -> RunState:
         environment = self.settings.run.environment_name
@@ -76,15 +79,17 @@ def start_run(
     *,
     service_url: str | None = None,
     resume: RunDirectory | None = None,
+    sources: Sources = NOTHING_GIVEN,
     run_id: str | None = None,
     supervisor: Sequence[str] = SUPERVISOR,
 ) -> RunDirectory:
     """Start a run under a detached supervisor; returns once its directory exists and the supervisor is started.
 
     Args:
-        settings: from `load_settings`.
+        settings: from `resolve_settings` or `load_settings`.
         service_url: a training service to use instead of starting one; the run never stops it.
         resume: a run to go on from, at its newest checkpoint; this one is a new run.
+        sources: where those settings come from that were given, from `resolve_settings`.
         run_id: eight hex digits; default: a new one.
         supervisor: command that supervises; the directory and its lock are appended.
 
@@ -102,6 +107,7 @@ def start_run(
         ground=check(settings, home, service_url),
         service_url=service_url,
         resume=point,
+        sources=sources,
     )
     try:
         return _launch(start, home, supervisor)
@@ -139,6 +145,8 @@ def _launch(start: _Start, home: Path, supervisor: Sequence[str]) -> RunDirector
 def _write(start: _Start, folder: Path, path: Path) -> None:
     (folder / "settings.json").write_text(start.settings.model_dump_json(indent=1))
     (folder / "config.yaml").write_text(config_text(start.settings, start.state(), path))
+    effective = resolved(start.settings, start.sources, is_resumed=start.resume is not None)
+    write_resolved(folder, {**effective, **wiring_of_run(start.settings, start.state(), path)})
     for name in ("events.jsonl", "metrics.jsonl", "checkpoints.jsonl", "heartbeat"):
         (folder / name).touch()
     if start.resume:
@@ -149,7 +157,28 @@ def _write(start: _Start, folder: Path, path: Path) -> None:
 
 def config_text(settings: Settings, state: RunState, path: Path, api_key: str | None = None) -> str:
     """config.yaml of a run; before its supervisor has ports, with the default ones."""
-    addresses = Addresses(
+    config = to_seed_format(settings, _addresses(state, path, api_key))
+    # Through JSON: an environment's values may be of types that only its own interpreter knows.
+    return yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False)
+
+
+def wiring_of_run(settings: Settings, state: RunState, path: Path) -> Effective:
+    """What the run fills in itself, for config.resolved.json: addresses, folders, and what is copied from section to
+    section. No key is among it."""
+    env = to_seed_format(settings, _addresses(state, path))["env"]
+    filled = {f"env.{name}": value for name, value in env.items() if name in ENV_WIRING}
+    return wired({**filled, "inference.url": state.urls.get("service")})
+
+
+def write_resolved(folder: Path, values: Effective) -> None:
+    """config.resolved.json: these values laid over what it says already."""
+    file = folder / "config.resolved.json"
+    before = json.loads(file.read_bytes()) if file.exists() else {}
+    replace_file(file, json.dumps({**before, **values}, indent=1).encode() + b"\n")
+
+
+def _addresses(state: RunState, path: Path, api_key: str | None = None) -> Addresses:
+    return Addresses(
         run_id=state.run_id,
         run_dir=str(path),
         service_url=state.urls.get("service", "http://127.0.0.1:8001"),
@@ -157,8 +186,6 @@ def config_text(settings: Settings, state: RunState, path: Path, api_key: str | 
         tokenizer=state.tokenizer,
         api_key=api_key or "x",
     )
-    # Through JSON: an environment's values may be of types that only its own interpreter knows.
-    return yaml.safe_dump(json.loads(json.dumps(to_seed_format(settings, addresses))), sort_keys=False)
 
 
 def _spawn(command: Sequence[str], path: Path, held: int) -> None:

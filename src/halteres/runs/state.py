@@ -10,13 +10,13 @@ Never: decides a transition; that is the supervisor's, or a reader's who found t
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from halteres.errors import NotFound
+from halteres.files import replace_file
 
 Status = Literal["pending", "starting", "running", "stopping", "stopped", "completed", "failed"]
 Phase = Literal["api", "trainer", "environment", "evaluation"]
@@ -55,10 +55,10 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     processes: dict[str, dict[str, Any]] = {}
     urls: dict[str, str] = {}
     service_given: bool = False  # somebody else's service: never stopped
-    policy: str | None = None
+    policy: str | None = None  # name of the policy file that held, once there are policies (the run.json of the spec)
     resumed_from: str | None = None  # run id
     resume_point: dict[str, Any] | None = None  # name, step, state_path of the checkpoint it goes on from
-    idempotency_key: str | None = None
+    idempotency_key: str | None = None  # of the call that started it, once calls carry one (likewise)
     schema: int = SCHEMA
 
     @property
@@ -78,13 +78,3 @@ def read_state(file: Path) -> RunState:
 def write_state(file: Path, state: RunState) -> None:
     """Replace run.json whole: a reader sees the old or the new, never half."""
     replace_file(file, msgspec.json.format(msgspec.json.encode(state), indent=1) + b"\n")
-
-
-def replace_file(file: Path, content: bytes) -> None:
-    """Write beside the file, then rename over it."""
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(content)
-        beside.replace(file)
-    finally:
-        beside.unlink(missing_ok=True)

@@ -7,17 +7,15 @@ Never: ends a process of the run; the supervisor does, in order.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import time
-from typing import Literal
 
+from halteres.config.control import Mode, write_stop_request
 from halteres.runs import identity
 from halteres.runs.directory import RunDirectory
-from halteres.runs.state import RunState, replace_file
+from halteres.runs.state import RunState
 
-Mode = Literal["now", "after_step"]
 WAKE = signal.SIGUSR1
 """Tells a supervisor to look at its `control` folder."""
 
@@ -49,7 +47,7 @@ def stop_run(run: RunDirectory, mode: Mode = "now", deadline_s: float = 45) -> R
 def _requested(run: RunDirectory, mode: Mode) -> bool:
     """Write the request; False where the disk will not have it (SIGTERM says the same as mode `now`)."""
     try:
-        replace_file(run.path / "control" / "stop.json", json.dumps({"mode": mode, "t": time.time()}).encode())
+        write_stop_request(run.path / "control" / "stop.json", mode)
     except OSError:
         return False
     return True

@@ -1,6 +1,7 @@
 """The trainer's process: `python -m halteres.training --run DIR`.
 
-Owns: composition, exit codes. 0: the final weights exist. 1: a failure, told in one sentence on stderr. 2: usage.
+Owns: composition, exit codes. 0: the final weights exist. 1: a failure, told in one sentence on stderr and in
+control/failure.json. 2: usage.
 Never: trains (`loop`).
 """
 
@@ -8,13 +9,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import json
+import logging
+import os
 import sys
 from pathlib import Path
 
 from halteres import process
 from halteres.clients.trajectories import Patience, TrainerClient
 from halteres.config.settings import Settings
-from halteres.errors import HalteresError
+from halteres.errors import HalteresError, as_failure
+from halteres.files import replace_file
 from halteres.training.experience import Trajectories, registration_of
 from halteres.training.folder import RunFolder, Wiring
 from halteres.training.loop import close, open_to_environments, train
@@ -28,9 +34,11 @@ def main(arguments: list[str] | None = None) -> int:
     process.begin("trainer")
     parser = argparse.ArgumentParser(prog="python -m halteres.training", description="Train one run by RL.")
     parser.add_argument("--run", type=Path, required=True, help="the run directory")
+    folder = RunFolder(parser.parse_args(arguments).run)
     try:
-        asyncio.run(run(RunFolder(parser.parse_args(arguments).run)))
+        asyncio.run(run(folder))
     except HalteresError as error:
+        leave_word(folder, error)
         sys.stderr.write(f"error: {error.sentence}\n")
         return 1
     return 0
@@ -46,12 +54,19 @@ async def run(folder: RunFolder) -> None:
     registration = registration_of(settings, wiring, folder.path, done)
     policy = await policy_of(settings, wiring, folder)
     await open_to_environments(policy, report, fresh=wiring.resume_from is None)
+    report.begins(settings.env, done)
     trajectories = Trajectories(TrainerClient(wiring.api_url, Patience(total_s=4.0)), registration, stopping)
     await trajectories.register()
     stopping.start_clock()
     done = await train(policy, trajectories, report, settings.trainer, done)
     request = stopping.request()
     await close(policy, report, done, request.why if request else f"all {settings.trainer.total_steps} steps are done")
+
+
+def leave_word(folder: RunFolder, error: HalteresError) -> None:
+    """Write why the trainer ends, for whoever tells of the run's end; without room it is told on stderr alone."""
+    with contextlib.suppress(OSError):
+        replace_file(folder.failure, json.dumps({"role": "trainer", **as_failure(error)}).encode())
 
 
 async def policy_of(settings: Settings, wiring: Wiring, folder: RunFolder) -> Policy:
@@ -62,4 +77,8 @@ async def policy_of(settings: Settings, wiring: Wiring, folder: RunFolder) -> Po
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # tinker 0.38 leaves threads running; an interpreter that ended beside them was once killed by SIGABRT, all said.
+    code = main()
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)

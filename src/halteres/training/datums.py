@@ -4,7 +4,7 @@ Owns: the shift by one token, the mask, which sequences are worth a pass.
 Never: pads, truncates, tokenises; talks to a service.
 
 A sequence of T tokens becomes N = T - 1 rows: row i predicts token i + 1. A context token is known by its
-log-probability, which is the sentinel 1.0; its advantage is 0, and so it moves nothing.
+log-probability, which is the sentinel 1.0; its advantage is 0, and so it moves nothing. The group's masks must agree.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from halteres.errors import InvalidData
 from halteres.training.advantages import FloatArray
-from halteres.types import CONTEXT_LOGPROB, Batch, Group
+from halteres.types import CONTEXT_LOGPROB, MASKED, Batch, Group
+
+MEND = "Mend the environment, then resume from the last checkpoint."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,7 @@ def to_examples(batch: Batch, advantages: Sequence[FloatArray], max_length: int)
         max_length: longest sequence in tokens; longer ones are left out and counted.
 
     Raises:
-        InvalidData: a group has no log-probabilities, or lengths differ.
+        InvalidData: a group has no log-probabilities, lengths differ, or masks and log-probabilities disagree.
     """
     kept: list[Example] = []
     too_long = without_signal = 0
@@ -124,5 +126,23 @@ def _check(group: Group, index: int) -> None:
                 f"Sequence {i} of group {index} has {len(tokens)} tokens and {len(logprobs)} log-probabilities, "
                 "or one of them is not finite.",
                 "They must be aligned, one finite number per token (1.0 on context).",
-                "Mend the environment, then resume from the last checkpoint.",
+                MEND,
             )
+        if group.masks:
+            _check_mask(tokens, group.masks[i], logprobs, f"Sequence {i} of group {index}")
+
+
+def _check_mask(tokens: Sequence[int], masks: Sequence[int], logprobs: Sequence[float], which: str) -> None:
+    """The mask is told twice; where the two differ, prompts might be trained on."""
+    if len(masks) != len(tokens):
+        raise InvalidData(
+            f"{which} has {len(tokens)} tokens and {len(masks)} masks.", "They must be aligned, one per token.", MEND
+        )
+    differ_T = (np.asarray(masks) == MASKED) != (np.asarray(logprobs) == CONTEXT_LOGPROB)
+    if differ_T.any():
+        at = int(np.flatnonzero(differ_T)[0])
+        raise InvalidData(
+            f"{which} has mask {masks[at]} and log-probability {logprobs[at]:g} at token {at}.",
+            f"A context token has mask {MASKED} and log-probability {CONTEXT_LOGPROB}, a sampled token neither.",
+            MEND,
+        )

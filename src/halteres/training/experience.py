@@ -8,8 +8,10 @@ Never: looks into a batch; waits without a deadline.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +27,13 @@ SLICE_S = 1.0
 """One question for a batch waits so long: a request to stop is noticed that late."""
 
 PATIENCE_S = 120.0
-"""How long no new group may arrive before the wait for a batch is given up."""
+"""How long there may be no sign of life, neither a new group nor an environment, before the wait is given up."""
+
+GROUP_S = 1800.0
+"""How long no new group may arrive while environments are there: one group of a large model takes long."""
+
+SEEN_S = 30.0
+"""An environment heard of within this time is alive."""
 
 REGISTER_S = 60.0
 """How long the trajectory server may take to come up."""
@@ -80,7 +88,7 @@ class Trajectories:
             version: the trainer's policy version at the moment of asking; groups too far behind it are set aside.
 
         Raises:
-            NoExperience: no group arrived for `patience_s`; the sentence says why there is no batch.
+            NoExperience: no sign of life for `patience_s`, or no group for GROUP_S; it says why there is no batch.
         """
         for step in steps:
             batch = await self._next(version())
@@ -96,15 +104,25 @@ class Trajectories:
             try:
                 return await asyncio.to_thread(self._client.batch, version, deadline_s=self._slice_s)
             except NotReady as reason:
-                patience.spend(await self._num_accepted(), reason)
+                patience.spend(await self._sighted(), reason)
         return None
 
-    async def _num_accepted(self) -> int | None:
-        """Groups that ever arrived; None while the server is away."""
+    async def _sighted(self) -> Sighted:
+        """What the server has seen of environments; nothing while it is away."""
         try:
-            return (await asyncio.to_thread(self._client.diagnostics)).get("groups_accepted")
+            told = await asyncio.to_thread(self._client.diagnostics)
         except NotReady:
-            return None
+            return Sighted()
+        seen = [env.get("last_seen_s", math.inf) for env in told.get("environments", ()) if env.get("connected", True)]
+        return Sighted(num_accepted=told.get("groups_accepted"), alive=min(seen, default=math.inf) <= SEEN_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighted:
+    """Signs of life of environments."""
+
+    num_accepted: int | None = None  # groups that ever arrived
+    alive: bool = False  # one was heard of within SEEN_S
 
 
 class Patience:
@@ -112,20 +130,23 @@ class Patience:
 
     def __init__(self, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._patience_s, self._clock = patience_s, clock
-        self._since, self._accepted = clock(), 0
+        self._sign = self._group = clock()
+        self._accepted = 0
 
-    def spend(self, num_accepted: int | None, reason: NotReady) -> None:
-        """Another wait was in vain; any new group renews the patience.
+    def spend(self, sighted: Sighted, reason: NotReady) -> None:
+        """Another wait was in vain; a new group renews the patience, a living environment too, up to GROUP_S.
 
         Raises:
             NoExperience: it is used up.
         """
         now = self._clock()
-        if num_accepted is not None and num_accepted != self._accepted:
-            self._accepted, self._since = num_accepted, now
-        elif now - self._since >= self._patience_s:
+        if sighted.num_accepted is not None and sighted.num_accepted != self._accepted:
+            self._accepted, self._group = sighted.num_accepted, now
+        if sighted.alive or self._group == now:
+            self._sign = now
+        if now - self._sign >= self._patience_s or now - self._group >= GROUP_S:
             raise NoExperience(
-                f"No new group reached the trajectory server for {self._patience_s:.0f} s, and there is no batch.",
+                f"No new group reached the trajectory server for {now - self._group:.0f} s, and there is no batch.",
                 reason.why or reason.what,
                 "Look into logs/env.log, then resume from the last checkpoint.",
             ) from reason

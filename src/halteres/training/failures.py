@@ -5,8 +5,10 @@ Never: catches; a failure ends the process with its sentence (`__main__`).
 
     HalteresError
     ├── LossNotFinite     the loss or a log-probability is NaN or infinite
+    ├── RequestRefused    the training service refused a request, and says what is wrong with it
     ├── NoExperience      no batch came within the deadline
-    ├── ServiceFailed     the training service refused, failed or did not answer
+    ├── ServiceFailed     the training service failed or did not answer
+    ├── VersionsDiffer    trainer and service count optimiser steps differently
     └── StopTimedOut      a signal asked for an end, and the final checkpoint took too long
 """
 
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from halteres.errors import HalteresError
+from halteres.errors import HalteresError, UserError
 
 LOOK = "Look into logs/service.log and logs/engine.log, then resume from the last checkpoint."
 
@@ -25,6 +27,12 @@ class LossNotFinite(HalteresError):
     code = "nan_loss"
 
 
+class RequestRefused(UserError):
+    """The training service refused a request; the sentence is its own."""
+
+    code = "request_refused"
+
+
 class NoExperience(HalteresError):
     """No batch came within the deadline."""
 
@@ -32,12 +40,18 @@ class NoExperience(HalteresError):
 
 
 class ServiceFailed(HalteresError):
-    """The training service refused, failed or did not answer."""
+    """The training service failed or did not answer."""
 
     code = "service_failed"
 
     def __init__(self, what: str, why: str = "", next: str = LOOK, **details: Any) -> None:
         super().__init__(what, why, next, **details)
+
+
+class VersionsDiffer(HalteresError):
+    """Trainer and service count optimiser steps differently."""
+
+    code = "versions_differ"
 
 
 class StopTimedOut(HalteresError):

@@ -1,6 +1,7 @@
 """The run directory as the trainer sees it.
 
-Owns: the names of the files it reads (settings, wiring, stop requests) and writes (metrics, events, checkpoints).
+Owns: the names of the files it reads (settings, wiring, stop requests) and writes (metrics, events, checkpoints, its
+failure).
 Never: makes the directory, writes another role's files.
 """
 
@@ -66,6 +67,11 @@ class RunFolder:
     def ready(self) -> Path:
         """control/trainer.ready: exists once environments can sample the policy."""
         return self.path / "control" / "trainer.ready"
+
+    @property
+    def failure(self) -> Path:
+        """control/failure.json: why a process of the run ended, in its own words."""
+        return self.path / "control" / "failure.json"
 
     def version_at(self, point: ResumePoint) -> int:
         """Optimiser steps of a checkpoint: fewer than its step where batches without signal were skipped."""

@@ -7,6 +7,7 @@ Never: knows how a service is reached (`policy`).
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -14,9 +15,9 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from halteres.errors import boundary
+from halteres.errors import HalteresError
 from halteres.training.datums import Example
-from halteres.training.failures import ServiceFailed
+from halteres.training.failures import LossNotFinite, RequestRefused, ServiceFailed
 
 T = TypeVar("T")
 
@@ -53,15 +54,34 @@ class Promise(Generic[T]):
         return self._redeem().__await__()
 
     async def _redeem(self) -> T:
-        with boundary(ServiceFailed, f"The training service's {self._name}"):
-            try:
-                async with asyncio.timeout(CALL_S):
-                    answer = await self._call
-            except TimeoutError as error:
-                raise ServiceFailed(
-                    f"The training service did not answer {self._name} within {CALL_S:.0f} s."
-                ) from error
+        try:
+            async with asyncio.timeout(CALL_S):
+                answer = await self._call
+        except HalteresError:
+            raise
+        except TimeoutError as error:
+            raise ServiceFailed(f"The training service did not answer {self._name} within {CALL_S:.0f} s.") from error
+        except Exception as error:
+            raise _told(error, self._name) from error
         return self._read(answer)
+
+
+_SERVICE_SENTENCE = re.compile(r"Request failed: (.*) for self\.request_id=", re.DOTALL)
+"""tinker 0.38 puts the service's sentence between its own words."""
+
+
+def _told(error: Exception, call: str) -> HalteresError:
+    """What the SDK raised, as an error of ours, with the service's own sentence where there is one."""
+    category = getattr(error, "category", None)  # of a RequestFailedError
+    if category is None:
+        return ServiceFailed(f"The training service's {call} raised {type(error).__name__}: {error}.")
+    inside = _SERVICE_SENTENCE.search(str(error))
+    sentence = inside[1] if inside else str(error)
+    if category != "user":
+        return ServiceFailed(f"The training service failed at {call}: {sentence}")
+    if "is not finite" in sentence:
+        return LossNotFinite(sentence, next="Resume from the last checkpoint with a lower trainer.learning_rate.")
+    return RequestRefused(f"The training service refused {call}: {sentence}")
 
 
 class Learner(Protocol):

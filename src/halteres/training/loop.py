@@ -67,10 +67,10 @@ async def learn(policy: Learner, examples: Sequence[Example], report: Report, st
     stepped = policy.optim_step()  # both promised before either is awaited
     try:
         outcome = await passed
+        await stepped  # refuses a gradient that is not finite
     except LossNotFinite as error:
         report.diverged(step, error.what)
         raise
-    await stepped
     return outcome
 
 

@@ -1,6 +1,6 @@
 """The policy: the model being trained, behind the Tinker SDK.
 
-Owns: the only calls to the SDK; the count of optimiser steps (the policy version).
+Owns: the only calls to the SDK; the count of optimiser steps (the policy version), held against the service's.
 Never: knows rewards, groups, files. The SDK is imported inside functions: it is heavy, and torch stays out.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from halteres.config.settings import TrainerSettings
 from halteres.errors import NotReady, boundary
 from halteres.training.datums import Example
-from halteres.training.failures import LossNotFinite, ServiceFailed
+from halteres.training.failures import LossNotFinite, ServiceFailed, VersionsDiffer
 from halteres.training.folder import Wiring
 from halteres.training.learner import Checkpoint, Pass, Promise
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 ANY_KEY = "tml-local"
 """The SDK refuses to start without a key of this shape; a service on this machine asks for none."""
+
+VERSION_METRIC = "policy_version:max"
+"""Of an optimiser step: the service's own count."""
 
 UP_S = 120.0  # for the service to load its model
 
@@ -100,8 +103,15 @@ class Policy:
         sampler = Promise(self._client.save_weights_for_sampler(name), "save_weights_for_sampler", _path)
         return Checkpoint(name=name, step=0, version=self._version, state_path=None, sampler_path=await sampler)
 
-    def _count(self, _: tinker.OptimStepResponse) -> int:
+    def _count(self, stepped: tinker.OptimStepResponse) -> int:
         self._version += 1
+        told = (stepped.metrics or {}).get(VERSION_METRIC)  # a service that is not ours tells none
+        if told is not None and told != self._version:
+            raise VersionsDiffer(
+                f"The service has taken {told:.0f} optimiser steps, the trainer counts {self._version}.",
+                "Staleness, and which tokens are compared, would be judged by a wrong policy version.",
+                "Resume from the last checkpoint, with the checkpoints.jsonl that was written beside it.",
+            )
         return self._version
 
 

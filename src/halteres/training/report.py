@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -73,6 +73,16 @@ class Report:
         """Environments can sample the policy now."""
         self._folder.ready.parent.mkdir(exist_ok=True)
         self._folder.ready.touch()
+
+    def begins(self, env: Mapping[str, Any], done: int) -> None:
+        """Training begins with these settings of the environment, after step `done`."""
+        temperature = env.get("temperature", 1.0)
+        if temperature != 1.0:
+            evidence = (
+                f"env.temperature is {temperature:g}: answers are sampled from another distribution than the one whose "
+                "log-probabilities are recorded and trained, and no ratio corrects it; the gradient is biased."
+            )
+            self._alert("temperature", done, evidence, "Set env.temperature=1.")
 
     def step(self, step: Step) -> None:
         """One step is done."""

@@ -1,7 +1,7 @@
 """`python -m halteres.trajectories`: the trajectory server as a process.
 
-Owns: its arguments, its socket, its exit code.
-Never: binds anything but 127.0.0.1.
+Owns: its arguments, its exit code, its end when the database is lost.
+Never: decides; serves anything but the loopback.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import argparse
 import asyncio
 import socket
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import uvicorn
 
 from halteres import process
-from halteres.errors import Conflict, HalteresError
+from halteres.errors import HalteresError
+from halteres.loopback import open_listener
 from halteres.trajectories.app import create_app
 from halteres.trajectories.sqlite import SqliteStore
-
-HOST = "127.0.0.1"
+from halteres.trajectories.store import StoreFailed
 
 GRACE_S = 3
 """How long requests may take to end after SIGTERM."""
@@ -30,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     process.begin("api")
     arguments = _parser().parse_args(argv)
     try:
-        serve(arguments.database, listen(arguments.port, arguments.listen_fd))
+        serve(arguments.database, open_listener(arguments.port, arguments.listen_fd))
     except KeyboardInterrupt:  # uvicorn ended in order on SIGINT and raises it anew
         return 0
     except HalteresError as error:
@@ -39,41 +40,36 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def listen(port: int, descriptor: int | None) -> socket.socket:
-    """A listening socket on the loopback: the inherited one, or a new one on `port`.
+def serve(database: Path, listening: socket.socket) -> None:
+    """Serve a database on a socket.
 
     Raises:
-        Conflict: the port is taken.
+        Conflict, StoreFailed: the database cannot be opened.
+        StoreFailed: it was lost on the way; whoever starts the process again finds what was acknowledged.
     """
-    if descriptor is not None:
-        return socket.socket(fileno=descriptor)
-    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind((HOST, port))
-    except OSError as error:
-        bound.close()
-        raise Conflict(
-            f"Port {port} cannot be used.", f"{error.strerror}.", "Choose another with --port, or 0 for a free one."
-        ) from error
-    bound.listen(1024)
-    return bound
+    lost: list[StoreFailed] = []
 
+    def end(failure: StoreFailed) -> None:
+        lost.append(failure)
+        server.should_exit = True
 
-def serve(database: Path, listening: socket.socket) -> None:
-    """Serve a database on a socket."""
-    store = SqliteStore(database)
-    config = uvicorn.Config(
-        create_app(store),
-        log_level="warning",
-        access_log=False,
-        lifespan="on",
-        timeout_keep_alive=75,  # longer than the clients': who closes first leaves the other a broken request
-        timeout_graceful_shutdown=GRACE_S,
-    )
-    with listening:
-        asyncio.run(uvicorn.Server(config).serve(sockets=[listening]))
-    store.close()
+    with listening, closing(SqliteStore(database)) as store:
+        config = uvicorn.Config(
+            create_app(store, on_loss=end),
+            log_level="warning",
+            access_log=False,
+            lifespan="on",
+            timeout_keep_alive=75,  # longer than the clients': who closes first leaves the other a broken request
+            timeout_graceful_shutdown=GRACE_S,
+        )
+        server = uvicorn.Server(config)
+        try:
+            asyncio.run(server.serve(sockets=[listening]))
+        except SystemExit:  # uvicorn's, when the app does not start; ours says why
+            if not lost:
+                raise
+    if lost:
+        raise lost[0]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,6 +1,6 @@
 """The trajectory API as a Starlette app: every route of the original, and our extensions.
 
-Owns: routes, the shapes of their replies, who may call (pages of other origins may not).
+Owns: routes, the shapes of their replies; a batch whose reply was not written whole is given back.
 Never: decides; `create_app` reads nothing and starts nothing until the server does.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -22,9 +22,10 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from halteres.errors import HalteresError, NotFound, as_atropos, as_http
+from halteres.loopback import LocalOnly
 from halteres.trajectories import docs, scored
 from halteres.trajectories.encoding import LARGE, BadBody, large_reply, read_body, reply
-from halteres.trajectories.guard import LocalOnly
+from halteres.trajectories.handover import BatchReply
 from halteres.trajectories.intake import Verdict
 from halteres.trajectories.records import Place
 from halteres.trajectories.schema import (
@@ -38,7 +39,7 @@ from halteres.trajectories.schema import (
 )
 from halteres.trajectories.service import TrajectoryService
 from halteres.trajectories.status import status
-from halteres.trajectories.store import Store
+from halteres.trajectories.store import Store, StoreFailed
 
 NOT_REGISTERED: dict[str, Any] = {
     "status": "error",
@@ -61,14 +62,26 @@ NO_EXAMPLE: dict[str, Any] = {
 }
 
 
-def create_app(store: Store, clock: Callable[[], float] = time.time) -> Starlette:
-    """The app over a store. Its lifespan owns the writer; `app.state.service` is there from the start of it."""
+def create_app(
+    store: Store,
+    clock: Callable[[], float] = time.time,
+    on_loss: Callable[[StoreFailed], None] = lambda failure: None,
+) -> Starlette:
+    """The app over a store. Its lifespan owns the writer; `app.state.service` is there from the start of it.
+
+    `on_loss` is called when the store neither takes changes nor can be read: nothing can be promised any more, so
+    whoever owns the process ends it.
+    """
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        service = app.state.service = TrajectoryService(store, clock)
+        try:
+            service = app.state.service = TrajectoryService(store, clock)
+        except StoreFailed as failure:
+            on_loss(failure)
+            raise
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(service.writer.run(), name="writer")
+            tasks.create_task(_write(service, on_loss), name="writer")
             try:
                 yield
             finally:
@@ -79,8 +92,15 @@ def create_app(store: Store, clock: Callable[[], float] = time.time) -> Starlett
         Unprocessable: _as_detail,
         HalteresError: _as_error,
         HTTPException: _as_http_error,
+        RecursionError: _as_too_deep,
     }
     return Starlette(routes=ROUTES, lifespan=lifespan, middleware=[Middleware(LocalOnly)], exception_handlers=handlers)
+
+
+async def _write(service: TrajectoryService, on_loss: Callable[[StoreFailed], None]) -> None:
+    failure = await service.writer.run()
+    if failure is not None:
+        on_loss(failure)
 
 
 def _service(request: Request) -> TrajectoryService:
@@ -97,7 +117,7 @@ async def root(request: Request) -> Response:
 
 async def register(request: Request) -> Response:
     """POST /register: a trainer."""
-    registration = decode(await read_body(request), Registration)
+    registration = decode(await read_body(request), Registration).checked()
     return reply({"uuid": await _service(request).register(registration)})
 
 
@@ -126,9 +146,9 @@ async def batch(request: Request) -> Response:
     made = await service.batch(query, request.is_disconnected)
     if made is None:
         return reply({"batch": None} if service.state.run.registration else NOT_REGISTERED)
-    delivery, elements = made
-    tail = b',"batch_id":%d,"step":%d}' % (delivery.id, delivery.step) if query.extended else b"}"
-    return await large_reply(request, b'{"batch":[' + b",".join(elements) + b"]" + tail)
+    tail = b',"batch_id":%d,"step":%d}' % (made.delivery.id, made.delivery.step) if query.extended else b"}"
+    body = b'{"batch":[' + b",".join(made.elements or ()) + b"]" + tail
+    return BatchReply(await large_reply(request, body), request.is_disconnected, lambda: service.give_back(made))
 
 
 async def latest_example(request: Request) -> Response:
@@ -247,7 +267,20 @@ async def _as_http_error(request: Request, error: HTTPException) -> Response:
     return reply({"detail": error.detail}, error.status_code)
 
 
-_get, _post = partial(Route, methods=["GET"]), partial(Route, methods=["POST"])
+async def _as_too_deep(request: Request, error: RecursionError) -> Response:
+    problem = {"type": "json_too_deep", "loc": ["body"], "msg": "The body is nested too deeply to be read."}
+    return reply({"detail": [problem]}, 422)
+
+
+_post = partial(Route, methods=["POST"])
+
+
+def _get(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
+    """A route without the HEAD that Starlette adds: HEAD /batch would deliver a batch to nobody."""
+    route = Route(path, endpoint, methods=["GET"])
+    route.methods = {"GET"}
+    return route
+
 
 ROUTES = [
     _get("/", root),

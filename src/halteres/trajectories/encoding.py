@@ -19,6 +19,9 @@ from halteres.errors import HalteresError
 LARGEST_BODY = 256 * 1024 * 1024
 """Bytes of a request, inflated."""
 
+MOST_MEMBERS = 16
+"""Members of a gzipped request. Clients send one; what follows it is copied for each."""
+
 SMALLEST_GZIPPED = 1000
 """Bytes from which a reply is gzipped if the client accepts that."""
 
@@ -61,13 +64,15 @@ async def read_body(request: Request) -> bytes:
 
 
 def inflate(body: bytes, limit: int = LARGEST_BODY) -> bytes:
-    """A gzip body, one member or several.
+    """A gzip body, one member or a few.
 
     Raises:
         BadBody, TooLarge: as `read_body`.
     """
     parts, left = [], limit
     while body or not parts:
+        if len(parts) == MOST_MEMBERS:
+            raise BadBody(f"The gzip body has more than {MOST_MEMBERS} members.", "", "Send it as one.")
         stream = zlib.decompressobj(wbits=31)
         try:
             part = stream.decompress(body, left + 1)

@@ -6,6 +6,7 @@ Never: refuses a group that fits the schema: what cannot train anybody is kept a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -32,14 +33,24 @@ class Verdict:
     problem: Problem | None = None
 
 
-def accept(state: State, scored: Scored) -> Verdict:
-    """Take a posted group in.
+def accept_all(state: State, groups: Sequence[Scored]) -> list[Verdict]:
+    """Take posted groups in, all or none.
 
     Raises:
-        KeyReused: its key came before with another body.
+        KeyReused: a key came before with another body, in an earlier request or in this one; nothing was taken.
     """
+    known: dict[str, int] = {}
+    for group in groups:
+        if group.key is not None:
+            fingerprint, _ = state.verdicts.get(group.key, (group.fingerprint, b""))
+            if group.fingerprint != known.setdefault(group.key, fingerprint):
+                raise _reused(group.key)
+    return [_accept(state, group) for group in groups]
+
+
+def _accept(state: State, scored: Scored) -> Verdict:
     if scored.key is not None and scored.key in state.verdicts:
-        return _first_verdict(scored, *state.verdicts[scored.key])
+        return msgspec.json.decode(state.verdicts[scored.key][1], type=Verdict)
     env = None if scored.problem or scored.env_id is None else state.hear(scored.env_id)
     problem = scored.problem or _misfit(state, scored)
     group = _record(state, scored, Place.SET_ASIDE if problem else _place(scored, env), problem)
@@ -53,14 +64,12 @@ def accept(state: State, scored: Scored) -> Verdict:
     return verdict
 
 
-def _first_verdict(scored: Scored, fingerprint: int, verdict: bytes) -> Verdict:
-    if fingerprint != scored.fingerprint:
-        raise KeyReused(
-            f"The Idempotency-Key '{scored.key}' was used before.",
-            "It came with another body.",
-            "Make a new key for every group, and keep it for its retries.",
-        )
-    return msgspec.json.decode(verdict, type=Verdict)
+def _reused(key: str) -> KeyReused:
+    return KeyReused(
+        f"The Idempotency-Key '{key}' was used before.",
+        "It came with another body.",
+        "Make a new key for every group, and keep it for its retries.",
+    )
 
 
 def _misfit(state: State, scored: Scored) -> Problem | None:

@@ -46,8 +46,11 @@ class Minimum:
 def can_add_up(num_by_size: Mapping[int, int], total: int) -> bool:
     """Whether some of these groups have exactly `total` sequences together.
 
-    Bit i of `reach` says that i sequences can be made; n groups of a size are log2(n) shifts.
+    Where there are too few, that is all there is to say. Otherwise bit i of `reach` says that i sequences can be made;
+    n groups of a size are log2(n) shifts.
     """
+    if sum(size * num for size, num in num_by_size.items()) < total:
+        return False
     reach, mask = 1, (1 << total + 1) - 1
     for size, num in num_by_size.items():
         left, step = min(num, total // size), 1

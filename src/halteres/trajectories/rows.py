@@ -6,11 +6,11 @@ Never: opens or commits (`sqlite` does).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row, delete, insert, update
+from sqlalchemy import Column, ColumnElement, Connection, Row, delete, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from halteres.trajectories import tables
@@ -57,6 +57,12 @@ def group_of(row: Row[Any]) -> GroupRecord:
         fingerprint=row.fingerprint,
         verdict=row.verdict,
     )
+
+
+def is_one_of(column: Column[int], ids: Sequence[int]) -> ColumnElement[bool]:
+    """Whether the column is one of any number of ids: a list of parameters ends at SQLite's 32,766."""
+    listed = func.json_each(msgspec.json.encode(ids).decode()).table_valued("value")
+    return column.in_(select(listed.c.value))
 
 
 def write(connection: Connection, change: Change) -> None:
@@ -139,9 +145,11 @@ def _deliver(connection: Connection, change: Delivered) -> None:
         },
     )
     connection.execute(
-        update(tables.groups).where(tables.groups.c.id.in_(made.groups)).values(place=Place.DELIVERED, delivery=made.id)
+        update(tables.groups)
+        .where(is_one_of(tables.groups.c.id, made.groups))
+        .values(place=Place.DELIVERED, delivery=made.id)
     )
-    connection.execute(delete(tables.bodies).where(tables.bodies.c.group_id.in_(change.before)))
+    connection.execute(delete(tables.bodies).where(is_one_of(tables.bodies.c.group_id, change.before)))
 
 
 _WRITERS: dict[type[Change], Callable[[Connection, Any], None]] = {

@@ -9,7 +9,7 @@ A refusal is 422 with `{"detail": [{"type", "loc", "msg"}]}`, as the original's 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import msgspec
 
@@ -20,6 +20,10 @@ T = TypeVar("T")
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 Bounded = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 Integer = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
+
+
+LARGEST_BATCH = 2**20
+"""Sequences; a batch is chosen in time and memory that grow with its size."""
 
 
 class Unprocessable(InvalidData):
@@ -45,6 +49,17 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: Integer
     run_id: str | None = None
     max_staleness: Bounded | None = None
+
+    def checked(self) -> Self:
+        """Itself.
+
+        Raises:
+            Unprocessable: no batch of that size can ever be served.
+        """
+        if self.batch_size <= LARGEST_BATCH:
+            return self
+        text = f"A batch has at most {LARGEST_BATCH} sequences, not {self.batch_size}."
+        raise Unprocessable([{"type": "value_error", "loc": ["body", "batch_size"], "msg": text}])
 
     @property
     def identity(self) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """The trajectory server without its wire: decide in memory, remember, then answer.
 
-Owns: the order "decide, commit, answer"; waking those who wait for a batch or for the end of a pause.
+Owns: the order "decide, commit, answer"; one question for a batch at a time; waking those who wait for a batch or for
+the end of a pause.
 Never: reads HTTP. All decisions happen on the event loop, one at a time; the disk belongs to the writer's thread.
 """
 
@@ -8,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from halteres.errors import NotReady
 from halteres.trajectories import delivery, diagnostics, intake, status
+from halteres.trajectories.handover import Batch, Gone, Returned
 from halteres.trajectories.intake import Verdict
-from halteres.trajectories.records import Delivery, EnvRecord
+from halteres.trajectories.records import EnvRecord
 from halteres.trajectories.schema import BatchQuery, EnvRegistration, Registration
 from halteres.trajectories.scored import LARGEST_ENV_ID, Scored
 from halteres.trajectories.state import Clock, State
@@ -23,9 +24,6 @@ from halteres.trajectories.writer import Writer
 
 PAUSE_HOLD_S = 10.0
 """How long the poll of a paused environment with a minimum share is held: its client starts work whatever we answer."""
-
-Gone = Callable[[], Awaitable[bool]]
-"""Whether the client has hung up."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +36,8 @@ class TrajectoryService:
         self.state = State(store.load(), clock)
         self.writer = Writer(store, self._reload)
         self._changed = asyncio.Event()
+        self._asking = asyncio.Lock()  # from the decision on a batch until its tokens are read
+        self._returned = Returned()
 
     async def register(self, registration: Registration) -> int:
         """POST /register: gives the uuid."""
@@ -64,23 +64,49 @@ class TrajectoryService:
 
     async def accept(self, groups: Sequence[Scored]) -> list[Verdict]:
         """POST /scored_data, /scored_data_list: when it returns, the groups survive the death of the process."""
-        verdicts = [intake.accept(self.state, group) for group in groups]
+        verdicts = intake.accept_all(self.state, groups)
         await self._keep()
         return verdicts
 
-    async def batch(self, query: BatchQuery, gone: Gone) -> tuple[Delivery, list[bytes]] | None:
-        """GET /batch of a registered run: the delivery and its elements; None if there is none within `query.wait`."""
+    async def batch(self, query: BatchQuery, gone: Gone) -> Batch | None:
+        """GET /batch of a registered run; None if there is none within `query.wait`.
+
+        Whoever cannot pass the batch on gives it back.
+        """
         deadline = self._now() + query.wait
         while True:
             changed = self._changed
-            if await gone() or self.state.run.registration is None:
-                return None
-            made = delivery.next_batch(self.state, query)
-            await self._keep()
+            async with self._asking:
+                if await gone() or self.state.run.registration is None:
+                    return None
+                made = await self._next(query)
             if made is not None:
-                return made, await asyncio.to_thread(self._store.bodies, made.groups)
+                return made
             if not await self._wait_until(deadline, changed):
                 return None
+
+    def give_back(self, batch: Batch) -> None:
+        """The batch reached nobody: it answers the next question."""
+        self._returned.put(batch)
+        self._wake()
+
+    async def _next(self, query: BatchQuery) -> Batch | None:
+        """The next batch, decided, committed and read. Only then may another be decided: that deletes these tokens."""
+        batch = self._returned.take(self.state.run, query)
+        if batch is None:
+            made = delivery.next_batch(self.state, query)
+            await self._keep()
+            if made is None:
+                return None
+            self._returned.forget(made)
+            batch = Batch(made)
+        if batch.elements is not None:
+            return batch
+        try:
+            return Batch(batch.delivery, await asyncio.to_thread(self._store.bodies, batch.delivery.groups))
+        except BaseException:
+            self._returned.put(batch)
+            raise
 
     async def status_env(self, env_id: int) -> dict[str, Any]:
         """GET /status-env; an unknown id is adopted, an impossible one is told to pause."""
@@ -115,8 +141,11 @@ class TrajectoryService:
         changes = self.state.drain()
         await self.writer.commit(changes)
         if changes:
-            changed, self._changed = self._changed, asyncio.Event()
-            changed.set()
+            self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def _wait_until(self, deadline: float, changed: asyncio.Event) -> bool:
         """Wait for the next change. False: the deadline came first."""
@@ -128,12 +157,13 @@ class TrajectoryService:
         return True
 
     def _reload(self) -> None:
-        """The store did not take what memory already holds: go back to what is kept."""
+        """The store did not take what memory already holds: go back to what is kept.
+
+        Raises:
+            StoreFailed: it cannot be read either.
+        """
         _log.error("The store failed; going back to its last committed state.")
-        try:
-            self.state = State(self._store.load(), self._clock)
-        except NotReady as failure:
-            _log.error("It cannot be read either: %s", failure)
+        self.state = State(self._store.load(), self._clock)
         self.state.drain()
 
     @staticmethod

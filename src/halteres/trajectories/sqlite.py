@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import fcntl
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,7 +21,7 @@ import msgspec
 from sqlalchemy import Connection, create_engine, event, func, select, text
 from sqlalchemy.exc import DatabaseError
 
-from halteres.errors import Conflict
+from halteres.errors import Conflict, boundary
 from halteres.trajectories import rows, tables
 from halteres.trajectories.records import (
     Change,
@@ -75,7 +76,7 @@ class SqliteStore:
 
     def load(self) -> Remembered:
         """See `Store`."""
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             run = _load_run(connection)
             own = tables.groups.c.id >= run.first_group
             return Remembered(
@@ -108,9 +109,12 @@ class SqliteStore:
 
     def bodies(self, group_ids: Sequence[int]) -> list[bytes]:
         """See `Store`."""
-        query = select(tables.bodies).where(tables.bodies.c.group_id.in_(group_ids))
-        with self._engine.connect() as connection:
+        query = select(tables.bodies).where(rows.is_one_of(tables.bodies.c.group_id, group_ids))
+        with self._reading() as connection:
             found = {row.group_id: row.element for row in connection.execute(query)}
+        gone = [group_id for group_id in group_ids if group_id not in found]
+        if gone:
+            raise StoreFailed(f"The tokens of {len(gone)} groups are not kept any more.", f"The first is {gone[0]}.")
         return [found[group_id] for group_id in group_ids]
 
     def latest_body(self) -> bytes | None:
@@ -122,13 +126,26 @@ class SqliteStore:
             .order_by(tables.groups.c.position.desc())
             .limit(1)
         )
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return connection.scalar(query)
 
     def close(self) -> None:
         """See `Store`."""
         self._engine.dispose()
         self._lock.close()
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with boundary(StoreFailed, f"The trajectory database {self.file}"):
+            try:
+                with self._engine.connect() as connection:
+                    yield connection
+            except DatabaseError as error:  # whose own text has five lines
+                raise StoreFailed(
+                    f"The trajectory database {self.file} cannot be read.",
+                    f"{error.orig}.",
+                    "Look at the disk; what was acknowledged may be in a copy.",
+                ) from error
 
     def _check_version(self, connection: Connection) -> None:
         found = connection.scalar(text("PRAGMA user_version"))

@@ -1,7 +1,10 @@
 """Group commit: one thread writes, many wait.
 
 Owns: the order of changes on their way to the store, and the promise that nobody is told before they are kept.
-Never: looks into a change. When the store fails, everything that waits fails with it, in order, and the owner is told.
+Never: looks into a change; lets anybody wait for a store that is gone.
+
+When the store fails, everything that waits fails with it, in order, and the owner goes back to what is kept. Where that
+fails too, the writer ends: memory holds what nobody was promised, so nothing may be built on it.
 """
 
 from __future__ import annotations
@@ -18,13 +21,17 @@ Waiting = tuple[Sequence[Change], "asyncio.Future[None]"]
 
 
 class Writer:
-    """Commits to one store from one thread. `run` is the task that owns it."""
+    """Commits to one store from one thread. `run` is the task that owns it.
+
+    `on_failure` goes back to what the store kept; it raises StoreFailed where it cannot.
+    """
 
     def __init__(self, store: Store, on_failure: Callable[[], None]) -> None:
         self._store, self._on_failure = store, on_failure
         self._waiting: list[Waiting] = []
         self._wake = asyncio.Event()
         self._stopping = False
+        self._ended: StoreFailed | None = None
 
     async def commit(self, changes: Sequence[Change]) -> None:
         """Wait until these changes, and all before them, are kept.
@@ -32,6 +39,8 @@ class Writer:
         Raises:
             StoreFailed: they are not.
         """
+        if self._ended is not None:
+            raise self._ended
         kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((changes, kept))
         self._wake.set()
@@ -42,12 +51,17 @@ class Writer:
         self._stopping = True
         self._wake.set()
 
-    async def run(self) -> None:
-        """Write whatever waits, one transaction at a time, until stopped."""
-        with ThreadPoolExecutor(1, thread_name_prefix="store") as thread:
-            while self._waiting or not self._stopping:
-                await self._wake.wait()
-                await self._write(thread)
+    async def run(self) -> StoreFailed | None:
+        """Write whatever waits, one transaction at a time, until stopped; gives the failure that ended it earlier."""
+        try:
+            with ThreadPoolExecutor(1, thread_name_prefix="store") as thread:
+                while self._ended is None and (self._waiting or not self._stopping):
+                    await self._wake.wait()
+                    await self._write(thread)
+            return self._ended
+        finally:
+            self._ended = self._ended or StoreFailed("The trajectory store is closed.", "", "Ask again in a moment.")
+            _settle(self._waiting, self._ended)
 
     async def _write(self, thread: ThreadPoolExecutor) -> None:
         self._wake.clear()
@@ -60,7 +74,10 @@ class Writer:
         except StoreFailed as failure:
             batch += self._waiting
             self._waiting = []
-            self._on_failure()
+            try:
+                self._on_failure()
+            except StoreFailed as loss:
+                self._ended = loss
             _settle(batch, failure)
         else:
             _settle(batch, None)

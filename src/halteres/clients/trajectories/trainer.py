@@ -72,8 +72,9 @@ class TrainerClient:
 
         Args:
             policy_version: of the trainer's weights; groups too far from it are set aside by the server.
-            deadline_s: how long to wait.
-            stopped: asked at least every HOLD_S; where it says yes, the answer is None.
+            deadline_s: how long to wait; a question under way is waited for.
+            stopped: asked after every question, answered or not (a server holds it for HOLD_S at most); where it says
+                yes, the answer is None.
 
         Raises:
             NotReady: no batch came in time; the sentence says why, as the server sees it.
@@ -81,7 +82,12 @@ class TrainerClient:
         ends = time.monotonic() + deadline_s
         while not stopped():
             asked = time.monotonic()
-            reply = self._ask(policy_version, max(0.0, min(HOLD_S, ends - asked)))
+            try:
+                reply = self._ask(policy_version, max(0.0, min(HOLD_S, ends - asked)), ends, stopped)
+            except NotReady:
+                if stopped():
+                    break
+                raise
             if reply.batch:
                 self._held = reply.batch_id
                 return Batch(groups=tuple(element.as_group() for element in reply.batch))
@@ -106,10 +112,11 @@ class TrainerClient:
             self._connection.close()
             self._connection = None
 
-    def _ask(self, policy_version: int, hold_s: float) -> _BatchReply:
+    def _ask(self, policy_version: int, hold_s: float, ends: float, stopped: Callable[[], bool]) -> _BatchReply:
         after = "" if self._held is None else f"&after={self._held}"
+        path = f"/batch?policy_version={policy_version}{after}&wait={hold_s:.3f}"
         reply = _batch_reply.decode(
-            self._call("GET", f"/batch?policy_version={policy_version}{after}&wait={hold_s:.3f}")
+            self._call("GET", path, over=lambda: stopped() or time.monotonic() >= ends),
         )
         if reply.status == "error":
             raise NotReady("The trajectory server knows no trainer.", reply.message, "Register first.")
@@ -122,14 +129,20 @@ class TrainerClient:
             why = ""
         return NotReady(f"No batch came within {deadline_s:g} s.", why, "Does the environment's log show groups?")
 
-    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> bytes:
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        over: Callable[[], bool] = lambda: False,
+    ) -> bytes:
         data = None if body is None else encode(body)
         pauses = self._patience.pauses()
         while True:
             try:
                 return checked(*self._once(method, path, data), path)
             except NotReady:
-                pause = next(pauses, None)
+                pause = None if over() else next(pauses, None)
                 if pause is None:
                     raise
             time.sleep(pause)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from halteres.engine.checks import LossNotFinite
 from halteres.engine.protocol import Adam, StepResult
 from halteres.engine.torch.lora import Layout, Lora, LoraWeights
 from halteres.engine.torch.model import Projection
@@ -75,7 +76,8 @@ class Adapter:
         """Apply and clear the gradient.
 
         Raises:
-            UserError: no gradient was accumulated, or it is not finite; the weights stay, the gradient is cleared.
+            UserError: no gradient was accumulated.
+            LossNotFinite: the gradient is NaN or infinite; the weights stay, the gradient is cleared.
         """
         if not self._accumulated:
             raise UserError(
@@ -86,7 +88,7 @@ class Adapter:
         norm = float(torch.linalg.vector_norm(self._gradient))
         if not math.isfinite(norm):
             self._clear()
-            raise UserError(
+            raise LossNotFinite(
                 "The step was refused: the gradient is not finite.",
                 f"Its norm is {norm}. The weights are untouched, the gradient has been cleared.",
                 "Look for huge importance ratios, advantages or weights in the data; lower the learning rate.",

@@ -119,14 +119,14 @@ class Causal:
 class Prefill(Causal):
     """Causal, and every row's keys and values go into its slots."""
 
-    def __init__(self, grid: Grid, cache: SlotCache, slots: list[range]) -> None:
+    def __init__(self, grid: Grid, cache: SlotCache, slots: list[range], lengths: list[int]) -> None:
         super().__init__(grid)
-        self.cache, self.slots = cache, slots
+        self.cache, self.slots, self.lengths = cache, slots, lengths
 
     def __call__(self, layer: int, heads: Heads) -> Tensor:
         """Attended values, N x (H*W)."""
         shape = (self._rows, -1, *heads.k_XTW.shape[1:])
-        self.cache.fill(layer, heads.k_XTW.view(shape), heads.v_XTW.view(shape), self.slots)
+        self.cache.fill(layer, heads.k_XTW.view(shape), heads.v_XTW.view(shape), self.slots, self.lengths)
         return super().__call__(layer, heads)
 
 

@@ -37,8 +37,7 @@ def read_examples(data: tuple[Datum, ...], loss: str, model: ModelInfo) -> list[
     """Check every datum before anything is computed.
 
     Raises:
-        InvalidConfig: there is no such loss.
-        InvalidData: names the datum's index and the input.
+        InvalidData: there is no such loss; or names the datum's index and the input.
     """
     names = find_loss(loss).inputs
     check_pass(data, loss, model)
@@ -52,12 +51,18 @@ def read_examples(data: tuple[Datum, ...], loss: str, model: ModelInfo) -> list[
     ]
 
 
+def padded_length(longest: int) -> int:
+    """Positions of every row of a micro-batch: steps of 8 from 16, so that no matmul is so small that its kernel
+    changes."""
+    return max(16, round_up(longest, 8))
+
+
 def plan(lengths: Sequence[int], tokens: int) -> list[tuple[int, ...]]:
-    """Micro-batches as indices into `lengths`: longest first, padded to the first, at most `tokens` padded tokens.
+    """Micro-batches as indices into `lengths`: longest first, padded like the first, at most `tokens` padded tokens.
 
     A single sequence longer than that is a micro-batch of its own.
 
-    >>> plan([3, 9, 4, 8], tokens=18)
+    >>> plan([3, 9, 4, 8], tokens=32)
     [(1, 3), (2, 0)]
     """
     batches: list[list[int]] = []
@@ -65,7 +70,7 @@ def plan(lengths: Sequence[int], tokens: int) -> list[tuple[int, ...]]:
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         if room < 1:
             batches.append([])
-            room = max(1, tokens // max(1, lengths[index]))
+            room = max(1, tokens // padded_length(lengths[index]))
         batches[-1].append(index)
         room -= 1
     return [tuple(batch) for batch in batches]
@@ -83,8 +88,8 @@ class MicroBatch:
 
     @classmethod
     def of(cls, examples: Sequence[Example], device: torch.device) -> MicroBatch:
-        """Pad to the longest, in steps of 8 from 16, so that no matmul is so small that its kernel changes."""
-        length = max(16, round_up(max(len(example) for example in examples), 8))
+        """Pad all to the length that the longest needs."""
+        length = padded_length(max(map(len, examples)))
         tokens = _padded([e.tokens for e in examples], length, device)
         return cls(
             rows=len(examples),

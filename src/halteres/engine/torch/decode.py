@@ -16,7 +16,7 @@ from torch import Tensor
 
 from halteres.engine.torch.adapter import Snapshot
 from halteres.engine.torch.attention import Cached, Prefill
-from halteres.engine.torch.cache import POSITION_STEP, SlotCache, round_up
+from halteres.engine.torch.cache import POSITION_STEP, Extent, SlotCache, round_up
 from halteres.engine.torch.choose import Shaping, choose
 from halteres.engine.torch.draws import as_seed, uniforms
 from halteres.engine.torch.forward import hidden_states, target_logprobs
@@ -49,13 +49,19 @@ class DecodeBatch:
     def __init__(self, base: BaseModel, snapshot: Snapshot, limits: Limits, cache: SlotCache) -> None:
         self.base, self.snapshot, self.limits, self.cache = base, snapshot, limits, cache
         self.rows: list[Row] = []
-        self.sound = True  # False: the cache may hold numbers that are not finite
+        self.sound = True  # False: a step broke off, nobody knows what the cache holds
         self._columns = {name: np.zeros(0, dtype=_COLUMNS[name]) for name in _COLUMNS.names or ()}
 
     @property
     def requests(self) -> set[SampleRequest]:
         """Those that have rows here."""
         return {row.request for row in self.rows}
+
+    @property
+    def extent(self) -> Extent:
+        """What the cache grows to, should every row reach its full length."""
+        longest = max((row.request.full_length for row in self.rows), default=0)
+        return self.cache.extent.grown(len(self.rows), longest)
 
     def admit(self, entries: Sequence[tuple[SampleRequest, int]]) -> None:
         """Give each request as many new rows as said; every distinct prompt is prefilled once."""
@@ -82,9 +88,7 @@ class DecodeBatch:
 
     def forget(self, requests: set[SampleRequest]) -> None:
         """Drop the rows of these requests."""
-        for index in reversed(range(len(self.rows))):
-            if self.rows[index].request in requests:
-                self._remove(index)
+        self._remove([index for index, row in enumerate(self.rows) if row.request in requests])
 
     def _open_rows(self, sharing: Sequence[tuple[SampleRequest, int]]) -> range:
         """Rows at the end for requests with one prompt."""
@@ -135,7 +139,7 @@ class DecodeBatch:
             row[: len(sharing[0][0].tokens)] = sharing[0][0].tokens
         tokens_BT = torch.from_numpy(tokens).to(self.base.device)
         grid, weights = Grid.padded(self.base, len(prompts), length), self.snapshot.weights
-        attention = Prefill(grid, self.cache, slots)
+        attention = Prefill(grid, self.cache, slots, [len(sharing[0][0].tokens) for sharing in prompts])
         hidden_ND = hidden_states(self.base, weights, tokens_BT[:, :-1].reshape(-1), grid, attention)
         hidden_BTD = hidden_ND.view(len(prompts), length, -1)
         for row, sharing in enumerate(prompts):
@@ -148,19 +152,20 @@ class DecodeBatch:
         return hidden_BTD
 
     def _advance(self, first: int, hidden_ND: Tensor) -> None:
-        """Sample a token for each row from `first` on, given the hidden state of its newest token."""
+        """Sample a token for each row from `first` on, given the hidden state of its newest token.
+
+        Every row takes its token before any leaves: a request that has diverged costs its neighbours nothing.
+        """
         last = first + hidden_ND.shape[0]
         self._columns["position"][first:last] += 1
         tokens, logprobs = self._sample(hidden_ND, self._shaping(first, last))
         self._columns["token"][first:last] = tokens
         broken = {self.rows[first + int(i)].request for i in np.flatnonzero(~np.isfinite(logprobs))}
+        newest = enumerate(zip(tokens.tolist(), logprobs.tolist(), strict=True), start=first)
+        ended = [i for i, pair in newest if self.rows[i].request not in broken and self.rows[i].take(*pair)]
+        self._remove(ended)
         if broken:
             self._break(broken)
-            return
-        pairs = zip(tokens.tolist(), logprobs.tolist(), strict=True)
-        ended = [first + i for i, (token, logprob) in enumerate(pairs) if self.rows[first + i].take(token, logprob)]
-        for index in reversed(ended):
-            self._remove(index)
 
     def _sample(self, hidden_ND: Tensor, shaping: Shaping) -> tuple[np.ndarray, np.ndarray]:
         """Tokens and log-probabilities; the logits of a few rows at a time."""
@@ -185,22 +190,27 @@ class DecodeBatch:
             f"The weights of this snapshot (policy version {self.snapshot.version}) have diverged.",
             "Resume from an earlier checkpoint with a lower learning rate.",
         )
-        self.sound = False
         for request in requests:
             request.fail(error)
         self.forget(requests)
 
-    def _remove(self, index: int) -> None:
-        """Close a gap with the last row."""
-        last = len(self.rows) - 1
-        if index != last:
-            self.rows[index] = self.rows[last]
+    def _remove(self, indices: Sequence[int]) -> None:
+        """Rows leave; the last ones close the gaps, and nothing stays behind in the slots that are free then."""
+        if not indices:
+            return
+        count, written = len(self.rows), self._columns["position"]  # the newest token is not in the cache yet
+        longest = int(written[:count].max())
+        for index in sorted(indices, reverse=True):
+            last = len(self.rows) - 1
+            if index != last:
+                self.cache.move(last, index, int(max(written[index], written[last])))
+                self.rows[index] = self.rows[last]
+                for values in self._columns.values():
+                    values[index] = values[last]
+            self.rows.pop()
             for values in self._columns.values():
-                values[index] = values[last]
-            self.cache.move(last, index, int(self._columns["position"][last]))
-        self.rows.pop()
-        for values in self._columns.values():
-            values[last] = 0
+                values[last] = 0
+        self.cache.clear(range(len(self.rows), count), longest)
 
     def _grow(self, rows: int) -> None:
         size = len(self._columns["token"])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from halteres.errors import InvalidConfig, unknown
+from halteres.engine.checks import check_loss
 
 Inputs = Mapping[str, Tensor]
 """Float32 arrays of N tokens by name."""
@@ -51,9 +51,7 @@ def find_loss(name: str) -> Loss:
     """The loss of this name.
 
     Raises:
-        InvalidConfig: there is none; the known ones are named.
+        InvalidData: there is none; the known ones are named.
     """
-    loss = LOSSES.get(name)
-    if loss is None:
-        raise unknown(InvalidConfig, "loss function", name, LOSSES, f"Known: {', '.join(sorted(LOSSES))}.")
-    return loss
+    check_loss(name)
+    return LOSSES[name]

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from halteres.engine.checks import LossNotFinite
 from halteres.engine.protocol import Datum, ModelInfo, PassResult
 from halteres.engine.torch.adapter import Adapter
 from halteres.engine.torch.attention import Causal
@@ -21,7 +22,6 @@ from halteres.engine.torch.heads import Grid
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.losses import Loss, find_loss
 from halteres.engine.torch.model import BaseModel
-from halteres.errors import UserError
 
 
 def run_pass(
@@ -37,7 +37,8 @@ def run_pass(
     """Yields between micro-batches, so that others get their turn; nothing counts unless the whole pass succeeds.
 
     Raises:
-        UserError: unknown loss, unusable datum, or a loss that is not finite.
+        InvalidData: unknown loss, or an unusable datum.
+        LossNotFinite: the first token whose loss is NaN or infinite, by datum and position.
     """
     examples = read_examples(data, loss, info)
     formula = find_loss(loss)
@@ -75,7 +76,7 @@ def _check_finite(loss_N: Tensor, batch: MicroBatch, indices: Sequence[int]) -> 
     if bool(finite_N.all()):
         return
     row, position = divmod(int((~finite_N).nonzero()[0]), batch.length)
-    raise UserError(
+    raise LossNotFinite(
         f"The loss is not finite at datum {indices[row]}, position {position}.",
         "An importance ratio exp(logprob - sampler's logprob) overflowed, or the adapter's weights have diverged. "
         "Nothing of this request was accumulated.",

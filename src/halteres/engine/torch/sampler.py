@@ -1,6 +1,6 @@
 """All sampling of an engine: requests in, rows of their snapshot's batch, answers out.
 
-Owns: who enters when, first come first served per snapshot; the bounds on rows and cache; turns between snapshots.
+Owns: when requests enter, in the order in which they came; turns between snapshots; who is told what went wrong.
 Never: runs on more than one thread.
 
 A request that waits when a step begins enters before that step, whatever else is being decoded: the requests that
@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from halteres.engine.torch.adapter import Snapshot
-from halteres.engine.torch.cache import SlotCache
+from halteres.engine.torch.admission import Admission, CachePool, Entries
 from halteres.engine.torch.decode import DecodeBatch
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.model import BaseModel
@@ -29,7 +28,7 @@ class Sampler:
         self._base, self._limits = base, limits
         self._waiting: deque[SampleRequest] = deque()
         self._batches: deque[DecodeBatch] = deque()
-        self._spare: list[SlotCache] = []
+        self._pool = CachePool(base, limits)
 
     @property
     def busy(self) -> bool:
@@ -43,8 +42,9 @@ class Sampler:
     def step(self) -> None:
         """Admit who waits, then one decode step of the snapshot whose turn it is."""
         self._forget_answered()
+        self._drop_empty()
         if self._waiting:
-            for batch, entries in self._admissible().items():
+            for batch, entries in self._admitted().items():
                 with self._failing(batch, [request for request, _ in entries]):
                     batch.admit(entries)
             self._drop_empty()
@@ -62,36 +62,8 @@ class Sampler:
         self._waiting.clear()
         self._batches.clear()
 
-    def _admissible(self) -> dict[DecodeBatch, list[tuple[SampleRequest, int]]]:
-        """Waiting requests that fit, in order; one that fits in part gets some of its rows now, the others later."""
-        found: dict[DecodeBatch, list[tuple[SampleRequest, int]]] = {}
-        rows = self._limits.decode_rows - sum(len(batch.rows) for batch in self._batches)
-        room = self._limits.cache_bytes - sum(map(self._bytes, self._batches))
-        while self._waiting:
-            request = self._waiting[0]
-            each = request.full_length * self._base.cache_bytes_per_token
-            count = min(request.waiting, rows, room // each)
-            if count < 1:
-                if found or any(batch.rows for batch in self._batches):
-                    break
-                count = 1  # larger than the cache's bound, but alone: it runs
-            found.setdefault(self._batch(request.snapshot), []).append((request, count))
-            rows, room = rows - count, room - count * each
-            if count < request.waiting:
-                break
-            self._waiting.popleft()
-        return found
-
-    def _batch(self, snapshot: Snapshot) -> DecodeBatch:
-        for batch in self._batches:
-            if batch.snapshot is snapshot:
-                return batch
-        cache = self._spare.pop() if self._spare else SlotCache(self._base)
-        self._batches.append(DecodeBatch(self._base, snapshot, self._limits, cache))
-        return self._batches[-1]
-
-    def _bytes(self, batch: DecodeBatch) -> int:
-        return sum(row.request.full_length for row in batch.rows) * self._base.cache_bytes_per_token
+    def _admitted(self) -> Entries:
+        return Admission(self._batches, self._base, self._pool, self._limits).fill(self._waiting)
 
     def _forget_answered(self) -> None:
         """Callers that went away free their rows; a request that failed needs no further ones."""
@@ -103,11 +75,11 @@ class Sampler:
                 batch.forget(gone)
 
     def _drop_empty(self) -> None:
-        """Batches without rows end; one sound cache is kept, since fresh memory costs a page fault per 4 KiB."""
+        """Batches without rows end; a sound cache may serve another one."""
         for batch in [batch for batch in self._batches if not batch.rows]:
             self._batches.remove(batch)
-            if not self._spare and batch.sound:
-                self._spare.append(batch.cache)
+            if batch.sound:
+                self._pool.give_back(batch.cache, [other.extent for other in self._batches])
 
     @contextmanager
     def _failing(self, batch: DecodeBatch, entering: Iterable[SampleRequest] = ()) -> Iterator[None]:

@@ -1,0 +1,112 @@
+"""Measuring a policy on held-out tasks: an environment's `evaluate` against a service.
+
+Owns: what the environment is told: a run's own settings and interpreter where its environment is measured, else the
+environment's defaults.
+Never: starts a service (`served`), writes into a run's directory.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from halteres.cli.chat import newest_policy
+from halteres.config import environ
+from halteres.config.program import EnvironmentProgram, find_program
+from halteres.config.projection import ENV_WIRING
+from halteres.errors import EnvironmentFailed
+from halteres.models import builtin_path
+from halteres.runs.directory import RunDirectory, RunState
+
+WITHIN_S = 3600.0
+"""How long a measurement may take."""
+
+KEPT = ("seed",)
+"""Of what a run fills in: the held-out tasks are drawn with it. Its addresses and folders are not ours to use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """Who is measured, on what."""
+
+    program: EnvironmentProgram
+    env: Mapping[str, Any]  # the environment's settings
+    base: str  # base model
+    tokenizer: str  # folder of the base model, or its name
+    policy: str  # tinker:// path, or the base model
+    run: RunDirectory | None = None
+
+
+def examination(environment: str, run: RunDirectory | None, model: str) -> Examination:
+    """What to measure. A run's settings hold in its own environment; in another one, that one's defaults do."""
+    if run is None:
+        tokenizer = str(builtin_path(model) or model)
+        return Examination(program=find_program(environment), env={}, base=model, tokenizer=tokenizer, policy=model)
+    state = run.state()
+    program, env = _own(run, state) if _is_own(environment, state) else (find_program(environment), {})
+    base, policy = run.settings().inference.model, newest_policy(run)
+    return Examination(program=program, env=env, base=base, tokenizer=state.tokenizer, policy=policy, run=run)
+
+
+def _is_own(environment: str, state: RunState) -> bool:
+    return environment == state.environment or find_program(environment).path == Path(state.environment_file)
+
+
+def _own(run: RunDirectory, state: RunState) -> tuple[EnvironmentProgram, dict[str, Any]]:
+    """The run's environment as it ran, with the settings that were its own."""
+    file = Path(state.environment_file)
+    config = run.environment_config()
+    env = {name: value for name, value in config.items() if name not in ENV_WIRING or name in KEPT}
+    return EnvironmentProgram(name=state.environment, path=file, interpreter=state.interpreter), env
+
+
+def measure(exam: Examination, url: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Run the environment's `evaluate` verb against a service; its figures.
+
+    Args:
+        exam: who, on what.
+        url: of the service.
+        wanted: settings of the environment that beat all others.
+
+    Raises:
+        EnvironmentFailed: it ended with an error, not in time, or without figures.
+    """
+    server = {"model_name": exam.policy, "base_url": f"{url}/runs/eval/v1", "api_key": "x", "server_type": "sglang"}
+    env = {**exam.env, **wanted, "tokenizer_name": exam.tokenizer, "use_wandb": False}
+    with tempfile.TemporaryDirectory(prefix="halteres-") as folder:
+        settings = Path(folder) / "config.yaml"
+        settings.write_text(yaml.safe_dump({"env": env, "openai": [server]}))
+        return _figures(exam.program, _run(exam.program, settings))
+
+
+def _run(program: EnvironmentProgram, settings: Path) -> subprocess.CompletedProcess[str]:
+    command = program.command("evaluate", "--config", str(settings))
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, env=environ.for_child(), timeout=WITHIN_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise EnvironmentFailed(
+            f"{program.path.name} evaluate took more than {WITHIN_S:g} s.",
+            "It was ended.",
+            "Ask for fewer tasks or samples: --tasks, --samples.",
+        ) from error
+    except OSError as error:
+        raise EnvironmentFailed(f"{program.interpreter} cannot be started.", f"{error.strerror or error}.") from error
+
+
+def _figures(program: EnvironmentProgram, ended: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    if ended.returncode != 0:
+        last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
+        raise EnvironmentFailed(f"{program.path.name} evaluate ended with exit code {ended.returncode}.", last)
+    try:
+        return dict(json.loads(ended.stdout.strip().splitlines()[-1]))
+    except (ValueError, TypeError, IndexError) as error:
+        raise EnvironmentFailed(f"{program.path.name} evaluate printed no figures.", f"{error}.") from error

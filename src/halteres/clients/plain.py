@@ -1,0 +1,80 @@
+"""One JSON request to one of our own servers, without a proxy and without a client to keep.
+
+Owns: GET and POST of JSON over urllib, their deadline, what can go wrong as two errors.
+Never: asks a proxy (a server on 127.0.0.1 is not behind one, whatever `http_proxy` says), retries, keeps a connection.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+from halteres.errors import InvalidConfig, NotReady, ProcessFailed
+
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class Refused(ProcessFailed):
+    """The server answered, with an error; `answered` is its HTTP status, `told` the JSON object of its answer."""
+
+    def __init__(self, what: str, why: str = "", next: str = "", **details: Any) -> None:
+        super().__init__(what, why, next, **details)
+        self.answered: int = details.get("answered", 500)
+        self.told: dict[str, Any] = details.get("told", {})
+
+
+def get_json(url: str, deadline_s: float) -> dict[str, Any]:
+    """The JSON object behind a URL; {} where the answer is JSON of another kind.
+
+    Args:
+        url: http or https.
+        deadline_s: seconds to wait for the connection, and for each part of the answer.
+
+    Raises:
+        Refused: the server answered with an error. NotReady: it gave no usable answer in time.
+        InvalidConfig: this is no address of a web server.
+    """
+    return _answer(_request(url), deadline_s)
+
+
+def post_json(url: str, body: Any, deadline_s: float) -> dict[str, Any]:
+    """POST a JSON body; otherwise as `get_json`."""
+    return _answer(_request(url, json.dumps(body).encode()), deadline_s)
+
+
+def _request(url: str, body: bytes | None = None) -> urllib.request.Request:
+    if not url.startswith(("http://", "https://")):
+        raise InvalidConfig(f"'{url}' is no service address.", next="It begins with http:// or https://.")
+    headers = {"Content-Type": "application/json"} if body is not None else {}
+    return urllib.request.Request(url, data=body, headers=headers)  # noqa: S310 - scheme checked
+
+
+def _answer(request: urllib.request.Request, deadline_s: float) -> dict[str, Any]:
+    try:
+        with _direct.open(request, timeout=deadline_s) as answer:
+            told = json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        raise _refused(request, error) from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise NotReady(
+            f"{request.full_url} does not answer.", f"{error}.", "Check the address, and that its server runs."
+        ) from error
+    return told if isinstance(told, dict) else {}
+
+
+def _refused(request: urllib.request.Request, error: urllib.error.HTTPError) -> Refused:
+    with error:
+        try:
+            text = error.read().decode(errors="replace").strip()
+        except (OSError, http.client.HTTPException):
+            text = ""
+    try:
+        told = json.loads(text)
+    except ValueError:
+        told = None
+    told = told if isinstance(told, dict) else {}
+    why = str(told.get("detail") or text or error.reason)
+    return Refused(f"{request.full_url} refused the request ({error.code}).", why, answered=error.code, told=told)

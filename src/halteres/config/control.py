@@ -1,0 +1,33 @@
+"""What a run is asked to do through its `control` folder: stop.json, {"mode", "t"}.
+
+Owns: the request's modes, writing it whole, reading it however it was written.
+Never: stops anything.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Literal
+
+from halteres.files import replace_file
+
+Mode = Literal["now", "after_step"]
+"""`now` interrupts the step in progress, `after_step` lets it end; a checkpoint is written either way."""
+
+
+def write_stop_request(file: Path, mode: Mode) -> None:
+    """Ask for an end. OSError where the disk will not have it."""
+    replace_file(file, json.dumps({"mode": mode, "t": time.time()}).encode())
+
+
+def read_stop_request(file: Path) -> Mode | None:
+    """The mode asked for; None where nobody asked. Half a request, or one that is no request at all, still is one."""
+    try:
+        told = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError):
+        return "now"
+    return "after_step" if isinstance(told, dict) and told.get("mode") == "after_step" else "now"

@@ -1,0 +1,91 @@
+"""Measuring a policy with an environment's own `evaluate`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from halteres.cli import measure
+from halteres.cli.measure import examination
+from halteres.errors import EnvironmentFailed
+from halteres.runs.directory import RunDirectory
+from halteres.runs.state import read_state, write_state
+
+TELLS = """
+import json, sys, yaml
+given = yaml.safe_load(open(sys.argv[3]))
+print(json.dumps({"python": sys.executable, "verb": sys.argv[1], **given}))
+"""
+
+
+def trained(run: RunDirectory, file: Path, interpreter: str) -> RunDirectory:
+    """The run, of this environment file, run by this interpreter."""
+    state = read_state(run.path / "run.json")
+    facts = {"environment": "sums", "environment_file": str(file), "interpreter": interpreter}
+    write_state(run.path / "run.json", msgspec.structs.replace(state, **facts))
+    env = {"prompt_template": "Question: {question}", "digits": 3, "eval_tasks": 5, "seed": 4}
+    wiring = {"run_dir": str(run.path), "rollout_server_url": "http://127.0.0.1:1", "total_steps": 9}
+    (run.path / "config.yaml").write_text(yaml.safe_dump({"env": {**env, **wiring}}))
+    return run
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> str:
+    """Another interpreter: it says so."""
+    file = tmp_path / "python"
+    file.write_text("#!/bin/sh\nexec " + sys.executable + ' "$@"\n')
+    file.chmod(0o755)
+    return str(file)
+
+
+@pytest.mark.parametrize("named", ["sums", "FILE"])
+def test_a_run_is_measured_with_its_own_settings_by_its_own_interpreter(
+    finished: RunDirectory, tmp_path: Path, python: str, named: str
+) -> None:
+    file = tmp_path / "sums.py"
+    file.write_text(TELLS)
+    exam = examination(str(file) if named == "FILE" else named, trained(finished, file, python), "unused")
+    assert exam.program.interpreter == python
+    told = measure.measure(exam, "http://127.0.0.1:2", {"eval_samples": 2})
+    assert told["verb"] == "evaluate"
+    assert told["env"] == {
+        "prompt_template": "Question: {question}",
+        "digits": 3,
+        "eval_tasks": 5,
+        "eval_samples": 2,
+        "seed": 4,
+        "tokenizer_name": "/nowhere",
+        "use_wandb": False,
+    }
+    assert told["openai"][0]["model_name"] == "tinker://x/sampler_weights/final"
+
+
+def test_another_environment_is_measured_with_its_own_defaults(finished: RunDirectory, tmp_path: Path) -> None:
+    exam = examination("arithmetic", trained(finished, tmp_path / "sums.py", "/nowhere"), "unused")
+    assert (exam.program.name, exam.env) == ("arithmetic", {})
+    assert exam.policy == "tinker://x/sampler_weights/final"
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("import signal; signal.pause()", "took more than 0.2 s"),
+        ("raise SystemExit(3)", "ended with exit code 3"),
+        ("print('nothing')", "printed no figures"),
+        ("", "printed no figures"),
+    ],
+)
+def test_a_measurement_that_goes_wrong_is_told_in_a_sentence(
+    finished: RunDirectory, tmp_path: Path, python: str, monkeypatch: pytest.MonkeyPatch, code: str, says: str
+) -> None:
+    file = tmp_path / "sums.py"
+    file.write_text(code)
+    if "pause" in code:
+        monkeypatch.setattr(measure, "WITHIN_S", 0.2)
+    exam = examination("sums", trained(finished, file, python), "unused")
+    with pytest.raises(EnvironmentFailed, match=says):
+        measure.measure(exam, "http://127.0.0.1:2", {})

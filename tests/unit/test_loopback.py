@@ -1,0 +1,70 @@
+"""Serving on the loopback only: the socket, and who may talk through it."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from halteres.errors import Conflict, InvalidConfig
+from halteres.loopback import LocalOnly, open_listener
+
+
+async def asked(**headers: str) -> int:
+    """The status of a guarded server's answer."""
+    app = Starlette(routes=[Route("/", lambda request: PlainTextResponse("here"))], middleware=[Middleware(LocalOnly)])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+        return (await http.get("/", headers=headers)).status_code
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST"])
+async def test_requests_that_name_this_machine_pass(host: str) -> None:
+    assert await asked(host=host) == 200
+    assert await asked(origin=f"http://{host}") == 200
+
+
+@pytest.mark.parametrize(
+    "name", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost@evil.example", "", "["]
+)
+async def test_requests_that_name_another_machine_are_refused(name: str) -> None:
+    assert await asked(host=name) == 403
+    assert await asked(origin=f"http://{name}") == 403
+
+
+async def test_a_page_without_an_origin_of_its_own_is_refused() -> None:
+    assert await asked(origin="null") == 403
+
+
+def test_a_new_listener_is_on_the_loopback_and_known_as_tcp() -> None:
+    with open_listener(0) as bound:
+        assert bound.getsockname()[0] == "127.0.0.1"
+        assert bound.proto == socket.IPPROTO_TCP
+        socket.create_connection(bound.getsockname(), timeout=5).close()
+
+
+def test_an_inherited_listener_is_taken_as_it_is() -> None:
+    with open_listener(0) as bound, open_listener(1, os.dup(bound.fileno())) as inherited:
+        assert inherited.getsockname() == bound.getsockname()
+        assert inherited.proto == socket.IPPROTO_TCP
+
+
+def test_a_busy_port_is_a_sentence() -> None:
+    with open_listener(0) as busy, pytest.raises(Conflict, match=r"cannot be used\..*--port"):
+        open_listener(busy.getsockname()[1])
+
+
+def test_a_descriptor_that_is_no_socket_of_the_loopback_is_refused_with_a_sentence() -> None:
+    reading, writing = os.pipe()
+    with pytest.raises(InvalidConfig, match="cannot be listened on"):
+        open_listener(0, reading)
+    os.close(reading)
+    os.close(writing)
+    everywhere = socket.create_server(("", 0))
+    with pytest.raises(InvalidConfig, match=r"stays on 127\.0\.0\.1"):
+        open_listener(0, everywhere.detach())
