@@ -188,3 +188,22 @@ async def test_a_usage_error_exits_2(tmp_path: Path) -> None:
     _, said = await process.communicate()
     assert process.returncode == 2
     assert b"--backend" in said
+
+
+async def test_an_engine_that_hangs_is_killed_and_another_started(command: EngineCommand, tmp_path: Path) -> None:
+    deaths: list[HalteresError] = []
+    patience = Patience(backoff_s=0, ping_s=0.2, silent_s=0.6)
+    process = EngineProcess(command, tmp_path / "engine.log", on_death=deaths.append, patience=patience)
+    await process.start()
+    first = process.pid
+    assert first is not None
+    async with asyncio.timeout(30):
+        os.kill(first, signal.SIGSTOP)
+        with pytest.raises(NotReady):
+            await process.engine.info()
+        await process.until("ready", restarts=1)
+    assert not alive(first)
+    assert [death.what for death in deaths] == [
+        f"The engine (process {first}) hung: it answered nothing for 0.6 s, and was killed."
+    ]
+    await process.stop()

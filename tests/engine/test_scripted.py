@@ -290,3 +290,34 @@ async def test_closing_fails_what_is_held_inside(engine: ScriptedEngine) -> None
 def test_it_needs_no_torch() -> None:
     code = "import sys; sys.modules['torch'] = None; import halteres.engine.scripted, halteres.engine.process"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+async def test_a_saved_folder_is_as_readable_as_any_other(engine: ScriptedEngine, tmp_path: Path) -> None:
+    (tmp_path / "any").mkdir()
+    await engine.save("a", str(tmp_path / "w"), optimizer=False)
+    assert (tmp_path / "w").stat().st_mode == (tmp_path / "any").stat().st_mode
+
+
+async def test_a_folder_that_cannot_be_replaced_still_stands(
+    engine: ScriptedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await engine.save("a", str(tmp_path / "w"), optimizer=True)
+    rename = Path.rename
+
+    def refused(self: Path, target: Path) -> Path:
+        if self.name.startswith(".new-"):
+            raise OSError("no")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(ServerError, match="could not be written"):
+        await engine.save("a", str(tmp_path / "w"), optimizer=False)
+    assert (tmp_path / "w" / "optimizer.safetensors").exists()
+    assert [file.name for file in tmp_path.iterdir()] == ["w"]
+
+
+async def test_a_special_token_is_text_to_a_stop_string(engine: ScriptedEngine) -> None:
+    end = engine._tokenizer.token(2)
+    params = SamplingParams(max_tokens=400, seed=2, stop_tokens=(), stop_strings=(end,))
+    (sequence,) = (await engine.sample(None, packed(PROMPT), 1, params)).sequences
+    assert (unpacked(sequence.tokens)[-1], sequence.stop_reason) == (2, "stop")

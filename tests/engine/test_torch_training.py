@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 
-from halteres.engine.protocol import Adam, Datum, LoraConfig
-from halteres.engine.torch import TorchEngine
+from halteres.engine.protocol import Adam, LoraConfig
 from halteres.engine.torch.adapter import Adapter
-from halteres.engine.torch.data import plan
+from halteres.engine.torch.data import Example, MicroBatch, plan
 from halteres.engine.torch.limits import Limits
-from halteres.errors import InvalidConfig, InvalidData, NotFound, ServerError, UserError
+from halteres.errors import ServerError
 
-from .scenes import array, packed
 from .torch_scenes import (
     LORA,
     RATE,
     Reference,
+    gradient,
     input_of,
     lessons,
     logprobs_of,
@@ -31,15 +29,8 @@ from .torch_scenes import (
     running,
     sample,
     trained,
+    weights,
 )
-
-
-def gradient(engine: TorchEngine, name: str = "a") -> torch.Tensor:
-    return engine._adapters[name]._gradient.clone()
-
-
-def weights(engine: TorchEngine, name: str = "a") -> torch.Tensor:
-    return engine._adapters[name].flat.clone()
 
 
 async def test_importance_sampling_and_its_gradient_equal_the_formula(model_folder: Path) -> None:
@@ -130,13 +121,28 @@ async def test_micro_batches_of_one_equal_one_micro_batch(model_folder: Path) ->
     assert difference.mean().abs() < 5 * standard_error + 1e-9
 
 
+def padded(batch: Sequence[int], lengths: Sequence[int]) -> int:
+    """Tokens of the micro-batch that a pass really computes."""
+    zeros = [np.zeros(lengths[i], np.int64) for i in batch]
+    made = MicroBatch.of([Example(tokens, tokens, {}) for tokens in zeros], torch.device("cpu"))
+    return made.tokens_N.numel()
+
+
 def test_the_plan_is_longest_first_within_the_budget_and_loses_nobody() -> None:
     lengths = [3, 90, 17, 90, 5, 200, 17, 1]
-    batches = plan(lengths, tokens=180)
+    batches = plan(lengths, tokens=196)
     assert sorted(i for batch in batches for i in batch) == list(range(8))
-    assert all(len(batch) == 1 or len(batch) * lengths[batch[0]] <= 180 for batch in batches)
+    assert all(len(batch) == 1 or padded(batch, lengths) <= 196 for batch in batches)
     assert [lengths[i] for batch in batches for i in batch] == sorted(lengths, reverse=True)
-    assert plan(lengths, tokens=180) == batches
+    assert plan(lengths, tokens=196) == batches
+
+
+@pytest.mark.parametrize("lengths", [[1] * 2048, [17] * 300, [9, 1, 33, 2047, 5] * 40])
+def test_a_micro_batch_holds_no_more_padded_tokens_than_the_bound_however_short_its_data(lengths: list[int]) -> None:
+    bound = Limits().pass_tokens
+    batches = plan(lengths, bound)
+    assert max(padded(batch, lengths) for batch in batches) <= bound
+    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
 
 
 async def test_the_optimiser_is_torch_adamw(model_folder: Path) -> None:
@@ -169,95 +175,6 @@ async def test_the_gradient_is_clipped_by_its_global_norm(model_folder: Path) ->
             moves.append((weights(engine, name) - before).norm().item())
         assert moves[1] == pytest.approx(moves[0] * 0.5 / norm, rel=1e-2)
         assert moves[2] == moves[0]
-
-
-async def test_a_step_without_a_gradient_is_refused(model_folder: Path) -> None:
-    async with running(model_folder) as engine:
-        await engine.create_adapter("a", LORA)
-        with pytest.raises(UserError, match="no gradient"):
-            await engine.optim_step("a", RATE)
-        await engine.forward_backward("a", lessons(2), "cross_entropy", forward_only=True)
-        with pytest.raises(UserError, match="no gradient"):
-            await engine.optim_step("a", RATE)
-
-
-async def test_a_gradient_that_is_not_finite_moves_nothing_and_is_cleared(model_folder: Path) -> None:
-    async with running(model_folder) as engine:
-        await trained(engine, steps=1)
-        before = weights(engine)
-        await engine.forward_backward("a", lessons(2), "cross_entropy")
-        engine._adapters["a"]._gradient[7] = float("inf")
-        with pytest.raises(UserError, match="not finite"):
-            await engine.optim_step("a", RATE)
-        assert torch.equal(weights(engine), before)
-        with pytest.raises(UserError, match="no gradient"):
-            await engine.optim_step("a", RATE)
-        await engine.forward_backward("a", lessons(2), "cross_entropy")
-        assert (await engine.optim_step("a", RATE)).version == 2
-
-
-async def test_a_ratio_that_overflows_is_refused_and_accumulates_nothing(model_folder: Path) -> None:
-    tokens = prompts(1, low=10)[0]
-    n = len(tokens) - 1
-    q = [-5.0] * n
-    q[3] = -1000.0
-    bad = pair(tokens, logprobs=q, advantages=[1.0] * n)
-    good = pair(tokens, logprobs=[-5.0] * n, advantages=[1.0] * n)
-    async with running(model_folder) as engine:
-        await engine.create_adapter("a", LORA)
-        with pytest.raises(UserError, match="datum 1, position 3"):
-            await engine.forward_backward("a", (good, bad), "importance_sampling")
-        assert not gradient(engine).any()
-        await engine.forward_backward("a", (good,), "importance_sampling")
-        assert torch.isfinite(gradient(engine)).all()
-
-
-TOKENS = list(range(10, 20))
-GOOD = pair(TOKENS, weights=[1.0] * 9)
-
-
-def with_input(name: str, value: Any) -> Datum:
-    inputs = {**GOOD.inputs, name: value}
-    return msgspec.structs.replace(GOOD, inputs={k: v for k, v in inputs.items() if v is not None})
-
-
-MALFORMED = {
-    "token outside the vocabulary": (msgspec.structs.replace(GOOD, tokens=packed([99999, *TOKENS[1:9]])), "99999"),
-    "negative token": (msgspec.structs.replace(GOOD, tokens=packed([-1, *TOKENS[1:9]])), "-1"),
-    "no tokens": (msgspec.structs.replace(GOOD, tokens=b""), "Datum 1"),
-    "target outside": (with_input("target_tokens", array([5] * 8 + [672], "int64")), "target_tokens"),
-    "short targets": (with_input("target_tokens", array([5] * 8, "int64")), "target_tokens"),
-    "several targets": (with_input("target_tokens", array(np.zeros((9, 2)), "int64")), "target_tokens"),
-    "no weights": (with_input("weights", None), "weights"),
-    "weights not finite": (with_input("weights", array([1.0] * 8 + [float("nan")])), "weights"),
-    "bytes missing": (with_input("weights", msgspec.structs.replace(array([1.0] * 9), data=b"\0" * 8)), "weights"),
-    "too long": (pair([5] * 2060, weights=[1.0] * 2059), "2048"),
-}
-
-
-@pytest.mark.parametrize("case", MALFORMED)
-async def test_a_malformed_datum_is_refused_by_name_and_poisons_nobody(model_folder: Path, case: str) -> None:
-    bad, named = MALFORMED[case]
-    async with running(model_folder) as engine:
-        await engine.create_adapter("a", LORA)
-        await engine.forward_backward("a", (GOOD,), "cross_entropy")
-        before = gradient(engine)
-        with pytest.raises(InvalidData, match="Datum 1") as caught:
-            await engine.forward_backward("a", (GOOD, bad), "cross_entropy")
-        assert named in caught.value.sentence
-        assert torch.equal(gradient(engine), before)
-        await engine.optim_step("a", RATE)
-
-
-async def test_unknown_names_are_refused_with_the_known_ones(model_folder: Path) -> None:
-    async with running(model_folder) as engine:
-        await engine.create_adapter("a", LORA)
-        with pytest.raises(InvalidConfig, match="cross_entropy"):
-            await engine.forward_backward("a", (GOOD,), "cross_entropi")
-        with pytest.raises(NotFound, match="'b'"):
-            await engine.forward_backward("b", (GOOD,), "cross_entropy")
-        with pytest.raises(InvalidConfig, match="rank"):
-            await engine.create_adapter("c", LoraConfig(rank=0))
 
 
 async def test_a_pass_that_breaks_in_its_middle_accumulates_nothing(

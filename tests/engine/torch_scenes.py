@@ -114,3 +114,11 @@ class Reference:
 
 def input_of(datum: Datum, name: str) -> Tensor:
     return torch.tensor(np.frombuffer(datum.inputs[name].data, np.float32).copy(), dtype=torch.float64)
+
+
+def gradient(engine: TorchEngine, name: str = "a") -> torch.Tensor:
+    return engine._adapters[name]._gradient.clone()
+
+
+def weights(engine: TorchEngine, name: str = "a") -> torch.Tensor:
+    return engine._adapters[name].flat.clone()

@@ -112,6 +112,7 @@ def test_a_killed_supervisor_leaves_no_process_and_readers_see_it(running: RunDi
     wait_until(lambda: running.state().terminal)
     state = running.state()
     assert (state.status, state.code, state.resumable, state.step) == ("failed", "supervisor_lost", True, 3)
+    assert all(facts["exit"] is not None for facts in state.processes.values())
     wait_until(lambda: not survivors(before), within_s=15)
     assert running.state() == state, "a terminal state never changes"
 

@@ -33,7 +33,7 @@ class InProcess:
     def __init__(self) -> None:
         self.restarts, self.pid = 0, None
         self.state, self.failure = "ready", None
-        self._ready = asyncio.Event()
+        self._changed = asyncio.Condition()
         self.scripted = ScriptedEngine(BASE.folder, BASE.name)
 
     @property
@@ -44,10 +44,18 @@ class InProcess:
         """It runs from the start."""
 
     async def stop(self) -> None:
+        await self.become("stopped")
         await self.scripted.close()
 
-    async def until(self, state: str, *, restarts: int = 0) -> None:
-        await self._ready.wait()
+    async def until(self, *states: str, restarts: int = 0) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.state in states)
+
+    async def become(self, state: str) -> None:
+        """From now on it is in this state."""
+        async with self._changed:
+            self.state = state
+            self._changed.notify_all()
 
     async def die(self) -> None:
         """The engine is gone, and another starts."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import tinker
 
+from halteres.errors import ServerError
 from halteres.models import TINY
 from halteres.text import load_tokenizer
 
@@ -165,3 +166,14 @@ async def test_requests_of_environments_are_rows_with_their_drawn_seeds(
     rows = scene.rows("SELECT subject, drawn FROM requests WHERE kind = 'generate'")
     assert [subject for subject, _ in rows] == [RUN] * 4
     assert len({drawn for _, drawn in rows}) == 4
+
+
+async def test_a_request_that_failed_is_settled_with_its_failure(scene: Scene, training: tinker.TrainingClient) -> None:
+    scene.engine.fail_next("sample", ServerError("The device is lost."))
+    body = {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 4}}
+    assert (await scene.ask(f"/runs/{RUN}/generate", **body))[0] == 500
+    assert (await scene.ask(f"/runs/{RUN}/generate", **body))[0] == 200
+    await scene.session()  # its row is committed after those before it
+    rows = scene.rows("SELECT state, outcome FROM requests WHERE kind = 'generate' ORDER BY accepted_at")
+    assert [state for state, _ in rows] == ["settled", "settled"]
+    assert b"device is lost" in rows[0][1]

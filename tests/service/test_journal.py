@@ -9,6 +9,9 @@ import tinker
 from sqlalchemy import Connection
 from tinker import types
 
+from halteres.errors import NotReady, ServerError
+from halteres.service.journal import Entry
+
 from .scenes import DATA, STEP, Scene, datum, prompt, trainer
 from .test_order import PROTO, pass_body
 
@@ -77,3 +80,43 @@ async def test_requests_that_come_together_share_commits(scene: Scene) -> None:
     await asyncio.gather(*(scene.service.sessions.create({}, []) for _ in range(50)))
     assert commits <= 2
     assert scene.rows("SELECT count(*) FROM sessions") == [(50,)]
+
+
+async def test_a_record_that_fails_in_an_unforeseen_way_fails_alone_and_at_once(scene: Scene) -> None:
+    def broken(connection: Connection) -> None:
+        raise ValueError("unforeseen")
+
+    async with asyncio.timeout(WAIT_S):
+        failed, session = await asyncio.gather(
+            scene.service.journal.transact(broken), scene.service.sessions.create({}, []), return_exceptions=True
+        )
+    assert isinstance(failed, ServerError)
+    assert "unforeseen" in failed.sentence
+    assert scene.rows("SELECT id FROM sessions") == [(session.id,)]  # type: ignore[union-attr]
+
+
+async def test_a_repetition_that_comes_while_the_first_cannot_be_recorded_is_recorded_for_itself(scene: Scene) -> None:
+    model = await scene.model()
+    accept, inside, full = scene.service.journal.accept, asyncio.Event(), asyncio.Event()
+
+    async def refused(entry: Entry) -> str:
+        if inside.is_set():
+            return await accept(entry)
+        inside.set()
+        await full.wait()
+        raise NotReady("The disk is full.")
+
+    scene.service.journal.accept = refused  # type: ignore[method-assign]
+    async with asyncio.timeout(WAIT_S):
+        first = asyncio.create_task(scene.post("forward_backward", pass_body(model, 1), **PROTO))
+        await inside.wait()
+        second = asyncio.create_task(scene.post("forward_backward", pass_body(model, 1), **PROTO))
+        [promise] = scene.service.promises.open()
+        while not promise.recorded._waiters and not second.done():
+            await scene.get("/api/v1/healthz")
+        full.set()
+        assert (await first)[0] == 503
+        status, promised = await second
+        assert status == 200
+        assert isinstance(await scene.redeem(promised["request_id"]), bytes)
+    assert scene.engine.calls["forward_backward"] == 1

@@ -154,3 +154,27 @@ async def test_every_bad_body_is_answered_with_a_sentence(scene: Scene) -> None:
         assert 400 <= status < 500, (path, body)
         assert len(refusal["detail"]) > 20, (path, body)
     assert (await scene.get("/api/v1/healthz"))[0] == 200
+
+
+async def test_a_number_that_was_used_up_before_its_turn_fails_typed_and_later_ones_run(scene: Scene) -> None:
+    model = await scene.model()
+    await scene.post("optim_step", {"model_id": model, "seq_id": 3, "adam_params": 5})
+    async with asyncio.timeout(WAIT_S):
+        assert "comes too late" in (await scene.redeem(await stepped(scene, model, 3)))["error"]
+        for seq in (1, 2, 4):
+            assert isinstance(await scene.redeem(await passed(scene, model, seq)), bytes)
+
+
+async def test_a_request_that_runs_is_not_told_to_wait_for_itself(scene: Scene) -> None:
+    model = await scene.model()
+    scene.service.promises.poll_s = 0.01
+    held = scene.engine.hold("forward_backward")
+    second, first = await passed(scene, model, 2), await passed(scene, model, 1)
+    for request_id in (first, second):
+        async with asyncio.timeout(WAIT_S):
+            await held.inside()
+        status, state = await scene.post("retrieve_future", {"request_id": request_id})
+        assert (status, state["queue_state_reason"]) == (408, "it is being executed")
+        held.release()
+        held = scene.engine.hold("forward_backward")
+    held.release()

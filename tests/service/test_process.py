@@ -17,13 +17,25 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 import tinker
 
+from halteres.errors import Conflict
 from halteres.models import TINY
+from halteres.service.service import locked
 
 from .scenes import DATA, KEY, STEP, closing, trainer
 
 WAIT_S = 25
+SERVICE = ("-m", "halteres.service")
+NEVER_READY = """
+import sys
+from halteres.engine.process import EngineCommand
+from halteres.service.__main__ import main
+EngineCommand.argv = lambda *_: [sys.executable, "-c", "import signal; signal.pause()"]
+sys.exit(main())
+"""
+"""A service whose engine takes for ever to load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +56,12 @@ class Process:
 
 
 @contextmanager
-def running(state: Path, *arguments: str, **environment: str) -> Iterator[Process]:
+def running(state: Path, *arguments: str, program: tuple[str, ...] = SERVICE, **environment: str) -> Iterator[Process]:
     """A service on a socket that listens before it starts, so that nobody has to ask twice."""
     with socket.create_server(("127.0.0.1", 0)) as bound:
         argv = ["--state", str(state), "--engine", "scripted", "--threads", "1", "--listen-fd", str(bound.fileno())]
         popen = subprocess.Popen(
-            [sys.executable, "-m", "halteres.service", *argv, *arguments],
+            [sys.executable, *program, *argv, *arguments],
             stderr=subprocess.PIPE,
             text=True,
             pass_fds=(bound.fileno(), *(int(value) for value in environment.values())),
@@ -180,3 +192,20 @@ def test_a_busy_port_a_missing_model_and_a_state_that_cannot_be_are_one_sentence
     (tmp_path / "file").write_text("")
     code, said = started("--state", str(tmp_path / "file" / "s"), "--port", "0")
     assert (code, said.startswith("error: The state directory")) == (1, True)
+
+
+async def test_sigterm_ends_it_while_a_request_waits_for_the_engine_to_start(tmp_path: Path) -> None:
+    with running(tmp_path, program=("-c", NEVER_READY)) as process:
+        async with asyncio.timeout(WAIT_S), aiohttp.ClientSession(process.url) as http:
+            made = await (await http.post("/api/v1/create_session", json={})).json()
+            body = {"session_id": made["session_id"], "model_seq_id": 0, "base_model": TINY}
+            assert (await http.post("/api/v1/create_model", json=body)).status == 200
+        process.popen.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.ended) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+
+
+def test_what_blocks_inside_the_service_is_not_told_as_a_second_service(tmp_path: Path) -> None:
+    with pytest.raises(BlockingIOError), locked(tmp_path):
+        raise BlockingIOError
+    with locked(tmp_path), pytest.raises(Conflict, match="Another service"), locked(tmp_path):
+        pass

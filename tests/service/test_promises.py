@@ -9,7 +9,7 @@ import tinker
 
 from halteres.service.routes import answers
 
-from .scenes import DATA, Scene, trainer
+from .scenes import DATA, Scene, closing, trainer
 from .test_order import passed
 
 WAIT_S = 20
@@ -91,3 +91,23 @@ async def test_a_body_beyond_all_bounds_is_refused(scene: Scene, monkeypatch: py
     monkeypatch.setattr(answers, "MAX_BODY_BYTES", 1000)
     status, refusal = await scene.post("create_session", {"tags": ["x" * 1000]})
     assert (status, "too large" in refusal["detail"]) == (400, True)
+
+
+async def test_a_finished_session_leaves_the_engine_and_what_it_saved_stays(scene: Scene) -> None:
+    client = await scene.client(halteres_run="r9")
+    async with closing(client):
+        training = await trainer(client)
+        state = (await training.save_state("kept")).path
+        await training.save_weights_and_get_sampling_client()
+        busy = await scene.model(client.holder.get_session_id(), 7)
+        waiting = await passed(scene, busy, 2)  # its first request has not come
+    assert set(scene.engine._adapters) == {busy}
+    outcome = await scene.redeem(await passed(scene, training.model_id, 3))
+    assert "Its session has finished." in outcome["error"]
+    assert state in outcome["error"]
+    status, _ = await scene.ask("/runs/r9/generate", text="1", sampling_params={"max_new_tokens": 1})
+    assert status == 200
+    await passed(scene, busy, 1)
+    assert isinstance(await scene.redeem(waiting), bytes)
+    async with closing(await scene.client()) as other:
+        await other.create_training_client_from_state_with_optimizer(state)

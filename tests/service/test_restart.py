@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -146,3 +149,36 @@ async def test_a_model_without_a_checkpoint_is_still_described_after_a_restart(t
     async with serving(tmp_path) as scene:
         status, info = await scene.post("get_info", {"model_id": model})
         assert (status, info["lora_rank"], info["model_name"]) == (200, 4, TINY)
+
+
+KILLED_BETWEEN_THE_RENAMES = """
+import os, signal, sys
+from pathlib import Path
+from halteres.engine import folders
+
+rename = Path.rename
+
+def killed(self, target):
+    if self.name.startswith(".new-"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rename(self, target)
+
+Path.rename = killed
+with folders.written(Path(sys.argv[1])) as place:
+    (place / "state.json").write_text("half")
+"""
+
+
+async def test_a_checkpoint_whose_replacement_was_killed_between_the_renames_is_put_back(tmp_path: Path) -> None:
+    async with serving(tmp_path) as scene, closing(await scene.client()) as client:
+        training = await trainer(client, rank=4)
+        path = (await training.save_state("kept")).path
+        folder = scene.service.checkpoints.find(path).folder
+    command = [sys.executable, "-c", KILLED_BETWEEN_THE_RENAMES, str(folder)]
+    killed = await asyncio.to_thread(subprocess.run, command, timeout=WAIT_S, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert not folder.exists()
+    async with serving(tmp_path) as scene, closing(await scene.client()) as client:
+        resumed = await client.create_training_client_from_state_with_optimizer(path)
+        assert resumed.get_info().lora_rank == 4
+    assert [place.name for place in folder.parent.iterdir()] == ["kept"]

@@ -10,6 +10,7 @@ import pytest
 import tinker
 from tinker import types
 
+from halteres.errors import ProcessFailed
 from halteres.models import TINY
 from halteres.service import snapshots
 from halteres.service.snapshots import Snapshot
@@ -194,3 +195,16 @@ def held(scene: Scene) -> list[Snapshot]:
 def test_the_base_model_is_known_by_name_and_by_folder() -> None:
     assert BASE.check(TINY) == TINY
     assert BASE.check(str(BASE.folder)) == str(BASE.folder)
+
+
+async def test_a_sample_fails_with_the_reason_once_the_engine_was_given_up(
+    scene: Scene, client: tinker.ServiceClient
+) -> None:
+    """While an engine may come back the answer is 410, and the SDK submits the sample again: here for ever."""
+    sampling = await base_client(client)
+    scene.host.failure = ProcessFailed("The engine keeps dying and is not started again.")
+    await scene.host.become("failed")
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(tinker.RequestFailedError, match="keeps dying") as caught:
+            await sampling.sample(prompt(5), 1, types.SamplingParams(max_tokens=1))
+    assert caught.value.category is types.RequestErrorCategory.Server

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
 import tinker
 from tinker import types
 
+from halteres.engine.protocol import SamplingParams
 from halteres.models import TINY
+from halteres.service.checkpoints import Checkpoint
+from halteres.service.sampling import packed
+from halteres.service.snapshots import SnapshotLost
 
 from .scenes import BASE, DATA, KEY, STEP, Scene, datum, prompt, trainer
 
@@ -219,3 +224,28 @@ async def test_the_rest_client_lists_runs_and_checkpoints(scene: Scene, client: 
     assert (await rest.get_session(client.holder.get_session_id())).training_run_ids == [training.model_id]
     with pytest.raises(tinker.BadRequestError, match="comes later"):
         await rest.delete_checkpoint(training.model_id, "weights/s")
+
+
+async def test_samplers_of_weights_that_are_being_overwritten_never_see_the_new_ones(
+    scene: Scene, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = await trainer(client)
+    path = (await training.save_state("one")).path
+    old = scene.service.samplers.find((await client.create_sampling_client(model_path=path))._sampling_session_id)
+    await training.forward_backward(DATA, "cross_entropy")
+    await training.optim_step(STEP)
+    add, seen = scene.service.checkpoints.add, []
+
+    async def added(*arguments: Any, **facts: Any) -> Checkpoint:
+        """The folder has been replaced, and the journal does not know it yet."""
+        with pytest.raises(SnapshotLost):
+            await scene.service.samples.draw(old.snapshot, packed([5, 6]), 1, SamplingParams(max_tokens=1))
+        seen.append(old)
+        return await add(*arguments, **facts)
+
+    monkeypatch.setattr(scene.service.checkpoints, "add", added)
+    await training.save_state("one", overwrite=True)
+    assert seen == [old]
+    new = await client.create_sampling_client(model_path=path)
+    await new.sample(prompt(5), 1, types.SamplingParams(max_tokens=1))
+    assert scene.service.snapshots.of(scene.service.checkpoints.find(path)).version == 1

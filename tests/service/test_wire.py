@@ -85,3 +85,12 @@ def test_null_means_absent_and_unknown_fields_are_ignored() -> None:
         1.0,
         "encoded_text",
     )
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"path": 3, "x": NaN}', b'{"path": 3, "x": "\\ud800"}', b"[" * 20_000, b'{"a":' * 5_000, b"", b"\xff"]
+)
+def test_a_body_that_cannot_be_read_is_the_callers_error(body: bytes) -> None:
+    with pytest.raises(InvalidData, match="The body "):
+        bodies.read(body, bodies.WeightsInfo)
+    assert bodies.address_of(body) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Annotated
 
 import typer
@@ -52,8 +53,9 @@ def status(run: Run) -> None:
         typer.echo(f"  {role:8} pid {facts.get('pid', '-')}  {_condition(facts)}")
     for alert in progress.alerts:
         typer.echo(f"alert: {alert}")
-    if state.error:
-        typer.echo(f"error: {state.error}")
+    for label, text in (("note", state.note), ("error", state.error)):
+        if text:
+            typer.echo(f"{label}: {text}")
     if state.resumable:
         typer.echo(f"next: halteres train --resume {directory.run_id}")
 
@@ -97,5 +99,7 @@ def stop(
 
 
 def _condition(facts: dict[str, object]) -> str:
-    exit_code = facts.get("exit")
-    return "running" if exit_code is None else f"exited ({exit_code})"
+    exit_code, told = facts.get("exit"), str(facts.get("state", ""))
+    if isinstance(exit_code, int) and exit_code < 0:
+        return f"ended by {signal.Signals(-exit_code).name}"
+    return told or ("running" if exit_code is None else f"exited ({exit_code})")

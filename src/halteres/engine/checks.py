@@ -13,7 +13,7 @@ from types import MappingProxyType
 import numpy as np
 
 from halteres.engine.protocol import Array, Datum, ModelInfo, SamplingParams
-from halteres.errors import InvalidData, unknown
+from halteres.errors import InvalidData, UserError, nearest
 
 LOSS_INPUTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -21,7 +21,19 @@ LOSS_INPUTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "importance_sampling": {"target_tokens": "int64", "logprobs": "float32", "advantages": "float32"},
     }
 )
-"""For each loss, its per-token inputs and their dtype. Source: spec of the Tinker API, forward_backward."""
+"""For each loss, its per-token inputs and their dtype. Source: spec of the Tinker API, forward_backward.
+
+The one place that says which losses there are; each engine maps these names to its own formulas.
+"""
+
+
+class LossNotFinite(UserError):
+    """A loss or its gradient is NaN or infinite: training has diverged, and nothing of the request counts.
+
+    Only the text reaches a client of the Tinker API: it holds "is not finite".
+    """
+
+    code = "nan_loss"
 
 
 def array(value: Array) -> np.ndarray:
@@ -34,14 +46,26 @@ def tokens_of(data: bytes) -> np.ndarray:
     return np.frombuffer(data, np.int32)
 
 
+def check_loss(name: str) -> None:
+    """Refuse a loss that is not computed.
+
+    Raises:
+        InvalidData: there is none of this name; the message names those that there are.
+    """
+    if name not in LOSS_INPUTS:
+        guess, known = nearest(name, LOSS_INPUTS), sorted(LOSS_INPUTS)
+        hint = f"Did you mean '{guess}'?" if guess else ""
+        why = f"Computed so far: {' and '.join(known)}."
+        raise InvalidData(f"There is no loss '{name}'.", why, hint, did_you_mean=guess, allowed=known)
+
+
 def check_pass(data: tuple[Datum, ...], loss: str, model: ModelInfo) -> None:
     """Refuse a training request that cannot be computed.
 
     Raises:
         InvalidData: the loss is unknown, or a datum is empty, too long, misshapen, not finite or out of vocabulary.
     """
-    if loss not in LOSS_INPUTS:
-        raise unknown(InvalidData, "loss", loss, LOSS_INPUTS, "Only these are computed here.")
+    check_loss(loss)
     if not data:
         raise InvalidData("The request holds no datum.", next="Send at least one.")
     for index, datum in enumerate(data):

@@ -1,6 +1,6 @@
 """One process of the engine, from its start to its end.
 
-Owns: its lifeline, its process group, its link once there is one, the words for its failure.
+Owns: its lifeline, its process group, its link once there is one, its signs of life, the words for its failure.
 Never: starts a second one.
 """
 
@@ -15,7 +15,7 @@ from typing import IO
 
 from halteres.config import environ
 from halteres.engine.link import LinkedEngine
-from halteres.errors import ProcessFailed
+from halteres.errors import HalteresError, ProcessFailed
 from halteres.process import GRACE_S, die_with_parent
 
 READY_LINE = b"ready\n"
@@ -59,18 +59,39 @@ class EngineChild:
                 return
         raise self.failure("ended before it was ready", await self.process.wait())
 
-    async def ended(self) -> int:
-        """Wait for the end of the process, or of its link, which is as bad; returns the exit code."""
-        waits = [asyncio.create_task(self.process.wait(), name="engine exit")]
+    async def ended(self, ping_s: float, silent_s: float) -> ProcessFailed:
+        """Wait for the end of the process, of its link or of its signs of life; returns why it ended."""
+        silence = asyncio.create_task(self._silent(ping_s, silent_s), name="engine signs of life")
+        waits: list[asyncio.Task[object]] = [silence, asyncio.create_task(self.process.wait(), name="engine exit")]
         if self.link is not None:
             waits.append(asyncio.create_task(self.link.broken.wait(), name="engine link broken"))
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            hung = silence.done() and self.process.returncode is None
         finally:
             for wait in waits:
                 wait.cancel()
         await self.kill()
-        return await self.process.wait()
+        how = f"hung: it answered nothing for {silent_s:g} s, and was killed" if hung else "died"
+        return self.failure(how, await self.process.wait())
+
+    async def _silent(self, ping_s: float, silent_s: float) -> None:
+        """Ask for a sign of life again and again; returns once so many in a row did not come that `silent_s` are over.
+
+        Several are asked for, so that a service that was itself stopped for a while does not blame its engine.
+        """
+        silent_for = 0.0
+        while self.link is not None and silent_for < silent_s:
+            try:
+                async with asyncio.timeout(ping_s):
+                    await self.link.info()
+                silent_for = 0.0
+                await asyncio.sleep(ping_s)
+            except TimeoutError:
+                silent_for += ping_s
+            except HalteresError:  # the link's own end is noticed by itself, and any other answer is a sign of life
+                silent_for = 0.0
+                await asyncio.sleep(ping_s)
 
     async def end(self) -> None:
         """Ask it to end; after the grace it is killed."""

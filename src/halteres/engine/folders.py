@@ -1,18 +1,25 @@
 """Folders that are written whole or not at all.
 
-Owns: writing a checkpoint folder beside its place and renaming it.
+Owns: writing a checkpoint folder beside its place and renaming it; what a writer that was killed left behind.
 Never: knows what is inside.
+
+    NAME                 the folder
+    .new-ID              being written
+    .old-ID/NAME         what stood there, from the first rename to the end of the second: if NAME is missing, a writer
+                         was killed between the two, and `recover` puts this back
 """
 
 from __future__ import annotations
 
 import shutil
-import tempfile
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from halteres.errors import ServerError
+
+_NEW, _OLD = ".new-", ".old-"
 
 
 @contextmanager
@@ -24,7 +31,7 @@ def written(folder: Path) -> Iterator[Path]:
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        temporary = _beside(folder, _NEW)
         try:
             yield temporary
             _replace(temporary, folder)
@@ -38,6 +45,17 @@ def written(folder: Path) -> Iterator[Path]:
         ) from error
 
 
+def recover(parent: Path) -> None:
+    """Put back what a killed writer moved aside, and remove what it did not finish. Nobody may be writing below."""
+    for aside in parent.glob(f"{_OLD}*"):
+        for folder in aside.iterdir():
+            if not (parent / folder.name).exists():
+                folder.rename(parent / folder.name)
+        shutil.rmtree(aside, ignore_errors=True)
+    for unfinished in parent.glob(f"{_NEW}*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
 def size_of(folder: Path) -> int:
     """Bytes of all files below."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
@@ -47,7 +65,20 @@ def _replace(temporary: Path, folder: Path) -> None:
     if not folder.exists():
         temporary.rename(folder)
         return
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-old-", dir=folder.parent))
-    folder.rename(aside / "old")
-    temporary.rename(folder)
-    shutil.rmtree(aside, ignore_errors=True)
+    aside = _beside(folder, _OLD)
+    folder.rename(aside / folder.name)
+    try:
+        temporary.rename(folder)
+    finally:
+        if not folder.exists():
+            with suppress(OSError):
+                (aside / folder.name).rename(folder)
+        if folder.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _beside(folder: Path, kind: str) -> Path:
+    """A new directory, as readable to others as any that this user makes (mkdtemp's are private)."""
+    place = folder.parent / f"{kind}{uuid.uuid4().hex}"
+    place.mkdir()
+    return place

@@ -47,7 +47,7 @@ from halteres.engine.wire import (
 from halteres.errors import HalteresError, InvalidData, NotReady
 
 CALL_DEADLINE_S = 3600.0
-"""No single engine call takes longer; a shorter deadline is the service's business."""
+"""No single engine call takes longer. An engine that hangs is noticed sooner: `child` asks it for signs of life."""
 
 
 _journal_id: ContextVar[str | None] = ContextVar("journal_id", default=None)

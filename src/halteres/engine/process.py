@@ -1,6 +1,6 @@
 """The engine's process, as the service owns it.
 
-Owns: starting it, knowing when it is ready, its one link, restarting it when it dies, ending it.
+Owns: starting it, knowing when it is ready, its one link, restarting it when it dies or hangs, ending it.
 Never: knows what the engine held; whoever owns the adapters hears of a death and rebuilds them.
 
     start() ─▶ starting ─▶ ready ──died──▶ starting ... ─▶ failed   (more than `max_restarts` deaths in `window_s`)
@@ -61,6 +61,8 @@ class Patience:
     window_s: float = 300.0
     backoff_s: float = 0.1  # before the first restart, doubled for each further one
     max_backoff_s: float = 5.0
+    ping_s: float = 10.0  # between two signs of life that are asked for
+    silent_s: float = 60.0  # without any, while the process lives: it hangs and is killed
 
 
 class EngineProcess:
@@ -138,10 +140,12 @@ class EngineProcess:
             await self._child.end()
             self._child = None
 
-    async def until(self, state: State, *, restarts: int = 0) -> None:
-        """Wait until it is in that state, after at least so many restarts."""
+    async def until(self, *states: State, restarts: int = 0) -> None:
+        """Wait until it is in one of these states; `ready` counts only after at least so many restarts."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self.state == state and self.restarts >= restarts)
+            await self._changed.wait_for(
+                lambda: self.state in states and (self.state != "ready" or self.restarts >= restarts)
+            )
 
     async def _set(self, state: State) -> None:
         async with self._changed:
@@ -170,9 +174,9 @@ class EngineProcess:
 
     async def _keep_alive(self) -> None:
         while self._child is not None:
-            exit_code = await self._child.ended()
-            dead, self._child = self._child, None
-            self._died(dead.failure("died", exit_code))
+            failure = await self._child.ended(self._patience.ping_s, self._patience.silent_s)
+            self._child = None
+            self._died(failure)
             await self._set("starting")
             while self._child is None and self._may_restart():
                 await asyncio.sleep(self._backoff_s())

@@ -285,7 +285,7 @@ class ScriptedEngine:
     def _stops(self, tokens: list[int], stop_tokens: tuple[int, ...], stop_strings: tuple[str, ...]) -> bool:
         if tokens[-1] in stop_tokens:
             return True
-        text = self._tokenizer.decode(tokens) if stop_strings else ""
+        text = self._tokenizer.decode(tokens, skip_special_tokens=False) if stop_strings else ""
         return any(stop in text for stop in stop_strings)
 
 

@@ -137,6 +137,7 @@ class RunDirectory:
             last_checkpoint=newest,
             step=max([state.step, *(row["step"] for row in self.metrics() if isinstance(row.get("step"), int))]),
             ended_at=self._last_heartbeat(),
+            processes={role: _ended(facts) for role, facts in state.processes.items()},
         )
 
     def _last_heartbeat(self) -> float:
@@ -144,6 +145,14 @@ class RunDirectory:
             return (self.path / "heartbeat").stat().st_mtime
         except OSError:
             return time.time()
+
+
+def _ended(facts: dict[str, Any]) -> dict[str, Any]:
+    """A process of a run whose supervisor is gone: ended too, or just about to, and nobody saw how."""
+    if facts.get("exit") is not None or not facts.get("pid"):
+        return facts
+    ending = identity.alive(facts)
+    return {**facts, "exit": "unknown", "state": "ending" if ending else "ended with the supervisor"}
 
 
 def runs_home() -> Path:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 
 from halteres.errors import HalteresError
+from halteres.loopback import LocalOnly
 from halteres.service.inference import Inference
 from halteres.service.routes.answers import on_bug, on_error, on_missing
 from halteres.service.routes.connection import ConnectionRoutes
@@ -42,5 +44,6 @@ def create_app(service: Service) -> Starlette:
     )
     return Starlette(
         routes=[route for room in rooms for route in room.table()],
+        middleware=[Middleware(LocalOnly)],
         exception_handlers={HalteresError: on_error, HTTPException: on_missing, Exception: on_bug},
     )

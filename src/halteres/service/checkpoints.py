@@ -9,6 +9,7 @@ Never: writes or reads weights (the engine does), deletes a checkpoint.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
@@ -18,6 +19,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from halteres.engine.folders import recover
 from halteres.engine.protocol import LoraConfig, Saved
 from halteres.errors import Conflict, InvalidData, NotFound, nearest
 from halteres.service.journal import Journal
@@ -96,12 +98,18 @@ class Checkpoints:
         self._known: dict[str, Checkpoint] = {}
 
     async def open(self) -> None:
-        """Know again what an earlier life of the service saved."""
+        """Know again what an earlier life of the service saved, and mend what its end left half replaced."""
+        await asyncio.to_thread(self._recover)
         for row in await self._journal.rows(CHECKPOINTS):
             path = parse(row["path"])
             facts = {name: row[name] for name in row if name not in ("path", "model_id", "lora")}
             lora = msgspec.convert(row["lora"], LoraConfig)
             self._known[row["path"]] = Checkpoint(path=path, folder=path.folder(self._state), lora=lora, **facts)
+
+    def _recover(self) -> None:
+        for kind in _KINDS:
+            for folder in (self._state / "checkpoints").glob(f"*/{kind}"):
+                recover(folder)
 
     def all(self, run: str | None = None) -> list[Checkpoint]:
         """Those of one training run, or all; oldest first."""

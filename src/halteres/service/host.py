@@ -55,8 +55,8 @@ class Host(Protocol):
         """End it."""
         ...
 
-    async def until(self, state: Any, *, restarts: int = 0) -> None:
-        """Wait until it is in that state."""
+    async def until(self, *states: Any, restarts: int = 0) -> None:
+        """Wait until it is in one of these states; `ready` counts only after at least so many restarts."""
         ...
 
 
@@ -66,12 +66,11 @@ async def running(host: Host, *, restarts: int = 0) -> Engine:
     Raises:
         NotReady: it was not within the deadline, or never will be.
     """
-    if host.state not in ("failed", "stopped") and not (host.state == "ready" and host.restarts >= restarts):
-        try:
-            async with asyncio.timeout(READY_S):
-                await host.until("ready", restarts=restarts)
-        except TimeoutError:
-            raise NotReady(f"The engine is not ready after {READY_S:g} s.", next="Ask again in a moment.") from None
+    try:
+        async with asyncio.timeout(READY_S):
+            await host.until("ready", "failed", "stopped", restarts=restarts)
+    except TimeoutError:
+        raise NotReady(f"The engine is not ready after {READY_S:g} s.", next="Ask again in a moment.") from None
     if host.state != "ready":
         raise NotReady("No engine is running.", host.failure.sentence if host.failure else "", "Restart the service.")
     return host.engine

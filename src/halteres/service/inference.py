@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 from halteres.engine.protocol import SampleResult
 from halteres.engine.protocol import Sequence as SampledSequence
-from halteres.errors import InvalidData
+from halteres.errors import HalteresError, InvalidData
 from halteres.service.base import BaseModel
 from halteres.service.checkpoints import Checkpoints
 from halteres.service.journal import Entry, Journal
+from halteres.service.promises import failure
 from halteres.service.samplers import Samplers
 from halteres.service.sampling import Samples, checked_seed, drawn_seed, packed
 from halteres.service.snapshots import Snapshot, Snapshots
@@ -97,11 +99,13 @@ class Inference:
         first = drawn_seed() if seed is None else checked_seed(seed)
         name = await self._record(run, body, None if seed is not None else first)
         end_tokens = self.tokenizer.eos_token_ids
-        results = await _all(
-            self._samples.draw(snapshot, packed(prompt), asked.n, asked.params(max_tokens, end_tokens, first + index))
-            for index, prompt in enumerate(tokens)
-        )
-        self._journal.settle(name, JSON, None)
+        with self._settled(name):
+            results = await _all(
+                self._samples.draw(
+                    snapshot, packed(prompt), asked.n, asked.params(max_tokens, end_tokens, first + index)
+                )
+                for index, prompt in enumerate(tokens)
+            )
         return [
             self._written(sequence, result, prompt, sample, asked.stop_strings)
             for prompt, result in zip(tokens, results, strict=True)
@@ -115,6 +119,18 @@ class Inference:
             Entry(id=name, key=name, kind="generate", subject=run, seq=None, content_type=JSON, body=body, drawn=seeds)
         )
         return name
+
+    @contextmanager
+    def _settled(self, name: str) -> Iterator[None]:
+        """The journal hears how the block ended: samples are not kept, a failure is."""
+        outcome = None
+        try:
+            yield
+        except HalteresError as error:
+            outcome = failure(error).body
+            raise
+        finally:
+            self._journal.settle(name, JSON, outcome)
 
     def _written(
         self, sequence: SampledSequence, result: SampleResult, prompt: list[int], sample: int, stops: Sequence[str]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from sqlalchemy import Connection, Table, bindparam, create_engine, event, func,
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import SQLAlchemyError
 
-from halteres.errors import NotReady
+from halteres.errors import NotReady, ServerError
 from halteres.service.tables import BURNT, REQUESTS, SCHEMA
 
 T = TypeVar("T")
@@ -96,6 +97,7 @@ class Journal:
 
         Raises:
             NotReady: the file cannot be written; nothing of this call is in it.
+            ServerError: `run` itself failed; nothing of it is in the file.
         """
         return await self._submit(run)
 
@@ -159,7 +161,10 @@ class Journal:
         loop = asyncio.get_running_loop()
         while self._pending:
             group, self._pending = self._pending, []
-            results = await loop.run_in_executor(self._thread, self._commit, group)
+            try:
+                results = await loop.run_in_executor(self._thread, self._commit, group)
+            except RuntimeError as error:  # the thread has ended
+                results = [_unwritable(error)] * len(group)
             for work, result in zip(group, results, strict=True):
                 if work.done.done():
                     continue  # whoever waited was cancelled; the row stands
@@ -171,9 +176,9 @@ class Journal:
     def _commit(self, group: list[_Work]) -> list[Any]:
         try:
             return self._together(group)
-        except (SQLAlchemyError, OverflowError) as error:
+        except Exception as error:  # noqa: BLE001  whatever it is, everybody who waits must hear of it
             if len(group) == 1:
-                return [_unwritable(error)]
+                return [_unwritable(error) if isinstance(error, SQLAlchemyError | OverflowError) else _broken(error)]
             return [result for work in group for result in self._commit([work])]
 
     def _together(self, group: list[_Work]) -> list[Any]:
@@ -218,6 +223,14 @@ def _unwritable(error: Exception) -> NotReady:
         "The journal could not be written, so the request was not accepted.",
         f"{error.args[0] if error.args else error}.",
         "Free space where the service keeps its state; the client asks again by itself.",
+    )
+
+
+def _broken(error: Exception) -> ServerError:
+    name = uuid.uuid4().hex[:8]
+    log.error("A record could not be made, error id %s.", name, exc_info=error)
+    return ServerError(
+        f"A record could not be made (error id {name}).", f"{type(error).__name__}: {error}.", "See the log."
     )
 
 

@@ -48,11 +48,12 @@ class Lane:
 
     def put(self, job: Job) -> None:
         """Execute the job once every earlier number was executed or burnt."""
-        if job.seq < self._next:
+        if job.seq < self._next or job.seq in self._burnt:
             self._promises.settle(job.promise, failure(_late(job.seq, self._next)))
             return
         self._waiting[job.seq] = job
-        job.promise.waits_for = f"request {self._next} of this model comes first"
+        if job.seq != self._next:
+            job.promise.waits_for = f"request {self._next} of this model comes first"
         self._go_on()
 
     def burn(self, seq: int) -> None:
@@ -60,6 +61,11 @@ class Lane:
         if seq >= self._next:
             self._burnt.add(seq)
             self._go_on()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing of this model runs or waits."""
+        return not self._running and not self._waiting
 
     def refuse_if_full(self) -> None:
         """Raise NotReady rather than hold more requests than a client can mean."""
@@ -84,6 +90,7 @@ class Lane:
     async def _drain(self) -> None:
         try:
             while (job := self._waiting.pop(self._next, None)) is not None:
+                job.promise.waits_for = "it is being executed"
                 with journalled(job.promise.request_id):
                     outcome = await outcome_of(job.promise, job.run)
                 self._promises.settle(job.promise, outcome)

@@ -1,6 +1,7 @@
 """Training runs: a trained adapter, its order of requests, and where it lives.
 
-Owns: every model of this state directory; that a model whose engine is gone says so, with the newest checkpoint's name.
+Owns: every model of this state directory; that a model whose engine is gone or whose session has finished says so,
+with the newest checkpoint's name.
 Never: executes a training request (`training` does).
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,7 @@ class Model:
     lora: LoraConfig | None = None  # None until it is loaded from a checkpoint
     user_metadata: dict[str, Any] = field(default_factory=dict)
     home: Engine | None = None  # the engine that holds its adapter
+    retired: bool = False  # its session finished, and its adapter left the engine
     last_request_at: float = 0.0  # unix s
 
 
@@ -123,6 +125,14 @@ class Models:
             await self._journal.burn(model_id, seq)
             self._known[model_id].lane.burn(seq)
 
+    async def retire(self, session_id: str) -> None:
+        """The session finished: adapters that nothing runs or waits for leave the engine; what was saved stays."""
+        for model in self.of_session(session_id):
+            if model.home is not None and model.lane.idle:
+                home, model.home, model.retired = model.home, None, True
+                with suppress(NotReady):  # that engine is gone, and the adapter with it
+                    await home.drop(model.id)
+
     @contextmanager
     def at_home(self, model: Model) -> Iterator[Engine]:
         """The engine that holds the adapter.
@@ -144,8 +154,12 @@ class Models:
             if newest
             else "No state of it was saved: make a new training client, and call save_state from time to time."
         )
+        return AdapterLost(f"The adapter of training run {model.id} is gone.", self._why_lost(model), remedy)
+
+    def _why_lost(self, model: Model) -> str:
+        if model.retired:
+            return "Its session has finished."
         failure = self._host.failure
-        why = (
+        return (
             f"It lived in an engine that stopped{f': {failure.what}' if failure else ', with the service that ran it.'}"
         )
-        return AdapterLost(f"The adapter of training run {model.id} is gone.", why, remedy)

@@ -67,6 +67,7 @@ class Promise:
     subject: str  # training run or sampling session
     waits_for: str = ""  # told to a client whose poll ends before it is settled
     outcome: Outcome | None = None
+    recorded: asyncio.Event = field(default_factory=asyncio.Event)  # the journal has its row, or refused it
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     settled_at: float = 0.0  # monotonic
 
@@ -104,8 +105,10 @@ class Promises:
         Raises:
             NotReady: the journal cannot be written. The request was not accepted.
         """
-        if (promise := self._by_key.get(key)) is not None:
-            return promise, False
+        while (promise := self._by_key.get(key)) is not None:
+            await promise.recorded.wait()  # an id may be given only once its row is there
+            if self._by_key.get(key) is promise:
+                return promise, False
         promise = Promise(request_id=uuid.uuid4().hex, key=key, kind=kind, subject=subject)
         self._by_id[promise.request_id] = self._by_key[key] = promise
         entry = Entry(
@@ -120,15 +123,16 @@ class Promises:
         )
         try:
             recorded_id = await self._journal.accept(entry)
-        except HalteresError as error:
+        except BaseException:
             self._forget(promise)
-            promise.outcome = failure(error)
-            promise.wake.set()
             raise
-        if recorded_id == promise.request_id:
-            return promise, True
-        self._forget(promise)  # its key was used in an earlier life of the service
-        return Promise(request_id=recorded_id, key=key, kind=kind, subject=subject), False
+        else:
+            if recorded_id == promise.request_id:
+                return promise, True
+            self._forget(promise)  # its key was used in an earlier life of the service
+            return Promise(request_id=recorded_id, key=key, kind=kind, subject=subject), False
+        finally:
+            promise.recorded.set()  # a repetition that waited goes on: with this promise, or for itself
 
     def settle(self, promise: Promise, outcome: Outcome) -> None:
         """Give the outcome to everybody who waits."""

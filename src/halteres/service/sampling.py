@@ -86,10 +86,11 @@ class Samples:
             params = params_of(asked.sampling_params, seed)
             sampled = await self.draw(sampler.snapshot, prompt, asked.num_samples, params, asked.prompt_logprobs)
         except NotReady:
-            # Another life of the service can do the same: the client submits the sample again by itself.
-            if sampler.snapshot is None or sampler.snapshot.folder is not None:
-                return LOST_SAMPLE
-            raise
+            # Another engine can do the same, and the client submits the sample again by itself: for ever, so it must
+            # hear when the engine was given up. A service that stops may have a successor.
+            if self._host.state == "failed" or (sampler.snapshot is not None and sampler.snapshot.folder is None):
+                raise
+            return LOST_SAMPLE
         return binary_result(write_sample(sampled, last_n=asked.prompt_logprobs_last_n))
 
 

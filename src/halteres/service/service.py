@@ -69,16 +69,21 @@ def locked(state: Path) -> Iterator[None]:
     except OSError as error:
         raise ServerError(f"The state directory {state} cannot be used.", f"{error.strerror}.") from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(descriptor, state)
         yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, state: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise Conflict(
             f"Another service uses the state directory {state}.",
             "Two services on one state would overwrite each other.",
             "Stop that one, or name another directory.",
         ) from error
-    finally:
-        os.close(descriptor)
 
 
 @asynccontextmanager

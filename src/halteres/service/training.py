@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from halteres.engine.protocol import Adam, Engine, LoraConfig
-from halteres.errors import InvalidData, UserError, unknown
+from halteres.errors import InvalidData, UserError
 from halteres.service.checkpoints import Checkpoints
 from halteres.service.host import Host, survived
 from halteres.service.models import Model, Models
@@ -22,8 +22,6 @@ from halteres.service.sessions import Sessions
 from halteres.service.snapshots import Snapshots
 from halteres.service.wire.bodies import LoadWeights, OptimStep, SaveWeights
 from halteres.service.wire.codec import PassRequest, write_pass
-
-LOSSES = ("cross_entropy", "importance_sampling")
 
 
 class Training:
@@ -59,7 +57,7 @@ class Training:
 
         async def call(engine: Engine) -> None:
             await engine.load(model.id, str(checkpoint.folder), asked.optimizer)
-            model.home, model.lora = engine, checkpoint.lora
+            model.home, model.lora, model.retired = engine, checkpoint.lora, False
 
         await survived(self._host, call)
         await self._models.record(model)
@@ -69,8 +67,6 @@ class Training:
         """A pass; its gradient is added to the model's, unless it is a forward pass alone."""
         if asked.flaw is not None:
             raise asked.flaw
-        if asked.loss not in LOSSES:
-            raise unknown(InvalidData, "loss", asked.loss, LOSSES, f"Computed so far: {' and '.join(LOSSES)}.")
         with self._models.at_home(model) as engine:
             passed = await engine.forward_backward(model.id, asked.data, asked.loss, asked.forward_only)
         return binary_result(write_pass(passed))
@@ -81,15 +77,16 @@ class Training:
         with self._models.at_home(model) as engine:
             stepped = await engine.optim_step(model.id, adam)
         finite = {name: value for name, value in stepped.metrics.items() if math.isfinite(value)}  # JSON has no others
-        return result({"type": "optim_step", "metrics": finite})
+        return result({"type": "optim_step", "metrics": {**finite, "policy_version:max": float(stepped.version)}})
 
     async def save(self, model: Model, asked: SaveWeights) -> Outcome:
         """State to go on from: adapter, optimiser, step."""
         path = self._checkpoints.place(model.id, "weights", asked.path, overwrite=asked.overwrite)
+        self._snapshots.forget(str(path))  # from here on the folder may hold other weights than its snapshot
         with self._models.at_home(model) as engine:
             saved = await engine.save(model.id, str(self._checkpoints.folder(path)), True)
+        self._snapshots.forget(str(path))  # whoever asked meanwhile may have loaded the old ones
         await self._checkpoints.add(path, saved, **_facts(model, asked))
-        self._snapshots.forget(str(path))
         return result({"type": "save_weights", "path": str(path)})
 
     async def publish(self, model: Model, asked: SaveWeights) -> Outcome:

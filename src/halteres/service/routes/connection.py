@@ -92,9 +92,11 @@ class ConnectionRoutes:
         return answer({"type": "session_heartbeat"})
 
     async def finish(self, request: Request) -> Response:
-        """POST sessions/{id}/finish."""
+        """POST sessions/{id}/finish: the session's adapters leave the engine."""
         asked = bodies.read(await body_of(request), bodies.Finish)
-        self._service.sessions.finish(request.path_params["session_id"], asked.reason.type)
+        session_id = request.path_params["session_id"]
+        self._service.sessions.finish(session_id, asked.reason.type)
+        await self._service.models.retire(session_id)
         return Response(status_code=204)
 
     async def telemetry(self, _: Request) -> Response:

@@ -196,11 +196,16 @@ def read(body: bytes, kind: type[T]) -> T:
         InvalidData: no JSON, or a field is missing or of the wrong type; the message names it.
     """
     try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError:
-        return _read_with_nulls(body, kind)
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.ValidationError:
+            return _read_with_nulls(body, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidData("The body does not fit.", f"{error}.") from error
     except msgspec.DecodeError as error:
         raise InvalidData("The body is not JSON.", f"{error}.") from error
+    except RecursionError as error:
+        raise InvalidData("The body is nested too deeply to be read.") from error
 
 
 def address_of(body: bytes) -> tuple[str, int] | None:
@@ -208,15 +213,12 @@ def address_of(body: bytes) -> tuple[str, int] | None:
     try:
         found = msgspec.json.decode(body)
         return msgspec.convert(found["model_id"], str), msgspec.convert(found["seq_id"], int)
-    except (msgspec.MsgspecError, KeyError, TypeError):
+    except (msgspec.MsgspecError, KeyError, TypeError, RecursionError):
         return None
 
 
 def _read_with_nulls(body: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.convert(_without_nulls(msgspec.json.decode(body)), type=kind)
-    except msgspec.ValidationError as error:
-        raise InvalidData("The body does not fit.", f"{error}.") from error
+    return msgspec.convert(_without_nulls(msgspec.json.decode(body)), type=kind)
 
 
 def _without_nulls(value: Any) -> Any:

@@ -1,0 +1,114 @@
+"""What the torch engine refuses to train on, and what is left untouched then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from halteres.engine.checks import LOSS_INPUTS, LossNotFinite
+from halteres.engine.protocol import Datum, LoraConfig
+from halteres.errors import InvalidConfig, InvalidData, NotFound, UserError, as_promise
+
+from .scenes import array, packed
+from .torch_scenes import LORA, RATE, gradient, lessons, pair, prompts, running, trained, weights
+
+
+async def test_a_step_without_a_gradient_is_refused(model_folder: Path) -> None:
+    async with running(model_folder) as engine:
+        await engine.create_adapter("a", LORA)
+        with pytest.raises(UserError, match="no gradient"):
+            await engine.optim_step("a", RATE)
+        await engine.forward_backward("a", lessons(2), "cross_entropy", forward_only=True)
+        with pytest.raises(UserError, match="no gradient"):
+            await engine.optim_step("a", RATE)
+
+
+async def test_a_gradient_that_is_not_finite_moves_nothing_and_is_cleared(model_folder: Path) -> None:
+    async with running(model_folder) as engine:
+        await trained(engine, steps=1)
+        before = weights(engine)
+        await engine.forward_backward("a", lessons(2), "cross_entropy")
+        engine._adapters["a"]._gradient[7] = float("inf")
+        with pytest.raises(LossNotFinite, match="gradient is not finite"):
+            await engine.optim_step("a", RATE)
+        assert torch.equal(weights(engine), before)
+        with pytest.raises(UserError, match="no gradient"):
+            await engine.optim_step("a", RATE)
+        await engine.forward_backward("a", lessons(2), "cross_entropy")
+        assert (await engine.optim_step("a", RATE)).version == 2
+
+
+async def test_a_ratio_that_overflows_is_refused_and_accumulates_nothing(model_folder: Path) -> None:
+    tokens = prompts(1, low=10)[0]
+    n = len(tokens) - 1
+    q = [-5.0] * n
+    q[3] = -1000.0
+    bad = pair(tokens, logprobs=q, advantages=[1.0] * n)
+    good = pair(tokens, logprobs=[-5.0] * n, advantages=[1.0] * n)
+    async with running(model_folder) as engine:
+        await engine.create_adapter("a", LORA)
+        with pytest.raises(LossNotFinite) as caught:
+            await engine.forward_backward("a", (good, bad), "importance_sampling")
+        assert caught.value.code == "nan_loss"
+        told = as_promise(caught.value)
+        assert told["error"].startswith("The loss is not finite at datum 1, position 3.")
+        assert told["category"] == "user"
+        assert not gradient(engine).any()
+        await engine.forward_backward("a", (good,), "importance_sampling")
+        assert torch.isfinite(gradient(engine)).all()
+
+
+TOKENS = list(range(10, 20))
+GOOD = pair(TOKENS, weights=[1.0] * 9)
+
+
+def with_input(name: str, value: Any) -> Datum:
+    inputs = {**GOOD.inputs, name: value}
+    return msgspec.structs.replace(GOOD, inputs={k: v for k, v in inputs.items() if v is not None})
+
+
+MALFORMED = {
+    "token outside the vocabulary": (msgspec.structs.replace(GOOD, tokens=packed([99999, *TOKENS[1:9]])), "99999"),
+    "negative token": (msgspec.structs.replace(GOOD, tokens=packed([-1, *TOKENS[1:9]])), "-1"),
+    "no tokens": (msgspec.structs.replace(GOOD, tokens=b""), "Datum 1"),
+    "target outside": (with_input("target_tokens", array([5] * 8 + [672], "int64")), "target_tokens"),
+    "short targets": (with_input("target_tokens", array([5] * 8, "int64")), "target_tokens"),
+    "several targets": (with_input("target_tokens", array(np.zeros((9, 2)), "int64")), "target_tokens"),
+    "no weights": (with_input("weights", None), "weights"),
+    "weights not finite": (with_input("weights", array([1.0] * 8 + [float("nan")])), "weights"),
+    "bytes missing": (with_input("weights", msgspec.structs.replace(array([1.0] * 9), data=b"\0" * 8)), "weights"),
+    "too long": (pair([5] * 2060, weights=[1.0] * 2059), "2048"),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+async def test_a_malformed_datum_is_refused_by_name_and_poisons_nobody(model_folder: Path, case: str) -> None:
+    bad, named = MALFORMED[case]
+    async with running(model_folder) as engine:
+        await engine.create_adapter("a", LORA)
+        await engine.forward_backward("a", (GOOD,), "cross_entropy")
+        before = gradient(engine)
+        with pytest.raises(InvalidData, match="Datum 1") as caught:
+            await engine.forward_backward("a", (GOOD, bad), "cross_entropy")
+        assert named in caught.value.sentence
+        assert torch.equal(gradient(engine), before)
+        await engine.optim_step("a", RATE)
+
+
+async def test_unknown_names_are_refused_with_the_known_ones(model_folder: Path) -> None:
+    async with running(model_folder) as engine:
+        await engine.create_adapter("a", LORA)
+        for wrong in ("cross_entropi", "q"):
+            with pytest.raises(InvalidData, match="There is no loss") as caught:
+                await engine.forward_backward("a", (GOOD,), wrong)
+            assert all(name in caught.value.sentence for name in LOSS_INPUTS)
+            assert caught.value.sentence.count("importance_sampling") == 1
+        with pytest.raises(NotFound, match="'b'"):
+            await engine.forward_backward("b", (GOOD,), "cross_entropy")
+        with pytest.raises(InvalidConfig, match="rank"):
+            await engine.create_adapter("c", LoraConfig(rank=0))

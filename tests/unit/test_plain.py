@@ -1,0 +1,89 @@
+"""One JSON request to a server of ours."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from halteres.clients.plain import Refused, get_json, post_json
+from halteres.errors import InvalidConfig, NotReady
+
+ANSWERS = {
+    "/object": (200, b'{"a": 1}'),
+    "/list": (200, b"[1]"),
+    "/junk": (200, b"<html>"),
+    "/refused": (503, b'{"detail": "Not yet."}'),
+    "/broken": (500, b"oh"),
+}
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        status, body = ANSWERS[self.path]
+        self._answer(status, body)
+
+    def do_POST(self) -> None:
+        given = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self._answer(200, json.dumps({"given": given}).encode())
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A server, while the environment names a proxy that nobody is behind."""
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join(5)
+
+
+def test_json_is_fetched_and_posted_past_any_proxy(url: str) -> None:
+    assert get_json(f"{url}/object", 5) == {"a": 1}
+    assert get_json(f"{url}/list", 5) == {}
+    assert post_json(f"{url}/object", [1, 2], 5) == {"given": [1, 2]}
+
+
+def test_a_process_that_is_born_with_a_proxy_asks_none(url: str) -> None:
+    """urllib reads the variables once: what holds here was decided before the test set them."""
+    code = f"from halteres.clients.plain import get_json; print(get_json('{url}/object', 5))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert ended.stdout == "{'a': 1}\n", ended.stderr
+
+
+def test_a_refusal_carries_status_and_what_the_server_said(url: str) -> None:
+    with pytest.raises(Refused, match="Not yet") as refused:
+        get_json(f"{url}/refused", 5)
+    assert (refused.value.answered, refused.value.told) == (503, {"detail": "Not yet."})
+    with pytest.raises(Refused, match="oh"):
+        get_json(f"{url}/broken", 5)
+
+
+def test_no_usable_answer_is_not_ready(url: str) -> None:
+    with pytest.raises(NotReady):
+        get_json(f"{url}/junk", 5)
+    with pytest.raises(NotReady, match="does not answer"):
+        get_json("http://127.0.0.1:9/", 5)
+
+
+def test_what_is_no_address_is_refused() -> None:
+    with pytest.raises(InvalidConfig, match="no service address"):
+        get_json("file:///etc/hosts", 5)
