@@ -1,15 +1,18 @@
-"""What it means to serve on the loopback only: the socket, and who may talk through it.
+"""What it means to serve on the loopback only: the socket, who may talk through it, how the serving ends.
 
 Owns: listening sockets of our servers, the sentence for a port that is taken, the check that a request names this
-machine and comes from no foreign page (DNS rebinding, cross-site requests).
-Never: serves, authenticates anybody, listens on another address.
+machine and comes from no foreign page (DNS rebinding, cross-site requests); that a signal ends a server in order.
+Never: routes, authenticates anybody, listens on another address.
 """
 
 from __future__ import annotations
 
+import logging
 import socket
+from types import FrameType
 from urllib.parse import urlsplit
 
+import uvicorn
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -69,6 +72,31 @@ def _unusable(descriptor: int, why: str) -> InvalidConfig:
     return InvalidConfig(
         f"File descriptor {descriptor} cannot be listened on.", why, "Hand down a TCP socket of 127.0.0.1, or --port."
     )
+
+
+def url_of(listening: socket.socket) -> str:
+    """Where a listening socket answers."""
+    return f"http://{HOST}:{listening.getsockname()[1]}"
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which leaves its owner the time to close files after a signal."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)  # our own processes say where they serve
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal: end in order; a second one does not wait for answers under way.
+
+        uvicorn's own handler would raise the signal again once the last connection is closed: too early for us.
+        """
+        self.force_exit = self.should_exit
+        self.end()
+
+    def end(self) -> None:
+        """End in order."""
+        self.should_exit = True
 
 
 class LocalOnly:

@@ -18,9 +18,10 @@ from tinker import types
 from halteres.engine.protocol import Engine
 from halteres.engine.scripted import ScriptedEngine
 from halteres.errors import HalteresError, NotReady
+from halteres.loopback import open_listener
 from halteres.models import TINY
 from halteres.service.base import base_model
-from halteres.service.server import Server, listening
+from halteres.service.server import ServiceServer
 from halteres.service.service import Service, locked, opened
 
 KEY = "tml-test"
@@ -138,9 +139,9 @@ async def _content(response: aiohttp.ClientResponse) -> Any:
 async def serving(state: Path) -> AsyncIterator[Scene]:
     """A service over this state directory while the block runs."""
     host = InProcess()
-    with locked(state), listening(0, None) as bound:
+    with locked(state), open_listener(0) as bound:
         async with opened(state, BASE, host) as service, aiohttp.ClientSession() as http:
-            server = Server(service)
+            server = ServiceServer(service)
             running = asyncio.create_task(server.serve(sockets=[bound]))
             try:
                 yield Scene(f"http://127.0.0.1:{bound.getsockname()[1]}", service, host, http)

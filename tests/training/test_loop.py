@@ -13,9 +13,9 @@ from halteres.config.settings import TrainerSettings
 from halteres.errors import InvalidData
 from halteres.observe.metrics import read_rows
 from halteres.training.experience import Trajectories
-from halteres.training.failures import LossNotFinite
+from halteres.training.failures import LossNotFinite, NoExperience
 from halteres.training.folder import RunFolder
-from halteres.training.loop import close, open_to_environments, train
+from halteres.training.loop import close, keep, open_to_environments, train
 from halteres.training.report import SILENT_STEPS, Report
 
 from .standins import REGISTRATION, FakePolicy, FakeServer, batch, stopping
@@ -57,6 +57,18 @@ async def test_every_step_publishes_the_next_version_and_checkpoints_come_when_d
     (checkpoint,) = read_rows(tmp_path / "checkpoints.jsonl")
     assert (checkpoint["name"], checkpoint["step"], checkpoint["version"]) == ("step-000002", 2, 2)
     assert checkpoint["final"] is False
+
+
+async def test_steps_that_no_checkpoint_holds_are_kept_when_experience_ends(tmp_path: Path) -> None:
+    policy, report = FakePolicy(), Report(RunFolder(tmp_path))
+    batches = iter([batch(*MIXED)] * 3)
+    server = FakeServer(lambda version: next(batches, None))
+    source = Trajectories(server, REGISTRATION, stopping(tmp_path), patience_s=0.1)
+    with pytest.raises(NoExperience):
+        await train(policy, source, report, CONFIG)
+    for _ in range(2):  # the second time there is nothing left to keep
+        await keep(policy, report)
+    assert [row["name"] for row in read_rows(tmp_path / "checkpoints.jsonl")] == ["step-000002", "step-000003"]
 
 
 async def test_an_evaluation_that_falls_between_checkpoints_gets_one(tmp_path: Path) -> None:

@@ -214,3 +214,7 @@ def test_settings_come_with_where_they_were_given(tmp_path: Path) -> None:
         "env.difficulty": "edit",
         "run.environment": "edit",
     }
+
+
+def test_a_group_of_one_teaches_nothing_and_is_refused() -> None:
+    assert "env.group_size = 1: must be at least 2" in refused("group_size=1").sentence

@@ -214,6 +214,9 @@ class _Gathering:
         batch, group = env["batch_size"], env["group_size"]
         if not (isinstance(batch, int) and isinstance(group, int) and group > 0 and batch > 0):
             self.problems.append(Problem(field="env.batch_size", got=batch, rule="must be a positive integer"))
+        elif group < 2:
+            rule = "must be at least 2: an answer's advantage is how much better it is than the others of its group"
+            self.problems.append(Problem(field="env.group_size", got=group, rule=rule, suggest=(8, 16)))
         elif batch % group:
             below = batch // group * group
             near = tuple(value for value in (below, below + group) if value)

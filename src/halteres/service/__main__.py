@@ -15,10 +15,11 @@ from pathlib import Path
 
 from halteres.engine.process import EngineCommand, EngineProcess
 from halteres.errors import HalteresError
+from halteres.loopback import open_listener
 from halteres.models import TINY
 from halteres.process import begin
 from halteres.service.base import base_model
-from halteres.service.server import listening, serve
+from halteres.service.server import serve
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ async def _run(options: argparse.Namespace) -> None:
         on_death=lambda why: log.error("The engine died. %s", why),
         on_restart=lambda: log.warning("The engine runs again; adapters that were not saved are gone."),
     )
-    with listening(options.port, options.listen_fd) as bound:
+    with open_listener(options.port, options.listen_fd) as bound:
         await serve(options.state, base, host, bound)
 
 

@@ -22,8 +22,9 @@ from halteres.config.settings import Settings
 from halteres.errors import HalteresError, as_failure
 from halteres.files import replace_file
 from halteres.training.experience import Trajectories, registration_of
+from halteres.training.failures import NoExperience
 from halteres.training.folder import RunFolder, Wiring
-from halteres.training.loop import close, open_to_environments, train
+from halteres.training.loop import close, keep, open_to_environments, train
 from halteres.training.policy import Policy
 from halteres.training.report import Report
 from halteres.training.stopping import Stopping, obey_signals
@@ -58,7 +59,11 @@ async def run(folder: RunFolder) -> None:
     trajectories = Trajectories(TrainerClient(wiring.api_url, Patience(total_s=4.0)), registration, stopping)
     await trajectories.register()
     stopping.start_clock()
-    done = await train(policy, trajectories, report, settings.trainer, done)
+    try:
+        done = await train(policy, trajectories, report, settings.trainer, done)
+    except NoExperience:
+        await keep(policy, report)  # the service is well: what was learnt need not be lost with the environment
+        raise
     request = stopping.request()
     await close(policy, report, done, request.why if request else f"all {settings.trainer.total_steps} steps are done")
 

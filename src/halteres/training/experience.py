@@ -147,9 +147,14 @@ class Patience:
         if now - self._sign >= self._patience_s or now - self._group >= GROUP_S:
             raise NoExperience(
                 f"No new group reached the trajectory server for {now - self._group:.0f} s, and there is no batch.",
-                reason.why or reason.what,
-                "Look into logs/env.log, then resume from the last checkpoint.",
+                f"{reason.why or reason.what} {self._of_environments(now)}",
+                "Look into logs/env.log and mend what holds the environment up.",
             ) from reason
+
+    def _of_environments(self, now: float) -> str:
+        if now - self._sign < self._patience_s:
+            return "An environment is alive, but its rollouts do not end: are answers very long, or is scoring slow?"
+        return f"No environment was heard of for {now - self._sign:.0f} s: it may hang in its own code, as in score()."
 
 
 def registration_of(settings: Settings, wiring: Wiring, folder: Path, done: int) -> TrainerRegistration:

@@ -47,7 +47,7 @@ async def train(
             )
         )
         if checkpoint_due(step, config):
-            report.checkpoint(await policy.save(f"step-{step:06d}", step))
+            report.checkpoint(await policy.save(checkpoint_name(step), step))
             timer.lap("checkpoint")  # told in the next step's row
         done = step
     return done
@@ -80,6 +80,17 @@ async def open_to_environments(policy: Learner, report: Report, *, fresh: bool) 
     if fresh:
         report.checkpoint(await policy.save_baseline(BASELINE))
     report.ready()
+
+
+async def keep(policy: Learner, report: Report) -> None:
+    """A checkpoint of steps that are in none yet."""
+    if (step := report.unsaved_step) is not None:
+        report.checkpoint(await policy.save(checkpoint_name(step), step))
+
+
+def checkpoint_name(step: int) -> str:
+    """What the checkpoint after this step is called."""
+    return f"step-{step:06d}"
 
 
 async def close(policy: Learner, report: Report, step: int, why: str) -> None:

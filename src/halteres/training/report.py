@@ -68,6 +68,7 @@ class Report:
         self._folder, self._clock = folder, clock
         self._silent_steps = 0
         self._drifted = self._had_batch = False
+        self.unsaved_step: int | None = None  # the last step, unless a checkpoint holds it
 
     def ready(self) -> None:
         """Environments can sample the policy now."""
@@ -98,11 +99,13 @@ class Report:
             step.seconds["step"],
             "" if step.passed else " Skipped: all scores of each group are equal, nothing can be learnt from them.",
         )
+        self.unsaved_step = step.number
         self._watch_variance(step)
         self._watch_drift(step, metrics)
 
     def checkpoint(self, checkpoint: Checkpoint, *, final: bool = False, why: str | None = None) -> None:
         """A checkpoint exists. `final`: the last one of this process, and why it is."""
+        self.unsaved_step = None
         facts = {**asdict(checkpoint), "final": final}
         append_row(self._folder.checkpoints, {**facts, "t": self._clock()})
         self._event("checkpoint", **facts, **({"why": why} if why else {}))

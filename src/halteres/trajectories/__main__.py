@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import socket
 import sys
 from contextlib import closing
@@ -17,10 +18,12 @@ import uvicorn
 
 from halteres import process
 from halteres.errors import HalteresError
-from halteres.loopback import open_listener
+from halteres.loopback import Server, open_listener, url_of
 from halteres.trajectories.app import create_app
 from halteres.trajectories.sqlite import SqliteStore
 from halteres.trajectories.store import StoreFailed
+
+log = logging.getLogger(__name__)
 
 GRACE_S = 3
 """How long requests may take to end after SIGTERM."""
@@ -32,8 +35,6 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         serve(arguments.database, open_listener(arguments.port, arguments.listen_fd))
-    except KeyboardInterrupt:  # uvicorn ended in order on SIGINT and raises it anew
-        return 0
     except HalteresError as error:
         sys.stderr.write(f"error: {error.sentence}\n")
         return 1
@@ -51,7 +52,7 @@ def serve(database: Path, listening: socket.socket) -> None:
 
     def end(failure: StoreFailed) -> None:
         lost.append(failure)
-        server.should_exit = True
+        server.end()
 
     with listening, closing(SqliteStore(database)) as store:
         config = uvicorn.Config(
@@ -62,7 +63,8 @@ def serve(database: Path, listening: socket.socket) -> None:
             timeout_keep_alive=75,  # longer than the clients': who closes first leaves the other a broken request
             timeout_graceful_shutdown=GRACE_S,
         )
-        server = uvicorn.Server(config)
+        server = Server(config)
+        log.info("The trajectory server answers on %s (database %s).", url_of(listening), database)
         try:
             asyncio.run(server.serve(sockets=[listening]))
         except SystemExit:  # uvicorn's, when the app does not start; ours says why
