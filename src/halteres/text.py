@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 from jinja2.exceptions import TemplateError
+from jinja2.ext import Extension
+from jinja2.nodes import Node
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from halteres.errors import InvalidData, NotFound
@@ -86,7 +90,7 @@ class Tokenizer:
             return self._template.render(
                 messages=list(messages), add_generation_prompt=add_generation_prompt, **self.specials, **extra
             )
-        except (TemplateError, TypeError, KeyError) as error:
+        except Exception as error:
             raise InvalidData("The chat template refused the messages.", f"{type(error).__name__}: {error}.") from error
 
     def apply_chat_template(
@@ -105,10 +109,21 @@ def load_tokenizer(folder: str) -> Tokenizer:
     return Tokenizer(Path(folder))
 
 
+class _Generation(Extension):
+    """`{% generation %}…{% endgeneration %}`, which marks what an assistant wrote: here its content alone counts."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own name and form
+
+    def parse(self, parser: Parser) -> list[Node]:
+        """The block's content."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 @lru_cache(maxsize=1)
 def _sandbox() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
     environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
 
@@ -116,6 +131,7 @@ def _sandbox() -> ImmutableSandboxedEnvironment:
         raise TemplateError(message)
 
     environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
     return environment
 
 

@@ -11,6 +11,8 @@ from textwrap import dedent
 import pytest
 import yaml
 
+from halteres.environments import commands
+from halteres.environments.arithmetic import ArithmeticEnv
 from halteres.observe.metrics import read_rows
 
 from .stages import ARITHMETIC, ENVIRONMENTS, Inference, environment, run, write_config
@@ -225,3 +227,8 @@ async def test_an_environment_needs_no_torch_and_nothing_that_pulls_it_in(tmp_pa
     )
     ended = await run(file)
     assert ended.stdout.splitlines()[-1] == "[]", ended.stderr
+
+
+def test_help_is_an_answer_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.run(ArithmeticEnv, ["serve", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: arithmetic.py serve|process|evaluate|describe")

@@ -137,7 +137,7 @@ def test_an_unknown_interpreter_is_a_sentence() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("raise SystemExit(0)\n", "printed no usable JSON"),
+        ("raise SystemExit(0)\n", "printed nothing. Does the file end with"),
         ("import sys; sys.exit('error: No data.')\n", "No data."),
         ("1 / 0\n", "ZeroDivisionError"),
         ("print('{}')\n", "printed no usable JSON"),

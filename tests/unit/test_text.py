@@ -159,3 +159,25 @@ def _copy_with_template(folder: Path, place: Path, template: str | None) -> Toke
     if template is not None:
         (place / "chat_template.jinja").write_text(template)
     return Tokenizer(place)
+
+
+BORROWED = (
+    "{% for message in messages %}{% if loop.index0 == 1 %}{% break %}{% endif %}{{ message | tojson }}"
+    "{% generation %}[{{ message.content }}]{% endgeneration %}{% endfor %}{{ strftime_now('%Y') | length }}"
+)
+
+
+def test_what_templates_of_other_models_use_renders_as_in_transformers(folder: Path, tmp_path: Path) -> None:
+    """Loop controls, `tojson`, the generation mark, the date: each is found in published templates."""
+    from transformers import AutoTokenizer
+
+    ours = _copy_with_template(folder, tmp_path, BORROWED)
+    theirs = AutoTokenizer.from_pretrained(str(tmp_path))
+    assert ours.render(CHATS[1]) == theirs.apply_chat_template(CHATS[1], tokenize=False, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize("template", ["{{ 1 / 0 }}", "{{ 'x'.nothing() }}", "{{ range(10**9) | list }}"])
+def test_whatever_a_template_raises_is_a_typed_error(folder: Path, tmp_path: Path, template: str) -> None:
+    tokenizer = _copy_with_template(folder, tmp_path, template)
+    with pytest.raises(InvalidData, match="The chat template refused the messages"):
+        tokenizer.render(CHATS[0])

@@ -99,6 +99,9 @@ def _ask(environment: EnvironmentProgram, values: Mapping[str, Any]) -> Descript
 
 
 def _parse(environment: EnvironmentProgram, output: str) -> Description:
+    if not output.strip():
+        why = '`describe` printed nothing. Does the file end with `if __name__ == "__main__": YourEnv.cli()`?'
+        raise _broken(environment, why)
     try:
         told = json.loads(output.strip().splitlines()[-1] if "\n" in output.strip() else output)
         problems = tuple(

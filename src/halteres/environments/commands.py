@@ -57,6 +57,9 @@ def run(kind: Kind, arguments: Sequence[str]) -> int:
     """Run a command; the exit code."""
     file = inspect.getfile(kind)
     answers = sys.stdout
+    if {"-h", "--help"} & set(arguments):
+        answers.write(f"{USAGE.format(file=Path(file).name)}\n")
+        return 0
     try:
         parsed = parse(arguments)
         with contextlib.redirect_stdout(sys.stderr):  # what an author prints is no answer
