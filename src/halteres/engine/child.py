@@ -16,6 +16,7 @@ from typing import IO
 from halteres.config import environ
 from halteres.engine.link import LinkedEngine
 from halteres.errors import HalteresError, ProcessFailed
+from halteres.files import tail
 from halteres.process import GRACE_S, die_with_parent
 
 READY_LINE = b"ready\n"
@@ -116,24 +117,18 @@ class EngineChild:
 
     def failure(self, how: str, exit_code: int | None) -> ProcessFailed:
         """What to say about it, with the end of its log."""
-        tail = _tail_of(self._log)
-        last = tail.splitlines()[-1] if tail else "nothing"
+        lines = tail(self._log, 40)
+        killed_by = signal.Signals(-exit_code).name if exit_code is not None and exit_code < 0 else None
+        why = f"It was killed by {killed_by}." if killed_by else f"Exit code {exit_code}."
+        last = f" Its log ends with: {lines[-1].strip().removesuffix('.')}." if lines else ""
         return ProcessFailed(
             f"The engine (process {self.process.pid}) {how}.",
-            f"Exit code {exit_code}; its log ends with: {last}",
+            why + last,
             f"Read {self._log}.",
             exit_code=exit_code,
             log=str(self._log),
-            tail=tail,
+            tail="\n".join(lines),
         )
-
-
-def _tail_of(log: Path, max_bytes: int = 4000) -> str:
-    if not log.is_file():
-        return ""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - max_bytes))
-        return file.read().decode(errors="replace").strip()
 
 
 def _opened(log: Path) -> IO[bytes]:

@@ -44,7 +44,7 @@ async def _run(options: argparse.Namespace) -> None:
     host = EngineProcess(
         command,
         options.state / "engine.log",
-        on_death=lambda why: log.error("The engine died. %s", why),
+        on_death=lambda why: log.error("%s", why),
         on_restart=lambda: log.warning("The engine runs again; adapters that were not saved are gone."),
     )
     with open_listener(options.port, options.listen_fd) as bound:
