@@ -18,18 +18,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-import msgspec
-
+from halteres.config.control import Mode, read_stop_request
 from halteres.training.failures import StopTimedOut
 
 logger = logging.getLogger(__name__)
 
 SIGNAL_GRACE_S = 9.0
 """After a signal the process is gone within 10 s, with or without its final checkpoint."""
-
-Mode = Literal["now", "after_step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +60,8 @@ class Stopping:
         if self._request is None or self._request.mode != "now":
             if self._out_of_time():
                 self.ask(StopRequest("now", f"the limit of {self._max_s / 60:g} minutes is reached"))
-            elif self._file.exists():
-                self.ask(_read(self._file))
+            elif (mode := read_stop_request(self._file)) is not None:
+                self.ask(StopRequest(mode, "a stop was requested"))
         return self._request
 
     @property
@@ -93,14 +89,6 @@ def obey_signals(stopping: Stopping) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, receive, number)
-
-
-def _read(file: Path) -> StopRequest:
-    try:
-        mode = msgspec.json.decode(file.read_bytes()).get("mode", "now")
-    except (OSError, msgspec.DecodeError, AttributeError):
-        mode = "now"  # half a stop request is still one
-    return StopRequest("after_step" if mode == "after_step" else "now", "a stop was requested")
 
 
 def _timed_out(number: signal.Signals) -> StopTimedOut:
