@@ -176,6 +176,8 @@ class ServerProcess:
         """End whatever runs."""
         if self.process.poll() is None:
             self.kill()
+        if self.process.stderr is not None:
+            self.process.stderr.close()
         self.listener.close()
 
     def ask(self, path: str, body: Any = None, method: str | None = None) -> Any:
