@@ -130,8 +130,11 @@ def _sandbox() -> ImmutableSandboxedEnvironment:
     def raise_exception(message: str) -> None:
         raise TemplateError(message)
 
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
+    def strftime_now(form: str) -> str:
+        return datetime.now().astimezone().strftime(form)
+
+    functions: dict[str, Any] = {"raise_exception": raise_exception, "strftime_now": strftime_now}
+    environment.globals.update(functions)
     return environment
 
 

@@ -66,6 +66,10 @@ class LookedAround:
     """It is time to read what the trainer has written."""
 
 
+Message = StopAsked | EngineGone | DiskFull | LookedAround | Ready | TooSlow | Exited
+"""Whatever happens to a run."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """How the run ends."""
@@ -169,7 +173,7 @@ class Course:
             if verdict is not None:
                 return verdict
 
-    async def _on(self, message: Any) -> Verdict | None:
+    async def _on(self, message: Message) -> Verdict | None:
         match message:
             case StopAsked(mode="after_step") if "trainer" in self.crew.ready:
                 self.ledger.update(status="stopping", phase=None)  # the trainer reads the request itself
@@ -294,3 +298,5 @@ class Course:
                     return "the engine ended."
                 case Exited(role, code) if role.name == "service":
                     return f"the training service {failures.how(code)}."
+                case _:
+                    pass  # of no consequence for a run that has trained

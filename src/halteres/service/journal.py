@@ -117,8 +117,8 @@ class Journal:
     async def recall(self, request_id: str) -> Recorded | None:
         """A request of an earlier life of the service."""
         values = {"recalled_id": request_id}
-        row = await self.transact(lambda connection: connection.execute(_RECALL, values).one_or_none())
-        return None if row is None else Recorded(**row._mapping)
+        row = await self.transact(lambda connection: connection.execute(_RECALL, values).mappings().one_or_none())
+        return None if row is None else Recorded(**row)
 
     def add(self, table: Table, **values: Any) -> None:
         """Insert or replace a row without waiting."""
@@ -131,7 +131,7 @@ class Journal:
     async def rows(self, table: Table) -> list[dict[str, Any]]:
         """Every row of a table, oldest first."""
         query = select(table).order_by(table.c.created_at)
-        return await self.transact(lambda connection: [dict(row._mapping) for row in connection.execute(query)])
+        return await self.transact(lambda connection: [dict(row) for row in connection.execute(query).mappings()])
 
     async def burn(self, model_id: str, seq: int) -> None:
         """Record that a refused request used up this number."""
@@ -161,6 +161,7 @@ class Journal:
         loop = asyncio.get_running_loop()
         while self._pending:
             group, self._pending = self._pending, []
+            results: list[Any]
             try:
                 results = await loop.run_in_executor(self._thread, self._commit, group)
             except RuntimeError as error:  # the thread has ended

@@ -209,7 +209,8 @@ def _fuse(prefix: str, modules: list[tuple[str, nn.Linear]]) -> Projection:
         parts.append(Part(module=prefix + name, start=start, stop=start + module.out_features))
         start += module.out_features
     weights = [module.weight.detach() for _, module in modules]
-    biases = [module.bias.detach() for _, module in modules if module.bias is not None]
+    # torch's stub says that a bias is always there
+    biases = [m.bias.detach() for _, m in modules if m.bias is not None]  # pyright: ignore[reportUnnecessaryComparison]
     return Projection(
         parts=tuple(parts),
         weight_ED=weights[0] if len(weights) == 1 else torch.cat(weights),

@@ -8,7 +8,7 @@ Source: tinker SDK 0.38.0, lib/public_interfaces/training_client.py.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -58,7 +58,7 @@ class TrainingRoutes:
             raise InvalidData(f"There is no optimiser '{asked.optimizer_config.type}' here.", next="Use adamw.")
         session = self._service.sessions.find(asked.session_id)
         base = self._service.base.check(asked.base_model)
-        drawn = {"seed": drawn_seed()} if asked.lora_config.seed is None else {}
+        drawn: dict[str, Any] = {"seed": drawn_seed()} if asked.lora_config.seed is None else {}
         lora = LoraConfig(**{**msgspec.structs.asdict(asked.lora_config), **drawn})
         model_id = model_id_of(session.id, asked.model_seq_id)
         model = await self._service.models.add(model_id, session.id, base, asked.user_metadata)
