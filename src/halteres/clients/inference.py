@@ -12,12 +12,12 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import aiohttp
 import msgspec
 
+from halteres.clients.connections import Connected
 from halteres.errors import InvalidData, NotReady, ServerError
 from halteres.types import StopReason
 
@@ -54,7 +54,7 @@ class Completion:
     versions: tuple[int, int] | None  # policy versions of the first and last token, where the server tells them
 
 
-class InferenceClient:
+class InferenceClient(Connected):
     """One inference server.
 
     Args:
@@ -80,20 +80,6 @@ class InferenceClient:
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, connect=None)
         self._max_connections = max_connections
-        self._session: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the connections; running calls fail."""
-        if self._session is not None:
-            await self._session.close()
 
     async def generate(self, prompt: Sequence[int], sampling: Sampling, n: int = 1) -> tuple[Completion, ...]:
         """Sample `n` completions of one prompt, token-exact.

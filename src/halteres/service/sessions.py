@@ -79,10 +79,6 @@ class Sessions:
             statement = update(SESSIONS).where(SESSIONS.c.id == session_id).values(finished=reason)
             self._journal.post(lambda connection: connection.execute(statement))
 
-    def of_run(self, run: str) -> list[Session]:
-        """The sessions of one run, oldest first."""
-        return [session for session in self._known.values() if session.run == run]
-
     def all(self) -> list[Session]:
         """Every session, oldest first."""
         return list(self._known.values())

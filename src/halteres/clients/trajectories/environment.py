@@ -15,16 +15,13 @@ import asyncio
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
 import msgspec
 
+from halteres.clients.connections import Connected
 from halteres.clients.trajectories.calls import JSON, POLL_S, REPLY_S, Patience, checked, encode, unreachable
 from halteres.errors import NotReady
-
-if TYPE_CHECKING:
-    import aiohttp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +62,7 @@ def new_key() -> str:
     return uuid.uuid4().hex
 
 
-class EnvironmentClient:
+class EnvironmentClient(Connected):
     """An environment's client.
 
     Raises:
@@ -75,21 +72,6 @@ class EnvironmentClient:
 
     def __init__(self, url: str, patience: Patience | None = None) -> None:
         self._url, self._patience = url.rstrip("/"), patience or Patience()
-        self._session: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the connections; the next call opens new ones."""
-        if self._session is not None:
-            session, self._session = self._session, None
-            await session.close()
 
     async def register_env(
         self,
