@@ -1,6 +1,7 @@
 """The rooms talk over their protocols: who may import whom, read off the source.
 
-A numbered room imports what is free to all and itself; `runs`, `cli` may import anything, and nothing imports them.
+A numbered room imports what is free to all and itself; `agent`, `runs`, `cli` may import anything, and nothing
+imports them.
 torch lives below `engine/torch`; elsewhere neither it nor what pulls it in is imported at module level.
 """
 
@@ -15,7 +16,19 @@ import pytest
 import halteres
 
 SOURCE = Path(halteres.__file__).parent
-FREE = ("errors", "types", "text", "process", "loopback", "files", "models", "config", "clients", "observe.metrics")
+FREE = (
+    "errors",
+    "types",
+    "text",
+    "process",
+    "loopback",
+    "files",
+    "models",
+    "redaction",
+    "config",
+    "clients",
+    "observe.metrics",
+)
 ROOMS = {
     "environments": ("environments", "rollouts"),
     "rollouts": ("rollouts",),
@@ -24,7 +37,7 @@ ROOMS = {
     "service": ("service", "engine.protocol", "engine.link", "engine.process", "engine.folders"),
     "engine": ("engine",),
 }
-ANYTHING = ("runs", "cli")
+ANYTHING = ("agent", "runs", "cli")
 FOUNDATION = {
     "types": (),
     "errors": (),
@@ -34,6 +47,7 @@ FOUNDATION = {
     "text": ("errors",),
     "process": ("config", "errors"),
     "loopback": ("errors",),
+    "redaction": ("config", "errors"),
     "clients": ("clients", "errors", "types", "config"),
     "observe": ("observe", "errors", "files", "types", "config"),
 }

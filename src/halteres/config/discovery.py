@@ -29,6 +29,12 @@ class EnvironmentBroken(InvalidConfig):
     code = "environment_broken"
 
 
+class EnvironmentNotFound(NotFound):
+    """No environment of this name, or no such file."""
+
+    code = "environment_not_found"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentFile:
     """One environment."""
@@ -74,7 +80,7 @@ def find_environment(name_or_path: str, folders: Sequence[Path] = ()) -> Environ
     """The environment of this name, or the one in this file.
 
     Raises:
-        NotFound: no such name or file; the nearest name is offered.
+        EnvironmentNotFound: no such name or file; the nearest name is offered.
         EnvironmentBroken: the file cannot be used; the text says why and where.
     """
     if name_or_path.endswith(".py") or "/" in name_or_path:
@@ -87,7 +93,7 @@ def find_environment(name_or_path: str, folders: Sequence[Path] = ()) -> Environ
         if Path(file.file_path).stem == name_or_path:
             raise _broken(Path(file.file_path), file.why)
     names = [environment.name for environment in found.environments]
-    raise unknown(NotFound, "environment", name_or_path, names, "List them with: halteres env list")
+    raise unknown(EnvironmentNotFound, "environment", name_or_path, names, "List them with: halteres env list")
 
 
 def read_environment(file: Path) -> EnvironmentFile | None:
@@ -124,7 +130,9 @@ def _files(folders: Sequence[Path]) -> Iterator[Path]:
 
 def _in_file(file: Path) -> EnvironmentFile:
     if not file.is_file():
-        raise NotFound(f"There is no environment file {file}.", next="Give the path of a Python file, or a name.")
+        raise EnvironmentNotFound(
+            f"There is no environment file {file}.", next="Give the path of a Python file, or a name."
+        )
     # A class derived from somebody's own base cannot be recognised from the text; the file's `describe` will tell.
     return read_environment(file) or EnvironmentFile(
         name=file.stem, class_name="", file_path=str(file), description=f"Environment from {file.name}"

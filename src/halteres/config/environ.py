@@ -102,5 +102,52 @@ def for_stranger(**changes: str) -> dict[str, str]:
     return {name: value for name, value in for_child(**changes).items() if not name.upper().endswith(_SECRET)}
 
 
+def secrets() -> dict[str, str]:
+    """Variables of this process that are named like secrets, and set."""
+    return {name: value for name, value in os.environ.items() if name.upper().endswith(_SECRET) and value}
+
+
+def is_set(name: str) -> bool:
+    """Whether a variable has a value: for keys whose presence alone matters."""
+    return bool(os.environ.get(name))
+
+
+def openrouter_key() -> str | None:
+    """OPENROUTER_API_KEY: sent to the endpoint of `rl_test_inference` where models are not local."""
+    return os.environ.get("OPENROUTER_API_KEY") or None
+
+
+def openrouter_url() -> str:
+    """OPENROUTER_BASE_URL: any OpenAI-compatible endpoint (default OpenRouter's)."""
+    return (os.environ.get("OPENROUTER_BASE_URL") or "https://openrouter.ai/api/v1").rstrip("/")
+
+
+def wandb_project() -> str:
+    """WANDB_PROJECT: default of run.wandb_project (the seeds' default where unset)."""
+    return os.environ.get("WANDB_PROJECT") or "atropos-tinker"
+
+
+def wandb_entity() -> str | None:
+    """WANDB_ENTITY: default of run.wandb_entity."""
+    return os.environ.get("WANDB_ENTITY") or None
+
+
+def agent_session() -> str | None:
+    """HALTERES_SESSION: the draft that tools work on where no call names one."""
+    return os.environ.get("HALTERES_SESSION") or None
+
+
+def hermes_home() -> Path | None:
+    """HERMES_HOME: where links to logs are made too, under logs/rl_training, where it is set."""
+    given = os.environ.get("HERMES_HOME")
+    return Path(given).expanduser().absolute() if given else None
+
+
+def environment_folders() -> tuple[Path, ...]:
+    """HALTERES_ENVIRONMENTS: folders of environments, separated as in PATH; then HALTERES_HOME/environments."""
+    given = (os.environ.get("HALTERES_ENVIRONMENTS") or "").split(os.pathsep)
+    return (*(Path(folder).expanduser().absolute() for folder in given if folder), home() / "environments")
+
+
 def _misread(name: str, value: str, rule: str) -> InvalidConfig:
     return InvalidConfig(f"The variable {name} is '{value}'.", rule, "Correct it, or unset it for the default.")

@@ -27,7 +27,19 @@ from halteres.observe.metrics import Row, read_rows
 from halteres.runs import identity, lock
 from halteres.runs.state import RESERVE, RunState, read_state, write_state
 
-__all__ = ["RunDirectory", "RunState", "find_run", "list_runs", "new_run_id", "runs_home"]
+__all__ = [
+    "RunAmbiguous",
+    "RunDirectory",
+    "RunNotFound",
+    "RunState",
+    "find_run",
+    "list_runs",
+    "new_run_id",
+    "runs_home",
+]
+
+ID_LENGTH = 8
+"""Hex digits of a run id."""
 
 ANOTHER_LOOK_S, LOOKS = 0.005, 10
 """A reader that writes its verdict holds the lock for an instant; who holds it for ten looks is the supervisor."""
@@ -178,8 +190,24 @@ def list_runs() -> list[RunDirectory]:
     return [run for _, run in sorted(found, key=lambda item: item[0], reverse=True)]
 
 
+class RunNotFound(NotFound):
+    """No run of this id or name."""
+
+    code = "run_not_found"
+
+
+class RunAmbiguous(RunNotFound):
+    """More than one run fits."""
+
+    code = "run_ambiguous"
+
+
 def find_run(prefix_or_name: str) -> RunDirectory:
-    """The run of this id, unique beginning of an id, or name. NotFound with the nearest, or with all that fit."""
+    """The run of this id, unique beginning of an id, or name. RunNotFound offers the nearest, or all that fit."""
+    if len(prefix_or_name) == ID_LENGTH and prefix_or_name.isalnum():
+        directly = runs_home() / prefix_or_name
+        if (directly / "run.json").exists():
+            return RunDirectory(directly)
     runs = list_runs()
     names = {run: read_state(run.path / "run.json").name for run in runs}
     exact = [run for run in runs if run.run_id == prefix_or_name]
@@ -189,13 +217,18 @@ def find_run(prefix_or_name: str) -> RunDirectory:
         return fitting[0]
     if fitting:
         ids = [run.run_id for run in fitting]
-        raise NotFound(
+        raise RunAmbiguous(
             f"'{prefix_or_name}' fits {len(ids)} runs.",
             f"They are {', '.join(f'{run.run_id} ({names[run]})' for run in fitting[:8])}.",
             "Write more of the id.",
-            kind="run_ambiguous",
             allowed=ids,
         )
     guess = nearest(prefix_or_name, [run.run_id for run in runs] + sorted(set(names.values())))
     hint = f"Did you mean {guess}?" if guess else f"There are {len(runs)} runs."
-    raise NotFound(f"Run '{prefix_or_name}' not found.", hint, "halteres runs list shows all.", did_you_mean=guess)
+    raise RunNotFound(
+        f"Run '{prefix_or_name}' not found.",
+        hint,
+        "halteres runs list shows all.",
+        did_you_mean=guess,
+        active_runs=[run.run_id for run in runs if not read_state(run.path / "run.json").terminal],
+    )

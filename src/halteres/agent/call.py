@@ -1,0 +1,127 @@
+"""One call of a tool, whatever face it came through.
+
+Owns: checking arguments, running the tool, turning whatever happens into an answer; that no answer holds NaN or a
+secret, and that every one says what to do next.
+Never: raises (cancellation aside), knows a wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from halteres.agent.caller import Caller
+from halteres.agent.remedies import next_call
+from halteres.agent.table import BY_NAME
+from halteres.agent.tool import Result, Tool
+from halteres.errors import HalteresError, ServerError, UserError, as_answer, boundary, unknown
+from halteres.redaction import Redactor
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What a call came to."""
+
+    body: dict[str, Any]  # JSON; `error` and `code` where it failed
+    failed: bool = False
+    status: int = 200  # for faces that speak HTTP
+    images: tuple[Path, ...] = ()  # PNG files
+
+
+async def call(name: str, arguments: Mapping[str, Any] | None, caller: Caller) -> Reply:
+    """Call a tool by name. Whatever goes wrong is an answer; only cancellation leaves as an exception."""
+    try:
+        with boundary(_Unforeseen, f"{name}"):
+            found = _tool(name)
+            checked = _checked(found, arguments or {})
+            result = await _run(found, caller, checked)
+    except HalteresError as error:
+        return _refused(name, error)
+    body = result.model_dump(mode="json", exclude_unset=True)
+    last = body.pop("next")
+    return Reply(body=_sealed({**body, "next": last}), images=result.images)
+
+
+class _Unforeseen(ServerError):
+    """A defect of ours; the log has the traceback under the id in the text."""
+
+
+async def _run(found: Tool, caller: Caller, arguments: Mapping[str, Any]) -> Result:
+    """A tool that waits runs on the loop, the others in a thread: they read files and ask environments."""
+    if inspect.iscoroutinefunction(found.function):
+        return await found.function(caller, **arguments)
+    return await asyncio.to_thread(found.function, caller, **arguments)
+
+
+def _tool(name: str) -> Tool:
+    if name not in BY_NAME:
+        raise unknown(UserError, "tool", name, BY_NAME)
+    return BY_NAME[name]
+
+
+def _checked(found: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that were given, validated. A text that is empty counts as not given (some hosts fill them in)."""
+    given = {name: value for name, value in arguments.items() if value != "" or name == "value"}
+    try:
+        model = found.arguments.model_validate(given)
+    except ValidationError as error:
+        raise _invalid(found, error) from error
+    return {name: getattr(model, name) for name in model.model_fields_set}
+
+
+def _invalid(found: Tool, error: ValidationError) -> UserError:
+    known = list(found.arguments.model_fields)
+    problems = [_problem(detail, known) for detail in error.errors(include_url=False)]
+    sentences = "; ".join(f"{problem['field']}: {problem['rule']}" for problem in problems)
+    return UserError(
+        f"{found.name} cannot be called so: {sentences}.",
+        "",
+        f"{found.name} takes: {', '.join(known) or 'no arguments'}",
+        problems=problems,
+        field=problems[0]["field"],
+        allowed=known,
+    )
+
+
+def _problem(detail: Any, known: list[str]) -> dict[str, Any]:
+    field = ".".join(str(part) for part in detail["loc"])
+    rule = detail["msg"].replace("Input should be", "must be")
+    if detail["type"] == "extra_forbidden":
+        rule = f"there is no such argument (there are: {', '.join(known) or 'none'})"
+    return {"field": field, "rule": rule, "got": detail["input"]}
+
+
+def _refused(name: str, error: HalteresError) -> Reply:
+    if isinstance(error, _Unforeseen):
+        number = secrets.token_hex(4)
+        _log.error("%s (%s)", error.what, number, exc_info=error.__cause__ or error)
+        error = ServerError(error.what, f"This is a defect of ours; the log has it as {number}.", "Report it.")
+    body = as_answer(error)
+    body["next"] = next_call(name, error)
+    return Reply(body=_sealed(body), failed=True, status=error.status)
+
+
+def _sealed(body: dict[str, Any]) -> dict[str, Any]:
+    return Redactor.of_this_process().json(_finite(body))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: null stands for them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(name): _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

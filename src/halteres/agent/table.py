@@ -1,0 +1,30 @@
+"""The one table of tools, in the order in which an agent meets them."""
+
+from __future__ import annotations
+
+from halteres.agent.configuring import rl_edit_config, rl_get_current_config
+from halteres.agent.environments import rl_list_environments, rl_select_environment
+from halteres.agent.health import rl_health_check
+from halteres.agent.judging import rl_compare_runs, rl_get_results, rl_get_rollouts
+from halteres.agent.starting import rl_start_training
+from halteres.agent.testing import rl_test_inference
+from halteres.agent.watching import rl_check_status, rl_get_logs, rl_list_runs, rl_stop_training
+
+TOOLS = (
+    rl_list_environments,
+    rl_select_environment,
+    rl_get_current_config,
+    rl_edit_config,
+    rl_test_inference,
+    rl_start_training,
+    rl_check_status,
+    rl_stop_training,
+    rl_get_results,
+    rl_list_runs,
+    rl_health_check,
+    rl_get_logs,
+    rl_get_rollouts,
+    rl_compare_runs,
+)
+
+BY_NAME = {tool.name: tool for tool in TOOLS}

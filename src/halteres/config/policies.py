@@ -1,0 +1,139 @@
+"""The policy file: what the operator of this machine locks and caps.
+
+Owns: the nouns `Policy` and `Caps`, reading HALTERES_HOME/policy.yaml, the policies that come with the package.
+Never: applies a lock (`config.files`), ends a run at a cap (the supervisor), speaks of a model's policy.
+
+    extends: hermes-compat          # or: default
+    lock: {trainer: {learning_rate: 4.0e-5}, env.group_size: 8}
+    caps: {max_steps: 500, max_hours: 2, max_tokens: 5.0e7, max_concurrent_runs: 1}
+    min_status_interval_s: 0
+    require_keys: []
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from halteres.config import environ
+from halteres.config.problem import Problem, refusal
+from halteres.errors import HalteresError, InvalidConfig, nearest
+
+FILE = "policy.yaml"
+
+
+class PolicyCap(InvalidConfig):
+    """The operator's policy does not allow so much."""
+
+    code, status = "policy_cap", 403
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Caps(_Part):
+    """Budgets of one run, and how many may go on at once. None: no cap."""
+
+    max_steps: Annotated[int | None, Field(ge=1, description="optimiser steps of one run")] = None
+    max_hours: Annotated[float | None, Field(gt=0, description="hours from a run's creation to its end")] = None
+    max_tokens: Annotated[float | None, Field(gt=0, description="sampled tokens that one run trains on")] = None
+    max_concurrent_runs: Annotated[int | None, Field(ge=1, description="runs that go on at once")] = None
+
+
+class Policy(_Part):
+    """What holds for every run that is started on this machine."""
+
+    name: str = "default"
+    lock: Annotated[dict[str, Any], Field(description="section.field -> the value that holds")] = {}
+    caps: Caps = Caps()
+    min_status_interval_s: Annotated[float, Field(ge=0, description="between two looks at an unchanged run")] = 0
+    require_keys: Annotated[tuple[str, ...], Field(description="variables that must be set to start or test")] = ()
+
+    @field_validator("lock", mode="before")
+    @classmethod
+    def _flat(cls, given: Any) -> Any:
+        """`{section: {field: value}}` and `{section.field: value}` mean the same."""
+        if not isinstance(given, Mapping):
+            return given
+        flat: dict[str, Any] = {}
+        for name, value in given.items():
+            if isinstance(value, Mapping) and "." not in str(name):
+                flat.update({f"{name}.{field}": item for field, item in value.items()})
+            else:
+                flat[str(name)] = value
+        return flat
+
+
+DEFAULT = Policy()
+
+HERMES_COMPAT = Policy(
+    name="hermes-compat",
+    lock={
+        "inference.model": "Qwen/Qwen3-8B",
+        "env.max_token_length": 8192,
+        "env.max_num_workers": 2048,
+        "env.worker_timeout": 3600,
+        "env.max_batches_offpolicy": 3,
+        "env.inference_weight": 1.0,
+        "env.eval_limit_ratio": 0.1,
+        "trainer.total_steps": 2500,
+        "trainer.eval_every": 25,
+        "trainer.lora_rank": 32,
+        "trainer.learning_rate": 4e-5,
+        "trainer.max_token_trainer_length": 9000,
+        "trainer.checkpoint_every": 25,
+    },
+    min_status_interval_s=1800,
+    require_keys=("TINKER_API_KEY", "OPENROUTER_API_KEY"),
+)
+"""What the seeds locked (seed 002, LOCKED_FIELDS), in our sections; addresses are wiring everywhere."""
+
+BUILT_IN: Mapping[str, Policy] = {policy.name: policy for policy in (DEFAULT, HERMES_COMPAT)}
+
+
+def load_policy(home: Path | None = None) -> Policy:
+    """The policy of HALTERES_HOME, or the default one where there is no file. InvalidConfig lists every problem."""
+    file = (home or environ.home()) / FILE
+    try:
+        told = yaml.safe_load(file.read_text()) or {}
+    except FileNotFoundError:
+        return DEFAULT
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise _unreadable(file, " ".join(str(error).split())) from error
+    if isinstance(told, str):  # the file is the name of a policy
+        told = {"extends": told}
+    if not isinstance(told, Mapping):
+        raise _unreadable(file, "it holds no fields")
+    return _policy(file, {str(name): value for name, value in told.items()})
+
+
+def _policy(file: Path, told: dict[str, Any]) -> Policy:
+    parent = told.pop("extends", "default")
+    base = BUILT_IN.get(str(parent))
+    if base is None:
+        raise refusal([Problem(field="extends", got=parent, rule="there is no such policy", suggest=tuple(BUILT_IN))])
+    try:
+        own = Policy.model_validate({"name": base.name if base is not DEFAULT else file.stem, **told})
+    except ValidationError as error:
+        raise refusal([_problem(detail) for detail in error.errors(include_url=False)], f"Mend {file}.") from error
+    merged = {name: getattr(own, name) for name in own.model_fields_set}
+    merged["lock"] = {**base.lock, **own.lock}
+    merged["caps"] = base.caps.model_copy(update={name: getattr(own.caps, name) for name in own.caps.model_fields_set})
+    return base.model_copy(update=merged)
+
+
+def _problem(detail: Any) -> Problem:
+    path = ".".join(str(part) for part in detail["loc"])
+    rule = detail["msg"].replace("Input should be", "must be")
+    if detail["type"] == "extra_forbidden":
+        rule = "there is no such field"
+    return Problem(field=path, got=detail["input"], rule=rule, did_you_mean=nearest(path, Policy.model_fields))
+
+
+def _unreadable(file: Path, why: str) -> HalteresError:
+    return InvalidConfig(f"The policy file {file} cannot be read.", f"{why}.", "Mend it, or remove it.")
