@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from halteres.config import outline
 from halteres.config.discovery import EnvironmentBroken, discover, find_environment
 from halteres.errors import NotFound
 
@@ -121,3 +122,93 @@ def test_a_path_whose_class_cannot_be_recognised_is_taken_at_its_word(tmp_path: 
     file = tmp_path / "foreign.py"
     file.write_text("from company import CompanyEnv\n\nclass Task(CompanyEnv):\n    pass\n")
     assert find_environment(str(file)).name == "foreign"
+
+
+def test_bases_are_followed_into_files_beside_and_through_generics(tmp_path: Path) -> None:
+    (tmp_path / "_games.py").write_text("from halteres.environments.base import BaseEnv as B\nclass Game(B): ...")
+    folder(
+        tmp_path,
+        go="from typing import Generic\nfrom _games import Game as G\nclass Go(Generic[T], G[int]): ...",
+        chess="from ._games import Game\nclass Chess(Game): ...",
+        draughts="import _games as games\nclass Draughts(games.Game): ...",
+        maybe="try:\n    from x import BaseEnv\nexcept ImportError:\n    B = 1\nif 1:\n    class M(BaseEnv): 1",
+        circle="from circle import Loop\nA = B\nB = A\nclass Loop(Loop): ...\nclass C(A): ...",
+        other="from elsewhere import Game\nclass Other(Game): ...",
+    )
+    names = {environment.name for environment in discover([tmp_path]).environments}
+    assert names == {"arithmetic", "go", "chess", "draughts", "maybe"}
+
+
+def test_folders_of_a_folder_are_looked_through_one_level_deep(tmp_path: Path) -> None:
+    for path in ("games/chess", "games/deep/go", "_private/x", ".hidden/y"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{path}.py").write_text(PLAIN)
+    assert {environment.name for environment in discover([tmp_path]).environments} == {"arithmetic", "chess"}
+
+
+def test_a_name_taken_already_becomes_the_file_and_its_class(tmp_path: Path) -> None:
+    for place in ("one", "two", "three"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "chess.py").write_text(PLAIN)
+    found = discover([tmp_path / "one", tmp_path / "two", tmp_path / "three"]).environments
+    paths = {environment.name: environment.file_path for environment in found}
+    assert paths.keys() == {"arithmetic", "chess", "chess.Chess", "three.chess.Chess"}
+    assert paths["chess"] == str(tmp_path / "one" / "chess.py")
+    assert find_environment("chess.Chess", [tmp_path / "one", tmp_path / "two"]).file_path == paths["chess.Chess"]
+
+
+def test_a_shadowed_built_in_environment_can_still_be_named(tmp_path: Path) -> None:
+    mine = PLAIN.replace('"""Plays chess.', 'name = "arithmetic"\n    """Mine.')
+    folder(tmp_path, mine=mine)
+    assert find_environment("arithmetic.ArithmeticEnv", [tmp_path]).file_path.endswith("environments/arithmetic.py")
+
+
+def test_folders_are_named_by_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("given", "home/environments"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / f"{place[:4]}_env.py").write_text(PLAIN)
+    monkeypatch.setenv("HALTERES_ENVIRONMENTS", str(tmp_path / "given"))
+    monkeypatch.setenv("HALTERES_HOME", str(tmp_path / "home"))
+    assert {environment.name for environment in discover().environments} == {"arithmetic", "give_env", "home_env"}
+
+
+def test_other_packages_offer_environments_by_entry_points_and_are_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "offering"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('it was imported')")
+    (package / "chess.py").write_text(PLAIN)
+    info = tmp_path / "offering-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: offering\nVersion: 1.0\n")
+    points = "chess = offering.chess:Chess\nlost = offering.lost\nnone = no_such_package.env\n"
+    (info / "entry_points.txt").write_text(f"[halteres.environments]\n{points}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = discover()
+    assert find_environment("chess").file_path == str(package / "chess.py")
+    assert {file.file_path: file.why for file in found.broken} == {
+        "offering.lost": "There is no module offering.lost.",
+        "no_such_package.env": "There is no module no_such_package.env.",
+    }
+
+
+def test_files_are_read_again_only_where_they_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    parse = outline.ast.parse
+    monkeypatch.setattr(outline.ast, "parse", lambda text, filename: read.append(filename) or parse(text, filename))
+    folder(tmp_path, chess=PLAIN, go=PLAIN)
+    discover([tmp_path])
+    first = len(read)
+    discover([tmp_path])
+    assert len(read) == first
+    folder(tmp_path, chess=PLAIN + "\n# changed\n")
+    discover([tmp_path])
+    assert read[first:] == [str(tmp_path / "chess.py")]
+    discover([tmp_path], afresh=True)
+    assert len(read) > first + 2
+
+
+def test_a_file_nested_beyond_measure_is_broken_and_no_more(tmp_path: Path) -> None:
+    found = discover([folder(tmp_path, deep="x = " + "(" * 5000 + ")" * 5000)])
+    assert [Path(file.file_path).name for file in found.broken] == ["deep.py"]

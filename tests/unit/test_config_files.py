@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from halteres.config.discovery import EnvironmentBroken
 from halteres.config.files import load_settings, resolve_settings, settings_schema
 from halteres.config.program import find_program
 from halteres.config.settings import Settings
@@ -84,7 +85,7 @@ def test_a_bare_slip_offers_the_nearest_of_all_sections() -> None:
         ("env.rollout_server_url=http://x", "the supervisor writes the trajectory server's address"),
         ("env.total_steps=3", "set trainer.total_steps"),
         ("inference.url=http://x", "the supervisor writes the service's address"),
-        ("tokenizer_name=x", "it is the base model's; set inference.model"),
+        ("env.tokenizer_name=x", "it is the base model's; set inference.model"),
     ],
 )
 def test_wiring_is_refused_with_the_reason(edit: str, why: str) -> None:
@@ -155,7 +156,7 @@ def test_an_environment_that_hangs_is_ended_with_its_children(tmp_path: Path, mo
     monkeypatch.setattr("halteres.config.program.DEADLINE_S", 0.3)
     file = tmp_path / "hangs.py"
     file.write_text("import subprocess; subprocess.run(['sleep', '1000'])\n")
-    with pytest.raises(InvalidConfig, match="did not describe itself within"):
+    with pytest.raises(EnvironmentBroken, match="did not describe itself within"):
         load_settings(str(file), None, [])
 
 

@@ -1,7 +1,7 @@
 """The rooms talk over their protocols: who may import whom, read off the source.
 
-A numbered room imports what is free to all and itself; `agent`, `runs`, `cli` may import anything, and nothing
-imports them.
+A numbered room imports what is free to all and itself; `agent`, `runs`, `cli`, `dashboard` may import anything, and
+nothing imports them.
 torch lives below `engine/torch`; elsewhere neither it nor what pulls it in is imported at module level.
 """
 
@@ -37,7 +37,7 @@ ROOMS = {
     "service": ("service", "engine.protocol", "engine.link", "engine.process", "engine.folders"),
     "engine": ("engine",),
 }
-ANYTHING = ("agent", "runs", "cli")
+ANYTHING = ("agent", "runs", "cli", "dashboard", "rl_api_server")
 FOUNDATION = {
     "types": (),
     "errors": (),
@@ -45,7 +45,7 @@ FOUNDATION = {
     "models": (),
     "config": ("config", "errors", "files", "models"),
     "text": ("errors",),
-    "process": ("config", "errors"),
+    "process": ("config", "errors", "redaction"),
     "loopback": ("errors",),
     "redaction": ("config", "errors"),
     "clients": ("clients", "errors", "types", "config"),

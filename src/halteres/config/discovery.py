@@ -1,24 +1,30 @@
 """Which environments there are, read from source text.
 
-Owns: what counts as an environment file, its name and description, why a file cannot be used.
+Owns: what counts as an environment file, its name and description, where they are looked for, why one cannot be used.
 Never: imports or runs what it finds.
+
+One file is one environment, for it is run as a program: of several classes the one whose `cli` is called.
 """
 
 from __future__ import annotations
 
-import ast
+import importlib.metadata
+import importlib.util
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from halteres.errors import InvalidConfig, NotFound, unknown
+from halteres.config import environ
+from halteres.config.kinship import environment_class
+from halteres.config.outline import UNREADABLE, read_outline
+from halteres.errors import InvalidConfig, NotFound, boundary, unknown
 
 BUILTIN_FOLDER = Path(__file__).resolve().parents[1] / "environments"
 """Environments that come with the package. Read as text, like any other."""
 
-ROOTS = frozenset({"BaseEnv", "SingleTurnEnv"})
-"""Classes that are no environments themselves, and from which environments derive."""
+ENTRY_POINTS = "halteres.environments"
+"""Group of entry points by which other packages name modules that hold environments."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
@@ -47,9 +53,9 @@ class EnvironmentFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokenFile:
-    """A file in a folder of environments that cannot be read as Python, or names its environment badly."""
+    """A file that cannot be read as Python, or names its environment badly; or an entry point that leads nowhere."""
 
-    file_path: str  # absolute
+    file_path: str  # absolute; of an entry point: what it names
     why: str
 
 
@@ -61,19 +67,26 @@ class Discovery:
     broken: tuple[BrokenFile, ...]
 
 
-def discover(folders: Sequence[Path] = ()) -> Discovery:
-    """Look through these folders, then the built-in one; the first file of a name counts. `_*.py` is passed over."""
+def discover(folders: Sequence[Path] = (), *, afresh: bool = False) -> Discovery:
+    """Look through these folders and their own folders, then those of HALTERES_ENVIRONMENTS and HALTERES_HOME, what
+    other packages offer, and the built-in ones. Names that begin with `_` are passed over.
+
+    The first file of a name has it; a later one is called `file.Class`. Files are read again where they have changed;
+    `afresh` reads all.
+    """
     found: dict[str, EnvironmentFile] = {}
-    broken: list[BrokenFile] = []
-    for file in _files(folders):
+    broken: dict[str, BrokenFile] = {}
+    for place in _places(folders):
         try:
-            environment = read_environment(file)
+            environment = place if isinstance(place, BrokenFile) else read_environment(place, afresh=afresh)
         except EnvironmentBroken as error:
-            broken.append(BrokenFile(file_path=str(file), why=error.why))
-            continue
-        if environment is not None:
-            found.setdefault(environment.name, environment)
-    return Discovery(environments=tuple(found[name] for name in sorted(found)), broken=tuple(broken))
+            environment = BrokenFile(file_path=str(place), why=error.why)
+        if isinstance(environment, BrokenFile):
+            broken[environment.file_path] = environment
+        elif environment is not None and environment.file_path not in {one.file_path for one in found.values()}:
+            named = _named_apart(environment, found)
+            found[named.name] = named
+    return Discovery(environments=tuple(found[name] for name in sorted(found)), broken=tuple(broken.values()))
 
 
 def find_environment(name_or_path: str, folders: Sequence[Path] = ()) -> EnvironmentFile:
@@ -96,36 +109,81 @@ def find_environment(name_or_path: str, folders: Sequence[Path] = ()) -> Environ
     raise unknown(EnvironmentNotFound, "environment", name_or_path, names, "List them with: halteres env list")
 
 
-def read_environment(file: Path) -> EnvironmentFile | None:
+def read_environment(file: Path, *, afresh: bool = False) -> EnvironmentFile | None:
     """The environment in a file, or None where it defines none.
 
     Raises:
         EnvironmentBroken: the file is no Python, or the environment's name cannot be used.
     """
     try:
-        tree = ast.parse(file.read_bytes(), filename=str(file))
+        outline = read_outline(file, afresh=afresh)
     except SyntaxError as error:
-        raise _broken(file, f"line {error.lineno}: {error.msg}.") from error
-    except (OSError, ValueError) as error:
+        raise _broken(file, f"line {error.lineno}: {error.msg}.", error.lineno) from error
+    except UNREADABLE as error:
         raise _broken(file, f"{type(error).__name__}: {error}.") from error
-    kind = _environment_class(tree)
+    kind = environment_class(file, outline)
     if kind is None:
         return None
-    name = _constant_name(kind) or file.stem
+    name = kind.label or file.stem
     if not _NAME.fullmatch(name):
-        raise _broken(file, f"line {kind.lineno}: its name '{name}' may hold letters, digits, '.', '_' and '-' alone.")
-    description = (ast.get_docstring(kind) or ast.get_docstring(tree) or "").strip().partition("\n")[0]
+        why = f"line {kind.line}: its name '{name}' may hold letters, digits, '.', '_' and '-' alone."
+        raise _broken(file, why, kind.line)
     return EnvironmentFile(
         name=name,
         class_name=kind.name,
         file_path=str(file.absolute()),
-        description=description or f"Environment from {file.name}",
+        description=kind.summary or outline.summary or f"Environment from {file.name}",
     )
 
 
-def _files(folders: Sequence[Path]) -> Iterator[Path]:
-    for folder in (*folders, BUILTIN_FOLDER):
-        yield from (file for file in sorted(folder.glob("*.py")) if not file.name.startswith("_"))
+def _named_apart(environment: EnvironmentFile, taken: dict[str, EnvironmentFile]) -> EnvironmentFile:
+    """With its name, or another that nobody has yet."""
+    file = Path(environment.file_path)
+    apart = f"{file.stem}.{environment.class_name}"
+    for name in (environment.name, apart, f"{file.parent.name}.{apart}"):
+        if name not in taken and _NAME.fullmatch(name):
+            return replace(environment, name=name)
+    return replace(environment, name=f"{environment.name}.{len(taken)}")
+
+
+def _places(folders: Sequence[Path]) -> Iterator[Path | BrokenFile]:
+    for folder in (*folders, *environ.environment_folders()):
+        yield from _files(folder)
+    yield from _offered()
+    yield from _files(BUILTIN_FOLDER)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Python files of a folder, then those of its folders."""
+    for file in (*sorted(folder.glob("*.py")), *sorted(folder.glob("*/*.py"))):
+        if not any(part.startswith(("_", ".")) for part in file.relative_to(folder).parts):
+            yield file.absolute()
+
+
+def _offered() -> Iterator[Path | BrokenFile]:
+    """Files of the modules that other packages name by entry points, found without importing them."""
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            with boundary(EnvironmentBroken, f"Finding {point.value}"):
+                file = _module_file(point.module)
+        except EnvironmentBroken as error:
+            yield BrokenFile(file_path=point.value, why=error.what)
+            continue
+        yield file or BrokenFile(file_path=point.value, why=f"There is no module {point.module}.")
+
+
+def _module_file(module: str) -> Path | None:
+    top, *below = module.split(".")
+    spec = importlib.util.find_spec(top)  # of a module that is not below another: this imports nothing
+    if spec is None:
+        return None
+    if not below:
+        return Path(spec.origin) if spec.origin else None
+    for folder in spec.submodule_search_locations or ():
+        for file in (Path(folder, *below).with_suffix(".py"), Path(folder, *below, "__init__.py")):
+            if file.is_file():
+                return file
+    return None
 
 
 def _in_file(file: Path) -> EnvironmentFile:
@@ -139,80 +197,7 @@ def _in_file(file: Path) -> EnvironmentFile:
     )
 
 
-def _broken(file: Path, why: str) -> EnvironmentBroken:
-    return EnvironmentBroken(f"The environment file {file} is broken.", why, "Mend the file.", file=str(file))
-
-
-def _environment_class(tree: ast.Module) -> ast.ClassDef | None:
-    """The class whose `cli` is called; else the last that is no base of another."""
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    derived = _derived(classes, ROOTS | _aliases(tree))
-    if not derived:
-        return None
-    run = next((name for name in _cli_calls(tree) if name in derived), None)
-    bases = {base for name in derived for base in _bases(classes[name])}
-    leaves = [name for name in derived if name not in bases]
-    return classes[run or leaves[-1]]
-
-
-def _derived(classes: dict[str, ast.ClassDef], roots: frozenset[str]) -> list[str]:
-    """Classes that derive from a root, through others of the file too, in the order of the file."""
-    known = set(roots)
-    growing = True
-    while growing:
-        more = {name for name, node in classes.items() if name not in known and known.intersection(_bases(node))}
-        growing = bool(more)
-        known |= more
-    return [name for name in classes if name in known and name not in ROOTS]
-
-
-def _aliases(tree: ast.Module) -> frozenset[str]:
-    """Other names that imports and plain assignments give to a root: `import … as Env`, `Env = BaseEnv`."""
-    imported = {
-        alias.asname
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-        if alias.name in ROOTS and alias.asname
-    }
-    assigned = {
-        target.id
-        for node in tree.body
-        if isinstance(node, ast.Assign) and _last_name(node.value) in ROOTS | imported
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    return frozenset(imported | assigned)
-
-
-def _bases(node: ast.ClassDef) -> set[str]:
-    return {name for base in node.bases if (name := _last_name(base)) is not None}
-
-
-def _last_name(node: ast.expr) -> str | None:
-    """`C` of `C`, `module.C` and `C[T]`."""
-    if isinstance(node, ast.Subscript):
-        return _last_name(node.value)
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else None
-
-
-def _cli_calls(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cli":
-            name = _last_name(node.func.value)
-            if name is not None:
-                yield name
-
-
-def _constant_name(kind: ast.ClassDef) -> str | None:
-    """The value of the class attribute `name`, where it is a text in the source."""
-    for node in kind.body:
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        named = any(isinstance(target, ast.Name) and target.id == "name" for target in targets)
-        if named and isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant):
-            return node.value.value if isinstance(node.value.value, str) else None
-    return None
+def _broken(file: Path, why: str, line: int | None = None) -> EnvironmentBroken:
+    return EnvironmentBroken(
+        f"The environment file {file} is broken.", why, "Mend the file.", file=str(file), line=line
+    )

@@ -7,6 +7,7 @@ Never: is read at import; each function reads when called.
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from halteres.errors import InvalidConfig
@@ -102,6 +103,11 @@ def for_stranger(**changes: str) -> dict[str, str]:
     return {name: value for name, value in for_child(**changes).items() if not name.upper().endswith(_SECRET)}
 
 
+def with_keys(*names: str, **changes: str) -> dict[str, str]:
+    """The environment for a child that gets no secrets but these."""
+    return {**for_stranger(**changes), **{name: value for name, value in secrets().items() if name in names}}
+
+
 def secrets() -> dict[str, str]:
     """Variables of this process that are named like secrets, and set."""
     return {name: value for name, value in os.environ.items() if name.upper().endswith(_SECRET) and value}
@@ -147,6 +153,11 @@ def environment_folders() -> tuple[Path, ...]:
     """HALTERES_ENVIRONMENTS: folders of environments, separated as in PATH; then HALTERES_HOME/environments."""
     given = (os.environ.get("HALTERES_ENVIRONMENTS") or "").split(os.pathsep)
     return (*(Path(folder).expanduser().absolute() for folder in given if folder), home() / "environments")
+
+
+def has_display() -> bool:
+    """Whether a window can be opened: DISPLAY or WAYLAND_DISPLAY, where systems have those."""
+    return sys.platform in ("darwin", "win32") or is_set("DISPLAY") or is_set("WAYLAND_DISPLAY")
 
 
 def _misread(name: str, value: str, rule: str) -> InvalidConfig:

@@ -4,7 +4,7 @@ Owns: the nouns `Policy` and `Caps`, reading HALTERES_HOME/policy.yaml, the poli
 Never: applies a lock (`config.files`), ends a run at a cap (the supervisor), speaks of a model's policy.
 
     extends: hermes-compat          # or: default
-    lock: {trainer: {learning_rate: 4.0e-5}, env.group_size: 8}
+    lock: {trainer: {learning_rate: 4.0e-5}, env.group_size: 8}    # names as in rl_edit_config will do
     caps: {max_steps: 500, max_hours: 2, max_tokens: 5.0e7, max_concurrent_runs: 1}
     min_status_interval_s: 0
     require_keys: []
@@ -20,7 +20,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from halteres.config import environ
-from halteres.config.problem import Problem, refusal
+from halteres.config.edits import OWN_KEYS, Edit, nearest_setting
+from halteres.config.problem import Problem, UnknownSetting
+from halteres.config.settings import ENV_WIRING, SECTIONS, wiring_of
 from halteres.errors import HalteresError, InvalidConfig, nearest
 
 FILE = "policy.yaml"
@@ -30,6 +32,12 @@ class PolicyCap(InvalidConfig):
     """The operator's policy does not allow so much."""
 
     code, status = "policy_cap", 403
+
+
+def _meant(name: str) -> str:
+    """The setting that a name means; an environment's field that the run fills in means ours that it is filled from."""
+    field = name.removeprefix("env.")
+    return name if name.startswith("env.") and field not in ENV_WIRING else Edit(name=field, value=None).key
 
 
 class _Part(BaseModel):
@@ -57,15 +65,15 @@ class Policy(_Part):
     @field_validator("lock", mode="before")
     @classmethod
     def _flat(cls, given: Any) -> Any:
-        """`{section: {field: value}}` and `{section.field: value}` mean the same."""
+        """`{section: {field: value}}` and `{section.field: value}` mean the same; so does a name that is clear."""
         if not isinstance(given, Mapping):
             return given
         flat: dict[str, Any] = {}
         for name, value in given.items():
             if isinstance(value, Mapping) and "." not in str(name):
-                flat.update({f"{name}.{field}": item for field, item in value.items()})
+                flat.update({_meant(f"{name}.{field}"): item for field, item in value.items()})
             else:
-                flat[str(name)] = value
+                flat[_meant(str(name))] = value
         return flat
 
 
@@ -81,6 +89,8 @@ HERMES_COMPAT = Policy(
         "env.max_batches_offpolicy": 3,
         "env.inference_weight": 1.0,
         "env.eval_limit_ratio": 0.1,
+        "env.use_wandb": True,
+        "env.rollout_server_url": "http://localhost:8000",
         "trainer.total_steps": 2500,
         "trainer.eval_every": 25,
         "trainer.lora_rank": 32,
@@ -91,7 +101,8 @@ HERMES_COMPAT = Policy(
     min_status_interval_s=1800,
     require_keys=("TINKER_API_KEY", "OPENROUTER_API_KEY"),
 )
-"""What the seeds locked (seed 002, LOCKED_FIELDS), in our sections; addresses are wiring everywhere."""
+"""What the seeds locked (seed 002, LOCKED_FIELDS), in our sections. Addresses are wiring everywhere: the one told is
+the seeds', a run's own is written into its config file."""
 
 BUILT_IN: Mapping[str, Policy] = {policy.name: policy for policy in (DEFAULT, HERMES_COMPAT)}
 
@@ -116,15 +127,36 @@ def _policy(file: Path, told: dict[str, Any]) -> Policy:
     parent = told.pop("extends", "default")
     base = BUILT_IN.get(str(parent))
     if base is None:
-        raise refusal([Problem(field="extends", got=parent, rule="there is no such policy", suggest=tuple(BUILT_IN))])
+        raise _unusable(
+            file, [Problem(field="extends", got=parent, rule="there is no such policy", suggest=tuple(BUILT_IN))]
+        )
     try:
         own = Policy.model_validate({"name": base.name if base is not DEFAULT else file.stem, **told})
     except ValidationError as error:
-        raise refusal([_problem(detail) for detail in error.errors(include_url=False)], f"Mend {file}.") from error
+        raise _unusable(file, [_problem(detail) for detail in error.errors(include_url=False)]) from error
+    if problems := [problem for name, value in own.lock.items() for problem in _lock_problems(name, value)]:
+        raise _unusable(file, problems)
     merged = {name: getattr(own, name) for name in own.model_fields_set}
     merged["lock"] = {**base.lock, **own.lock}
     merged["caps"] = base.caps.model_copy(update={name: getattr(own.caps, name) for name in own.caps.model_fields_set})
     return base.model_copy(update=merged)
+
+
+def _lock_problems(key: str, value: Any) -> list[Problem]:
+    """What is wrong with a lock. Of an environment's fields nothing is known here."""
+    section, _, field = key.rpartition(".")
+    if section == "env":
+        return []
+    if key not in OWN_KEYS:
+        return [UnknownSetting(field=f"lock.{key}", got=value, did_you_mean=nearest_setting(key))]
+    if why := wiring_of(SECTIONS[section]).get(field):
+        return [Problem(field=f"lock.{key}", got=value, rule=why)]
+    try:
+        SECTIONS[section].model_validate({field: value})
+    except ValidationError as error:
+        rule = error.errors(include_url=False)[0]["msg"].replace("Input should be", "must be")
+        return [Problem(field=f"lock.{key}", got=value, rule=rule)]
+    return []
 
 
 def _problem(detail: Any) -> Problem:
@@ -133,6 +165,16 @@ def _problem(detail: Any) -> Problem:
     if detail["type"] == "extra_forbidden":
         rule = "there is no such field"
     return Problem(field=path, got=detail["input"], rule=rule, did_you_mean=nearest(path, Policy.model_fields))
+
+
+def _unusable(file: Path, problems: list[Problem]) -> HalteresError:
+    """Whoever asks for settings did nothing wrong: it is the file that has to be mended."""
+    return InvalidConfig(
+        f"The policy file {file} cannot be used.",
+        "; ".join(problem.sentence for problem in problems),
+        "Mend it, or remove it.",
+        problems=[problem.facts for problem in problems],
+    )
 
 
 def _unreadable(file: Path, why: str) -> HalteresError:

@@ -1,6 +1,7 @@
 """A setting that cannot be used.
 
-Owns: the noun, and the one error that lists all of them.
+Owns: the nouns (a problem, one with a name nobody knows, one with a field that is locked), and the one error that lists
+all of them.
 Never: decides what is allowed.
 """
 
@@ -14,6 +15,18 @@ from typing import Any
 from halteres.errors import InvalidConfig
 
 NEXT = "Nothing was changed; mend these settings and try again."
+
+
+class UnknownField(InvalidConfig):
+    """No setting has this name."""
+
+    code = "unknown_field"
+
+
+class LockedField(InvalidConfig):
+    """The run fills it in itself, or the operator's policy holds it."""
+
+    code, status = "locked_field", 403
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,15 +50,56 @@ class Problem:
     @property
     def facts(self) -> dict[str, Any]:
         """The problem as JSON, without what is empty."""
-        facts = {"field": self.field, "got": _as_json(self.got), "rule": self.rule}
+        facts = {"field": self.field, "got": as_json(self.got), "rule": self.rule}
         if self.did_you_mean:
             facts["did_you_mean"] = self.did_you_mean
         if self.suggest:
             facts["suggest"] = list(self.suggest)
         return facts
 
+    def alone(self, next: str) -> InvalidConfig:
+        """The error, where this is the only problem."""
+        return InvalidConfig(_ended(self.sentence), "", next, **_details([self]))
 
-def _as_json(value: Any) -> Any:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnknownSetting(Problem):
+    """A name that no setting has."""
+
+    rule: str = "there is no such setting"
+    available: tuple[str, ...] = ()  # names that settings have
+
+    def alone(self, next: str) -> InvalidConfig:
+        """`unknown_field`, with the names that there are."""
+        hint = f": did you mean '{self.did_you_mean}'?" if self.did_you_mean else "."
+        return UnknownField(
+            f"Unknown field '{self.field}'{hint}", "", next, available_fields=list(self.available), **_details([self])
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockedSetting(Problem):
+    """A field that may not be set, or not to this value; the rule says why."""
+
+    locked_value: Any
+
+    def alone(self, next: str) -> InvalidConfig:
+        """`locked_field`, with the value that holds."""
+        return LockedField(
+            f"Field '{self.field}' is locked and cannot be changed: {self.rule}.",
+            "",
+            next,
+            locked_value=as_json(self.locked_value),
+            **_details([self]),
+        )
+
+
+def refusal(problems: Sequence[Problem], next: str = NEXT) -> InvalidConfig:
+    """One error for all of them; a single one is of its own kind."""
+    return problems[0].alone(next) if len(problems) == 1 else _listing(problems, next)
+
+
+def as_json(value: Any) -> Any:
     """The value, or as text what JSON has no word for: infinity, a date."""
     try:
         json.dumps(value, allow_nan=False)
@@ -54,16 +108,19 @@ def _as_json(value: Any) -> Any:
     return value
 
 
-def refusal(problems: Sequence[Problem], next: str = NEXT) -> InvalidConfig:
-    """One error for all of them."""
-    count = "1 setting" if len(problems) == 1 else f"{len(problems)} settings"
-    first = problems[0]
+def _listing(problems: Sequence[Problem], next: str) -> InvalidConfig:
     listed = "; ".join(problem.sentence for problem in problems)
-    return InvalidConfig(
-        f"{count} cannot be used.",
-        listed if listed.endswith("?") else f"{listed.rstrip('.')}.",
-        next,
-        problems=[problem.facts for problem in problems],
-        field=first.field,
-        did_you_mean=first.did_you_mean,
-    )
+    return InvalidConfig(f"{len(problems)} settings cannot be used.", _ended(listed), next, **_details(problems))
+
+
+def _ended(sentence: str) -> str:
+    return sentence if sentence.endswith("?") else f"{sentence.rstrip('.')}."
+
+
+def _details(problems: Sequence[Problem]) -> dict[str, Any]:
+    first = problems[0]
+    return {
+        "problems": [problem.facts for problem in problems],
+        "field": first.field,
+        "did_you_mean": first.did_you_mean,
+    }

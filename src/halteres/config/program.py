@@ -1,34 +1,39 @@
 """An environment as a program: a file, what runs it, and what it says about itself.
 
-Owns: its command lines; asking it `describe` in a subprocess that cannot harm us: without secrets, with
-a deadline, its output caught.
+Owns: its command lines; asking it `describe` (`caught` sees to it that it cannot harm us), once for the same file and
+values.
 Never: imports an environment.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from halteres.config import environ
+from halteres.config import remembered
+from halteres.config.breakage import broken, last_line
+from halteres.config.caught import Ended, run_caught
 from halteres.config.discovery import EnvironmentBroken, find_environment
 from halteres.config.problem import Problem
-from halteres.errors import InvalidConfig, NotFound
+from halteres.errors import NotFound
 
-DEADLINE_S = 30.0
-"""How long an environment may take to import and describe itself."""
+DEADLINE_S = 20.0
+"""How long an environment may take to import and describe itself; who asks over HTTP waits 30 s at most."""
+
+FOREIGN = Path(__file__).with_name("foreign.py")
+"""What asks a file that knows no `describe`; run by the environment's interpreter."""
+
+MOST_KEPT = 256
+"""Descriptions in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +53,7 @@ class EnvironmentProgram:
 class Description:
     """What an environment says about itself."""
 
-    schema: Mapping[str, Any]  # JSON Schema of its config class; {} where the file cannot tell (atroposlib's)
+    schema: Mapping[str, Any]  # JSON Schema of its config class; {} where nobody can tell
     config: Mapping[str, Any]  # effective values: config_init, then those given
     problems: tuple[Problem, ...] = ()
 
@@ -57,53 +62,9 @@ class Description:
         """Names of its settings."""
         return frozenset(self.schema.get("properties", {}))
 
-
-def find_program(name: str, interpreter: str | None = None) -> EnvironmentProgram:
-    """The environment of this name, or at this path, and what runs it. Raises as `discovery.find_environment`."""
-    python = _interpreter(interpreter)
-    found = find_environment(name)
-    return EnvironmentProgram(name=found.name, path=Path(found.file_path), interpreter=python)
-
-
-def describe(environment: EnvironmentProgram, values: Mapping[str, Any]) -> Description:
-    """What the file says about itself with these values set. Raises InvalidConfig where it cannot be run."""
-    key = _key(environment, values)
-    if key not in _told:
-        _told[key] = _ask(environment, values)
-    return _told[key]
-
-
-def confirm(environment: EnvironmentProgram, effective: Mapping[str, Any], told: Description) -> None:
-    """Remember that these values are what a description without problems came to: they need not be asked about."""
-    _told[_key(environment, effective)] = told
-
-
-_told: dict[tuple[Any, ...], Description] = {}
-
-
-def _key(environment: EnvironmentProgram, values: Mapping[str, Any]) -> tuple[Any, ...]:
-    stat = environment.path.stat()
-    return environment, stat.st_mtime_ns, stat.st_size, json.dumps(values, sort_keys=True, default=str)
-
-
-def _ask(environment: EnvironmentProgram, values: Mapping[str, Any]) -> Description:
-    with tempfile.TemporaryDirectory(prefix="halteres-describe-") as folder:
-        config = Path(folder, "config.yaml")
-        config.write_text(yaml.safe_dump({"env": dict(values)}))
-        answer = _run(environment.command("describe", "--config", str(config)), folder)
-    if answer.returncode == 2 and "invalid choice" in answer.stderr + answer.stdout:
-        return Description(schema={}, config=values)  # atroposlib's own BaseEnv knows no `describe`
-    if answer.returncode != 0:
-        raise _broken(environment, f"It ended with code {answer.returncode}: {_last_line(answer.stderr)}")
-    return _parse(environment, answer.stdout)
-
-
-def _parse(environment: EnvironmentProgram, output: str) -> Description:
-    if not output.strip():
-        why = '`describe` printed nothing. Does the file end with `if __name__ == "__main__": YourEnv.cli()`?'
-        raise _broken(environment, why)
-    try:
-        told = json.loads(output.strip().splitlines()[-1] if "\n" in output.strip() else output)
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Description:
+        """From the JSON that `describe` prints. KeyError, TypeError, ValueError where it is of another form."""
         problems = tuple(
             Problem(
                 field=f"env.{item['field']}",
@@ -114,55 +75,132 @@ def _parse(environment: EnvironmentProgram, output: str) -> Description:
             )
             for item in told["problems"]
         )
-        return Description(schema=told["schema"], config=told["config"], problems=problems)
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise _broken(environment, f"`describe` printed no usable JSON ({type(error).__name__}: {error}).") from error
+        return cls(schema=dict(told["schema"]), config=dict(told["config"]), problems=problems)
+
+    def told(self) -> dict[str, Any]:
+        """The JSON it came from."""
+        problems = [{**asdict(one), "field": one.field.removeprefix("env.")} for one in self.problems]
+        return {"schema": self.schema, "config": self.config, "problems": problems}
 
 
-def _run(command: tuple[str, ...], folder: str) -> subprocess.CompletedProcess[str]:
-    """Run to the end or the deadline, in a process group of its own that is swept up afterwards."""
-    child = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environ.for_stranger(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        process_group=0,
-    )
+def find_program(name: str, interpreter: str | None = None) -> EnvironmentProgram:
+    """The environment of this name, or at this path, and what runs it. Raises as `discovery.find_environment`."""
+    python = _interpreter(interpreter)
+    found = find_environment(name)
+    return EnvironmentProgram(name=found.name, path=Path(found.file_path), interpreter=python)
+
+
+def describe(environment: EnvironmentProgram, values: Mapping[str, Any]) -> Description:
+    """What the file says about itself with these values set.
+
+    Raises:
+        EnvironmentBroken: it cannot be run, or says nothing usable; with the place, and the end of its traceback.
+    """
+    key = _key(environment, values)
+    told = _told.get(key) or _remembered(key)
+    if told is None:
+        told = _ask(environment, values)
+        remembered.remember(key, told.told())
+    _keep(key, told)
+    return told
+
+
+def last_failure(file: Path) -> str | None:
+    """Why this very file could not describe itself when it was last asked; None where it could, or was not asked."""
     try:
-        out, err = child.communicate(timeout=DEADLINE_S)
-    except subprocess.TimeoutExpired:
-        raise InvalidConfig(
-            f"{command[1]} did not describe itself within {DEADLINE_S:.0f} s.",
+        return remembered.recall(_failure_key(file))
+    except OSError:
+        return None
+
+
+def confirm(environment: EnvironmentProgram, effective: Mapping[str, Any], told: Description) -> None:
+    """Remember that these values are what a description without problems came to: they need not be asked about."""
+    _keep(_key(environment, effective), told)
+
+
+_told: dict[str, Description] = {}
+
+
+def _keep(key: str, told: Description) -> None:
+    _told[key] = told
+    while len(_told) > MOST_KEPT:
+        _told.pop(next(iter(_told)), None)
+
+
+def _failure_key(file: Path) -> str:
+    return f"failure\n{remembered.stamp(file)}"
+
+
+def _key(environment: EnvironmentProgram, values: Mapping[str, Any]) -> str:
+    given = json.dumps(values, sort_keys=True, default=str)
+    return f"{environment.interpreter}\n{remembered.stamp(environment.path)}\n{given}"
+
+
+def _remembered(key: str) -> Description | None:
+    try:
+        return Description.of(remembered.recall(key) or {})
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _ask(environment: EnvironmentProgram, values: Mapping[str, Any]) -> Description:
+    try:
+        with tempfile.TemporaryDirectory(prefix="halteres-describe-") as folder:
+            ended = _answer(environment, values, Path(folder))
+        told = Description(schema={}, config=values) if ended is None else _parse(environment, ended)
+    except EnvironmentBroken as error:
+        remembered.remember(_failure_key(environment.path), error.sentence)
+        raise
+    remembered.forget(_failure_key(environment.path))
+    return told
+
+
+def _answer(environment: EnvironmentProgram, values: Mapping[str, Any], folder: Path) -> Ended | None:
+    """What the file says; a file of atroposlib's knows no `describe`: then what `foreign` finds, if anything."""
+    is_foreign = f"foreign\n{remembered.stamp(environment.path)}"
+    if not remembered.recall(is_foreign):
+        given = folder / "config.yaml"
+        given.write_text(yaml.safe_dump({"env": dict(values)}))
+        ended = _run(environment, environment.command("describe", "--config", str(given)), folder)
+        if ended.code != 2 or "invalid choice" not in ended.err + ended.out:
+            return ended
+        remembered.remember(is_foreign, True)
+    given, script = folder / "values.json", folder / FOREIGN.name
+    given.write_text(json.dumps(dict(values), default=str))
+    script.write_bytes(FOREIGN.read_bytes())  # where it lies, its neighbours would be taken for the standard library's
+    ended = _run(environment, (environment.interpreter, str(script), str(environment.path), str(given)), folder)
+    return ended if ended.code == 0 else None
+
+
+def _run(environment: EnvironmentProgram, command: tuple[str, ...], folder: Path) -> Ended:
+    try:
+        return run_caught(command, folder, DEADLINE_S)
+    except TimeoutError:
+        raise EnvironmentBroken(
+            f"{environment.path} did not describe itself within {DEADLINE_S:g} s.",
             "Importing it, or its config_init, takes too long.",
             "Move downloads and models into setup().",
+            file=str(environment.path),
         ) from None
-    finally:
-        _sweep(child)
-    return subprocess.CompletedProcess(command, child.returncode, out, err)
 
 
-def _sweep(child: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
-
-
-def _broken(environment: EnvironmentProgram, why: str) -> EnvironmentBroken:
-    return EnvironmentBroken(
-        f"The environment file {environment.path} is broken.",
-        why,
-        f"Run `{environment.interpreter} {environment.path} describe` to see the whole message.",
-        file=str(environment.path),
-    )
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1].removeprefix("error: ")[:600] if lines else "it said nothing."
+def _parse(environment: EnvironmentProgram, ended: Ended) -> Description:
+    if ended.code != 0:
+        why = f"It ended with code {ended.code}: {last_line(ended.err)}"
+        if "ModuleNotFoundError" in why:
+            why += f" (run by {environment.interpreter}; run.interpreter names another Python)"
+        raise broken(environment.path, environment.interpreter, why, ended.err)
+    if not ended.out.strip():
+        why = '`describe` printed nothing. Does the file end with `if __name__ == "__main__": YourEnv.cli()`?'
+        raise broken(environment.path, environment.interpreter, why)
+    try:
+        return Description.of(json.loads(ended.out.strip().splitlines()[-1]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise broken(
+            environment.path,
+            environment.interpreter,
+            f"`describe` printed no usable JSON ({type(error).__name__}: {error}).",
+        ) from error
 
 
 def _interpreter(name: str | None) -> str:

@@ -13,25 +13,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from halteres.config.problem import Problem
-from halteres.config.settings import Settings
+from halteres.config import environ
+from halteres.config.edits import SWITCHES, switch_refused
+from halteres.config.problem import Problem, UnknownSetting
+from halteres.config.settings import ENV_WIRING, Settings
 from halteres.errors import nearest
 
 Sections = dict[str, dict[str, Any]]
 """Section name to field to value: settings before validation."""
-
-ENV_WIRING: Mapping[str, str] = {
-    "rollout_server_url": "the supervisor writes the trajectory server's address",
-    "tokenizer_name": "it is the base model's; set inference.model",
-    "total_steps": "set trainer.total_steps",
-    "steps_per_eval": "set trainer.eval_every",
-    "seed": "set run.seed",
-    "run_dir": "the supervisor writes the run's directory",
-    "wandb_name": "the supervisor names the run",
-    "use_wandb": "a run keeps its metrics in its own directory",
-    "data_dir_to_save_evals": "the supervisor names a folder for each evaluation",
-}
-"""Fields of an environment's config that a run fills in, each with the reason why no one else may."""
 
 _FROM_ENV = {
     "total_steps": ("trainer", "total_steps"),
@@ -44,9 +33,7 @@ _FROM_TINKER = {
     "max_token_trainer_length": ("trainer", "max_token_trainer_length"),
     "save_checkpoint_interval": ("trainer", "checkpoint_every"),
 }
-_TINKER_DROPPED = frozenset(
-    ("checkpoint_dir", "wandb_project", "wandb_group", "wandb_run_name", "wandb_run_suffix", "tool_call_parser")
-)
+_TINKER_DROPPED = frozenset(("checkpoint_dir", "wandb_group", "wandb_run_name", "wandb_run_suffix", "tool_call_parser"))
 _SEED_SECTIONS = frozenset(("env", "openai", "tinker", "slurm", "testing", "halteres"))
 
 
@@ -71,6 +58,7 @@ def from_seed_format(data: Mapping[str, Any], problems: list[Problem]) -> Sectio
     """Our sections, wiring dropped. What cannot be placed is added to `problems`."""
     sections: Sections = {"run": {}, "env": {}, "inference": {}, "trainer": {}}
     problems.extend(_unknown(name, data[name], _SEED_SECTIONS) for name in data.keys() - _SEED_SECTIONS)
+    problems.extend(switch_refused(name, data[name]) for name in SWITCHES if data.get(name))
     for name, values in _mapping(data, "halteres", problems).items():
         if name in ("run", "inference", "trainer"):
             sections[name].update(_mapping({name: values}, name, problems))
@@ -85,6 +73,7 @@ def from_seed_format(data: Mapping[str, Any], problems: list[Problem]) -> Sectio
 def to_seed_format(settings: Settings, addresses: Addresses) -> dict[str, Any]:
     """The config file of a run: what the environment reads, and any trainer of that format."""
     trainer = settings.trainer
+    run_name = f"{settings.run.environment_name}-{addresses.run_id}"
     return {
         "env": {
             **settings.env,
@@ -93,8 +82,8 @@ def to_seed_format(settings: Settings, addresses: Addresses) -> dict[str, Any]:
             "total_steps": trainer.total_steps,
             "steps_per_eval": trainer.eval_every,
             "seed": settings.run.seed,
-            "use_wandb": False,
-            "wandb_name": f"{settings.run.environment_name}-{addresses.run_id}",
+            "use_wandb": settings.env.get("use_wandb", False),  # there only where the operator's policy locks it
+            "wandb_name": run_name,
             "run_dir": addresses.run_dir,
         },
         "openai": [
@@ -105,7 +94,11 @@ def to_seed_format(settings: Settings, addresses: Addresses) -> dict[str, Any]:
                 "server_type": "sglang",
             }
         ],
-        "tinker": {name: getattr(trainer, field) for name, (_, field) in _FROM_TINKER.items()},
+        "tinker": {
+            **{name: getattr(trainer, field) for name, (_, field) in _FROM_TINKER.items()},
+            "wandb_project": settings.run.wandb_project or environ.wandb_project(),
+            "wandb_run_name": run_name,
+        },
         "slurm": False,
         "testing": False,
         "halteres": _beyond_seeds(settings),
@@ -137,6 +130,9 @@ def _read_tinker(tinker: Mapping[str, Any], sections: Sections, problems: list[P
         if name in _FROM_TINKER:
             section, field = _FROM_TINKER[name]
             sections[section][field] = value
+        elif name == "wandb_project":
+            if value != environ.wandb_project():  # what holds anyway is no setting: there and back, nothing is added
+                sections["run"].setdefault(name, value)
         elif name not in _TINKER_DROPPED:
             problems.append(_unknown(f"tinker.{name}", value, _FROM_TINKER))
 
@@ -170,9 +166,4 @@ def _mapping(data: Mapping[str, Any], name: str, problems: list[Problem]) -> dic
 def _unknown(field: str, got: Any, known: Any) -> Problem:
     section, _, name = field.rpartition(".")
     guess = nearest(name, known)
-    return Problem(
-        field=field,
-        got=got,
-        rule="there is no such setting",
-        did_you_mean=f"{section}.{guess}".strip(".") if guess else None,
-    )
+    return UnknownSetting(field=field, got=got, did_you_mean=f"{section}.{guess}".strip(".") if guess else None)

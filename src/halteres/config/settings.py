@@ -11,6 +11,7 @@ Never: reads files or variables (`config.files`), knows an environment's own fie
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -45,6 +46,11 @@ class RunSettings(Section):
     max_minutes: Annotated[
         float | None, Field(gt=0, description="stop with a checkpoint after this many minutes of training")
     ] = None
+    wandb_project: Annotated[
+        str | None, Field(description="project that metrics are filed under; default: WANDB_PROJECT, or atropos-tinker")
+    ] = None
+    wandb_entity: Annotated[str | None, Field(description="account or team of it; default: WANDB_ENTITY")] = None
+    tags: Annotated[tuple[str, ...], Field(description="words to find the run by")] = ()
 
     @property
     def environment_name(self) -> str:
@@ -69,11 +75,11 @@ class TrainerSettings(Section):
     """The RL loop. The defaults are those with which benchmarks/learning_arithmetic.py trains the built-in model."""
 
     total_steps: Annotated[int, Field(ge=1, le=1_000_000, description="optimiser steps")] = 40
-    lora_rank: Annotated[int, Field(ge=1, le=512)] = 16
-    learning_rate: Annotated[float, Field(gt=0, le=1)] = 1.5e-3
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    adam_eps: Annotated[float, Field(gt=0)] = 1e-8
+    lora_rank: Annotated[int, Field(ge=1, le=512, description="rank of the adapter that is trained")] = 16
+    learning_rate: Annotated[float, Field(gt=0, le=1, description="of Adam, the same at every step")] = 1.5e-3
+    beta1: Annotated[float, Field(ge=0, lt=1, description="of Adam")] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1, description="of Adam")] = 0.95
+    adam_eps: Annotated[float, Field(gt=0, description="of Adam")] = 1e-8
     grad_clip_norm: Annotated[float, Field(ge=0, description="global norm; 0 is off")] = 0.0
     loss: Annotated[Literal["importance_sampling"], Field(description="loss of the policy")] = "importance_sampling"
     advantage: Annotated[
@@ -89,6 +95,27 @@ class TrainerSettings(Section):
     eval_every: Annotated[int, Field(ge=0, description="steps between evaluations; 0: only first and last")] = 20
 
 
+ENV_WIRING: Mapping[str, str] = {
+    "rollout_server_url": "the supervisor writes the trajectory server's address",
+    "tokenizer_name": "it is the base model's; set inference.model",
+    "total_steps": "set trainer.total_steps",
+    "steps_per_eval": "set trainer.eval_every",
+    "seed": "set run.seed",
+    "run_dir": "the supervisor writes the run's directory",
+    "wandb_name": "the supervisor names the run",
+    "use_wandb": "a run keeps its metrics in its own directory",
+    "data_dir_to_save_evals": "the supervisor names a folder for each evaluation",
+}
+"""Fields of an environment's config that a run fills in, each with the reason why no one else may."""
+
+SECTIONS: Mapping[str, type[Section]] = {
+    "run": RunSettings,
+    "inference": InferenceSettings,
+    "trainer": TrainerSettings,
+}
+"""The sections whose fields are ours; `env` belongs to the environment."""
+
+
 class Settings(Section):
     """Everything a run is made of."""
 
@@ -96,3 +123,13 @@ class Settings(Section):
     env: dict[str, Any] = {}
     inference: InferenceSettings = InferenceSettings()
     trainer: TrainerSettings = TrainerSettings()
+
+
+def wiring_of(model: type[BaseModel]) -> dict[str, str]:
+    """Fields of a section that only the supervisor writes, each with the reason."""
+    return {
+        name: mark.why
+        for name, info in model.model_fields.items()
+        for mark in info.metadata
+        if isinstance(mark, Wiring)
+    }

@@ -1,0 +1,83 @@
+"""Running a stranger's program so that it cannot harm us.
+
+Owns: the noun `Ended`; no secrets among its variables, a deadline, its output caught and bounded, its children swept
+up.
+Never: knows what the program is for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from halteres.config import environ
+
+MOST_OUTPUT = 4 * 1024 * 1024
+"""Bytes that are kept of the end of each stream: answers and tracebacks come last."""
+
+LAST_WORDS_S = 1.0
+"""How long a stream may stay open once the program has ended: somebody who escaped its group may hold it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a program ended, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run_caught(command: Sequence[str], folder: Path, within_s: float) -> Ended:
+    """Run to the end, in a process group of its own that is swept up afterwards. TimeoutError after the deadline."""
+    child = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environ.for_stranger(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        process_group=0,
+    )
+    streams = [_Stream(stream) for stream in (child.stdout, child.stderr) if stream is not None]
+    try:
+        child.wait(within_s)
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"not within {within_s:g} s") from None
+    finally:
+        _sweep(child)
+    out, err = (stream.text() for stream in streams)
+    return Ended(code=child.returncode, out=out, err=err)
+
+
+class _Stream:
+    """One stream of a program, read on a thread."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream, self._kept = stream, bytearray()
+        self._thread = threading.Thread(target=self._read, name="output of a stranger", daemon=True)
+        self._thread.start()
+
+    def text(self) -> str:
+        """What was said until now, once the program has ended."""
+        self._thread.join(LAST_WORDS_S)
+        return bytes(self._kept).decode(errors="replace")
+
+    def _read(self) -> None:
+        with self._stream as stream:
+            while piece := os.read(stream.fileno(), 65536):
+                self._kept += piece
+                del self._kept[:-MOST_OUTPUT]
+
+
+def _sweep(child: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()

@@ -1,0 +1,138 @@
+"""One change to one setting, typed (a tool's JSON) or as text (`--set`): both go the same way.
+
+Owns: the noun `Edit`; which setting a name means, the seeds' names included.
+Never: knows an environment's own fields, validates a value.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from halteres.config.problem import Problem, UnknownSetting
+from halteres.config.settings import ENV_WIRING, SECTIONS, wiring_of
+from halteres.errors import nearest
+
+ALIASES: Mapping[str, str] = {
+    "tokenizer_name": "inference.model",
+    "model_name": "inference.model",
+    "steps_per_eval": "trainer.eval_every",
+    "save_checkpoint_interval": "trainer.checkpoint_every",
+    "wandb_name": "run.name",
+}
+"""The seeds' names for our settings, where they differ from ours."""
+
+SWITCHES: Mapping[str, str] = {
+    "slurm": "Halteres starts a run's processes on this machine: start it inside the job that SLURM gave you",
+    "testing": "to try settings without training use rl_test_inference, or rl_start_training(dry_run=true)",
+}
+"""Settings of the seeds that can only be false here, with the reason."""
+
+ENVIRONMENT = "run.environment"
+"""It is selected rather than set: with another environment the other settings are not the same."""
+
+OWN_KEYS = tuple(f"{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields)
+"""section.field of every setting of ours."""
+
+CLOSE = 0.6
+"""How like a name must be to be offered: an agent follows the offer."""
+
+_NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """A name as it was given, and the new value."""
+
+    name: str  # section.field, or a field that only one section has, or the seeds' name of one
+    value: Any
+
+    @property
+    def key(self) -> str:
+        """The setting it means, section.field; itself where that cannot be told."""
+        place = self.place()
+        return place if isinstance(place, str) else self.name
+
+    def place(self) -> str | Problem:
+        """The setting it means, section.field; a name that is none of ours may be the environment's."""
+        section, _, field = self.name.rpartition(".")
+        if section:
+            return self.name if section in (*SECTIONS, "env") else self._unknown(field)
+        owners = [name for name, model in SECTIONS.items() if field in model.model_fields]
+        if len(owners) > 1:
+            return self.ambiguous([f"{owner}.{field}" for owner in owners])
+        return f"{owners[0]}.{field}" if owners else ALIASES.get(field, f"env.{field}")
+
+    def ambiguous(self, choice: list[str]) -> Problem:
+        """The problem with a name that means several settings."""
+        rule = f"more than one section has it: write {' or '.join(choice)}"
+        return Problem(field=self.name, got=self.value, rule=rule)
+
+    def switched_on(self) -> Problem | None:
+        """The problem with one of the seeds' switches that is not false."""
+        if self.name not in SWITCHES or self.value in (False, None, "false"):
+            return None
+        return switch_refused(self.name, self.value)
+
+    def _unknown(self, field: str) -> Problem:
+        """An unknown section: perhaps the seeds' name of one."""
+        section = self.name.rpartition(".")[0]
+        meant = Edit(name=field, value=self.value).key
+        guess = meant if meant in OWN_KEYS else nearest(section, (*SECTIONS, "env"))
+        return UnknownSetting(field=self.name, got=self.value, did_you_mean=guess)
+
+
+def read_edit(text: str) -> Edit | Problem:
+    """An edit written as `name=value`; the value is YAML."""
+    name, equals, value = text.partition("=")
+    name = name.strip()
+    if not equals or not name.rpartition(".")[2]:
+        return Problem(field=text, got=None, rule="write it as section.field=value")
+    return Edit(name=name, value=_scalar(value))
+
+
+def short_name(key: str, env_fields: Collection[str]) -> str:
+    """The shortest name that means this setting, beside an environment with these fields."""
+    field = key.rpartition(".")[2]
+    own_to_env = field in env_fields and field not in ENV_WIRING
+    is_clear = Edit(name=field, value=None).key == key and (key.startswith("env.") or not own_to_env)
+    return field if is_clear else key
+
+
+def names_beside(env_fields: Collection[str]) -> tuple[str, ...]:
+    """Names of everything that can be set beside an environment with these fields, sorted."""
+    theirs = [f"env.{name}" for name in env_fields if name not in ENV_WIRING]
+    wiring = {f"{section}.{name}" for section, model in SECTIONS.items() for name in wiring_of(model)}
+    ours = [key for key in OWN_KEYS if key not in wiring | {ENVIRONMENT}]
+    seeds = [name for name in ALIASES if name in ENV_WIRING]
+    return tuple(sorted([*seeds, *(short_name(key, env_fields) for key in (*theirs, *ours))]))
+
+
+def nearest_setting(name: str, env_fields: Iterable[str] = ()) -> str | None:
+    """The setting that a name was most likely meant for; ours with its section."""
+    bare = name.rpartition(".")[2]
+    if bare in ALIASES:
+        return ALIASES[bare]
+    ours = {key.rpartition(".")[2]: key for key in OWN_KEYS}
+    close = difflib.get_close_matches(bare, [*ours, *env_fields], n=1, cutoff=CLOSE)
+    return ours.get(close[0], close[0]) if close else None
+
+
+def switch_refused(name: str, value: Any) -> Problem:
+    """The problem with `slurm: true` and `testing: true`."""
+    return Problem(field=name, got=value, rule=f"it can only be false here: {SWITCHES[name]}")
+
+
+def _scalar(text: str) -> Any:
+    """The value of a text, read as YAML; `1e-3` is a number, which YAML 1.1 takes for a text."""
+    if _NUMBER.fullmatch(text.strip()):
+        return float(text)
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text

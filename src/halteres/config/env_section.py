@@ -1,0 +1,45 @@
+"""The environment's section as it will hold.
+
+Owns: filling in the sizes that an environment leaves unset; the rule that a batch is whole groups of two and more.
+Never: asks the environment (`program`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from halteres.config.problem import Problem
+from halteres.config.program import Description
+from halteres.config.settings import ENV_WIRING
+
+DEFAULT_GROUP_SIZE, DEFAULT_BATCH_SIZE = 16, 128
+"""Where the environment leaves them unset (seeds 000, 002)."""
+
+_GROUP_RULE = "must be at least 2: an answer's advantage is how much better it is than the others of its group"
+
+
+def effective(given: Mapping[str, Any], told: Description) -> dict[str, Any]:
+    """The environment's values as they will hold, without what a run fills in itself."""
+    env = {**told.config, **({} if told.schema else given)}
+    env = {name: value for name, value in env.items() if name not in ENV_WIRING}
+    group = env.setdefault("group_size", DEFAULT_GROUP_SIZE)
+    if env.get("batch_size") in (None, -1):
+        whole_groups = max(1, DEFAULT_BATCH_SIZE // group) if isinstance(group, int) and group > 0 else 1
+        env["batch_size"] = whole_groups * group
+    return env
+
+
+def batch_problem(env: Mapping[str, Any]) -> Problem | None:
+    """What is wrong with the sizes of group and batch."""
+    batch, group = env["batch_size"], env["group_size"]
+    if not (isinstance(batch, int) and isinstance(group, int) and group > 0 and batch > 0):
+        return Problem(field="env.batch_size", got=batch, rule="must be a positive integer")
+    if group < 2:
+        return Problem(field="env.group_size", got=group, rule=_GROUP_RULE, suggest=(8, 16))
+    if batch % group:
+        below = batch // group * group
+        near = tuple(value for value in (below, below + group) if value)
+        rule = f"must be a multiple of group_size {group}"
+        return Problem(field="env.batch_size", got=batch, rule=rule, suggest=near)
+    return None

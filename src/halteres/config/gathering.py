@@ -1,0 +1,196 @@
+"""Settings on their way: what a file and edits give, laid together and validated at once.
+
+Owns: the order (defaults, file, edits, then what the policy holds), the list of everything that is wrong with them,
+what was taken for another type.
+Never: reads a file; changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from halteres.config.edits import OWN_KEYS, SWITCHES, Edit, names_beside, nearest_setting
+from halteres.config.env_section import batch_problem, effective
+from halteres.config.locks import HELD_WIRING, over_cap, policy_lock, policy_locks, same, wiring_lock
+from halteres.config.numbers import TEXT, odd_numbers, truth_for_number
+from halteres.config.policies import Policy
+from halteres.config.problem import Problem, UnknownSetting, refusal
+from halteres.config.program import Description, EnvironmentProgram, confirm, describe, find_program
+from halteres.config.projection import Sections
+from halteres.config.settings import ENV_WIRING, SECTIONS, RunSettings, Section, Settings, TrainerSettings
+from halteres.config.sources import Source, Sources
+
+STEPS = "trainer.total_steps"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """Settings, and where those come from that were given: the others are defaults, or a resumed run's."""
+
+    settings: Settings
+    sources: Sources
+    coerced: Mapping[str, Any] = field(default_factory=dict)  # edits taken for another type: name as given -> value
+
+
+@dataclass(slots=True)
+class Gathering:
+    """Sections as given, and what was found wrong with them."""
+
+    policy: Policy
+    sections: Sections = field(default_factory=lambda: {"run": {}, "env": {}, "inference": {}, "trainer": {}})
+    problems: list[Problem] = field(default_factory=list)
+    sources: dict[str, Source] = field(default_factory=dict)
+    edits: list[Edit] = field(default_factory=list)
+    _names: dict[str, str] = field(default_factory=dict)  # key -> name as it was given
+
+    def put(self, key: str, value: Any, source: Source, name: str = "") -> None:
+        """Place a value."""
+        section, _, bare = key.partition(".")
+        self.sections[section][bare] = value
+        self.sources[key] = source
+        self._names[key] = name or key
+
+    def add_file(self, given: Sections) -> None:
+        """Lay a file's sections over what is there."""
+        for section, values in given.items():
+            for name, value in values.items():
+                self.put(f"{section}.{name}", value, "file")
+
+    def add_edit(self, edit: Edit | Problem) -> None:
+        """Lay an edit over what is there."""
+        if isinstance(edit, Problem):
+            self.problems.append(edit)
+        elif edit.name in SWITCHES:
+            self.problems.extend(filter(None, [edit.switched_on()]))
+        elif isinstance(place := edit.place(), Problem):
+            self.problems.append(place)
+        else:
+            self.put(place, edit.value, "edit", edit.name)
+            self.edits.append(edit)
+
+    def settle(self) -> Resolved:
+        """Lay the policy over all, validate our sections, ask the environment about its own.
+
+        Raises:
+            InvalidConfig: with every problem at once; UnknownField, LockedField or PolicyCap where it is the only one.
+        """
+        environment = self._environment()
+        self._hold(environment)
+        parts = {name: self._validated(name) for name in SECTIONS}
+        given = {name: value for name, value in self.sections["env"].items() if name not in ENV_WIRING}
+        told = describe(environment, given)
+        env = effective(given, told)
+        self._check_environment(told, given, env)
+        if isinstance(trainer := parts["trainer"], TrainerSettings):
+            self.problems.extend(filter(None, [over_cap(self.policy, trainer.total_steps)]))
+        if self.problems:
+            raise refusal([_with_names(problem, told) for problem in self.problems])
+        confirm(environment, env, told)
+        held = {key.removeprefix("env."): self.policy.lock[key] for key in HELD_WIRING if key in self.policy.lock}
+        settings = Settings.model_validate({**parts, "env": {**env, **held}})
+        return Resolved(settings=settings, sources=self.sources, coerced=dict(_coerced(self.edits, settings)))
+
+    def _environment(self) -> EnvironmentProgram:
+        """The environment's file; a path is made absolute, so that it means the same from any folder."""
+        run = self.sections["run"]
+        name, interpreter = (str(run[key]) if run.get(key) else None for key in ("environment", "interpreter"))
+        environment = find_program(name or RunSettings().environment, interpreter)
+        if name is not None and name != environment.name:
+            run["environment"] = str(environment.path)
+        return environment
+
+    def _hold(self, environment: EnvironmentProgram) -> None:
+        """Lay the policy's locks over what was given; lower a number of steps that nobody gave to its cap."""
+        locks_env = any(key.startswith("env.") for key in self.policy.lock)
+        fields = describe(environment, {}).fields if locks_env else frozenset[str]()
+        for key, value in policy_locks(self.policy, fields).items():
+            section, _, name = key.partition(".")
+            if section == "env" and name in ENV_WIRING and key not in HELD_WIRING:
+                continue  # told, and refused like all wiring
+            if key in self.sources and not same(key, self.sections[section][name], value):
+                lock = policy_lock(key, value, self.policy)
+                self.problems.append(lock.refused(self._names[key], self.sections[section][name]))
+            self.put(key, value, "policy")
+        cap, trainer = self.policy.caps.max_steps, self.sections["trainer"]
+        if cap is not None and "total_steps" not in trainer:
+            self.put(STEPS, min(cap, TrainerSettings().total_steps), "policy")
+
+    def _validated(self, name: str) -> Section | None:
+        model, given = SECTIONS[name], self.sections[name]
+        known = {key: value for key, value in given.items() if key in model.model_fields}
+        for key in given.keys() - known.keys():
+            self.problems.append(self._unknown(f"{name}.{key}", given[key]))
+        refused = truth_for_number(model, name, known)
+        self.problems.extend(refused)
+        for problem in refused:
+            del known[problem.field.removeprefix(f"{name}.")]
+        try:
+            return model.model_validate(known)
+        except ValidationError as error:
+            self.problems.extend(_problems_of(name, error))
+        return None
+
+    def _check_environment(self, told: Description, given: Mapping[str, Any], env: Mapping[str, Any]) -> None:
+        """What only beside the environment can be seen to be wrong."""
+        self._refuse_wiring(told)
+        for problem in told.problems:
+            name = problem.field.removeprefix("env.")
+            is_unknown = bool(told.schema) and name not in told.fields
+            self.problems.append(self._unknown(problem.field, problem.got, told.fields) if is_unknown else problem)
+        known = {problem.field for problem in self.problems}
+        odd = odd_numbers(told.schema, {**env, **given})
+        self.problems.extend(problem for problem in odd if problem.field not in known)
+        if not known & {"env.batch_size", "env.group_size"}:
+            self.problems.extend(filter(None, [batch_problem(env)]))
+        for edit in self.edits:
+            if edit.name in told.fields and edit.name not in ENV_WIRING and edit.key in OWN_KEYS:
+                self.problems.append(edit.ambiguous([edit.key, f"env.{edit.name}"]))
+
+    def _refuse_wiring(self, told: Description) -> None:
+        for key, source in self.sources.items():
+            lock = wiring_lock(key, told.config)
+            if lock is not None and source != "policy":
+                value = self.policy.lock.get(key, lock.value)
+                section, _, name = key.partition(".")
+                self.problems.append(replace(lock, value=value).refused(self._names[key], self.sections[section][name]))
+
+    def _unknown(self, key: str, got: Any, env_fields: frozenset[str] = frozenset()) -> Problem:
+        return UnknownSetting(
+            field=self._names.get(key, key),
+            got=got,
+            did_you_mean=nearest_setting(self._names.get(key, key), env_fields),
+        )
+
+
+def _with_names(problem: Problem, told: Description) -> Problem:
+    """With the names that there are, where it has one that there is not."""
+    return replace(problem, available=names_beside(told.fields)) if isinstance(problem, UnknownSetting) else problem
+
+
+def _coerced(edits: list[Edit], settings: Settings) -> Iterator[tuple[str, Any]]:
+    """Edits whose value is now of another kind than it was given."""
+    values = settings.model_dump(mode="json")
+    for edit in edits:
+        section, _, name = edit.key.partition(".")
+        if name in values[section] and _kind(values[section][name]) != _kind(edit.value):
+            yield edit.name, values[section][name]
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return str(type(value))
+    for name, types in (("number", (int, float)), ("text", str), ("list", (list, tuple))):
+        if isinstance(value, types):
+            return name
+    return str(type(value))
+
+
+def _problems_of(section: str, error: ValidationError) -> Iterator[Problem]:
+    for detail in error.errors(include_url=False):
+        rule = TEXT if detail["type"] == "string_type" else detail["msg"].replace("Input should be", "must be")
+        path = ".".join(str(part) for part in detail["loc"][:1])
+        yield Problem(field=f"{section}.{path}".rstrip("."), got=detail["input"], rule=rule)

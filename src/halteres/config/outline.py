@@ -1,0 +1,143 @@
+"""What a Python file says about environments, read from its text alone.
+
+Owns: the nouns `Outline` and `Kind` (a class), reading them; one reading for as long as the file does not change.
+Never: imports or runs the file, follows its imports (`discovery` does).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+UNREADABLE = (SyntaxError, ValueError, OSError, RecursionError, MemoryError)
+"""What reading a file that is no Python may raise; the last two, where it is nested beyond measure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A class."""
+
+    name: str
+    bases: tuple[str, ...]  # dotted, as written, without what stands in brackets
+    line: int
+    label: str | None  # the class attribute `name`, where it is a text in the source
+    summary: str  # first line of the docstring
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """A file."""
+
+    kinds: Mapping[str, Kind]
+    aliases: Mapping[str, str]  # local name -> what was assigned to it, dotted
+    imports: Mapping[str, tuple[str, str]]  # local name -> (module, with leading dots; name in it, "" for the module)
+    cli_calls: tuple[str, ...]  # names whose `.cli` is called
+    summary: str
+
+
+def read_outline(file: Path, *, afresh: bool = False) -> Outline:
+    """The outline of a file.
+
+    Raises:
+        SyntaxError, ValueError: the file is no Python. OSError: it cannot be read. All that may be: UNREADABLE.
+    """
+    looked = file.stat()
+    key = looked.st_mtime_ns, looked.st_size
+    known = _read.get(file)
+    if afresh or known is None or known[0] != key:
+        known = _read[file] = (key, _outline(ast.parse(file.read_bytes(), filename=str(file))))
+    return known[1]
+
+
+_read: dict[Path, tuple[tuple[int, int], Outline]] = {}
+
+
+def _outline(tree: ast.Module) -> Outline:
+    statements = list(_statements(tree.body))
+    kinds = [_kind(node) for node in statements if isinstance(node, ast.ClassDef)]
+    return Outline(
+        kinds={kind.name: kind for kind in kinds},
+        aliases=dict(_aliases(statements)),
+        imports=dict(_imports(tree)),
+        cli_calls=tuple(_cli_calls(tree)),
+        summary=_first_line(ast.get_docstring(tree)),
+    )
+
+
+def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements of the module, those under `if`, `try` and `with` too."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If | ast.Try | ast.With):
+            yield from _statements(
+                child
+                for field in ("body", "orelse", "finalbody")
+                for child in getattr(node, field, ())  # which of them there are depends on the statement
+            )
+            for handler in getattr(node, "handlers", ()):
+                yield from _statements(handler.body)
+
+
+def _kind(node: ast.ClassDef) -> Kind:
+    return Kind(
+        name=node.name,
+        bases=tuple(base for expression in node.bases if (base := _dotted(expression))),
+        line=node.lineno,
+        label=_label(node),
+        summary=_first_line(ast.get_docstring(node)),
+    )
+
+
+def _label(node: ast.ClassDef) -> str | None:
+    for statement in node.body:
+        named = any(isinstance(target, ast.Name) and target.id == "name" for target in _targets(statement))
+        if named and isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(statement.value, ast.Constant):
+            return statement.value.value if isinstance(statement.value.value, str) else None
+    return None
+
+
+def _targets(statement: ast.stmt) -> list[ast.expr]:
+    if isinstance(statement, ast.Assign):
+        return statement.targets
+    return [statement.target] if isinstance(statement, ast.AnnAssign) else []
+
+
+def _aliases(statements: list[ast.stmt]) -> Iterator[tuple[str, str]]:
+    for statement in statements:
+        value = statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
+        meant = _dotted(value) if value is not None else None
+        if meant:
+            yield from ((target.id, meant) for target in _targets(statement) if isinstance(target, ast.Name))
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[str, tuple[str, str]]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            yield from ((alias.asname or alias.name, (module, alias.name)) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.asname or alias.name, (alias.name, "")) for alias in node.names)
+
+
+def _dotted(node: ast.expr) -> str | None:
+    """`m.C` of `m.C` and `m.C[T]`."""
+    if isinstance(node, ast.Subscript):
+        return _dotted(node.value)
+    if isinstance(node, ast.Attribute):
+        owner = _dotted(node.value)
+        return f"{owner}.{node.attr}" if owner else node.attr
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _cli_calls(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cli":
+            owner = _dotted(node.func.value)
+            if owner:
+                yield owner.rpartition(".")[2]
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").strip().partition("\n")[0]

@@ -1,0 +1,206 @@
+"""Asking an environment file about itself: whatever it does, it harms nobody and is told in a sentence."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from halteres.config import program, remembered
+from halteres.config.caught import MOST_OUTPUT, run_caught
+from halteres.config.discovery import EnvironmentBroken
+from halteres.config.environ import for_child
+from halteres.config.program import Description, EnvironmentProgram, describe, find_program, last_failure
+
+STANDIN = Path(__file__).parents[1] / "runs" / "standin_env.py"
+
+ATROPOSLIB = """
+    import sys
+    from enum import Enum
+    from pydantic import BaseModel, Field
+
+    class Handling(Enum):
+        STOP_TRAIN = "STOP_TRAIN"
+        NONE = "NONE"
+
+    class BaseEnvConfig(BaseModel):
+        group_size: int = 4
+        batch_size: int = -1
+        eval_handling: Handling = Handling.STOP_TRAIN
+        tokenizer_name: str = "somebody/else"
+
+    class BaseEnv:
+        @classmethod
+        def cli(cls):
+            cls.config_init()
+            if sys.argv[1] not in ("serve", "process", "evaluate"):
+                sys.stderr.write(f"argument commands: invalid choice: {sys.argv[1]!r}\\n")
+                sys.exit(2)
+"""
+FOREIGN = """
+    from theirs import BaseEnv, BaseEnvConfig
+
+    class OurConfig(BaseEnvConfig):
+        words: list[str] = ["a"]
+
+    class Middle(BaseEnv):
+        config_init = classmethod(lambda cls: (BaseEnvConfig(), []))
+
+    class Ours(Middle):
+        config_init = classmethod(lambda cls: (OurConfig(group_size=8), []))
+
+    if __name__ == "__main__":
+        Ours.cli()
+"""
+
+
+def file(tmp_path: Path, text: str, name: str = "an_env") -> EnvironmentProgram:
+    path = tmp_path / f"{name}.py"
+    path.write_text(textwrap.dedent(text))
+    return find_program(str(path))
+
+
+def broken(tmp_path: Path, text: str) -> EnvironmentBroken:
+    with pytest.raises(EnvironmentBroken) as caught:
+        describe(file(tmp_path, text), {})
+    return caught.value
+
+
+def test_a_failing_import_is_told_with_its_place_and_the_end_of_the_traceback(tmp_path: Path) -> None:
+    error = broken(tmp_path, "import json\n\n\ndef fall():\n    1 / 0\n\n\nfall()\n")
+    assert error.what == f"The environment file {tmp_path}/an_env.py:5 is broken."
+    assert (error.code, error.details["line"]) == ("environment_broken", 5)
+    assert error.details["traceback"][-1] == "ZeroDivisionError: division by zero"
+    assert len(error.details["traceback"]) <= 8
+
+
+def test_a_failing_config_init_is_told_with_its_place(tmp_path: Path) -> None:
+    error = broken(
+        tmp_path,
+        """
+        from halteres.environments.base import BaseEnv
+
+        class Faulty(BaseEnv):
+            @classmethod
+            def config_init(cls):
+                raise RuntimeError("no data set")
+
+        Faulty.cli()
+        """,
+    )
+    assert error.what == f"The environment file {tmp_path}/an_env.py:7 is broken."
+    assert "RuntimeError: no data set" in error.why
+
+
+def test_a_module_that_is_missing_names_the_python_that_misses_it(tmp_path: Path) -> None:
+    error = broken(tmp_path, "import no_such_module_anywhere\n")
+    assert sys.executable.rpartition("/")[2] in error.why
+    assert "run.interpreter names another Python" in error.why
+
+
+def test_what_it_prints_besides_does_no_harm(tmp_path: Path) -> None:
+    text = STANDIN.read_text().replace("if __name__", 'print("loud" * 3_000_000)\nif __name__')
+    told = describe(file(tmp_path, text), {"difficulty": 4})
+    assert told.config["difficulty"] == 4
+
+
+def test_output_is_bounded_and_a_child_that_escapes_is_not_waited_for(tmp_path: Path) -> None:
+    script = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen(['sleep', '30'], start_new_session=True)\n"
+        "sys.stderr.write(str(child.pid))\n"
+        "sys.stdout.write('x' * 6_000_000)\n"
+    )
+    began = time.monotonic()
+    ended = run_caught((sys.executable, "-c", script), tmp_path, 20)
+    os.kill(int(ended.err), 9)
+    assert time.monotonic() - began < 15, "its child holds the streams for 30 s"
+    assert (ended.code, len(ended.out)) == (0, MOST_OUTPUT)
+
+
+def test_a_description_is_asked_for_once_whatever_process_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALTERES_HOME", str(tmp_path / "home"))
+    counting = STANDIN.read_text().replace(
+        "if __name__", f'open({str(tmp_path / "asked")!r}, "a").write("x")\nif __name__'
+    )
+    environment = file(tmp_path, counting)
+    told = describe(environment, {"difficulty": 2})
+    script = (
+        "import sys; from halteres.config.program import describe, find_program\n"
+        "print(describe(find_program(sys.argv[1]), {'difficulty': 2}).config['difficulty'])"
+    )
+    command = [sys.executable, "-c", script, str(environment.path)]
+    other = subprocess.run(command, capture_output=True, text=True, env=for_child(), timeout=30)
+    assert (other.stdout, told.config["difficulty"]) == ("2\n", 2), other.stderr
+    assert (tmp_path / "asked").read_text() == "x"
+
+
+def test_a_file_that_changed_or_whose_neighbour_did_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALTERES_HOME", str(tmp_path / "home"))
+    environment = file(tmp_path, STANDIN.read_text())
+    assert describe(environment, {}).config["difficulty"] == 1
+    environment.path.write_text(STANDIN.read_text().replace('"difficulty": 1', '"difficulty": 77'))
+    assert describe(environment, {}).config["difficulty"] == 77
+    environment.path.write_text(STANDIN.read_text().replace('"difficulty": 1', '"difficulty": __import__("near").far'))
+    (tmp_path / "near.py").write_text("far = 5\n")
+    assert describe(environment, {}).config["difficulty"] == 5
+    (tmp_path / "near.py").write_text("far = 555\n")
+    assert describe(environment, {}).config["difficulty"] == 555
+
+
+def test_what_is_remembered_is_bounded_and_never_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALTERES_HOME", str(tmp_path / "home"))
+    for number in range(remembered.MOST_FILES + 2):
+        remembered.remember(str(number), number)
+    folder = tmp_path / "home" / "cache" / "environments"
+    assert len(list(folder.iterdir())) <= remembered.MOST_FILES
+    assert remembered.recall(str(remembered.MOST_FILES + 1)) == remembered.MOST_FILES + 1
+    for kept in folder.iterdir():
+        kept.write_text("{ half")
+    assert remembered.recall(str(remembered.MOST_FILES + 1)) is None
+    monkeypatch.setenv("HALTERES_HOME", "/dev/null/nowhere")
+    remembered.remember("x", 1)
+    assert remembered.recall("x") is None
+
+
+def test_a_file_that_failed_is_known_to_until_it_is_mended(tmp_path: Path) -> None:
+    error = broken(tmp_path, "1 / 0\n")
+    path = tmp_path / "an_env.py"
+    assert last_failure(path) == error.sentence
+    path.write_text(STANDIN.read_text())
+    assert last_failure(path) is None
+    assert describe(find_program(str(path)), {}).fields >= {"difficulty"}
+
+
+def test_a_file_of_another_framework_is_asked_by_a_script_of_ours(tmp_path: Path) -> None:
+    """atroposlib's command line knows no `describe`; the fields are read from the class that its file would run."""
+    (tmp_path / "theirs.py").write_text(textwrap.dedent(ATROPOSLIB))
+    environment = file(tmp_path, FOREIGN, "ours")
+    told = describe(environment, {"group_size": "16", "banana": 1, "eval_handling": "SOMETIMES"})
+    assert told.fields == {"group_size", "batch_size", "eval_handling", "tokenizer_name", "words"}
+    assert (told.config["group_size"], told.config["words"]) == (16, ["a"])
+    assert {problem.field: problem.rule for problem in told.problems} == {
+        "env.banana": "there is no such setting",
+        "env.eval_handling": "must be 'STOP_TRAIN' or 'NONE'",
+    }
+
+
+def test_a_description_is_written_and_read_without_loss() -> None:
+    item = {"field": "x", "got": 1, "rule": "r", "did_you_mean": None, "suggest": (1, 2)}
+    told = Description.of({"schema": {"properties": {}}, "config": {"x": 1}, "problems": [item]})
+    assert Description.of(told.told()) == told
+
+
+def test_descriptions_in_memory_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "MOST_KEPT", 2)
+    environment = file(tmp_path, STANDIN.read_text())
+    for difficulty in range(4):
+        program.confirm(environment, {"difficulty": difficulty}, Description(schema={}, config={}))
+    assert len(program._told) == 2
