@@ -1,7 +1,7 @@
-"""Pictures of a run: the PNG at its end, and a sparkline for terminals.
+"""Pictures of runs, and a sparkline for terminals.
 
-Owns: how reward and evaluation are shown.
-Never: computes a metric beyond a moving average; imports matplotlib before a picture is asked for.
+Owns: how reward, evaluations and alerts are shown.
+Never: computes a metric beyond a moving average and a margin; imports matplotlib before a picture is asked for.
 """
 
 from __future__ import annotations
@@ -12,19 +12,22 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from halteres.files import replacing
-from halteres.observe.metrics import merge_by_step, series
+from halteres.observe.canvas import PALE, Canvas, finish, steps_below
+from halteres.observe.marks import Points, Style, columns, draw_points, margins_of, tell_ends
+from halteres.observe.metrics import Row, merge_by_step, series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Points = list[tuple[int, float]]
-
 WINDOW = 10
-"""Steps of the moving average: the noise of one step hides what ten show."""
+"""Steps of the moving average, at most: the noise of one step hides what ten show."""
 
 BARS = "▁▂▃▄▅▆▇█"
-REWARD, SUCCESS, SAMPLED, GREEDY, PALE = "#1b6ca8", "#e08a1e", "#a8321b", "#2e7d4f", "#8a8f98"
+REWARD, SUCCESS, SAMPLED, GREEDY, ALERT = "#1b6ca8", "#e08a1e", "#a8321b", "#2e7d4f", "#c0392b"
+DODGE = 0.008
+"""How far apart, as a share of the steps, margins at the same step are drawn."""
+
+COLOURS = (REWARD, SUCCESS, GREEDY, SAMPLED, "#6a4ba3", "#3a9a9a", "#b5518f", "#6b6b2a")
 
 
 def sparkline(values: Sequence[float | None], width: int = 24) -> str:
@@ -58,133 +61,109 @@ def moving_average(points: Points, window: int = WINDOW) -> Points:
     return averages
 
 
-def plot_run(rows: Iterable[Mapping[str, Any]], file: Path, title: str) -> None:
-    """Write a PNG, 1200 x 700: reward and success of training, evaluation before, during and after.
+def plot_run(rows: Iterable[Mapping[str, Any]], file: Path, title: str, alerts: Sequence[tuple[str, int]] = ()) -> None:
+    """Write a PNG, 1200 x 700: reward and success of training, evaluation before, during and after, alerts.
 
     Args:
         rows: of metrics.jsonl, merged or not.
         file: where to; the folder must exist.
         title: over the picture.
+        alerts: (rule, step).
     """
     merged = merge_by_step(rows)
-    figure, axes = _canvas(title)
     reward, success = series(merged, "reward/mean"), series(merged, "reward/success")
-    _draw_training(axes, reward, REWARD, "reward")
+    apart = any(not -0.1 <= value <= 1.1 for _, value in reward)  # then shares need a scale of their own
+    rules = sorted({rule for rule, _ in alerts})
+    heights = [1.0] * (1 + apart) + [0.05 * len(rules) * (1 + apart)] * bool(rules)
+    canvas = Canvas(title, rows=len(heights), heights=heights)
+    above, shares = canvas.panels[0], canvas.panels[1 if apart else 0]
+    _draw_training(above, reward, REWARD, "reward")
     rates = bool(success) and success != reward
     if rates:
-        _draw_training(axes, success, SUCCESS, "success rate")
-    sampled, greedy = series(merged, "eval/percent_correct"), series(merged, "eval/percent_correct_greedy")
-    _draw_evaluation(axes, sampled, greedy, SAMPLED, "held-out, T = 1", "o")
-    _draw_evaluation(axes, greedy, sampled, GREEDY, "held-out, greedy", "D")
-    _finish(axes, "optimiser step", "reward and rates" if rates else "reward")
-    _save(figure, file)
+        _draw_training(shares, success, SUCCESS, "success rate")
+    evaluated = _draw_evaluations(shares, merged)
+    finish(above, "reward, shares" if (rates or evaluated) and not apart else "reward", room=0.1)
+    if apart:
+        finish(shares, "shares")
+    if rules:
+        _draw_alerts(canvas.panels[-1], rules, alerts)
+    steps_below(canvas.panels[-1])
+    canvas.legend(above, shares)
+    canvas.save(file)
 
 
-def plot_runs(curves: Mapping[str, Iterable[Mapping[str, Any]]], file: Path, title: str, name: str) -> None:
-    """Write a PNG with one metric's moving average for several runs.
+def plot_runs(curves: Mapping[str, Iterable[Mapping[str, Any]]], file: Path, title: str, *names: str) -> None:
+    """Write a PNG with a panel for each metric and a curve for each run: evaluations with their margins, moving
+    averages of what every step tells.
 
     Args:
         curves: label to rows of metrics.jsonl.
         file: where to; the folder must exist.
         title: over the picture.
-        name: of the metric.
+        names: of the metrics; four at most are drawn.
     """
-    figure, axes = _canvas(title)
-    for colour, (label, rows) in zip(_colours(), curves.items(), strict=False):
-        points = series(merge_by_step(rows), name)
-        if not points:
-            continue
-        axes.plot(*_columns(points), color=colour, alpha=0.18, linewidth=1)
-        axes.plot(*_columns(moving_average(points)), color=colour, linewidth=2.2, label=label)
-    _finish(axes, "optimiser step", f"{name} (mean of {WINDOW} steps)")
-    _save(figure, file)
-
-
-def _save(figure: Any, file: Path) -> None:
-    """Whole or not at all: others may be looking at the old one."""
-    with replacing(file) as beside:
-        figure.savefig(beside)
-
-
-def _canvas(title: str) -> tuple[Any, Axes]:
-    """A figure of its own, not pyplot's: nothing global, no display."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 7), dpi=100, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    axes.set_title(title, loc="left", fontsize=15, fontweight="bold", pad=14)
-    return figure, axes
+    shown = names[:4]
+    canvas = Canvas(title, rows=1 + (len(shown) > 2), columns=1 + (len(shown) > 1), shared=False)
+    merged = {label: merge_by_step(rows) for label, rows in curves.items()}
+    aside = min(DODGE, 0.03 / max(1, len(merged) - 1)) * max(
+        (row["step"] for rows in merged.values() for row in rows), default=0
+    )
+    for axes, name in zip(canvas.panels, shown, strict=False):
+        for place, (label, rows) in enumerate(merged.items()):
+            dodged = aside * (place - (len(merged) - 1) / 2)
+            _draw_curve(axes, rows, name, Style(colour=COLOURS[place % len(COLOURS)], label=label, aside=dodged))
+        finish(axes, name)
+        steps_below(axes)
+    for unused in canvas.panels[len(shown) :]:
+        unused.set_axis_off()
+    canvas.legend(*canvas.panels[: len(shown)])
+    canvas.save(file)
 
 
 def _draw_training(axes: Axes, points: Points, colour: str, label: str) -> None:
     if not points:
         return
-    axes.plot(*_columns(points), color=colour, alpha=0.4, linewidth=1.2, label=f"{label}, each step")
-    axes.plot(*_columns(moving_average(points)), color=colour, linewidth=2.6, label=f"{label}, mean of {WINDOW} steps")
-
-
-def _draw_evaluation(axes: Axes, points: Points, others: Points, colour: str, label: str, marker: str) -> None:
-    """Points joined by a thin line; the first, before training, is the baseline. `others`: the curve beside it."""
-    if not points:
+    window = min(WINDOW, len(points) // 5)  # of a short run a shorter mean: a long one would only lag behind
+    if window < 2:
+        axes.plot(*columns(points), color=colour, linewidth=2.6, label=label)
         return
-    style: dict[str, Any] = {"markersize": 9, "markeredgecolor": "white", "zorder": 5}
-    axes.plot(*_columns(points), color=colour, linestyle=":", linewidth=1.4, marker=marker, label=label, **style)
-    axes.axhline(points[0][1], color=colour, linestyle="--", linewidth=1, alpha=0.45)
-    _label(axes, points[0], "before" if points[0][0] == 0 else "first", colour, _is_above(points[0], others, marker))
-    if len(points) > 1:
-        _label(axes, points[-1], "after", colour, _is_above(points[-1], others, marker))
-
-
-def _is_above(point: tuple[int, float], others: Points, marker: str) -> bool:
-    """The two evaluations lie close together: the label of the higher one goes above, of the lower one below."""
-    other = dict(others).get(point[0], -math.inf)
-    return point[1] > other or (point[1] == other and marker == "D")
-
-
-def _label(axes: Axes, point: tuple[int, float], word: str, colour: str, above: bool) -> None:
-    """Beside the point, outside the curves: to the left of the first, to the right of the last."""
-    outward = 1 if word == "after" else -1
-    text = f"{word} {point[1]:.0%}" if 0 <= point[1] <= 1 else f"{word} {point[1]:.2f}"
-    axes.annotate(
-        text,
-        point,
-        textcoords="offset points",
-        xytext=(11 * outward, 8 if above else -8),
-        ha="left" if outward > 0 else "right",
-        va="bottom" if above else "top",
-        fontsize=11.5,
-        fontweight="bold",
-        color=colour,
-        bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
-        zorder=6,
+    axes.plot(*columns(points), color=colour, alpha=0.4, linewidth=1.2, label=f"{label}, each step")
+    axes.plot(
+        *columns(moving_average(points, window)), color=colour, linewidth=2.6, label=f"{label}, mean of {window} steps"
     )
 
 
-def _finish(axes: Axes, across: str, up: str) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.set_xlabel(across, fontsize=12)
-    axes.set_ylabel(up, fontsize=12)
-    low, high = axes.get_ylim()
-    if low >= -0.1 and high <= 1.1:
-        axes.set_ylim(-0.03, 1.06)
-    first, last = axes.get_xlim()
-    room = 0.1 * (last - first)  # for the labels beside the first and last points
-    axes.set_xticks([tick for tick in MaxNLocator(integer=True).tick_values(max(0, first), last) if 0 <= tick <= last])
-    axes.set_xlim(first - room, last + room)
-    axes.grid(True, color=PALE, alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="lower right", frameon=True, framealpha=0.9, edgecolor="none", fontsize=11)
-    else:
-        axes.text(0.5, 0.5, "no step yet", transform=axes.transAxes, ha="center", color=PALE, fontsize=16)
+def _draw_curve(axes: Axes, rows: list[Row], name: str, style: Style) -> None:
+    points = series(rows, name)
+    if name.startswith("eval/"):
+        draw_points(axes, points, margins_of(rows, name), style)
+    elif points:
+        axes.plot(*columns(points), color=style.colour, alpha=0.18, linewidth=1)
+        window = max(1, min(WINDOW, len(points) // 5))
+        axes.plot(*columns(moving_average(points, window)), color=style.colour, linewidth=2.2, label=style.label)
 
 
-def _columns(points: Points) -> tuple[list[int], list[float]]:
-    return [step for step, _ in points], [value for _, value in points]
+def _draw_evaluations(axes: Axes, rows: list[Row]) -> bool:
+    """Both kinds, where there are any."""
+    sampled, greedy = series(rows, "eval/percent_correct"), series(rows, "eval/percent_correct_greedy")
+    aside = DODGE * max((row["step"] for row in rows), default=0) / 2
+    warm = Style(colour=SAMPLED, label="held-out, T = 1, 95 %", marker="o", aside=-aside)
+    cold = Style(colour=GREEDY, label="held-out, greedy, 95 %", marker="D", aside=aside)
+    for points, others, name, style in (
+        (sampled, greedy, "eval/percent_correct", warm),
+        (greedy, sampled, "eval/percent_correct_greedy", cold),
+    ):
+        draw_points(axes, points, margins_of(rows, name), style)
+        tell_ends(axes, points, others, style)
+    return bool(sampled or greedy)
 
 
-def _colours() -> tuple[str, ...]:
-    return (REWARD, SUCCESS, SAMPLED, GREEDY, "#6a4ba3", "#3a9a9a", "#b5518f", "#6b6b2a")
+def _draw_alerts(axes: Axes, rules: list[str], alerts: Sequence[tuple[str, int]]) -> None:
+    """A strip under the curves: a line for each rule, a mark at each step at which it spoke."""
+    for rule, step in alerts:
+        axes.plot(step, rules.index(rule), marker="v", markersize=9, color=ALERT, linestyle="none", clip_on=False)
+    axes.set_yticks(range(len(rules)), rules, fontsize=10, color=ALERT)
+    axes.set_ylim(len(rules) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(True, axis="x", color=PALE, alpha=0.25)
+    axes.spines[["top", "right", "left"]].set_visible(False)
