@@ -1,7 +1,7 @@
 """How every process of ours begins and ends.
 
 Owns: the lifeline (a pipe whose end of file means: whoever started us is gone), the ban on torch where it is not
-needed, thread counts, logging to stderr.
+needed, thread counts, logging to stderr without secrets.
 Never: decides what a process does in between.
 """
 
@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from halteres.config import environ
 from halteres.errors import InvalidConfig
+from halteres.redaction import Redactor
 
 GRACE_S = 10.0
 """How long a process may take to end in order after its lifeline broke; then it ends at once."""
@@ -34,17 +35,27 @@ def begin(role: str, *, torch: bool = False, threads: int | None = None) -> None
         level = environ.log_level()
     except InvalidConfig as error:
         sys.exit(f"error: {error.sentence}")
-    logging.basicConfig(
-        level=level,
-        stream=sys.stderr,
-        format=f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s",
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_WithoutSecrets(f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)
     if not torch:
         block_torch()
     elif threads:
         environ.set_threads(threads)
     hold_lifeline()
+
+
+class _WithoutSecrets(logging.Formatter):
+    """Strikes the values of this process's secret variables out of every line, tracebacks included."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__(form)
+        self._redactor = Redactor.of_this_process()
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line without secrets."""
+        return self._redactor.text(super().format(record))
 
 
 def block_torch() -> None:

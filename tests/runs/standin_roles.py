@@ -1,8 +1,9 @@
 """Stand-ins for service, engine, api and trainer: what a supervisor sees of them, and nothing else.
 
 `python standin_roles.py supervisor DIR --lock-fd N` is a real supervisor whose roles are these.
-STANDIN_STEPS: the trainer does so many steps, then waits for a signal (default: all). STANDIN_DIES: ROLE@start dies
-before it is ready.
+STANDIN_STEPS: the trainer does so many steps, then waits for a signal (default: all). STANDIN_TRAINER: `obeys` requests
+to stop too, `forgetful` of final weights. STANDIN_DIES: ROLE@start dies before it is ready. STANDIN_NOTICE: what the
+trainer notices before its first step.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ def main() -> None:
         from halteres.runs.supervisor import main as supervise
 
         course.LEAST_FREE_BYTES = int(os.environ.get("STANDIN_LEAST_FREE", "0"))
+        course.CAP_GRACE_S = float(os.environ.get("STANDIN_CAP_GRACE_S", "30"))
+        if policy := os.environ.get("STANDIN_POLICY"):  # what a start would refuse, the supervisor must still hold to
+            Path(rest[0], "policy.json").write_text(policy)
         plots.plot_run = (
-            lambda rows, file, title: file.touch()
+            lambda rows, file, *rest: file.touch()
         )  # a picture costs half a second; one test has a real one
         sys.exit(supervise(rest, casting=cast))
     if role != "engine":
@@ -138,15 +142,18 @@ def trainer(run: str) -> None:
         checkpoint(folder, "step-000000", 0, weights=False)
     (folder / "control" / "trainer.ready").touch()
     until = min(total, int(os.environ.get("STANDIN_STEPS") or total))
+    if notice := os.environ.get("STANDIN_NOTICE"):
+        append(folder / "events.jsonl", {"type": "notice", "rule": "nan_loss", "step": 1, "evidence": notice})
     while step < until:
         step += 1
-        append(
-            folder / "metrics.jsonl", {"step": step, "src": "trainer", "reward/mean": step / total, "t": time.time()}
-        )
+        rewards = {"reward/mean": step / total, "reward/min": 0.0, "reward/max": 1.0, "groups/without_signal": 1.0}
+        figures = {**rewards, "tokens/action": 100.0}
+        append(folder / "metrics.jsonl", {"step": step, "src": "trainer", **figures, "t": time.time()})
         if step < total and step % settings["trainer"]["checkpoint_every"] == 0:
             checkpoint(folder, f"step-{step:06d}", step)
-    if step < total:
-        stopped.wait()
+    obeys = os.environ.get("STANDIN_TRAINER") == "obeys"
+    while step < total and not stopped.wait(0.02) and not (obeys and (folder / "control" / "stop.json").exists()):
+        pass
     checkpoint(folder, "final", step, final=os.environ.get("STANDIN_TRAINER") != "forgetful")
 
 

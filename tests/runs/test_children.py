@@ -24,9 +24,7 @@ print(child.pid, flush=True)
 async def parent_of_one(tmp_path: Path, lifeline: Lifeline, kind: str = "loose") -> tuple[Child, int]:
     """A child that leaves one of its own behind when it ends, at once; the pid of that one."""
     command = (sys.executable, "-c", PARENT, kind)
-    child = await spawn(
-        command, log=tmp_path / "log", folder=tmp_path, lifeline=lifeline, output=asyncio.subprocess.PIPE
-    )
+    child = await spawn(command, log=tmp_path / "log", folder=tmp_path, lifeline=lifeline, answers=True)
     assert child.process.stdout is not None
     return child, int(await child.process.stdout.readline())
 

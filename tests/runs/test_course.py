@@ -27,7 +27,7 @@ def test_a_run_goes_from_start_to_its_results(start: StartRun) -> None:
     assert (run.path / "adapter" / "adapter_config.json").is_file()
     results = run.results()
     assert results is not None
-    assert results["improvement"] == {"eval/percent_correct": 1.0}
+    assert results["improvement"]["eval/percent_correct"]["delta"] == 1.0
     assert results["samples"][0]["before"]["score"] == 0.0
     assert results["weights"]["peft_dir"] == str(run.path / "adapter")
     assert (run.path / "plot.png").exists()
@@ -102,6 +102,38 @@ def test_an_evaluation_that_dies_is_an_event_and_the_run_completes(
     run = start()
     assert wait_for_end(run).status == "completed"
     assert any(event["type"] == "eval_failed" and "code 4" in event["error"] for event in run.events())
+
+
+def test_what_a_role_notices_becomes_an_alert_that_the_supervisor_writes_without_secrets(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "tok-1234567890")
+    monkeypatch.setenv("STANDIN_NOTICE", "The loss is not finite, says tok-1234567890.")
+    run = start()
+    wait_for_end(run)
+    (alert,) = [event for event in run.events() if event["type"] == "alert"]
+    assert (alert["rule"], alert["step"]) == ("nan_loss", 1)
+    assert alert["evidence"] == "The loss is not finite, says ***."
+    assert alert["remedy"].startswith("rl_start_training(")
+    assert "tok-1234567890" not in run.log("supervisor").read_text()
+
+
+def test_rows_that_show_nothing_to_learn_raise_one_alert(start: StartRun) -> None:
+    """The stand-in's groups never differ, from its first step to its last."""
+    run = start("trainer.total_steps=12")
+    wait_for_end(run)
+    (alert,) = [event for event in run.events() if event["type"] == "alert"]
+    assert (alert["rule"], alert["step"]) == ("no_reward_variance", 5)
+    assert f'resume_from="{run.run_id}"' in alert["remedy"] and '"env.group_size":4' in alert["remedy"]
+
+
+def test_a_failures_words_hold_no_secret(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "It was born so")  # what the stand-in says when it dies
+    monkeypatch.setenv("STANDIN_DIES", "trainer@start")
+    state = wait_for_end(run := start())
+    assert state.error is not None and "The trainer has no legs. ***." in state.error
+    assert "It was born so" not in "".join(file.read_text(errors="replace") for file in run.path.glob("*.*"))
+    assert "It was born so" not in run.log("trainer").read_text()
 
 
 def test_stop_ends_a_run_with_a_checkpoint_and_no_orphan(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +222,7 @@ def test_somebody_elses_service_is_used_and_never_stopped(start: StartRun, monke
     service = wait(host, lambda state: state.status == "running").urls["service"]
     monkeypatch.setenv("STANDIN_STEPS", "4")
     # The stand-in service has no info route: it is taken for a Tinker service of other make.
-    monkeypatch.setattr("halteres.runs.preflight._ask", lambda *_, **__: {})
+    monkeypatch.setattr("halteres.runs.base_model._ask", lambda *_, **__: {})
     guest = start(service_url=service)
     state = wait_for_end(guest)
     assert state.status == "completed"

@@ -65,7 +65,7 @@ def test_a_run_is_found_by_id_beginning_or_name(runs: list[RunDirectory], asked:
 
 
 def test_an_unknown_run_offers_the_nearest(runs: list[RunDirectory]) -> None:
-    with pytest.raises(NotFound, match=r"Run 'bbbb3334' not found\. Did you mean bbbb3333\?"):
+    with pytest.raises(NotFound, match=r"Run 'bbbb3334' not found\. Did you mean bbbb3333 \(arithmetic, completed\)\?"):
         find_run("bbbb3334")
 
 

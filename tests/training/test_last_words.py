@@ -89,4 +89,4 @@ def test_a_loss_that_the_engine_refuses_ends_the_run_as_a_diverged_one(run: Run)
     assert "is not finite" in words["what"]
     assert "self.request_id" not in words["what"]
     assert "lower trainer.learning_rate" in words["next"]
-    assert [alert["rule"] for alert in run.events("alert")] == ["temperature", "nan_loss"]
+    assert [notice["rule"] for notice in run.events("notice")] == ["temperature", "nan_loss"]

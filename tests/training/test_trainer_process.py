@@ -32,7 +32,7 @@ def test_a_run_trains_to_its_last_step_without_torch_and_leaves_its_final_weight
     assert all(row["kl_sample_train_v2"] < 1e-9 and row["logprobs/absdiff_max"] < 1e-5 for row in rows)
     assert all(row["tokens/compared"] == row["tokens/action"] for row in rows), "every token is of the own version"
     assert [row["name"] for row in run.checkpoints()] == ["step-000000", "step-000002", "final"]
-    assert run.events("alert") == []
+    assert run.events("notice") == []
 
     final = run.events("checkpoint")[-1]
     assert (final["final"], final["step"], final["why"]) == (True, 4, "all 4 steps are done")

@@ -114,7 +114,7 @@ class InferenceClient(Connected):
         if sampling.seed is not None:
             body["seed"] = sampling.seed
         answer = await self._post_when_ready("/v1/chat/completions", body)
-        return _all(n, [_from_openai(choice, answer) for choice in answer["choices"]])
+        return _all(n, [_from_openai(choice, answer) for choice in _choices(answer)])
 
     async def _post_when_ready(self, path: str, body: dict[str, Any]) -> Any:
         if self.model is not None:
@@ -193,8 +193,13 @@ def _detail(body: bytes) -> str:
         answer = msgspec.json.decode(body)
     except msgspec.DecodeError:
         answer = None
+    return _told(answer) or body[:300].decode(errors="replace")
+
+
+def _told(answer: Any) -> str:
+    """What an answer says went wrong; OpenAI's shape wraps it in an object. Nothing where it says nothing."""
     told = (answer.get("detail") or answer.get("error")) if isinstance(answer, dict) else None
-    return str(told) if told else body[:300].decode(errors="replace")
+    return str((told.get("message") if isinstance(told, dict) else None) or told or "")
 
 
 def _sglang_params(sampling: Sampling, n: int) -> dict[str, Any]:
@@ -226,6 +231,14 @@ def _from_sglang(item: Any) -> Completion:
         )
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise ServerError("An answer of /generate has another shape.", f"{type(error).__name__}: {error}.") from error
+
+
+def _choices(answer: Any) -> list[Any]:
+    """The choices of a chat completion. Some endpoints answer 200 with an error in their place."""
+    choices = answer.get("choices") if isinstance(answer, dict) else None
+    if not isinstance(choices, list):
+        raise ServerError("A chat completion holds no choices.", _told(answer))
+    return choices
 
 
 def _from_openai(choice: Any, answer: Mapping[str, Any]) -> Completion:

@@ -1,7 +1,8 @@
 """`process`: groups into a file, with no trajectory server and no trainer.
 
-Owns: the JSONL file (never an existing one), the order of its lines, the page beside it.
-Never: sends anything; ends because a rollout failed.
+Owns: the JSONL file (never an existing one), the order of its lines, the page beside it; where a run directory is
+named, its rollouts: what was dropped or failed is there too.
+Never: sends anything; ends because one rollout failed. Too many groups in a row that came to nothing end it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from halteres.environments.scored import OWN, ScoredDataGroup
 from halteres.environments.work import Items, Settled, settle_item
 from halteres.errors import EnvironmentFailed, InvalidConfig
 from halteres.observe.metrics import append_row
+from halteres.types import FailedRollout
 
 log = logging.getLogger(__name__)
 
@@ -52,25 +54,26 @@ async def process(env: BaseEnv) -> Path:
 
 async def _groups(env: BaseEnv, wanted: int) -> AsyncIterator[ScoredDataGroup]:
     """Groups in the order of their items, several under way at once."""
-    items = Items(env)
+    items, patience = Items(env), _Patience(env)
     under_way: deque[asyncio.Task[Settled]] = deque()
     made = tried = 0
-    last = "get_next_item gave no more items."
     try:
         while made < wanted:
-            while len(under_way) < min(env.config.max_workers, wanted - made) and tried < ITEMS_PER_GROUP * wanted:
+            room = min(env.config.max_workers, wanted - made)
+            while len(under_way) < room and tried < ITEMS_PER_GROUP * wanted and not patience.exhausted:
                 drawn = await items.next()
                 if drawn is None:
                     break
                 tried += 1
                 under_way.append(asyncio.create_task(settle_item(env, drawn)))
             if not under_way:
-                raise EnvironmentFailed(f"{env.title} made {made} of {wanted} groups of {tried} items.", last)
+                raise EnvironmentFailed(f"{env.title} made {made} of {wanted} groups of {tried} items.", patience.last)
             settled = await under_way.popleft()
             items.put_back(settled.backlog)
-            last = _why_nothing(settled) or last
+            patience.see(settled)
             for group in settled.kept[: wanted - made]:
                 made += 1
+                env.records.group(settled.drawn.batch_step, settled.drawn.draw.ordinal, settled.drawn.item, group)
                 yield group
     finally:
         for task in under_way:
@@ -78,14 +81,36 @@ async def _groups(env: BaseEnv, wanted: int) -> AsyncIterator[ScoredDataGroup]:
         await asyncio.gather(*under_way, return_exceptions=True)
 
 
-def _why_nothing(settled: Settled) -> str | None:
-    if settled.failures:
-        failure = settled.failures[-1]
-        log.warning("A group failed (%s): %s", failure.code, failure.why)
-        return f"Last failure: {failure.why}"
-    if settled.dropped:
-        return f"The last group was dropped: {settled.dropped[-1][1]}."
-    return None
+class _Patience:
+    """How many items in a row came to nothing, why the last one did; the limits are those of `serve`."""
+
+    def __init__(self, env: BaseEnv) -> None:
+        self._env = env
+        self._failed = self._dropped = 0
+        self.last = "get_next_item gave no more items."
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no further item is begun."""
+        config = self._env.config
+        return self._failed >= config.max_failed_groups or 0 < config.max_dropped_groups <= self._dropped
+
+    def see(self, settled: Settled) -> None:
+        """Note what an item came to, and record it where it is nothing."""
+        if settled.kept:
+            self._failed = self._dropped = 0
+            return
+        failures = settled.failures or _as_failures(settled)
+        self._failed += bool(settled.failures)
+        self._dropped += not settled.failures
+        self.last = f"Last failure: {failures[-1].why}"
+        self._env.records.failed(settled.drawn.batch_step, settled.drawn.draw.ordinal, settled.drawn.item, failures)
+
+
+def _as_failures(settled: Settled) -> tuple[FailedRollout, ...]:
+    """Why an item that did not fail gave no group all the same."""
+    reasons = [reason for _, reason in settled.dropped] or ["nothing_collected"]
+    return tuple(FailedRollout(code=reason, why=f"the group was dropped ({reason}).") for reason in reasons)
 
 
 def _free(path: Path) -> Path:

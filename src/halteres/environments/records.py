@@ -1,8 +1,9 @@
 """What an environment writes into the run directory, and the figures of its groups, step by step.
 
-Owns: rollouts/step_N.jsonl, the environment's rows of metrics.jsonl and alerts, the figures behind them, its last
+Owns: rollouts/step_N.jsonl, the environment's rows of metrics.jsonl and notices, the figures behind them, its last
 words.
-Never: stops a rollout because a file cannot be written; without a run directory it writes nothing.
+Never: stops a rollout because a file cannot be written; without a run directory it writes nothing; raises an alert (the
+supervisor makes one of a notice).
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _LONGEST_ITEM = 2000  # characters of an item that is no JSON
 class Tally:
     """Figures of the rollouts of one step: means of what is measured, counts of what happened."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._sizes: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
@@ -42,6 +44,7 @@ class Tally:
         for number, score in enumerate(group["scores"]):
             self._value("train/percent_correct", float(score > 0))
             self._value("train/completion_lengths", len(action_tokens(group, number)))
+            self._value("train/truncated", float(finish_of(group, number, self._tokenizer) == "length"))
         for measured in group.get("metrics", ()):
             for name, value in measured.items():
                 self._value(f"train/{name}", value)
@@ -64,7 +67,7 @@ class Records:
     """The environment's part of one run directory, or of none."""
 
     def __init__(self, run_dir: str | None, tokenizer: Tokenizer) -> None:
-        self._tallies: defaultdict[int, Tally] = defaultdict(Tally)
+        self._tallies: defaultdict[int, Tally] = defaultdict(lambda: Tally(tokenizer))
         self._tokenizer = tokenizer
         self._folder = Path(run_dir) if run_dir else None
         if self._folder is not None:
@@ -106,9 +109,9 @@ class Records:
         """One row of metrics.jsonl; a `step` among the metrics wins."""
         self._append("metrics.jsonl", {"step": step, "t": time.time(), "src": src, **metrics})
 
-    def alert(self, rule: str, step: int, evidence: str, remedy: str) -> None:
-        """One alert among the run's events."""
-        event = {"t": time.time(), "type": "alert", "rule": rule, "step": step, "evidence": evidence, "remedy": remedy}
+    def notice(self, rule: str, step: int, evidence: str, remedy: str) -> None:
+        """What nobody else can see, among the run's events: the supervisor makes an alert of it."""
+        event = {"t": time.time(), "type": "notice", "rule": rule, "step": step, "evidence": evidence, "remedy": remedy}
         self._append("events.jsonl", event)
 
     def end(self, error: HalteresError) -> None:
@@ -127,13 +130,11 @@ class Records:
 
     def _completion(self, group: ScoredDataGroup, number: int) -> dict[str, Any]:
         tokens = action_tokens(group, number)
-        finishes = group.get("finish")
-        ended = bool(tokens) and tokens[-1] in self._tokenizer.eos_token_ids
         return {
             "text": self._tokenizer.decode(tokens),
             "score": group["scores"][number],
             "tokens": len(tokens),
-            "finish": finishes[number] if finishes else ("stop" if ended else "length"),
+            "finish": finish_of(group, number, self._tokenizer),
         }
 
     def _text(self, tokens: list[int]) -> str:
@@ -149,6 +150,15 @@ class Records:
             append_row(self._folder / file, row)
         except HalteresError as error:  # the trainer meets the same disk and speaks for the run
             log.warning("%s", error.sentence)
+
+
+def finish_of(group: ScoredDataGroup, number: int, tokenizer: Tokenizer) -> str:
+    """Why an answer ended, "stop" or "length": as its group says, else by its last token."""
+    finishes = group.get("finish")
+    if finishes:
+        return finishes[number]
+    tokens = action_tokens(group, number)
+    return "stop" if tokens and tokens[-1] in tokenizer.eos_token_ids else "length"
 
 
 def _plain(item: Any) -> Any:

@@ -177,7 +177,7 @@ class Serving:
         if limit and number >= limit:
             raise EnvironmentFailed(f"{self._env.title} gives the trainer nothing to learn from.", evidence, remedy)
         log.warning("%s", evidence)
-        self._env.records.alert("no_reward_variance", settled.drawn.batch_step, evidence, remedy)
+        self._env.records.notice("no_reward_variance", settled.drawn.batch_step, evidence, remedy)
 
     def _note_failure(self, step: int, ordinal: int, item: object, failures: tuple[FailedRollout, ...]) -> None:
         """Record a failed group.

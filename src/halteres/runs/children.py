@@ -1,6 +1,7 @@
 """One child process: started so that it cannot outlive us, and ended so that nothing of it remains.
 
-Owns: the lifeline (a pipe whose write end only the supervisor holds), the child's process group, its exit.
+Owns: the lifeline (a pipe whose write end only the supervisor holds), the child's process group, its exit; that it is
+given no secrets but those named.
 Never: decides what an exit means.
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 from halteres.config import environ
 from halteres.process import die_with_parent
 from halteres.runs import identity
+from halteres.runs.logpipe import Output, output_to
 
 GRACE_S = 10.0
 """How long a child may take to end in order."""
@@ -47,6 +49,7 @@ class Child:
 
     process: asyncio.subprocess.Process
     who: Mapping[str, Any]  # pid, start_time, boot_id
+    output: Output
     exited: asyncio.Task[int] = field(init=False, repr=False)  # ends with the exit code, negative for a signal
     swept: bool = False  # whether its group was killed: when it ended, or to end it
 
@@ -84,6 +87,7 @@ class Child:
     async def _reap(self) -> int:
         code = await self.process.wait()
         self.sweep()  # grandchildren survive their parent otherwise
+        await self.output.emptied()  # whoever is told of the exit may read its last words
         return code
 
 
@@ -94,24 +98,33 @@ async def spawn(
     folder: Path,
     lifeline: Lifeline,
     descriptors: Sequence[int] = (),
-    output: int | None = None,
+    keys: Sequence[str] = (),
+    answers: bool = False,
 ) -> Child:
-    """Start a command with its output in `log`; `output` sends stdout elsewhere (`asyncio.subprocess.PIPE`).
+    """Start a command with its output in `log`.
+
+    Args:
+        command: program and arguments.
+        log: appended to, without secrets.
+        folder: where it runs.
+        lifeline: it ends with this.
+        descriptors: handed down besides.
+        keys: names of the secret variables that it may have.
+        answers: its stdout is not for the log, but for `process.communicate`.
 
     Raises:
         OSError: there is no such program, or no process can be made.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as sink:
+    with output_to(log) as output:
         process = await asyncio.create_subprocess_exec(
             *command,
             cwd=folder,
-            env=environ.for_child(HALTERES_LIFELINE_FD=str(lifeline.read_end), PYTHONUNBUFFERED="1"),
+            env=environ.with_keys(*keys, HALTERES_LIFELINE_FD=str(lifeline.read_end), PYTHONUNBUFFERED="1"),
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=sink if output is None else output,
-            stderr=sink,
+            stdout=asyncio.subprocess.PIPE if answers else output.descriptor,
+            stderr=output.descriptor,
             pass_fds=(lifeline.read_end, *descriptors),
             process_group=0,
             preexec_fn=die_with_parent,
         )
-    return Child(process, identity.identity(process.pid))
+    return Child(process, identity.identity(process.pid), output)

@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import shutil
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from halteres.errors import HalteresError, NotFound, ServerError, boundary
+from halteres.errors import HalteresError, NotFound
 from halteres.files import replace_file
-from halteres.observe.metrics import Row, merge_by_step
+from halteres.observe.metrics import Row
 from halteres.runs.answers import before_and_after
 from halteres.runs.directory import RunDirectory
+from halteres.runs.intervals import Difference
+from halteres.runs.outcome import Outcome, outcome_of
+from halteres.runs.pictures import PLOT, draw
 from halteres.runs.state import RunState
 
 NUM_SAMPLES = 2
@@ -52,36 +54,29 @@ def export_adapter(run: RunDirectory) -> Path:
 
 def conclude(run: RunDirectory, state: RunState) -> list[str]:
     """Write plot, results and summary for a run that ends in `state`. Returns what could not be made, in sentences."""
-    failures = _plot(run, state)
-    results = _results(run, state)
+    outcome = outcome_of(run, state)
+    failures = _plot(run, state, outcome)
+    results = _results(run, state, outcome)
     try:
         replace_file(run.path / "results.json", json.dumps(results, indent=1).encode() + b"\n")
-        replace_file(run.path / "STATUS.md", _summary(run, state, results).encode())
+        replace_file(run.path / "STATUS.md", _summary(run, state, outcome).encode())
     except OSError as error:
         failures.append(f"Results could not be written: {error}.")
     return failures
 
 
-def _plot(run: RunDirectory, state: RunState) -> list[str]:
-    rows = run.metrics()
-    if not rows:
+def _plot(run: RunDirectory, state: RunState, outcome: Outcome) -> list[str]:
+    if not outcome.rows:
         return []
     try:
-        with boundary(ServerError, "Plotting"):  # matplotlib reads fonts and caches of the machine: much can be wrong
-            from halteres.observe.plots import plot_run
-
-            plot_run(rows, run.path / "plot.png", state.name)
+        draw(run, state, outcome.rows, run.path / PLOT)
     except HalteresError as error:
         return [error.sentence]
     return []
 
 
-def _results(run: RunDirectory, state: RunState) -> dict[str, Any]:
-    rows = merge_by_step(run.metrics())
-    evaluations = [row for row in rows if any(name.startswith("eval/") for name in row)]
-    baseline, last = ({} if not evaluations else _figures(evaluations[at]) for at in (0, -1))
-    final = final_checkpoint(run) or state.last_checkpoint or {}
-    adapter = run.path / "adapter"
+def _results(run: RunDirectory, state: RunState, outcome: Outcome) -> dict[str, Any]:
+    weights, plot = outcome.weights, run.path / PLOT
     return {
         "run_id": state.run_id,
         "name": state.name,
@@ -92,43 +87,44 @@ def _results(run: RunDirectory, state: RunState) -> dict[str, Any]:
         "total_steps": state.total_steps,
         "error": state.error,
         "note": state.note,
-        "minutes": round(((state.ended_at or state.created_at) - state.created_at) / 60, 2),
-        "final_metrics": {**_last_training(rows), **last},
-        "baseline": baseline,
-        "improvement": {
-            name: round(last[name] - baseline[name], 6)
-            for name in last
-            if len(evaluations) > 1 and name in baseline and not name.startswith("eval/num_")
-        },
+        "minutes": round(outcome.cost.minutes, 2),
+        "final_metrics": outcome.final,
+        "baseline": dict(outcome.baseline.figures) if outcome.baseline else {},
+        "improvement": {name: gain.facts for name, gain in outcome.gains.items()},
         "weights": {
-            "sampler": final.get("sampler_path"),
-            "state": final.get("state_path"),
-            "peft_dir": str(adapter) if adapter.is_dir() else None,
+            "step": weights.step,
+            "sampler": weights.sampler,
+            "state": weights.state,
+            "peft_dir": str(weights.peft_dir) if weights.peft_dir else None,
         },
         "checkpoints": run.checkpoints(),
         "samples": [task.facts for task in before_and_after(run)[:NUM_SAMPLES]],
-        "plot": str(run.path / "plot.png") if (run.path / "plot.png").exists() else None,
+        "plot": str(plot) if plot.exists() else None,
     }
 
 
-def _figures(row: Row) -> dict[str, float]:
-    return {name: value for name, value in row.items() if name.startswith("eval/") and isinstance(value, (int, float))}
-
-
-def _last_training(rows: list[Row]) -> dict[str, Any]:
-    trained = [row for row in rows if "reward/mean" in row]
-    return {k: v for k, v in trained[-1].items() if k not in ("step", "t")} if trained else {}
-
-
-def _summary(run: RunDirectory, state: RunState, results: Mapping[str, Any]) -> str:
+def _summary(run: RunDirectory, state: RunState, outcome: Outcome) -> str:
     lines = [f"# Run {state.run_id}: {state.name}", "", f"**{state.status}** at step {state.step}/{state.total_steps}"]
     lines += [f"\n{text}" for text in (state.error, state.note) if text]
-    lines += ["", "| metric | before | after |", "|---|---|---|"]
+    lines += ["", "| metric | before | after | gain (95 % interval) |", "|---|---|---|---|"]
+    before, gains = outcome.baseline.figures if outcome.baseline else {}, outcome.gains
     lines += [
-        f"| {name} | {results['baseline'].get(name, '')} | {value} |"
-        for name, value in results["final_metrics"].items()
-        if name.startswith("eval/") or name in ("reward/mean", "reward/success")
+        f"| {name} | {_told(before.get(name))} | {_told(value)} | {_gain(gains.get(name))} |"
+        for name, value in outcome.final.items()
+        if name in gains or name in ("reward/mean", "reward/success")
     ]
-    lines += ["", f"- directory: `{run.path}`"]
-    lines += [f"- {name}: `{value}`" for name, value in results["weights"].items() if value]
+    weights = outcome.weights
+    where = {"directory": run.path, "sampler": weights.sampler, "state": weights.state, "peft_dir": weights.peft_dir}
+    lines += ["", *(f"- {name}: `{value}`" for name, value in where.items() if value)]
     return "\n".join(lines) + "\n"
+
+
+def _gain(gain: Difference | None) -> str:
+    if gain is None:
+        return ""
+    interval = f" ({gain.interval[0]:+.3f} to {gain.interval[1]:+.3f})" if gain.interval else ""
+    return f"{gain.delta:+.3f}{interval}"
+
+
+def _told(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"

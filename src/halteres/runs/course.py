@@ -1,7 +1,7 @@
 """The course of one run: from its first process to the verdict.
 
-Owns: what each thing that happens means: ready, exited, written, asked to stop. It starts all processes at once, gates
-by readiness, restarts what loses nothing, evaluates, stops in reverse order.
+Owns: what each thing that happens means: ready, exited, written, asked to stop, too much used. It starts all processes
+at once, gates by readiness, restarts what loses nothing, evaluates, stops in reverse order.
 Never: writes the end (`supervisor`), trains, samples, or keeps anything that a reader of the directory would miss.
 
 Everything that happens comes through one inbox; each message may bring a verdict, and the verdict ends the run.
@@ -12,27 +12,29 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from halteres.config.control import Mode, read_stop_request
-from halteres.errors import HalteresError
-from halteres.runs import failures
+from halteres.config.control import read_stop_request, write_stop_request
+from halteres.runs import budgets, failures, identity
+from halteres.runs.budgets import Budget, Cap
 from halteres.runs.children import GRACE_S, Lifeline
-from halteres.runs.conclusion import final_checkpoint
 from halteres.runs.crew import Crew, Exited, Ready, TooSlow
-from halteres.runs.engine_watch import engine_of, gone
-from halteres.runs.evaluation import Evaluator, Snapshot
+from halteres.runs.diagnosis import HEARTBEAT_S, Diagnosis
+from halteres.runs.diagnosis.case import Case
+from halteres.runs.ending import trainer_ended
+from halteres.runs.engine_watch import engine_of, gone, told_end
+from halteres.runs.evaluation import Evaluator
 from halteres.runs.ledger import Ledger
+from halteres.runs.messages import DiskFull, EngineGone, GraceOver, LookedAround, Message, StopAsked, Verdict
+from halteres.runs.news import News
 from halteres.runs.readiness import get_json
 from halteres.runs.roles import Casting
 from halteres.runs.stage import Stage
-from halteres.runs.state import Phase, Status
-from halteres.runs.tail import Tail
+from halteres.runs.state import Phase
 
-HEARTBEAT_S = 5.0
 WITHOUT_SERVICE_S = 1.0
 """Grace of the others once the service is gone: no checkpoint can be written any more."""
 
@@ -40,43 +42,13 @@ LEAST_FREE_BYTES = 4 * 1024 * 1024
 """With less room on its disk a run is ended, while its end can still be written."""
 
 LOOK_EVERY_S = 0.2
-"""How often the files that the trainer writes are looked at."""
+"""How often the files that the roles write are looked at."""
 
+CAP_GRACE_S = 300.0
+"""How long the trainer may take to end after the step in which a cap was reached; then it is ended."""
 
-@dataclass(frozen=True, slots=True)
-class StopAsked:
-    """Somebody wants the run to end."""
-
-    mode: Mode
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class EngineGone:
-    """The engine's process ended though its service had not ended it."""
-
-
-@dataclass(frozen=True, slots=True)
-class DiskFull:
-    """Nothing more can be written: not every process notices, and some would wait for ever."""
-
-
-@dataclass(frozen=True, slots=True)
-class LookedAround:
-    """It is time to read what the trainer has written."""
-
-
-Message = StopAsked | EngineGone | DiskFull | LookedAround | Ready | TooSlow | Exited
-"""Whatever happens to a run."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """How the run ends."""
-
-    status: Status
-    error: HalteresError | None = None
-    note: str | None = None
+ENGINE_TOLD_WITHIN_S = 2.0
+"""How long the service may take to say how its engine ended."""
 
 
 class Course:
@@ -91,10 +63,11 @@ class Course:
         self.evaluator = Evaluator(ledger, stage.scene.environment, self.lifeline, trainer.eval_every)
         if ledger.state.resume_point:
             self.evaluator.skip_up_to(ledger.state.step)
-        self.news = [Tail(self.run.path / name) for name in ("events.jsonl", "metrics.jsonl")]
-        for tail in self.news:
-            tail.fresh()  # a resumed run carries rows over: no news
+        self.budget = Budget.of(self.run, ledger.state)
+        self.diagnosis = Diagnosis(Case.of(self.run, ledger.state.environment))
+        self.news = News(ledger, self.evaluator, self.diagnosis, self.budget)
         self.stop_asked: StopAsked | None = None
+        self.cap: Cap | None = None  # of the policy, for which the run is ended
         self.engine_watch: asyncio.Task[None] | None = None
         self.service_lost = False
 
@@ -116,15 +89,17 @@ class Course:
                 self.engine_watch.cancel()
             await self.crew.end(WITHOUT_SERVICE_S if self.service_lost else GRACE_S)
             self.lifeline.close()
-            await self._read_fresh_rows()  # the step that was under way may have ended yet
+            await self.news.read()  # the step that was under way may have ended yet
+        if verdict.status == "stopped" and self.cap:
+            return replace(verdict, code=budgets.CODE, note=self.budget.note(self.cap))
         return verdict
 
     @asynccontextmanager
     async def _helpers(self) -> AsyncIterator[None]:
-        """What goes on beside: heartbeat, news, evaluations. They end with the block."""
+        """What goes on beside: looks, news, evaluations. They end with the block."""
         async with asyncio.TaskGroup() as tasks:
             helpers = [
-                tasks.create_task(self._beat(), name="heartbeat"),
+                tasks.create_task(self._look_around(), name="look around"),
                 tasks.create_task(self._read_news(), name="news"),
                 tasks.create_task(self.evaluator.work(), name="evaluations"),
             ]
@@ -134,10 +109,10 @@ class Course:
                 for helper in helpers:
                     helper.cancel()
 
-    async def _beat(self) -> None:
+    async def _look_around(self) -> None:
         while True:
-            self.ledger.beat()
             self.look_for_stop()
+            self._feel_the_pulse()
             if shutil.disk_usage(self.run.path).free < LEAST_FREE_BYTES:
                 await self.inbox.put(DiskFull())
             await asyncio.sleep(HEARTBEAT_S)
@@ -147,19 +122,19 @@ class Course:
             await self.inbox.put(LookedAround())
             await asyncio.sleep(LOOK_EVERY_S)
 
-    async def _read_fresh_rows(self) -> None:
-        for tail in self.news:
-            for row in tail.fresh():
-                await self._on_row(row)
+    def _feel_the_pulse(self) -> None:
+        state = self.ledger.state
+        training = state.status in ("running", "stopping") and state.phase is None
+        if alert := self.diagnosis.look(state.processes, training=training and "trainer" in self.crew.ready):
+            self.news.tell(alert)
 
     def look_for_stop(self) -> None:
         """Read control/stop.json; a new request goes into the inbox."""
         mode = read_stop_request(self.run.path / "control" / "stop.json")
         if mode is None:
             return
-        asked = StopAsked(mode, "control/stop.json")
-        if asked != self.stop_asked:
-            self.ask_to_stop(asked)
+        if self.stop_asked is None or self.stop_asked.mode != mode:
+            self.ask_to_stop(StopAsked(mode, "control/stop.json"))
 
     def ask_to_stop(self, asked: StopAsked) -> None:
         """Somebody wants an end: a signal, or the control folder."""
@@ -179,17 +154,18 @@ class Course:
                 self.ledger.update(status="stopping", phase=None)  # the trainer reads the request itself
             case StopAsked():
                 return Verdict(status="stopped")
+            case GraceOver():
+                return Verdict(status="stopped")
             case LookedAround():
-                await self._read_fresh_rows()
+                await self.news.read()
+                return self._mind_the_budget()
             case Ready(role):
                 self._on_ready(role.name)
             case TooSlow(role):
                 slow = failures.too_slow(self.run, role.name, role.title, role.ready_within_s)
                 return Verdict(status="failed", error=slow)
-            case EngineGone():
-                self.ledger.process("engine", exit="unknown", state="ended")
-                self.service_lost = True
-                return self._died("service", "The engine", None, ready=True)
+            case EngineGone(code):
+                return self._engine_died(code)
             case DiskFull():
                 return Verdict(status="failed", error=failures.disk_full(self.run))
             case Exited():
@@ -204,6 +180,7 @@ class Course:
             waiting = [role for role in self.crew.roles if role.name not in self.crew.ready]
             phase: Phase | None = waiting[0].phase if waiting else None
             self.ledger.update(status="starting" if waiting else "running", phase=phase)
+            self.diagnosis.pulse.begin()
 
     def _watch_engine(self) -> None:
         engine = engine_of(self.run.path / "service")
@@ -215,30 +192,60 @@ class Course:
 
         async def watch() -> None:
             await gone(engine)
-            await self.inbox.put(EngineGone())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ENGINE_TOLD_WITHIN_S):
+                    await self.inbox.put(EngineGone(await told_end(self.run.log("service"), engine["pid"])))
+                    return
+            if self.crew.exit_code("service") is None:  # else it took its engine along, and its own exit is told
+                await self.inbox.put(EngineGone(None))
 
         self.engine_watch = asyncio.create_task(watch(), name="engine watch")
 
-    async def _on_row(self, row: dict[str, Any]) -> None:
-        step = row.get("step")
-        if row.get("src") == "trainer" and isinstance(step, int):
-            self.ledger.update(step=max(step, self.ledger.state.step))
-        elif row.get("type") == "checkpoint" and isinstance(step, int):
-            if row.get("state_path"):
-                self.ledger.update(last_checkpoint={k: row.get(k) for k in ("name", "step", "state_path")})
-            if row.get("sampler_path") and self.evaluator.is_due(step, bool(row.get("final"))):
-                await self.evaluator.ask(Snapshot(step=step, sampler_path=row["sampler_path"]))
+    @property
+    def _engine_is_gone(self) -> bool:
+        engine = self.ledger.state.processes.get("engine")
+        return engine is not None and engine.get("exit") is None and not identity.alive(engine)
+
+    def _engine_died(self, code: int | None) -> Verdict:
+        """Its service would start another, but what the engine held is not rebuilt yet."""
+        facts = {"exit": "unknown", "state": "ended"} if code is None else {"exit": code, "state": f"exited ({code})"}
+        self.ledger.process("engine", **facts)
+        self.service_lost = True
+        verdict = self._died("service", "The engine", code, ready=True)
+        if verdict.error:
+            verdict.error.details["exit"] = {"process": "engine", "code": code}
+        return verdict
+
+    def _mind_the_budget(self) -> Verdict | None:
+        """At a cap of the policy the trainer is asked to end after its step, as anybody may ask it to."""
+        cap = None if self.cap or self.stop_asked else self.budget.used_up()
+        if cap is None:
+            return None
+        if "trainer" in self.crew.ready:
+            self.cap = cap
+            self.ledger.event("policy_cap", cap=cap, note=self.budget.note(cap))
+            with suppress(OSError):  # on a full disk the grace ends it
+                write_stop_request(self.run.path / "control" / "stop.json", "after_step")
+            self.ask_to_stop(StopAsked("after_step", f"the policy's {cap}"))
+            asyncio.get_running_loop().call_later(CAP_GRACE_S, self.inbox.put_nowait, GraceOver())
+        elif cap == "max_hours":
+            self.cap = cap
+            return Verdict(status="stopped")
+        return None
 
     async def _on_exit(self, exited: Exited) -> Verdict | None:
-        await self._read_fresh_rows()  # what it wrote last tells how it ended
+        await self.news.read()  # what it wrote last tells how it ended
         role, code = exited.role, exited.code
         self.service_lost |= role.name == "service"
         if role.name == "trainer" and code == 0:
-            return self._trainer_done()
+            limit = self.stage.scene.settings.run.max_minutes
+            return trainer_ended(self.run, self.ledger.state, limit, stop_asked=self.stop_asked is not None)
         if self.ledger.state.status == "stopping":
             return Verdict(status="stopped", note=f"{role.title} {failures.how(code)} while the run was stopping.")
         if role.name == "env" and code == 0 and await self._queue_suffices():
             return None
+        if role.name != "service" and self._engine_is_gone:
+            return None  # because of that: the engine's own end will be told
         if role.restarts:
             if await self.crew.restart(role):
                 return None
@@ -248,21 +255,6 @@ class Course:
     def _died(self, role: str, title: str, code: int | None, *, ready: bool) -> Verdict:
         step = self.ledger.state.step
         return Verdict(status="failed", error=failures.died(self.run, role, title, code, step=step, ready=ready))
-
-    def _trainer_done(self) -> Verdict:
-        """The trainer ended in order. Completed means: all steps (or the time that was given), and final weights."""
-        state, final = self.ledger.state, final_checkpoint(self.run)
-        if self.stop_asked:
-            return Verdict(status="stopped")
-        if final is None:
-            return self._died("trainer", "Trainer", 0, ready=True)
-        step, limit = final["step"], self.stage.scene.settings.run.max_minutes
-        if step >= state.total_steps:
-            return Verdict(status="completed")
-        if limit is not None:
-            note = f"The time limit of {limit:g} minutes was reached at step {step} of {state.total_steps}."
-            return Verdict(status="completed", note=note)
-        return self._died("trainer", "Trainer", 0, ready=True)
 
     async def _queue_suffices(self) -> bool:
         """An environment may end early where what was delivered and what waits make all the batches there will be."""

@@ -76,6 +76,7 @@ class Crew:
             folder=self.ledger.run.path,
             lifeline=self.lifeline,
             descriptors=(role.listener.descriptor,) if role.listener else (),
+            keys=role.keys,
         )
         self._children[role.name] = child
         port = role.listener.port if role.listener else None

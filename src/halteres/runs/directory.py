@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import yaml
 
 from halteres.config import environ
@@ -25,6 +24,8 @@ from halteres.errors import Conflict, NotFound, nearest
 from halteres.files import tail
 from halteres.observe.metrics import Row, read_rows
 from halteres.runs import identity, lock
+from halteres.runs.lost import verdict_over
+from halteres.runs.roster import Entry, roster
 from halteres.runs.state import RESERVE, RunState, read_state, write_state
 
 __all__ = [
@@ -32,7 +33,9 @@ __all__ = [
     "RunDirectory",
     "RunNotFound",
     "RunState",
+    "active_runs",
     "find_run",
+    "known_runs",
     "list_runs",
     "new_run_id",
     "runs_home",
@@ -40,6 +43,9 @@ __all__ = [
 
 ID_LENGTH = 8
 """Hex digits of a run id."""
+
+NAME_LENGTH, SHOWN = 80, 8
+"""Characters of a run's name; how many runs an error lists."""
 
 ANOTHER_LOOK_S, LOOKS = 0.005, 10
 """A reader that writes its verdict holds the lock for an instant; who holds it for ten looks is the supervisor."""
@@ -128,43 +134,13 @@ class RunDirectory:
             with lock.taken(self.path / "lock"):
                 state = read_state(self.path / "run.json")
                 if not state.terminal:
-                    state = self._verdict(state)
+                    state = verdict_over(self, state)
                     (self.path / RESERVE).unlink(missing_ok=True)
                     write_state(self.path / "run.json", state)
                 return state
         except (Conflict, OSError):
             state = read_state(self.path / "run.json")
-            return state if state.terminal else self._verdict(state)
-
-    def _verdict(self, state: RunState) -> RunState:
-        newest = self.newest_checkpoint()
-        how = f"halteres train --resume {self.run_id}"
-        go_on = f"Go on from step {newest['step']}: {how}" if newest else "It has no checkpoint yet: start it again."
-        return msgspec.structs.replace(
-            state,
-            status="failed",
-            code="supervisor_lost",
-            error=f"The run's supervisor is gone; its processes ended with it. {go_on}",
-            resumable=newest is not None,
-            last_checkpoint=newest,
-            step=max([state.step, *(row["step"] for row in self.metrics() if isinstance(row.get("step"), int))]),
-            ended_at=self._last_heartbeat(),
-            processes={role: _ended(facts) for role, facts in state.processes.items()},
-        )
-
-    def _last_heartbeat(self) -> float:
-        try:
-            return (self.path / "heartbeat").stat().st_mtime
-        except OSError:
-            return time.time()
-
-
-def _ended(facts: dict[str, Any]) -> dict[str, Any]:
-    """A process of a run whose supervisor is gone: ended too, or just about to, and nobody saw how."""
-    if facts.get("exit") is not None or not facts.get("pid"):
-        return facts
-    ending = identity.alive(facts)
-    return {**facts, "exit": "unknown", "state": "ending" if ending else "ended with the supervisor"}
+            return state if state.terminal else verdict_over(self, state)
 
 
 def runs_home() -> Path:
@@ -181,13 +157,28 @@ def new_run_id() -> str:
 
 def list_runs() -> list[RunDirectory]:
     """Every run, newest first."""
-    found: list[tuple[float, RunDirectory]] = []
-    for file in runs_home().glob("[!.]*/run.json"):
-        try:
-            found.append((read_state(file).created_at, RunDirectory(file.parent)))
-        except NotFound:
-            continue  # removed while we looked, or not ours
-    return [run for _, run in sorted(found, key=lambda item: item[0], reverse=True)]
+    return [RunDirectory(entry.path) for entry in roster(runs_home())]
+
+
+def known_runs() -> list[Entry]:
+    """Every run, newest first, as it truly is: of one that was lost, run.json alone does not tell."""
+    return [known for entry in roster(runs_home()) if (known := entry if entry.ended else _as_it_is(entry))]
+
+
+def active_runs() -> list[RunDirectory]:
+    """The runs that have not ended, newest first."""
+    return _active(known_runs())
+
+
+def _active(entries: Sequence[Entry]) -> list[RunDirectory]:
+    return [RunDirectory(entry.path) for entry in entries if not entry.ended]
+
+
+def _as_it_is(entry: Entry) -> Entry | None:
+    try:
+        return entry.with_state(RunDirectory(entry.path).state())
+    except NotFound:  # removed while we looked
+        return None
 
 
 class RunNotFound(NotFound):
@@ -208,27 +199,46 @@ def find_run(prefix_or_name: str) -> RunDirectory:
         directly = runs_home() / prefix_or_name
         if (directly / "run.json").exists():
             return RunDirectory(directly)
-    runs = list_runs()
-    names = {run: read_state(run.path / "run.json").name for run in runs}
-    exact = [run for run in runs if run.run_id == prefix_or_name]
-    fitting = exact or [run for run in runs if prefix_or_name and run.run_id.startswith(prefix_or_name)]
-    fitting = fitting or [run for run in runs if names[run] == prefix_or_name]
+    entries = known_runs()
+    fitting = _fitting(prefix_or_name, entries)
     if len(fitting) == 1:
-        return fitting[0]
-    if fitting:
-        ids = [run.run_id for run in fitting]
-        raise RunAmbiguous(
-            f"'{prefix_or_name}' fits {len(ids)} runs.",
-            f"They are {', '.join(f'{run.run_id} ({names[run]})' for run in fitting[:8])}.",
-            "Write more of the id.",
-            allowed=ids,
-        )
-    guess = nearest(prefix_or_name, [run.run_id for run in runs] + sorted(set(names.values())))
-    hint = f"Did you mean {guess}?" if guess else f"There are {len(runs)} runs."
-    raise RunNotFound(
-        f"Run '{prefix_or_name}' not found.",
+        return RunDirectory(fitting[0].path)
+    raise _ambiguous(prefix_or_name, fitting) if fitting else _not_found(prefix_or_name, entries)
+
+
+def _fitting(asked: str, entries: Sequence[Entry]) -> list[Entry]:
+    """Those of this very id; else those whose id begins so; else those of this name."""
+    return (
+        [entry for entry in entries if entry.run_id == asked]
+        or [entry for entry in entries if asked and entry.run_id.startswith(asked)]
+        or [entry for entry in entries if entry.facts.name == asked]
+    )
+
+
+def _ambiguous(asked: str, fitting: Sequence[Entry]) -> RunAmbiguous:
+    ids = [entry.run_id for entry in fitting]
+    told = ", ".join(f"{entry.run_id} ({entry.facts.name})" for entry in fitting[:SHOWN])
+    return RunAmbiguous(
+        f"'{_shortly(asked)}' fits {len(ids)} runs.",
+        f"They are {told}{', ...' if len(ids) > SHOWN else ''}.",
+        "Write more of the id.",
+        allowed=ids[:SHOWN],
+        active_runs=[run.run_id for run in _active(fitting)],
+    )
+
+
+def _not_found(asked: str, entries: Sequence[Entry]) -> RunNotFound:
+    by_word = {word: entry for entry in reversed(entries) for word in (entry.facts.name, entry.run_id)}
+    guess = by_word.get(nearest(asked[:NAME_LENGTH], by_word) or "")
+    hint = f"Did you mean {guess.described}?" if guess else f"There are {len(entries)} runs."
+    return RunNotFound(
+        f"Run '{_shortly(asked)}' not found.",
         hint,
         "halteres runs list shows all.",
-        did_you_mean=guess,
-        active_runs=[run.run_id for run in runs if not read_state(run.path / "run.json").terminal],
+        did_you_mean=guess.run_id if guess else None,
+        active_runs=[run.run_id for run in _active(entries)],
     )
+
+
+def _shortly(asked: str) -> str:
+    return asked if len(asked) <= NAME_LENGTH else f"{asked[:NAME_LENGTH]}..."

@@ -1,6 +1,7 @@
 """The engine seen from the supervisor: a grandchild, known by what its service says.
 
-Owns: its entry in run.json, and noticing its end at once (Linux: a pid descriptor; elsewhere by looking).
+Owns: its entry in run.json; noticing its end at once (Linux: a pid descriptor; elsewhere by looking); how it ended, by
+what its service says.
 Never: starts or ends it.
 """
 
@@ -9,14 +10,18 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from halteres.files import tail
 from halteres.runs import identity
 
 LOOK_EVERY_S = 0.5
+LOOK_AGAIN_S = 0.05
 
 
 def engine_of(service_folder: Path) -> dict[str, Any] | None:
@@ -47,6 +52,24 @@ async def gone(who: Mapping[str, Any]) -> None:
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
+
+
+async def told_end(service_log: Path, pid: int) -> int:
+    """The exit code of an engine that has ended, negative for a signal; returns once its service's log tells.
+
+    Its parent alone learns it from the kernel. The words are those of `halteres.engine.child`; a test holds them.
+    """
+    while (code := _told(tail(service_log, 40), pid)) is None:  # noqa: ASYNC110 - a log tells nobody that it grew
+        await asyncio.sleep(LOOK_AGAIN_S)
+    return code
+
+
+def _told(lines: list[str], pid: int) -> int | None:
+    words = re.compile(rf"The engine \(process {pid}\) .*?(?:killed by (SIG[A-Z0-9]+)|Exit code (\d+))\.")
+    for line in reversed(lines):
+        if said := words.search(line):
+            return -signal.Signals[said[1]] if said[1] else int(said[2])
+    return None
 
 
 def _group(pid: int) -> int | None:

@@ -92,9 +92,7 @@ class Evaluator:
             *("--openai.model_name", snapshot.sampler_path),
             *("--env.data_dir_to_save_evals", str(folder)),
         )
-        self._child = await spawn(
-            command, log=run.log("eval"), folder=run.path, lifeline=self.lifeline, output=asyncio.subprocess.PIPE
-        )
+        self._child = await spawn(command, log=run.log("eval"), folder=run.path, lifeline=self.lifeline, answers=True)
         try:
             async with asyncio.timeout(WITHIN_S):
                 output, _ = await self._child.process.communicate()

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import re
 import signal
+from typing import Any
 
 import msgspec
 
 from halteres.errors import HalteresError, ProcessFailed
 from halteres.runs.directory import RunDirectory
+from halteres.runs.given import read_given
+from halteres.runs.memory import Memory, kernel_kills, ran_out
+from halteres.runs.mending import smaller
 
 
 class DiskFull(HalteresError):
@@ -28,10 +32,13 @@ _ERROR = re.compile(r"(error: |.* (?:ERROR|CRITICAL) \S+: )(.+)")
 
 def died(run: RunDirectory, role: str, title: str, code: int | None, *, step: int, ready: bool) -> ProcessFailed:
     """A process of the run ended though it should not have."""
-    what = f"{title} {how(code)} {'at step ' + str(step) if ready else 'before it was ready'}."
-    told, after, exited = _told(run, role, code), next_after(run, role), {"process": role, "code": code}
+    when = f"at step {step}" if ready else "before it was ready"
+    told, exited = _told(run, role, code), {"process": role, "code": code}
+    if short := _short_of(run, role, told):
+        return _out_of_memory(run, f"{title} ran out of {short} {when}.", exited)
+    what, after = f"{title} {how(code)} {when}.", next_after(run, role)
     if told is None:
-        return ProcessFailed(what, _said(run, role, code), after, exit=exited)
+        return ProcessFailed(what, _said(run, role, code) or _possibly(role, code), after, exit=exited)
     why = " ".join(part for part in (told.what, told.why) if part)
     failed = ProcessFailed(what, why, f"{told.next} {after}".strip(), exit=exited)
     failed.code = told.code
@@ -41,7 +48,10 @@ def died(run: RunDirectory, role: str, title: str, code: int | None, *, step: in
 def too_slow(run: RunDirectory, role: str, title: str, seconds: float) -> ProcessFailed:
     """A process of the run did not become ready in time."""
     return ProcessFailed(
-        f"{title} was not ready within {seconds:.0f} s.", _said(run, role, None), next_after(run, role)
+        f"{title} was not ready within {seconds:.0f} s.",
+        _said(run, role, None),
+        next_after(run, role),
+        exit={"process": role, "code": None},
     )
 
 
@@ -52,11 +62,39 @@ def not_started(run: RunDirectory, error: OSError) -> ProcessFailed:
 
 def disk_full(run: RunDirectory) -> DiskFull:
     """There is no room left for the run's files."""
+    return DiskFull("The disk is full.", f"Nothing more can be written in {run.path}.", f"Make room, {_then(run)}.")
+
+
+def _out_of_memory(run: RunDirectory, what: str, exited: dict[str, Any]) -> ProcessFailed:
+    remedies = [f"{name} to {value}" for name, value in smaller(read_given(run).env).items()]
+    lower = f"Lower {' or '.join(remedies)}" if remedies else "Take a smaller inference.model"
+    failed = ProcessFailed(what, "", f"{lower}, {_then(run)}.", exit=exited)
+    failed.code = "gpu_oom"
+    return failed
+
+
+def _then(run: RunDirectory) -> str:
     newest = run.newest_checkpoint()
-    then = (
-        f"then go on from step {newest['step']}: halteres train --resume {run.run_id}" if newest else "then start again"
-    )
-    return DiskFull("The disk is full.", f"Nothing more can be written in {run.path}.", f"Make room, {then}.")
+    if newest is None:
+        return "then start again"
+    return f"then go on from step {newest['step']}: halteres train --resume {run.run_id}"
+
+
+def _short_of(run: RunDirectory, role: str, told: LastWords | None) -> Memory | None:
+    """Which memory there was too little of. The service's log is not asked: trainer and engine tell it themselves."""
+    if role not in ("trainer", "service"):
+        return None  # what an environment needs is not for our settings to mend
+    words = [told.what, told.why] if told else []
+    own = run.log_tail(role, _LOG_LINES) if role == "trainer" else []
+    return ran_out([*words, *own, *run.log_tail("engine", _LOG_LINES)])
+
+
+def _possibly(role: str, code: int | None) -> str:
+    """A guess, and told as one: who sends SIGKILL is not known afterwards, and how an engine ended not always."""
+    unknown = code is None and role == "service"
+    if (code == -signal.SIGKILL or unknown) and (kills := kernel_kills()):
+        return f"Possibly for want of memory: the kernel has killed {kills} processes here for that since it started."
+    return ""
 
 
 def how(code: int | None) -> str:

@@ -1,23 +1,31 @@
 """The supervisor's pen: run.json, events.jsonl and the heartbeat of one run.
 
-Owns: the state in memory, and that disk follows every change of it.
+Owns: the state in memory, and that disk follows every change of it; that no text in it holds a secret.
 Never: decides a change.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 
 from halteres.observe.metrics import WriteFailed, append_row
+from halteres.redaction import Redactor
+from halteres.runs.diagnosis import HEARTBEAT_S
 from halteres.runs.directory import RunDirectory
 from halteres.runs.state import RunState, read_state, write_state
 
 _log = logging.getLogger(__name__)
+
+_TEXTS = ("error", "note")
+"""What of the state is told in words; the rest is ours to choose."""
 
 
 class Ledger:
@@ -25,12 +33,13 @@ class Ledger:
 
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
+        self._redactor = Redactor.of_this_process()
         self.state: RunState = read_state(run.path / "run.json")
 
     def update(self, **changes: Any) -> None:
         """Change the state, and say so where status or phase changed."""
         before = self.state
-        self.state = msgspec.structs.replace(before, **changes)
+        self.state = msgspec.structs.replace(before, **self.without_secrets(changes))
         if self.state == before:
             return
         try:
@@ -40,6 +49,10 @@ class Ledger:
         if (before.status, before.phase) != (self.state.status, self.state.phase):
             self.event("status", status=self.state.status, phase=self.state.phase)
 
+    def without_secrets(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Changes as the state will have them."""
+        return {name: self._redactor.json(value) if name in _TEXTS else value for name, value in changes.items()}
+
     def process(self, role: str, **facts: Any) -> None:
         """Change what is known of one process."""
         known = {**self.state.processes.get(role, {}), **facts}
@@ -48,12 +61,26 @@ class Ledger:
     def event(self, kind: str, **facts: Any) -> None:
         """Append an event."""
         try:
-            append_row(self.run.path / "events.jsonl", {"t": time.time(), "type": kind, **facts})
+            append_row(self.run.path / "events.jsonl", {"t": time.time(), "type": kind, **self._redactor.json(facts)})
         except WriteFailed as error:
             _log.error("%s", error.sentence)
 
-    def beat(self) -> None:
-        """Show that the supervisor lives."""
+    @asynccontextmanager
+    async def beating(self, every_s: float = HEARTBEAT_S) -> AsyncIterator[None]:
+        """Show that the supervisor lives, as long as the block runs."""
+        heart = asyncio.create_task(self._beat(every_s), name="heartbeat")
+        try:
+            yield
+        finally:
+            heart.cancel()
+            await asyncio.gather(heart, return_exceptions=True)
+
+    async def _beat(self, every_s: float) -> None:
+        while True:
+            self._touch()
+            await asyncio.sleep(every_s)
+
+    def _touch(self) -> None:
         try:
             os.utime(self.run.path / "heartbeat")
         except OSError as error:

@@ -22,9 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from halteres.config import environ
 from halteres.config.problem import Problem, refusal
 from halteres.config.settings import Settings
 from halteres.errors import Conflict, NotFound
+from halteres.models import model_folder
 from halteres.observe.metrics import append_row
 from halteres.runs import identity
 from halteres.runs.directory import RunDirectory
@@ -95,17 +97,25 @@ def _wait_for_processes(old: RunDirectory, processes: Mapping[str, Mapping[str, 
 
 
 def _check_settings(before: Settings, now: Settings, step: int) -> None:
-    problems = [
-        Problem(field=f"{section}.{name}", got=new, rule=f"the checkpoint was made with {old!r}")
-        for section, name in (("inference", "model"), ("trainer", "lora_rank"))
-        if (new := getattr(getattr(now, section), name)) != (old := getattr(getattr(before, section), name))
-    ]
+    old, new = (settings.inference.model for settings in (before, now))
+    problems = [] if _folder(old) == _folder(new) else [_made_with("inference.model", old, new)]
+    if before.trainer.lora_rank != now.trainer.lora_rank:
+        problems.append(_made_with("trainer.lora_rank", before.trainer.lora_rank, now.trainer.lora_rank))
     if now.trainer.total_steps <= step:
         rule = f"the checkpoint is at step {step}: nothing is left to do"
         more = step + before.trainer.total_steps
         problems.append(Problem(field="trainer.total_steps", got=now.trainer.total_steps, rule=rule, suggest=(more,)))
     if problems:
         raise refusal(problems)
+
+
+def _made_with(field: str, old: object, new: object) -> Problem:
+    return Problem(field=field, got=new, rule=f"the checkpoint was made with {old!r}", suggest=(old,))
+
+
+def _folder(model: str) -> str:
+    """What a model's name means: its folder, or the name."""
+    return str(model_folder(model, environ.home() / "models") or model)
 
 
 def carry_over(point: ResumePoint, into: Path) -> None:

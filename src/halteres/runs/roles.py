@@ -1,6 +1,6 @@
 """What each process of a run is.
 
-Owns: command, readiness, port, patience and restarts of every role; the order in which roles are stopped.
+Owns: command, readiness, port, keys, patience and restarts of every role; the order in which roles are stopped.
 Never: starts one.
 """
 
@@ -37,6 +37,7 @@ class Role:
     listener: Listener | None = None
     grace_s: float = GRACE_S  # how long it may take to end in order
     restarts: int = 0  # how often it may be started again after dying: only roles that lose nothing
+    keys: tuple[str, ...] = ()  # names of the secret variables that it is given: by default none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +103,9 @@ def _trainer(scene: Scene) -> Role:
         phase="trainer",
         ready=Exists(scene.path / "control" / "trainer.ready"),
         ready_within_s=420,
+        # A service of our own asks for no key. Somebody else's gets it from wiring.json; who has the variable too knows
+        # what to strike out of its words.
+        keys=() if scene.service else ("TINKER_API_KEY",),
     )
 
 

@@ -3,11 +3,12 @@
 Owns: everything or nothing: a failed check leaves no directory; the detached supervisor, which holds the run's lock
 from before the directory can be seen.
 Never: waits for the run to get going; readers of the directory see that.
+Promise: one key starts one run, and the policy's cap on runs at once holds, however many processes start at the same
+time: from looking at the runs that there are until the new one can be seen, one of them goes on (`admission`).
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -15,21 +16,21 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import yaml
-
 from halteres.config import environ
-from halteres.config.projection import ENV_WIRING, Addresses, to_seed_format
+from halteres.config.policies import Policy, load_policy
 from halteres.config.settings import Settings
-from halteres.config.sources import NOTHING_GIVEN, Effective, Sources, resolved, wired
+from halteres.config.sources import NOTHING_GIVEN, Sources, resolved
 from halteres.errors import Conflict, HalteresError, InvalidConfig
-from halteres.files import replace_file
 from halteres.runs import lock
+from halteres.runs.admission import admitting, run_of_key
 from halteres.runs.directory import RunDirectory, new_run_id, runs_home
-from halteres.runs.preflight import Ground, check
-from halteres.runs.resume import ResumePoint, carry_over, resume_point
+from halteres.runs.links import link_run
+from halteres.runs.preflight import Ground, Plan, check_concurrency, examine
+from halteres.runs.resume import ResumePoint, carry_over
+from halteres.runs.run_config import config_text, wiring_of_run, write_resolved
 from halteres.runs.state import RESERVE, RESERVE_BYTES, RunState, write_state
 
 FOLDERS = ("control", "logs", "rollouts", "evals", "api")
@@ -43,33 +44,49 @@ class StartFailed(HalteresError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Start:
+class Start:
     """One run about to begin."""
 
-    run_id: str
-    settings: Settings
-    ground: Ground
-    service_url: str | None
-    resume: ResumePoint | None
+    plan: Plan
+    ground: Ground  # of that plan, as `preflight.examine` found it
     sources: Sources
+    run_id: str = field(default_factory=new_run_id)
+    idempotency_key: str | None = None
+
+    @property
+    def resume(self) -> ResumePoint | None:
+        """Where it goes on."""
+        return self.ground.resume
+
+    @property
+    def settings(self) -> Settings:
+        """As they will hold: the model by a name that means the same from any folder."""
+        asked = self.plan.settings
+        if self.plan.service_url or asked.inference.model == self.ground.model.name:
+            return asked
+        inference = asked.inference.model_copy(update={"model": self.ground.model.name})
+        return asked.model_copy(update={"inference": inference})
 
     def state(self) -> RunState:
-        environment = self.settings.run.environment_name
+        """What run.json says first."""
+        environment, url = self.settings.run.environment_name, self.plan.service_url
         return RunState(
             run_id=self.run_id,
             name=self.settings.run.name or f"{environment}-{self.run_id}",
             environment=environment,
             environment_file=str(self.ground.environment.path),
             interpreter=self.ground.environment.interpreter,
-            base_model=self.ground.base_model,
-            tokenizer=self.ground.tokenizer,
+            base_model=self.ground.model.name,
+            tokenizer=self.ground.model.tokenizer,
             total_steps=self.settings.trainer.total_steps,
             created_at=time.time(),
             step=self.resume.step if self.resume else 0,
-            urls={"service": self.service_url} if self.service_url else {},
-            service_given=self.service_url is not None,
+            urls={"service": url} if url else {},
+            service_given=url is not None,
+            policy=self.plan.policy.name,
             resumed_from=self.resume.run.run_id if self.resume else None,
             resume_point=self.resume.wiring if self.resume else None,
+            idempotency_key=self.idempotency_key,
             processes={role: {"pid": None, "exit": None, "state": "not started"} for role in ("api", "trainer", "env")},
         )
 
@@ -81,6 +98,8 @@ def start_run(
     resume: RunDirectory | None = None,
     sources: Sources = NOTHING_GIVEN,
     run_id: str | None = None,
+    policy: Policy | None = None,
+    idempotency_key: str | None = None,
     supervisor: Sequence[str] = SUPERVISOR,
 ) -> RunDirectory:
     """Start a run under a detached supervisor; returns once its directory exists and the supervisor is started.
@@ -91,26 +110,42 @@ def start_run(
         resume: a run to go on from, at its newest checkpoint; this one is a new run.
         sources: where those settings come from that were given, from `resolve_settings`.
         run_id: eight hex digits; default: a new one.
+        policy: what the operator locks and caps; default: the policy file's.
+        idempotency_key: a key that a run was started with already answers with that run, whatever else has changed.
         supervisor: command that supervises; the directory and its lock are appended.
 
     Raises:
-        InvalidConfig, NotFound, NotReady, Conflict: with what to mend; nothing was written.
+        InvalidConfig, NotFound, NotReady, Conflict: with what to mend; nothing was written. Where a check failed,
+            `checks` in the details tells them all.
     """
-    service_url = service_url.rstrip("/") if service_url else None
-    home = runs_home()
+    if (first := run_of_key(idempotency_key)) is not None:
+        return first
+    plan = plan_of(settings, service_url=service_url, resume=resume, policy=policy)
     if run_id is not None:
-        _check_id(run_id, home)
-    point = resume_point(resume, settings, service_url) if resume else None
-    start = _Start(
-        run_id=run_id or new_run_id(),
-        settings=settings,
-        ground=check(settings, home, service_url),
-        service_url=service_url,
-        resume=point,
+        _check_id(run_id, plan.home)
+    start = Start(
+        plan=plan,
+        ground=examine(plan).demand(),
         sources=sources,
+        run_id=run_id or new_run_id(),
+        idempotency_key=idempotency_key,
     )
+    return begin_run(start, supervisor)
+
+
+def begin_run(start: Start, supervisor: Sequence[str] = SUPERVISOR) -> RunDirectory:
+    """Start what was examined; the run of its key, where there is one by now.
+
+    Raises:
+        PolicyCap, StartFailed, NotReady: nothing was left behind.
+    """
+    home = start.plan.home
     try:
-        return _launch(start, home, supervisor)
+        with admitting(home):
+            if (first := run_of_key(start.idempotency_key)) is not None:
+                return first
+            check_concurrency(start.plan.policy)
+            return _launch(start, home, supervisor)
     except OSError as error:
         raise StartFailed(
             f"The run could not be started in {home}.",
@@ -119,7 +154,24 @@ def start_run(
         ) from error
 
 
-def _launch(start: _Start, home: Path, supervisor: Sequence[str]) -> RunDirectory:
+def plan_of(
+    settings: Settings,
+    *,
+    service_url: str | None = None,
+    resume: RunDirectory | None = None,
+    policy: Policy | None = None,
+) -> Plan:
+    """What `start_run` would examine with the same arguments."""
+    return Plan(
+        settings=settings,
+        home=runs_home(),
+        policy=policy or load_policy(),
+        service_url=service_url.rstrip("/") if service_url else None,
+        resume=resume,
+    )
+
+
+def _launch(start: Start, home: Path, supervisor: Sequence[str]) -> RunDirectory:
     """Make the folder out of sight, lock it, show it, start the supervisor; undo all of it on any failure."""
     beside, path = home / f".new-{start.run_id}", home / start.run_id
     held, shown = None, False
@@ -139,11 +191,14 @@ def _launch(start: _Start, home: Path, supervisor: Sequence[str]) -> RunDirector
     finally:
         if held is not None:
             os.close(held)
-    return RunDirectory(path)
+    run = RunDirectory(path)
+    link_run(run)
+    return run
 
 
-def _write(start: _Start, folder: Path, path: Path) -> None:
+def _write(start: Start, folder: Path, path: Path) -> None:
     (folder / "settings.json").write_text(start.settings.model_dump_json(indent=1))
+    (folder / "policy.json").write_text(start.plan.policy.model_dump_json(indent=1))
     (folder / "config.yaml").write_text(config_text(start.settings, start.state(), path))
     effective = resolved(start.settings, start.sources, is_resumed=start.resume is not None)
     write_resolved(folder, {**effective, **wiring_of_run(start.settings, start.state(), path)})
@@ -153,39 +208,6 @@ def _write(start: _Start, folder: Path, path: Path) -> None:
         carry_over(start.resume, folder)
     (folder / RESERVE).write_bytes(bytes(RESERVE_BYTES))
     write_state(folder / "run.json", start.state())
-
-
-def config_text(settings: Settings, state: RunState, path: Path, api_key: str | None = None) -> str:
-    """config.yaml of a run; before its supervisor has ports, with the default ones."""
-    config = to_seed_format(settings, _addresses(state, path, api_key))
-    # Through JSON: an environment's values may be of types that only its own interpreter knows.
-    return yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False)
-
-
-def wiring_of_run(settings: Settings, state: RunState, path: Path) -> Effective:
-    """What the run fills in itself, for config.resolved.json: addresses, folders, and what is copied from section to
-    section. No key is among it."""
-    env = to_seed_format(settings, _addresses(state, path))["env"]
-    filled = {f"env.{name}": value for name, value in env.items() if name in ENV_WIRING}
-    return wired({**filled, "inference.url": state.urls.get("service")})
-
-
-def write_resolved(folder: Path, values: Effective) -> None:
-    """config.resolved.json: these values laid over what it says already."""
-    file = folder / "config.resolved.json"
-    before = json.loads(file.read_bytes()) if file.exists() else {}
-    replace_file(file, json.dumps({**before, **values}, indent=1).encode() + b"\n")
-
-
-def _addresses(state: RunState, path: Path, api_key: str | None = None) -> Addresses:
-    return Addresses(
-        run_id=state.run_id,
-        run_dir=str(path),
-        service_url=state.urls.get("service", "http://127.0.0.1:8001"),
-        api_url=state.urls.get("api", "http://127.0.0.1:8000"),
-        tokenizer=state.tokenizer,
-        api_key=api_key or "x",
-    )
 
 
 def _spawn(command: Sequence[str], path: Path, held: int) -> None:

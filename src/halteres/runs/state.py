@@ -46,6 +46,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     error: str | None = None
     code: str | None = None
+    exit: dict[str, Any] | None = None  # of a failed run: {process, code} of what ended and should not have
     note: str | None = None  # what a person should know though nothing failed
     resumable: bool = False
     last_checkpoint: dict[str, Any] | None = None

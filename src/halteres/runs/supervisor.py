@@ -23,9 +23,10 @@ from halteres import process
 from halteres.errors import Conflict, HalteresError, NotFound, ServerError, boundary
 from halteres.runs import identity, lock
 from halteres.runs.conclusion import conclude, export_adapter, final_checkpoint
-from halteres.runs.course import Course, StopAsked, Verdict
+from halteres.runs.course import Course
 from halteres.runs.directory import RunDirectory
 from halteres.runs.ledger import Ledger
+from halteres.runs.messages import StopAsked, Verdict
 from halteres.runs.roles import Casting, cast
 from halteres.runs.stage import set_stage
 from halteres.runs.state import RESERVE, Status
@@ -39,13 +40,16 @@ async def supervise(run: RunDirectory, casting: Casting = cast) -> Status:
     ledger = Ledger(run)
     if ledger.state.terminal:
         raise Conflict(f"Run {run.run_id} has ended already ({ledger.state.status}).", "", "Resume it as a new run.")
-    try:
-        with boundary(ServerError, "The supervisor"):  # whatever goes wrong here, the run must end with a true state
-            verdict = await _attempt(ledger, casting)
-    except HalteresError as error:
-        _log.exception("The supervisor failed.")
-        verdict = Verdict(status="failed", error=error)
-    return await _close(ledger, verdict)
+    async with ledger.beating():
+        try:
+            with boundary(
+                ServerError, "The supervisor"
+            ):  # whatever goes wrong here, the run must end with a true state
+                verdict = await _attempt(ledger, casting)
+        except HalteresError as error:
+            _log.exception("The supervisor failed.")
+            verdict = Verdict(status="failed", error=error)
+        return await _close(ledger, verdict)
 
 
 async def _attempt(ledger: Ledger, casting: Casting) -> Verdict:
@@ -53,7 +57,7 @@ async def _attempt(ledger: Ledger, casting: Casting) -> Verdict:
     try:
         course = Course(ledger, stage, casting)
         _obey_signals(course)
-        # From here on a stop request may wake us; one that came earlier is found by the first heartbeat.
+        # From here on a stop request may wake us; one that came earlier is found by the first look.
         ledger.update(status="starting", phase="api", started_at=time.time(), supervisor=identity.identity(os.getpid()))
         return await course.run_to_verdict()
     finally:
@@ -78,12 +82,14 @@ async def _close(ledger: Ledger, verdict: Verdict) -> Status:
         "status": verdict.status,
         "phase": ledger.state.phase if verdict.status == "failed" else None,
         "error": verdict.error.sentence if verdict.error else None,
-        "code": verdict.error.code if verdict.error else None,
+        "code": verdict.error.code if verdict.error else verdict.code,
+        "exit": verdict.error.details.get("exit") if verdict.error else None,
         "note": verdict.note,
         "resumable": resumable,
         "last_checkpoint": newest or ledger.state.last_checkpoint,
         "ended_at": time.time(),
     }
+    end = ledger.without_secrets(end)
     if exported:
         ledger.event("weights", folder=str(exported))
     for failure in await asyncio.to_thread(conclude, run, msgspec.structs.replace(ledger.state, **end)):

@@ -21,6 +21,7 @@ from halteres.clients.trajectories import Patience, TrainerClient
 from halteres.config.settings import Settings
 from halteres.errors import HalteresError, as_failure
 from halteres.files import replace_file
+from halteres.redaction import Redactor
 from halteres.training.experience import Trajectories, registration_of
 from halteres.training.failures import NoExperience
 from halteres.training.folder import RunFolder, Wiring
@@ -71,7 +72,8 @@ async def run(folder: RunFolder) -> None:
 def leave_word(folder: RunFolder, error: HalteresError) -> None:
     """Write why the trainer ends, for whoever tells of the run's end; without room it is told on stderr alone."""
     with contextlib.suppress(OSError):
-        replace_file(folder.failure, json.dumps({"role": "trainer", **as_failure(error)}).encode())
+        told = Redactor.of_this_process().json({"role": "trainer", **as_failure(error)})
+        replace_file(folder.failure, json.dumps(told).encode())
 
 
 async def policy_of(settings: Settings, wiring: Wiring, folder: RunFolder) -> Policy:

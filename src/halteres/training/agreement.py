@@ -1,7 +1,7 @@
 """Agreement: how far sampler and trainer differ on the same tokens under the same weights.
 
-Owns: the drift metrics and their threshold.
-Never: counts tokens of another version (those differ rightly), or context.
+Owns: the drift metrics.
+Never: counts tokens of another version (those differ rightly), or context; judges the figures.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halteres.training.datums import Example
-
-ALARM = 3e-5
-"""p99.9 of |sampler - trainer|, natural log, above which the two no longer compute the same function (fp32)."""
 
 Metrics = dict[str, float | None]
 
@@ -44,11 +41,6 @@ def agreement(examples: Sequence[Example], trained: Sequence[NDArray[np.float32]
         "logprobs/diff": float((reference - training).mean()) if reference.size else None,
         **_divergence(own_reference - own_training),
     }
-
-
-def disagrees(metrics: Metrics) -> bool:
-    """True where the difference is above the alarm threshold."""
-    return (metrics["logprobs/absdiff_p999"] or 0.0) > ALARM
 
 
 def _actions(

@@ -1,7 +1,7 @@
 """What training tells: a metrics row per step, events, checkpoints.
 
-Owns: metric names and values; the alerts and their remedies.
-Never: decides anything; a reader of the run directory does.
+Owns: metric names and values; notices of what no row shows.
+Never: decides anything, or says what to do about it: a reader of the run directory does (`runs.diagnosis`).
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ from typing import Any
 import numpy as np
 
 from halteres.observe.metrics import append_row
+from halteres.redaction import Redactor
 from halteres.training import agreement
 from halteres.training.advantages import FloatArray, is_degenerate
-from halteres.training.datums import Examples, num_actions
+from halteres.training.datums import Examples
 from halteres.training.folder import RunFolder
 from halteres.training.learner import Checkpoint, Pass
-from halteres.types import Batch
+from halteres.types import CONTEXT_LOGPROB, Batch
 
 logger = logging.getLogger(__name__)
-
-SILENT_STEPS = 5
-"""Steps in a row without one group whose scores differ, after which it is said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +64,8 @@ class Report:
 
     def __init__(self, folder: RunFolder, clock: Callable[[], float] = time.time) -> None:
         self._folder, self._clock = folder, clock
-        self._silent_steps = 0
-        self._drifted = self._had_batch = False
+        self._redactor = Redactor.of_this_process()
+        self._had_batch = False
         self.unsaved_step: int | None = None  # the last step, unless a checkpoint holds it
 
     def ready(self) -> None:
@@ -83,7 +81,7 @@ class Report:
                 f"env.temperature is {temperature:g}: answers are sampled from another distribution than the one whose "
                 "log-probabilities are recorded and trained, and no ratio corrects it; the gradient is biased."
             )
-            self._alert("temperature", done, evidence, "Set env.temperature=1.")
+            self._notice("temperature", done, evidence)
 
     def step(self, step: Step) -> None:
         """One step is done."""
@@ -100,8 +98,6 @@ class Report:
             "" if step.passed else " Skipped: all scores of each group are equal, nothing can be learnt from them.",
         )
         self.unsaved_step = step.number
-        self._watch_variance(step)
-        self._watch_drift(step, metrics)
 
     def checkpoint(self, checkpoint: Checkpoint, *, final: bool = False, why: str | None = None) -> None:
         """A checkpoint exists. `final`: the last one of this process, and why it is."""
@@ -113,32 +109,14 @@ class Report:
 
     def diverged(self, step: int, evidence: str) -> None:
         """The loss is not finite."""
-        self._alert("nan_loss", step, evidence, "Resume from the last checkpoint with a lower learning rate.")
+        self._notice("nan_loss", step, evidence)
 
-    def _watch_variance(self, step: Step) -> None:
-        self._silent_steps = 0 if step.passed else self._silent_steps + 1
-        if self._silent_steps == SILENT_STEPS:
-            evidence = f"{SILENT_STEPS} steps in a row had no group whose scores differ."
-            remedy = "Another difficulty, a larger group, or a higher temperature; if all answers are right, stop."
-            self._alert("no_reward_variance", step.number, evidence, remedy)
-
-    def _watch_drift(self, step: Step, metrics: agreement.Metrics) -> None:
-        drifts = agreement.disagrees(metrics)
-        if drifts and not self._drifted:  # once per excursion, not once per step
-            evidence = (
-                f"p99.9 of |sampler - trainer| log-probability is {metrics['logprobs/absdiff_p999']:.1e} "
-                f"(alarm above {agreement.ALARM:.0e})."
-            )
-            remedy = "Run sampler and trainer in the same dtype; if they do, this is a defect of the engine."
-            self._alert("logprob_drift", step.number, evidence, remedy)
-        self._drifted = drifts
-
-    def _alert(self, rule: str, step: int, evidence: str, remedy: str) -> None:
-        logger.warning("%s: %s %s", rule, evidence, remedy)
-        self._event("alert", rule=rule, step=step, evidence=evidence, remedy=remedy)
+    def _notice(self, rule: str, step: int, evidence: str) -> None:
+        logger.warning("%s: %s", rule, evidence)
+        self._event("notice", rule=rule, step=step, evidence=evidence)
 
     def _event(self, kind: str, **facts: Any) -> None:
-        append_row(self._folder.events, {"t": self._clock(), "type": kind, **facts})
+        append_row(self._folder.events, {"t": self._clock(), "type": kind, **self._redactor.json(facts)})
 
 
 def metrics_of(step: Step) -> agreement.Metrics:
@@ -163,6 +141,8 @@ def _rewards(batch: Batch) -> agreement.Metrics:
     return {
         "reward/mean": float(scores.mean()),
         "reward/std": float(scores.std()),
+        "reward/min": float(scores.min()),
+        "reward/max": float(scores.max()),
         "reward/success": float((scores > 0).mean()),
         "groups/count": float(len(silent)),
         "groups/without_signal": float(np.mean(silent)),
@@ -180,8 +160,10 @@ def _advantages(advantages: Sequence[FloatArray]) -> agreement.Metrics:
 
 def _counts(step: Step) -> agreement.Metrics:
     oldest = [low for group in step.batch.groups for low, _ in group.versions]
+    sampled = _sampled(step.batch)
     return {
-        "tokens/action": float(num_actions(step.batch)),
+        "policy/entropy": -float(sampled.mean()) if sampled.size else None,
+        "tokens/action": float(sampled.size),
         "tokens/trained": float(sum(int(example.actions_N.sum()) for example in step.examples.kept)),
         "sequences/count": float(step.batch.num_sequences),
         "sequences/trained": float(len(step.examples.kept)),
@@ -189,3 +171,14 @@ def _counts(step: Step) -> agreement.Metrics:
         "policy/version": float(step.version + (step.passed is not None)),
         "policy/staleness_max": float(step.version - min(oldest)) if oldest else None,
     }
+
+
+def _sampled(batch: Batch) -> FloatArray:
+    """The sampler's log-probability of every sampled token of the whole batch.
+
+    Minus their mean is an unbiased (Monte Carlo) estimate of the policy's entropy per token, in nats: E[-ln p] over
+    tokens drawn from p itself, which they are at temperature 1. (`logprobs/mean` covers only what was trained on.)
+    """
+    rows = [np.asarray(row, dtype=np.float64) for group in batch.groups for row in group.logprobs]
+    every = np.concatenate(rows) if rows else np.empty(0)
+    return every[every != CONTEXT_LOGPROB]

@@ -1,0 +1,64 @@
+"""Alerts of a run: what is wrong though nothing has failed.
+
+Owns: the noun `Alert`, reading them from events.jsonl.
+Never: raises one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """What one rule said last."""
+
+    rule: str
+    step: int
+    evidence: str
+    remedy: str
+    times: int = 1  # how often it has spoken
+
+    def __str__(self) -> str:
+        often = f", {self.times} times" if self.times > 1 else ""
+        said = " ".join(text for text in (self.evidence, self.remedy) if text)
+        return f"{self.rule} (step {self.step}{often}): {said}"
+
+
+def read_alerts(file: Path) -> tuple[Alert, ...]:
+    """One alert for each rule that has spoken, in the order of their first words; none where there is no file."""
+    try:
+        lines = file.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return ()
+    return alerts_of(row for line in lines if b'"alert"' in line and (row := _row(line)) is not None)
+
+
+def alerts_of(events: Iterable[Mapping[str, Any]]) -> tuple[Alert, ...]:
+    """The same from rows of events.jsonl."""
+    by_rule: dict[str, Alert] = {}
+    for event in events:
+        if event.get("type") == "alert":
+            rule = str(event.get("rule"))
+            before = by_rule.get(rule)
+            by_rule[rule] = Alert(
+                rule=rule,
+                step=step if isinstance(step := event.get("step"), int) else 0,
+                evidence=str(event.get("evidence") or ""),
+                remedy=str(event.get("remedy") or ""),
+                times=before.times + 1 if before else 1,
+            )
+    return tuple(by_rule.values())
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return row if isinstance(row, dict) else None

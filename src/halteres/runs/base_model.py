@@ -1,0 +1,126 @@
+"""The base model of a run: which one a name means, on this disk or in a service.
+
+Owns: looking it up, its size, the sentences for one that is not there or cannot be used.
+Never: downloads; loads weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from halteres.clients import plain
+from halteres.config import environ
+from halteres.config.problem import Problem, refusal
+from halteres.config.settings import InferenceSettings
+from halteres.errors import InvalidConfig, NotFound, NotReady, nearest
+from halteres.models import builtin_names, builtin_path, model_folder, on_shelf
+from halteres.models.shape import FAMILIES, ModelShape, read_shape
+
+ANSWERS_WITHIN_S = 5.0
+
+
+class ModelMissing(NotFound):
+    """The base model is not on this disk, or not whole."""
+
+    code = "preflight_failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunModel:
+    """A run's base model."""
+
+    name: str  # as the service names it
+    tokenizer: str  # its folder, or its name where only the service has it
+    shape: ModelShape | None = None  # None: its weights are somebody else's concern
+
+
+def shelf() -> Path:
+    """Where models are put: HALTERES_HOME/models."""
+    return environ.home() / "models"
+
+
+def find_folder(name: str) -> Path:
+    """The absolute folder of the base model of this name, or at this path. ModelMissing where there is none."""
+    folder = model_folder(name, shelf())
+    if folder is None:
+        raise _missing(name)
+    return folder
+
+
+def shape_of(folder: Path) -> ModelShape:
+    """Its size. ModelMissing where files of it are missing or cut off."""
+    try:
+        return read_shape(folder)
+    except (OSError, ValueError) as error:
+        raise ModelMissing(
+            f"The model in {folder} is not whole.",
+            f"{error}.",
+            "Get its files again: config.json, tokenizer.json and *.safetensors.",
+            field="inference.model",
+        ) from error
+
+
+def own_model(asked: InferenceSettings) -> RunModel:
+    """For a service of the run's own: the model must lie on this disk, and be one that the engine computes."""
+    folder = find_folder(asked.model)
+    name = asked.model if builtin_path(asked.model) else str(folder)
+    if asked.engine == "scripted":  # it reads the vocabulary's size and no weights
+        return RunModel(name=name, tokenizer=str(folder))
+    shape = shape_of(folder)
+    if shape.family not in FAMILIES:
+        raise InvalidConfig(
+            f"The model in {folder} cannot be used.",
+            f"Its model_type is '{shape.family}'; the engine computes {', '.join(FAMILIES)}.",
+            "Take one of those families.",
+            field="inference.model",
+        )
+    return RunModel(name=name, tokenizer=str(folder), shape=shape)
+
+
+def given_model(asked: InferenceSettings, service_url: str) -> RunModel:
+    """For somebody else's service: it must answer, and have this model."""
+    folder = str(model_folder(asked.model, shelf()) or asked.model)
+    _ask(f"{service_url}/api/v1/healthz", service_url)
+    told = _ask(f"{service_url}/halteres/v1/info", service_url, optional=True).get("model") or {}
+    name, there = told.get("name"), told.get("folder")
+    if name is None:  # a Tinker service that is not ours: it will say itself whether it knows the model
+        return RunModel(name=asked.model, tokenizer=folder)
+    if not {asked.model, folder, str(Path(asked.model).expanduser().absolute())} & {name, there}:
+        rule = f"the service at {service_url} serves '{name}'"
+        raise refusal([Problem(field="inference.model", got=asked.model, rule=rule, suggest=(name,))])
+    return RunModel(name=name, tokenizer=there if there and Path(there).is_dir() else folder)
+
+
+def _missing(name: str) -> ModelMissing:
+    path = Path(name).expanduser()
+    folder = path if path.is_absolute() or name.startswith((".", "~")) else shelf() / name
+    here = [*builtin_names(), *(known for known, _ in on_shelf(shelf()))]
+    why = f"{folder} has no config.json." if folder.is_dir() else f"There is no folder {folder.absolute()}."
+    return ModelMissing(
+        f"Model '{name}' is not there.",
+        why,
+        f"Put its folder under {shelf()}, or set inference.model to a folder's path or to one of: {', '.join(here)}.",
+        field="inference.model",
+        did_you_mean=nearest(name, here),
+        allowed=here,
+    )
+
+
+def _ask(url: str, service_url: str, *, optional: bool = False) -> dict[str, Any]:
+    """GET JSON. With `optional`, a service without this route answers {}."""
+    try:
+        return plain.get_json(url, ANSWERS_WITHIN_S)
+    except plain.Refused as error:
+        if optional and error.answered == 404:
+            return {}
+        raise NotReady(
+            f"The training service at {service_url} is not ready.", f"It answered {error.answered}.", "Try again soon."
+        ) from error
+    except NotReady as error:
+        raise NotReady(
+            f"No training service answers at {service_url}.",
+            error.why,
+            "Check the address, or leave it out: the run then starts a service of its own.",
+        ) from error

@@ -1,0 +1,132 @@
+"""The case: a run's settings as far as its remedies need them, and the calls an agent can make about it, as text.
+
+Owns: the wording of those calls, with this run's id and values computed from its settings.
+Never: makes a call; judges.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from halteres.config.settings import TrainerSettings
+from halteres.runs.directory import RunDirectory
+
+Changes = Mapping[str, Any]
+"""section.field -> new value."""
+
+_GIVEN = ("file", "edit", "draft")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One run under observation."""
+
+    run_id: str
+    environment: str
+    trainer: TrainerSettings
+    env: Mapping[str, Any] = field(default_factory=dict)  # the environment's effective settings
+    given: Changes = field(default_factory=dict)  # what the run was started with, as `changes` of a new one
+
+    @classmethod
+    def of(cls, run: RunDirectory, environment: str) -> Case:
+        """Read it from the run's files."""
+        settings = run.settings()
+        return cls(
+            run_id=run.run_id,
+            environment=environment,
+            trainer=settings.trainer,
+            env={**run.environment_config(), **settings.env},
+            given=_given(run),
+        )
+
+    def logs(self, role: str) -> str:
+        """Read a log."""
+        return f'rl_get_logs("{self.run_id}", role="{role}")'
+
+    def rollouts(self, which: Literal["best", "worst"]) -> str:
+        """Read rollouts."""
+        return f'rl_get_rollouts("{self.run_id}", which="{which}")'
+
+    def results(self) -> str:
+        """See what was reached."""
+        return f'rl_get_results("{self.run_id}")'
+
+    def stop(self, mode: Literal["now", "after_step"] = "now") -> str:
+        """Stop it."""
+        return f'rl_stop_training("{self.run_id}"{"" if mode == "now" else f", mode={json.dumps(mode)}"})'
+
+    def resume(self, changes: Changes | None = None) -> str:
+        """Go on from its newest checkpoint, once it has ended."""
+        return f'rl_start_training(resume_from="{self.run_id}"{_changes(changes or {})})'
+
+    def go_on_with(self, changes: Changes) -> str:
+        """End it with a checkpoint, and go on from that with other settings."""
+        return f"{self.stop()} then {self.resume(changes)}"
+
+    def begin_anew(self, changes: Changes) -> str:
+        """Start again from the base model, with what this run was started with and other settings."""
+        return f"rl_start_training(environment={json.dumps(self.environment)}{_changes({**self.given, **changes})})"
+
+    def slower(self) -> Changes:
+        """Half the learning rate."""
+        return {"trainer.learning_rate": _rounded(self.trainer.learning_rate / 2)}
+
+    def spoilt(self, best: float) -> str:
+        """The remedy of a policy that has lost most of what it scored: its checkpoints have lost it too."""
+        gentler = {"trainer.learning_rate": _rounded(self.trainer.learning_rate / 4)}
+        anew = f"{self.stop()} then {self.begin_anew(gentler)}"
+        return f"{anew}: the mean reward was {best:.3g} and is lost, updates are too large."
+
+    def faster(self) -> Changes:
+        """Twice the learning rate."""
+        return {"trainer.learning_rate": _rounded(min(1.0, self.trainer.learning_rate * 2))}
+
+    def larger_groups(self) -> Changes:
+        """Twice as many rollouts of a task, in batches of whole groups."""
+        group = 2 * max(1, self.number("group_size") or 4)
+        batch = self.number("batch_size") or 0
+        whole = -(-batch // group) * group
+        return {"env.group_size": group, **({"env.batch_size": whole} if whole != batch else {})}
+
+    def longer_answers(self) -> Changes:
+        """Room for answers of twice the length, wherever a limit may cut them."""
+        tokens, total = self.number("max_new_tokens"), self.number("max_token_length")
+        changes: dict[str, Any] = {"env.max_new_tokens": 2 * tokens} if tokens else {}
+        if total:
+            total += tokens or total
+            changes["env.max_token_length"] = total
+        if total and total > self.trainer.max_token_trainer_length:
+            changes["trainer.max_token_trainer_length"] = total
+        return changes
+
+    @property
+    def groups_per_batch(self) -> int | None:
+        """Groups in one batch."""
+        batch, group = self.number("batch_size"), self.number("group_size")
+        return batch // group if batch and group else None
+
+    def number(self, name: str) -> int | None:
+        """A positive whole number among the environment's settings."""
+        value = self.env.get(name)
+        return value if isinstance(value, int) and value > 0 else None
+
+
+def _changes(changes: Changes) -> str:
+    return f", changes={json.dumps(dict(changes), separators=(',', ':'))}" if changes else ""
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def _given(run: RunDirectory) -> Changes:
+    """Settings that somebody chose; none where the file that tells cannot be read."""
+    try:
+        told = json.loads((run.path / "config.resolved.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    rows = told.items() if isinstance(told, dict) else ()
+    return {name: row.get("value") for name, row in rows if isinstance(row, dict) and row.get("source") in _GIVEN}

@@ -1,0 +1,103 @@
+"""All rules together.
+
+Owns: which rules there are, that one's words become an alert.
+Never: knows a threshold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from halteres.observe.metrics import Row
+from halteres.runs.alerts import Alert
+from halteres.runs.diagnosis.case import Case
+from halteres.runs.diagnosis.excursion import Finding, Rewards, Rule
+from halteres.runs.diagnosis.flow import (
+    EnvironmentAhead,
+    EnvironmentIdle,
+    KlDrift,
+    LogprobDrift,
+    LossIsNoNumber,
+    TrainerStarved,
+    Truncation,
+)
+from halteres.runs.diagnosis.learning import EntropyCollapse, Hacking, NotRising, NoVariance
+from halteres.runs.diagnosis.pulse import RULE, Pulse
+
+
+class Diagnosis:
+    """Takes in what the roles write, and says what is wrong."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        self._rewards = Rewards()
+        self._rules = rules(case, self._rewards)
+        self._step = 0
+        self.pulse = Pulse(case)
+
+    def remember(self, rows: Iterable[Row]) -> None:
+        """Rows of the run that this one goes on from: they count, and nothing is said of them."""
+        for row in rows:
+            self.observe(row)
+
+    def observe(self, row: Row) -> list[Alert]:
+        """One row of metrics.jsonl, in the order of writing."""
+        step = row.get("step")
+        if not isinstance(step, int):
+            return []
+        if "reward/mean" in row:
+            self._step = step
+            self._rewards.see(row)
+            self.pulse.step(row)
+        found = [(rule.name, rule.observe(row)) for rule in self._rules]
+        return [_alert(name, step, finding) for name, finding in found if finding]
+
+    def notice(self, event: Mapping[str, Any], *, resumable: bool) -> Alert:
+        """What a role has noticed that no row shows: {rule, step, evidence}, perhaps a remedy in words."""
+        rule, step = str(event.get("rule")), event.get("step")
+        remedy = _remedy(rule, self._case, resumable)
+        words = str(event.get("remedy") or "")
+        return Alert(
+            rule=rule,
+            step=step if isinstance(step, int) else self._step,
+            evidence=str(event.get("evidence") or ""),
+            remedy=f"{remedy}. {words}" if words else remedy,
+        )
+
+    def look(self, processes: Mapping[str, Mapping[str, Any]], *, training: bool) -> Alert | None:
+        """With every heartbeat: does anything still happen?"""
+        finding = self.pulse.look(processes, training=training)
+        return _alert(RULE, self._step, finding) if finding else None
+
+
+def rules(case: Case, rewards: Rewards) -> tuple[Rule, ...]:
+    """Every rule that reads rows."""
+    return (
+        NoVariance(case, rewards),
+        NotRising(case, rewards),
+        EntropyCollapse(case, rewards),
+        Hacking(case, rewards),
+        Truncation(case, rewards),
+        LogprobDrift(case),
+        KlDrift(case),
+        TrainerStarved(case),
+        EnvironmentIdle(case),
+        EnvironmentAhead(case),
+        LossIsNoNumber(case),
+    )
+
+
+def _alert(rule: str, step: int, finding: Finding) -> Alert:
+    return Alert(rule=rule, step=step, evidence=finding.evidence, remedy=finding.remedy)
+
+
+def _remedy(rule: str, case: Case, resumable: bool) -> str:
+    """The call that mends what a role has noticed."""
+    if rule == "temperature":
+        return case.go_on_with({"env.temperature": 1.0})
+    if rule == "no_reward_variance":
+        return case.go_on_with(case.larger_groups())
+    if rule == "nan_loss":  # the trainer ends itself; what it had learnt is in its last checkpoint
+        return case.resume(case.slower()) if resumable else case.begin_anew(case.slower())
+    return case.logs("env")

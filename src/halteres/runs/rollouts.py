@@ -1,0 +1,144 @@
+"""The rollouts of a run, as its environment wrote them: rollouts/step_N.jsonl, one line for each group.
+
+Owns: reading them while they grow and however large they are; the nouns `Rollout`, `StepOfRollouts`.
+Never: shortens or judges one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from halteres.runs.directory import RunDirectory
+
+READ_BYTES = 256 * 1024 * 1024
+"""How much of one step is looked at: a second's worth."""
+
+LINE_BYTES = 64 * 1024 * 1024
+"""A longer line is no group of ours and is passed over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One rollout: where it lies, and what is counted of it."""
+
+    offset: int  # bytes, of its group's line
+    place: int  # in its group
+    score: float | None  # reward units; None: it was not finite
+    text: int  # a hash: equal for equal completions
+    tokens: int
+    finish: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One rollout in full."""
+
+    item: Any  # the task, as JSON
+    prompt: str
+    completion: str
+    score: float | None
+    tokens: int
+    finish: str | None
+    group_scores: tuple[float | None, ...]  # of its whole group, itself included
+
+
+@dataclass(slots=True)
+class StepOfRollouts:
+    """All rollouts of one step, as marks."""
+
+    file: Path
+    marks: list[Mark] = field(default_factory=list)
+    num_groups: int = 0  # that have rollouts
+    failures: Counter[str] = field(default_factory=Counter)  # by code: rollouts that came to nothing
+    why: str | None = None  # of the last failure
+    whole: bool = True  # everything was read
+
+    def rollouts(self, marks: Sequence[Mark]) -> list[Rollout]:
+        """These in full."""
+        with self.file.open("rb") as stream:
+            return [_rollout(_line_at(stream, mark.offset), mark.place) for mark in marks]
+
+
+class _Completion(msgspec.Struct, gc=False):
+    text: str = ""
+    score: float | None = None
+    tokens: int = 0
+    finish: str | None = None
+
+
+class _Failure(msgspec.Struct, gc=False):
+    code: str = ""
+    why: str = ""
+
+
+class _Line(msgspec.Struct):
+    completions: list[_Completion] = []
+    failures: list[_Failure] = []
+    prompt: str = ""
+    item: Any = None
+
+
+_decoder = msgspec.json.Decoder(_Line)
+
+
+def steps_of(run: RunDirectory) -> list[int]:
+    """The steps whose rollouts there are, ascending."""
+    names = (file.stem.removeprefix("step_") for file in (run.path / "rollouts").glob("step_*.jsonl"))
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def rollouts_of(run: RunDirectory, step: int) -> StepOfRollouts:
+    """All rollouts of this step, so far. A line that was torn by a crash is left out."""
+    found = StepOfRollouts(run.path / "rollouts" / f"step_{step}.jsonl")
+    for offset, line in _lines(found):
+        if (group := _group(line)) is None:
+            continue
+        found.num_groups += bool(group.completions)
+        found.marks += [
+            Mark(offset, place, one.score, hash(one.text), one.tokens, one.finish)
+            for place, one in enumerate(group.completions)
+        ]
+        for failure in group.failures:
+            found.failures[failure.code] += 1
+            found.why = failure.why
+    return found
+
+
+def _lines(found: StepOfRollouts) -> Iterator[tuple[int, bytes]]:
+    with found.file.open("rb") as stream:
+        while line := stream.readline(LINE_BYTES):
+            if stream.tell() > READ_BYTES:
+                found.whole = False
+                return
+            yield stream.tell() - len(line), line
+
+
+def _line_at(stream: Any, offset: int) -> _Line:
+    stream.seek(offset)
+    return _decoder.decode(stream.readline(LINE_BYTES))
+
+
+def _group(line: bytes) -> _Line | None:
+    try:
+        return _decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _rollout(group: _Line, place: int) -> Rollout:
+    one = group.completions[place]
+    return Rollout(
+        item=group.item,
+        prompt=group.prompt,
+        completion=one.text,
+        score=one.score,
+        tokens=one.tokens,
+        finish=one.finish,
+        group_scores=tuple(other.score for other in group.completions),
+    )

@@ -1,0 +1,112 @@
+"""A training service for the length of a block: the run's own while it is alive, else one started on its state.
+
+Owns: the service process it started, and its end.
+Never: touches a service that somebody else started.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from halteres.clients import plain
+from halteres.config import environ
+from halteres.errors import NotReady, ProcessFailed
+from halteres.files import tail
+from halteres.runs.directory import RunDirectory
+
+READY_WITHIN_S = 300.0  # a large model takes its time to load
+ASK_EVERY_S = 0.1
+ENDS_WITHIN_S = 15.0
+
+
+@contextmanager
+def served(
+    model: str, run: RunDirectory | None = None, *, arguments: Sequence[str] = (), log: Path | None = None
+) -> Iterator[str]:
+    """The URL of a service that can sample `model` and, given a run, its checkpoints.
+
+    Args:
+        model: the base model: a built-in name or a folder.
+        run: whose state it works on; its own service is used where it is alive.
+        arguments: further ones of `python -m halteres.service`.
+        log: the service's log; its state lies beside it where there is no run. Default: both end with it.
+    """
+    if run is not None and not run.state().terminal and (url := run.state().urls.get("service")):
+        yield url
+        return
+    with tempfile.TemporaryDirectory(prefix="halteres-") as folder:
+        log = log or Path(folder) / "service.log"
+        state = (run.path if run is not None else log.parent) / "service"
+        with _started(("--state", str(state), "--model", model, *arguments), log) as url:
+            yield url
+
+
+def post(url: str, body: dict[str, Any], deadline_s: float = 120.0) -> dict[str, Any]:
+    """POST JSON, answer JSON.
+
+    Raises:
+        ProcessFailed: the server refused; its own sentence is in the error.
+    """
+    try:
+        return plain.post_json(url, body, deadline_s)
+    except plain.Refused as error:
+        raise ProcessFailed(f"The service refused the request ({error.answered}).", error.why) from error
+    except NotReady as error:
+        raise NotReady(
+            f"The service at {url} does not answer.", error.why, "Look at it with: halteres doctor"
+        ) from error
+
+
+@contextmanager
+def _started(arguments: Sequence[str], log: Path) -> Iterator[str]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    lifeline, ours = os.pipe()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    command = [sys.executable, "-m", "halteres.service", "--listen-fd", str(listener.fileno()), *arguments]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=(listener.fileno(), lifeline),
+            env=environ.for_stranger(HALTERES_LIFELINE_FD=str(lifeline)),
+            start_new_session=True,
+        )
+    listener.close()
+    os.close(lifeline)
+    try:
+        _wait_until_ready(url, process, log)
+        yield url
+    finally:
+        os.close(ours)  # the lifeline ends, and so does the service
+        process.terminate()
+        try:
+            process.wait(ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    ends = time.monotonic() + READY_WITHIN_S
+    while time.monotonic() < ends:
+        if process.poll() is not None:
+            last = tail(log, 1) or [f"Exit code {process.returncode}."]
+            raise ProcessFailed("The training service did not start.", last[0])
+        try:
+            plain.get_json(f"{url}/api/v1/healthz", deadline_s=5)
+            return
+        except (plain.Refused, NotReady):
+            time.sleep(ASK_EVERY_S)
+    raise NotReady(
+        "The training service was not ready in time.", f"It had {READY_WITHIN_S:.0f} s.", "Try: halteres doctor"
+    )

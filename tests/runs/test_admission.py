@@ -1,0 +1,98 @@
+"""Starts at the same time: one key is one run, a cap holds, and whoever fails leaves nothing. With stand-ins."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from halteres.config.policies import Caps, Policy, PolicyCap
+from halteres.runs.admission import LOCK
+from halteres.runs.directory import RunDirectory, list_runs
+from halteres.runs.stop import stop_run
+
+from .scenes import HERE, StartRun, wait, wait_for_end
+
+ONE_START = """
+import sys
+from halteres.runs.start import start_run
+from runs.scenes import STANDIN_SUPERVISOR, settings
+
+asked = settings()
+print("ready", flush=True)
+sys.stdin.readline()
+print(start_run(asked, idempotency_key=sys.argv[1], supervisor=STANDIN_SUPERVISOR).run_id)
+"""
+
+
+def test_one_key_in_many_processes_at_once_is_one_run(home: Path) -> None:
+    command = [sys.executable, "-c", ONE_START, "the-key"]
+    starters = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HERE.parent)
+        for _ in range(3)
+    ]
+    for starter in starters:
+        assert starter.stdout is not None and starter.stdout.readline() == "ready\n"
+    for starter in starters:
+        assert starter.stdin is not None
+        starter.stdin.write("go\n")
+        starter.stdin.flush()
+    answers = {starter.communicate(timeout=30)[0].strip() for starter in starters}
+    (run,) = list_runs()
+    assert answers == {run.run_id}
+    assert wait_for_end(run).idempotency_key == "the-key"
+
+
+def test_a_cap_on_runs_at_once_holds_however_many_start_together(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_STEPS", "1")
+    policy = Policy(name="small", caps=Caps(max_concurrent_runs=2))
+    started: list[RunDirectory] = []
+    refused: list[PolicyCap] = []
+    together = threading.Barrier(5)
+
+    def one() -> None:
+        together.wait(timeout=20)
+        try:
+            started.append(start(policy=policy))
+        except PolicyCap as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=one) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert (len(started), len(refused)) == (2, 3)
+    ids = {run.run_id for run in started}
+    assert set(refused[0].details["active_runs"]) == ids == {run.run_id for run in list_runs()}
+    for run in started:
+        wait(run, lambda state: state.supervisor)
+        stop_run(run)
+
+
+def test_more_steps_than_the_policy_allows_are_refused(start: StartRun, home: Path) -> None:
+    with pytest.raises(PolicyCap) as refused:
+        start(policy=Policy(caps=Caps(max_steps=3)))
+    assert (refused.value.code, refused.value.details["limit"]) == ("policy_cap", 3)
+    assert any(check["check"] == "steps allowed" and not check["ok"] for check in refused.value.details["checks"])
+    assert not (home / "runs").exists()
+
+
+def test_a_supervisor_that_cannot_be_started_leaves_nothing_and_its_key_is_free(
+    start: StartRun, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere(*_: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("halteres.runs.start._spawn", nowhere)
+        with pytest.raises(Exception, match="could not be started"):
+            start(idempotency_key="the-key")
+    assert [entry.name for entry in (home / "runs").iterdir()] == [LOCK]
+    assert not (home / "logs").exists() and not (home / "configs").exists()
+    assert wait_for_end(start(idempotency_key="the-key")).status == "completed"

@@ -1,0 +1,495 @@
+"""The rules: each speaks of what it watches for, once, with a call that an agent can make; and is silent otherwise.
+
+`healthy_rows.jsonl` are rows of three real runs of the built-in model on arithmetic (40 steps, seeds 0 to 2).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halteres.agent.table import BY_NAME
+from halteres.config.settings import TrainerSettings
+from halteres.runs import identity, lock
+from halteres.runs.alerts import Alert
+from halteres.runs.diagnosis import Diagnosis, stalled
+from halteres.runs.diagnosis.case import Case
+from halteres.runs.diagnosis.excursion import Excursion, trend
+from halteres.runs.diagnosis.pulse import FIRST_STEP_S, LEAST_S, STALE_S, Pulse
+from halteres.runs.directory import RunDirectory
+from halteres.runs.state import RunState, write_state
+
+HEALTHY = [json.loads(line) for line in Path(__file__).with_name("healthy_rows.jsonl").read_text().splitlines()]
+
+CASE = Case(
+    run_id="3fa9c1d2",
+    environment="arithmetic",
+    trainer=TrainerSettings(learning_rate=0.001, max_token_trainer_length=300),
+    env={"group_size": 16, "batch_size": 48, "max_new_tokens": 64, "max_token_length": 256, "max_num_workers": 64},
+    given={"env.seed": 7},
+)
+
+
+def rows(count: int, **figures: Any) -> Iterator[dict[str, Any]]:
+    """Steps of a run that learns steadily, but for these figures; a function is called with the step."""
+    for step in range(1, count + 1):
+        learning = {
+            "reward/mean": 0.2 + 0.01 * step,
+            "reward/min": 0.0,
+            "reward/max": 1.0,
+            "groups/without_signal": 0.25,
+            "policy/entropy": 0.3,
+            "logprobs/absdiff_p999": 0.0,
+            "logprobs/diff": 0.0,
+            "train/loss": -1.5,
+            "train/skipped": 0.0,
+            "train/truncated": 0.02,
+            "time/batch": 3.0,
+            "time/train": 6.0,
+            "time/step": 9.1,
+        }
+        changed = {name: value(step) if callable(value) else value for name, value in figures.items()}
+        yield {"step": step, "src": "trainer", **learning, **changed}
+
+
+def told(given: Iterable[dict[str, Any]], case: Case = CASE) -> list[Alert]:
+    diagnosis = Diagnosis(case)
+    return [alert for row in given for alert in diagnosis.observe(row)]
+
+
+def the_one(given: Iterable[dict[str, Any]], case: Case = CASE) -> Alert:
+    (alert,) = told(given, case)
+    assert_calls(alert.remedy)
+    assert len(alert.evidence) <= 150, len(alert.evidence)
+    return alert
+
+
+def assert_calls(remedy: str) -> None:
+    """Every call in a remedy names a tool and arguments that it takes, and there is room for it in an answer."""
+    assert len(remedy) <= 260, len(remedy)
+    calls = re.findall(r"(rl_\w+)\(((?:[^(){}]|\{[^}]*\})*)\)", remedy)
+    assert calls, remedy
+    assert remedy.startswith("rl_")
+    for name, arguments in calls:
+        names = re.findall(r"(?:^|, )(\w+)=", re.sub(r"\{[^}]*\}", "{}", arguments))
+        assert set(names) <= set(BY_NAME[name].arguments.model_fields), (name, names)
+        for changes in re.findall(r"\{[^}]*\}", arguments):
+            assert all(
+                field.partition(".")[0] in ("run", "env", "inference", "trainer") for field in json.loads(changes)
+            )
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_healthy_run_raises_no_alert(seed: int) -> None:
+    assert told(row for row in HEALTHY if row["seed"] == seed) == []
+
+
+def test_steady_learning_raises_no_alert() -> None:
+    assert told(rows(70)) == []
+
+
+def test_no_variance_below_the_ceiling_is_told_once_with_larger_groups() -> None:
+    dull = {
+        "reward/mean": 0.0,
+        "reward/max": 0.0,
+        "groups/without_signal": 1.0,
+        "train/loss": None,
+        "train/skipped": 1.0,
+    }
+    alert = the_one(rows(30, **dull))
+    assert (alert.rule, alert.step) == ("no_reward_variance", 5)
+    assert "mean reward 0" in alert.evidence
+    assert alert.remedy.startswith(
+        'rl_stop_training("3fa9c1d2") then rl_start_training(resume_from="3fa9c1d2", '
+        'changes={"env.group_size":32,"env.batch_size":64})'
+    )
+
+
+def test_no_variance_at_the_ceiling_says_that_all_is_learnt() -> None:
+    solved = {"reward/mean": 1.0, "groups/without_signal": 1.0, "train/loss": None, "train/skipped": 1.0}
+    alert = the_one([*rows(20), *rows(30, **solved)])
+    assert alert.rule == "no_reward_variance"
+    assert "at their ceiling (1 of 1)" in alert.evidence and "Nothing is left to learn" in alert.evidence
+    assert alert.remedy.startswith('rl_stop_training("3fa9c1d2", mode="after_step") then rl_get_results("3fa9c1d2")')
+
+
+def test_one_lucky_group_of_many_does_not_hide_that_nothing_is_learnt() -> None:
+    assert [alert.rule for alert in told(rows(8, **{"groups/without_signal": 0.98}))] == ["no_reward_variance"]
+
+
+def test_groups_without_signal_now_and_then_are_no_alarm() -> None:
+    now_and_then = {"groups/without_signal": lambda step: 1.0 if step % 4 else 0.5}
+    assert told(rows(40, **now_and_then)) == []
+
+
+def test_an_alert_comes_again_only_after_the_excursion_was_over() -> None:
+    twice = {"groups/without_signal": lambda step: 0.2 if 10 < step <= 20 else 0.9 if 25 < step <= 30 else 1.0}
+    assert [(alert.rule, alert.step) for alert in told(rows(40, **twice))] == [
+        ("no_reward_variance", 5),
+        ("no_reward_variance", 25),
+    ]
+
+
+def test_what_follows_from_a_spoilt_policy_is_mended_by_smaller_updates() -> None:
+    """As a real run with a learning rate of .05 went: no right answer any more, and none that ends."""
+    spoilt = {
+        "reward/mean": lambda step: 0.4 if step < 4 else 0.0,
+        "groups/without_signal": lambda step: 0.1 if step < 4 else 1.0,
+        "train/truncated": lambda step: 0.0 if step < 5 else 1.0,
+    }
+    alerts = told(rows(12, **spoilt))
+    assert [alert.rule for alert in alerts] == ["truncation", "no_reward_variance"]
+    for alert in alerts:
+        assert_calls(alert.remedy)
+        assert '"trainer.learning_rate":0.00025' in alert.remedy and "was 0.4 and is lost" in alert.remedy
+
+
+def wobble(step: int) -> float:
+    return (step * 7 % 5 - 2) * 0.02
+
+
+def test_a_reward_that_does_not_rise_is_told_with_figures_and_a_rate() -> None:
+    alert = the_one(rows(60, **{"reward/mean": lambda step: 0.3 + wobble(step)}))
+    assert (alert.rule, alert.step) == ("reward_flat", 24)
+    assert re.search(r"went from 0\.(29|3)\d* to 0\.3", alert.evidence)
+    assert alert.remedy.startswith('rl_get_rollouts("3fa9c1d2", which="worst")')
+    assert '"trainer.learning_rate":0.002' in alert.remedy
+
+
+def test_a_reward_that_falls_is_told_with_a_smaller_rate() -> None:
+    alert = the_one(rows(40, **{"reward/mean": lambda step: 0.8 - 0.01 * step + wobble(step)}))
+    assert alert.rule == "reward_flat" and "it falls" in alert.evidence
+    assert '"trainer.learning_rate":0.0005' in alert.remedy
+
+
+def test_a_flat_reward_at_its_ceiling_is_no_alarm() -> None:
+    assert told(rows(60, **{"reward/mean": lambda step: min(0.97, 0.5 + 0.05 * step) + wobble(step) / 2})) == []
+
+
+def test_a_slow_but_certain_rise_is_no_alarm() -> None:
+    assert told(rows(60, **{"reward/mean": lambda step: 0.3 + 0.003 * step + wobble(step) / 4})) == []
+
+
+def test_entropy_that_collapses_below_the_ceiling_is_told_with_a_fresh_start() -> None:
+    alert = the_one(rows(40, **{"policy/entropy": lambda step: 0.3 * 0.8**step}))
+    assert alert.rule == "entropy_collapse"
+    assert "% of what it began with (0.19)" in alert.evidence
+    assert (
+        'rl_start_training(environment="arithmetic", changes={"env.seed":7,"trainer.learning_rate":0.0005'
+        in alert.remedy
+    )
+
+
+def test_entropy_that_falls_because_all_is_learnt_is_no_alarm() -> None:
+    learnt = {"policy/entropy": lambda step: 0.3 * 0.8**step, "reward/mean": lambda step: min(0.98, 0.2 + 0.06 * step)}
+    assert told(rows(40, **learnt)) == []
+
+
+def evaluation(step: int, share: float, error: float | None = 0.015) -> dict[str, Any]:
+    return {"step": step, "src": "eval", "eval/percent_correct": share, "eval/percent_correct_stderr": error}
+
+
+def test_held_out_answers_that_get_worse_while_rewards_rise_are_told_as_hacking() -> None:
+    trained = list(rows(40))
+    alert = the_one(
+        [*trained[:2], evaluation(0, 0.4), *trained[2:20], evaluation(20, 0.45), *trained[20:], evaluation(40, 0.3)]
+    )
+    assert (alert.rule, alert.step) == ("reward_hacking", 40)
+    assert "fell from 0.45 to 0.3, while the mean reward rose from 0.38 to 0.58" in alert.evidence
+    assert alert.remedy.startswith('rl_get_rollouts("3fa9c1d2", which="best")')
+
+
+@pytest.mark.parametrize(
+    ("shares", "error", "flat"),
+    [
+        ((0.4, 0.45, 0.44), 0.015, False),
+        ((0.4, 0.45, 0.3), 0.2, False),
+        ((0.4, 0.45, 0.37), None, False),
+        ((0.4, 0.45, 0.3), 0.015, True),
+    ],
+    ids=["within its error", "few tasks", "no error known", "rewards do not rise"],
+)
+def test_evaluations_that_scatter_are_no_hacking(shares: tuple[float, ...], error: float | None, flat: bool) -> None:
+    trained = list(rows(18, **({"reward/mean": 0.4} if flat else {})))
+    first, second, third = shares
+    given = [
+        evaluation(0, first, error),
+        *trained[:9],
+        evaluation(9, second, error),
+        *trained[9:],
+        evaluation(18, third, error),
+    ]
+    assert told(given) == []
+
+
+def test_truncated_answers_are_told_with_longer_limits() -> None:
+    alert = the_one(rows(20, **{"train/truncated": 0.41}))
+    assert (alert.rule, alert.step) == ("truncation", 3)
+    assert "41%" in alert.evidence and "max_new_tokens 64, max_token_length 256" in alert.evidence
+    changes = '{"env.max_new_tokens":128,"env.max_token_length":320,"trainer.max_token_trainer_length":320}'
+    assert changes in alert.remedy
+
+
+def test_some_truncated_answers_are_no_alarm() -> None:
+    assert told(rows(20, **{"train/truncated": lambda step: 0.35 if step % 3 else 0.1})) == []
+
+
+def test_sampler_and_trainer_that_differ_are_told_once_per_excursion() -> None:
+    drifting = {"logprobs/absdiff_p999": lambda step: 1e-3 if step in (4, 5, 6, 9) else 1e-6}
+    alerts = told(rows(12, **drifting))
+    assert [(alert.rule, alert.step) for alert in alerts] == [("logprob_drift", 4), ("logprob_drift", 9)]
+    assert "1.0e-03" in alerts[0].evidence and alerts[0].remedy.startswith('rl_get_logs("3fa9c1d2", role="engine")')
+
+
+def test_batches_too_far_off_the_policy_are_told_with_fresher_ones() -> None:
+    off_policy = Case(run_id="3fa9c1d2", environment="arithmetic", trainer=TrainerSettings(max_staleness=4))
+    alert = the_one(rows(10, **{"logprobs/diff": 0.12, "policy/staleness_max": 4}), off_policy)
+    assert (alert.rule, alert.step) == ("kl_drift", 3)
+    assert "0.12 nats per token" in alert.evidence and "4 policy versions old" in alert.evidence
+    assert '{"trainer.max_staleness":2,"trainer.learning_rate":0.00075}' in alert.remedy
+
+
+def test_a_usual_distance_between_policies_is_no_alarm() -> None:
+    assert told(rows(30, **{"logprobs/diff": lambda step: 0.02 + wobble(step) / 2})) == []
+
+
+def test_a_trainer_that_waits_is_told_with_as_many_workers_as_groups() -> None:
+    slow = {"time/batch": 40.0, "time/train": 2.0, "time/step": 42.0}
+    few = Case(run_id="3fa9c1d2", environment="e", trainer=CASE.trainer, env={**CASE.env, "max_num_workers": 2})
+    alert = the_one(rows(30, **slow), few)
+    assert (alert.rule, alert.step) == ("trainer_starved", 10)
+    assert "95% of the time for its batch (40.0 of 42.0 s)" in alert.evidence
+    assert '"env.max_num_workers":3' in alert.remedy
+    assert the_one(rows(30, **slow)).remedy.startswith('rl_get_rollouts("3fa9c1d2", which="worst")')
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {"time/batch": 0.5, "time/train": 0.01, "time/step": 0.51},
+        {"time/batch": 40.0, "time/train": 1.0, "time/step": 41.0, "groups/without_signal": 0.9},
+    ],
+    ids=["too short to matter", "hardly anything to train on"],
+)
+def test_waiting_that_means_nothing_is_no_alarm(figures: dict[str, float]) -> None:
+    assert told(rows(30, **figures)) == []
+
+
+def test_an_environment_that_waits_for_the_trainer_is_told() -> None:
+    alert = the_one(rows(30, **{"time/batch": 0.5, "time/train": 40.0, "time/step": 40.6}))
+    assert (alert.rule, alert.step) == ("env_idle", 10)
+    assert '{"trainer.max_staleness":1}' in alert.remedy
+
+
+def test_groups_that_are_set_aside_are_told_with_fewer_at_once() -> None:
+    ahead = [{"step": step, "src": "env", "groups/sent": 10, "groups/set_aside": 4} for step in range(1, 9)]
+    alert = the_one(ahead)
+    assert (alert.rule, alert.step) == ("env_ahead", 3)
+    assert "4 of 10 groups" in alert.evidence and '{"env.max_num_workers":3}' in alert.remedy
+    few = Case(run_id="3fa9c1d2", environment="e", trainer=CASE.trainer, env={**CASE.env, "max_num_workers": 3})
+    assert '{"trainer.max_staleness":1}' in the_one(ahead, few).remedy
+    assert told({**row, "groups/set_aside": 1} for row in ahead) == []
+
+
+def test_a_loss_that_is_no_number_is_told_and_a_skipped_step_is_not() -> None:
+    alert = the_one(rows(6, **{"train/loss": lambda step: None if step == 4 else -1.0}))
+    assert (alert.rule, alert.step) == ("nan_loss", 4)
+    assert '"trainer.learning_rate":0.0005' in alert.remedy
+    assert told(rows(4, **{"train/loss": None, "train/skipped": 1.0})) == []
+
+
+def test_what_a_role_noticed_becomes_an_alert_with_a_call() -> None:
+    diagnosis = Diagnosis(CASE)
+    notice = {"type": "notice", "rule": "nan_loss", "step": 7, "evidence": "The loss is not finite."}
+    kept = diagnosis.notice(notice, resumable=True)
+    assert (kept.rule, kept.step, kept.evidence) == ("nan_loss", 7, "The loss is not finite.")
+    assert kept.remedy == 'rl_start_training(resume_from="3fa9c1d2", changes={"trainer.learning_rate":0.0005})'
+    assert 'environment="arithmetic"' in diagnosis.notice(notice, resumable=False).remedy
+    for rule in ("temperature", "no_reward_variance", "something_of_its_own"):
+        assert_calls(diagnosis.notice({"rule": rule, "remedy": "Or else."}, resumable=True).remedy)
+
+
+def test_what_a_resumed_run_was_carried_over_counts_and_is_not_told_again() -> None:
+    diagnosis = Diagnosis(CASE)
+    dull = list(rows(12, **{"groups/without_signal": 1.0}))
+    diagnosis.remember(dull[:7])
+    assert [alert for row in dull[7:] for alert in diagnosis.observe(row)] == []
+
+
+def test_rows_with_nonsense_in_them_harm_nobody() -> None:
+    odd: list[dict[str, Any]] = [
+        {},
+        {"step": "3", "reward/mean": 0.5},
+        {"step": 1, "reward/mean": "high", "policy/entropy": None, "train/truncated": [1]},
+        {
+            "step": 2,
+            "reward/mean": 1e308,
+            "reward/max": -1e308,
+            "policy/entropy": 0.0,
+            "time/step": 0.0,
+            "time/batch": 0.0,
+        },
+        {"step": 2, "reward/mean": 1e200, "logprobs/diff": 10**400},
+        {"step": 3, "eval/percent_correct": 0.5},
+        {"step": 3, "groups/sent": 0, "groups/set_aside": 3},
+    ]
+    assert told([*odd, *rows(30, **{"policy/entropy": 0.0})]) == []
+
+
+def test_an_excursion_is_told_again_only_after_calm() -> None:
+    excursion = Excursion(2, calm=3)
+    looks = [True, True, True, False, False, True, True, False, False, False, True, True]
+    assert [excursion.begins(holds) for holds in looks].count(True) == 2
+
+
+def test_a_trend_is_in_its_own_standard_errors() -> None:
+    assert trend([0.5] * 5) == (0.0, 0.0)
+    rise, errors = trend([0.1, 0.0, 0.3, 0.2, 0.4])
+    assert rise == pytest.approx(0.32) and 2 < errors < 4
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_no_step_for_long_is_told_once_and_again_after_the_next_one() -> None:
+    clock = Clock()
+    pulse = Pulse(CASE, clock)
+    for _ in range(4):
+        clock.now += 30.0
+        pulse.step({"time/step": 30.0})
+    clock.now += 299.0
+    assert [pulse.look({}, training=True) for _ in range(3)] == [None, None, None]
+    clock.now += 2.0
+    first, second, third = (pulse.look({}, training=True) for _ in range(3))
+    assert first is None and third is None, "a look after a sleep of ours comes before the rows; and once is enough"
+    assert second is not None and "No step was done for 301 s; a step takes 30 s" in second.evidence
+    assert_calls(second.remedy)
+    pulse.step({"time/step": 30.0})
+    assert pulse.look({}, training=True) is None
+    clock.now += 400.0
+    assert [pulse.look({}, training=True) is not None for _ in range(2)] == [False, True]
+
+
+def test_short_steps_are_given_a_minute_and_the_first_one_ten() -> None:
+    clock = Clock()
+    pulse = Pulse(CASE, clock)
+    clock.now += FIRST_STEP_S - 1
+    assert [pulse.look({}, training=True) for _ in range(3)] == [None] * 3
+    pulse.step({"time/step": 0.01})
+    clock.now += LEAST_S - 1
+    assert [pulse.look({}, training=True) for _ in range(3)] == [None] * 3
+    clock.now += 10 * FIRST_STEP_S
+    assert [pulse.look({}, training=False) for _ in range(3)] == [None] * 3, "while nothing trains nothing is overdue"
+
+
+@contextmanager
+def sleeping() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is there."""
+    process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def until_stopped(pid: int) -> None:
+    ends = time.monotonic() + 10
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < ends
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+def test_a_stopped_process_is_told_by_role_and_pid() -> None:
+    with sleeping() as process:
+        processes = {"trainer": {**identity.identity(process.pid), "exit": None}, "api": {"pid": None, "exit": None}}
+        pulse = Pulse(CASE)
+        assert [pulse.look(processes, training=False) for _ in range(3)] == [None] * 3
+        os.kill(process.pid, signal.SIGSTOP)
+        until_stopped(process.pid)
+        first, second = (pulse.look(processes, training=False) for _ in range(2))
+        assert first is None
+        assert second is not None and f"trainer (process {process.pid})" in second.evidence
+        assert_calls(second.remedy)
+        assert f"kill -CONT {process.pid}" in second.remedy
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    path = tmp_path / "3fa9c1d2"
+    (path / "control").mkdir(parents=True)
+    (path / "heartbeat").touch()
+    return RunDirectory(path)
+
+
+def supervised(run: RunDirectory, who: dict[str, Any], **changes: Any) -> RunState:
+    state = RunState(
+        run_id=run.run_id,
+        name="n",
+        environment="arithmetic",
+        environment_file="/nowhere.py",
+        interpreter="/python",
+        base_model="halteres/tiny",
+        tokenizer="/nowhere",
+        total_steps=9,
+        created_at=1.0,
+        supervisor=who,
+        **{"status": "running", "step": 3, **changes},
+    )
+    write_state(run.path / "run.json", state)
+    return state
+
+
+def silent_for(run: RunDirectory, seconds: float) -> None:
+    then = time.time() - seconds
+    os.utime(run.path / "heartbeat", (then, then))
+
+
+def test_a_stale_heartbeat_under_a_held_lock_is_told_by_any_reader(run: RunDirectory) -> None:
+    supervised(run, identity.identity(os.getpid()))
+    with lock.taken(run.path / "lock"):
+        assert stalled(run) is None
+        silent_for(run, STALE_S - 2)
+        assert stalled(run) is None
+        silent_for(run, STALE_S + 1.9)
+        alert = stalled(run)
+    assert alert is not None and (alert.rule, alert.step) == ("stalled", 3)
+    assert "no sign of it for 14 s" in alert.evidence
+    assert_calls(alert.remedy)
+    assert 'rl_start_training(resume_from="3fa9c1d2")' in alert.remedy
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+def test_a_supervisor_that_a_signal_stopped_is_told_sooner(run: RunDirectory) -> None:
+    with sleeping() as process, lock.taken(run.path / "lock"):
+        supervised(run, identity.identity(process.pid))
+        os.kill(process.pid, signal.SIGSTOP)
+        until_stopped(process.pid)
+        silent_for(run, 6)
+        alert = stalled(run)
+    assert alert is not None and "was stopped by a signal (SIGSTOP)" in alert.evidence
+
+
+def test_a_run_that_has_ended_or_lost_its_supervisor_is_not_stalled(run: RunDirectory) -> None:
+    supervised(run, {"pid": 2**22 + 1}, status="completed")
+    silent_for(run, 1000)
+    assert stalled(run) is None
+    supervised(run, {"pid": 2**22 + 1})
+    assert stalled(run) is None, "nobody holds its lock: that is another story"
+    assert stalled(RunDirectory(run.path / "nowhere")) is None

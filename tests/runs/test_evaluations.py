@@ -1,0 +1,95 @@
+"""How two evaluations differ, from what they left on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halteres.runs.evaluations import Evaluation, differences
+
+
+def evaluation(folder: Path, step: int, answers: dict[str, list[float]], **figures: float) -> Evaluation:
+    """Answers at temperature 1, by prompt; the figures that follow from them unless others are given."""
+    file = folder / f"step_{step}.jsonl"
+    rows = [{"prompt": prompt, "score": score, "temperature": 1.0} for prompt in answers for score in answers[prompt]]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    scores = [score for given in answers.values() for score in given]
+    told = {"eval/percent_correct": sum(score > 0 for score in scores) / len(scores)}
+    return Evaluation(step=step, figures={**told, **figures}, samples=file)
+
+
+def tasks(num: int, right: int) -> dict[str, list[float]]:
+    """So many tasks with two answers each, of which the first so many were answered right."""
+    return {f"task {number}": [float(number < right)] * 2 for number in range(num)}
+
+
+def test_the_difference_is_that_of_the_reported_figures(tmp_path: Path) -> None:
+    before, after = evaluation(tmp_path, 0, tasks(40, 10)), evaluation(tmp_path, 9, tasks(40, 30))
+    found = differences(before, after)["eval/percent_correct"]
+    assert (found.delta, found.method, found.num_tasks, found.certain) == (0.5, "paired", 40, True)
+
+
+def test_tasks_asked_twice_count_once_and_the_difference_stays_that_of_the_figures(tmp_path: Path) -> None:
+    twice = {"again": [1.0] * 4, **tasks(10, 2)}
+    before, after = evaluation(tmp_path, 0, {**twice, "again": [0.0] * 4}), evaluation(tmp_path, 9, twice)
+    found = differences(before, after)["eval/percent_correct"]
+    assert found.delta == pytest.approx(after.figures["eval/percent_correct"] - before.figures["eval/percent_correct"])
+    assert found.num_tasks == 11
+
+
+def test_greedy_answers_are_apart_from_sampled_ones(tmp_path: Path) -> None:
+    def both(step: int, greedy: float) -> Evaluation:
+        found = evaluation(tmp_path, step, tasks(20, 5), **{"eval/percent_correct_greedy": greedy})
+        with found.samples.open("a") as file:
+            for number in range(20):
+                row = {"prompt": f"task {number}", "score": greedy, "temperature": 0.0}
+                file.write(json.dumps(row) + "\n")
+        return found
+
+    found = differences(both(0, 0.0), both(9, 1.0))
+    assert found["eval/percent_correct"].delta == 0.0
+    assert found["eval/percent_correct_greedy"].delta == 1.0
+
+
+@pytest.mark.parametrize("spoil", ["missing", "other tasks", "other figure"])
+def test_what_cannot_be_paired_is_compared_by_its_standard_errors(tmp_path: Path, spoil: str) -> None:
+    error: dict[str, float] = {"eval/percent_correct_stderr": 0.04}
+    other: dict[str, Any] = {"eval/percent_correct": 0.9} if spoil == "other figure" else {}
+    asked = {f"other {name}": scores for name, scores in tasks(40, 30).items()}
+    before = evaluation(tmp_path, 0, tasks(40, 10), **error)
+    after = evaluation(tmp_path, 9, asked if spoil == "other tasks" else tasks(40, 30), **error, **other)
+    if spoil == "missing":
+        after.samples.unlink()
+    found = differences(before, after)["eval/percent_correct"]
+    assert found.method == "unpaired"
+    assert found.delta == after.figures["eval/percent_correct"] - before.figures["eval/percent_correct"]
+
+
+def test_a_figure_of_its_own_has_a_difference_and_no_interval(tmp_path: Path) -> None:
+    before, after = (
+        evaluation(tmp_path, step, tasks(8, 4), **{"eval/worked_share": share, "eval/num_tasks": 8})
+        for step, share in ((0, 0.25), (9, 0.75))
+    )
+    found = differences(before, after)
+    assert found["eval/worked_share"].facts["ci95"] is None and found["eval/worked_share"].delta == 0.5
+    assert "eval/num_tasks" not in found
+
+
+def test_torn_and_strange_samples_are_passed_over(tmp_path: Path) -> None:
+    before, after = evaluation(tmp_path, 0, tasks(40, 10)), evaluation(tmp_path, 9, tasks(40, 30))
+    with after.samples.open("a") as file:
+        file.write('{"prompt": "unscored", "temperature": 1.0}\n{"prompt": "not a number", "score": null}\n{"prom')
+    assert differences(before, after)["eval/percent_correct"].num_tasks == 40
+
+
+def test_prompts_may_be_messages(tmp_path: Path) -> None:
+    def asked(step: int, score: float) -> Evaluation:
+        found = evaluation(tmp_path, step, {"x": [score]})
+        row = {"prompt": [{"role": "user", "content": "x"}], "score": score}
+        found.samples.write_text((json.dumps(row) + "\n") * 2)
+        return found
+
+    assert differences(asked(0, 0.0), asked(9, 1.0))["eval/percent_correct"].method == "paired"
