@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from halteres.cli.follow import LiveView, PlainView, follow
-from halteres.cli.progress import Progress, read_progress
 from halteres.cli.summary import tell
 from halteres.errors import ProcessFailed
 from halteres.runs.answers import before_and_after
 from halteres.runs.directory import RunDirectory
+from halteres.runs.progress import Progress, read_progress
 from halteres.runs.state import read_state, write_state
 
 from .conftest import PROMPT
@@ -38,7 +38,7 @@ def test_progress_is_read_from_the_files_alone(finished: RunDirectory) -> None:
     assert progress.reward == ((1, 0.3), (2, 0.6))
     assert progress.evaluation == ((0, 0.25), (2, 0.75))
     assert progress.remaining_s == 0.0
-    assert progress.alerts == ("logprob_drift (step 2): look",)
+    assert [str(alert) for alert in progress.alerts] == ["logprob_drift (step 2): look"]
 
 
 def test_the_first_answer_to_a_task_is_compared_before_and_after(finished: RunDirectory) -> None:
@@ -102,7 +102,7 @@ def test_the_live_view_says_what_it_waits_for_before_the_first_batch(finished: R
         reward=(),
         success=(),
         evaluation=(),
-        step_s=None,
+        recent_s=(),
         alerts=(),
         error=None,
     )

@@ -28,6 +28,9 @@ from halteres.redaction import Redactor
 
 _log = logging.getLogger(__name__)
 
+LONGEST_ECHO = 120
+"""Characters of a refused value that are told back."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
@@ -46,8 +49,12 @@ async def call(name: str, arguments: Mapping[str, Any] | None, caller: Caller) -
             found = _tool(name)
             checked = _checked(found, arguments or {})
             result = await _run(found, caller, checked)
+            return _told(result)
     except HalteresError as error:
         return _refused(name, error)
+
+
+def _told(result: Result) -> Reply:
     body = result.model_dump(mode="json", exclude_unset=True)
     last = body.pop("next")
     return Reply(body=_sealed({**body, "next": last}), images=result.images)
@@ -99,7 +106,15 @@ def _problem(detail: Any, known: list[str]) -> dict[str, Any]:
     rule = detail["msg"].replace("Input should be", "must be")
     if detail["type"] == "extra_forbidden":
         rule = f"there is no such argument (there are: {', '.join(known) or 'none'})"
-    return {"field": field, "rule": rule, "got": detail["input"]}
+    return {"field": field, "rule": rule, "got": _short(detail["input"])}
+
+
+def _short(value: Any) -> Any:
+    """What was given, as it is where it is small: whoever sends a megabyte does not want it back."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= LONGEST_ECHO else f"{text[:LONGEST_ECHO]}..."
 
 
 def _refused(name: str, error: HalteresError) -> Reply:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 
+from halteres.agent.wording import in_calls
 from halteres.errors import HalteresError
 
 
@@ -34,6 +35,18 @@ def _again(name: str, error: HalteresError) -> str:
     return f"{name}(...) again with the fields mended" if error.details.get("problems") else error.next
 
 
+def _checked(name: str, error: HalteresError) -> str:
+    is_model = error.details.get("field") == "inference.model"
+    return 'rl_get_current_config(field="model")' if is_model else "rl_start_training(dry_run=true)"
+
+
+def _capped(name: str, error: HalteresError) -> str:
+    if active := error.details.get("active_runs"):
+        run = json.dumps(active[-1])
+        return f'rl_check_status({run}, wait_s=45, until="terminal") or rl_stop_training({run})'
+    return f"rl_edit_config({json.dumps(error.details.get('field'))}, {error.details.get('limit')})"
+
+
 _BY_CODE: Mapping[str, Callable[[str, HalteresError], str]] = {
     "no_environment": lambda name, error: "rl_list_environments() then rl_select_environment(name)",
     "environment_not_found": _environment,
@@ -42,5 +55,11 @@ _BY_CODE: Mapping[str, Callable[[str, HalteresError], str]] = {
     "locked_field": lambda name, error: "rl_get_current_config()",
     "invalid_config": _again,
     "run_not_found": _run,
+    "preflight_failed": _checked,
+    "policy_cap": _capped,
+    "missing_key": lambda name, error: f"set {error.details.get('field')} where these tools are started, then {name}()",
+    "disk_full": lambda name, error: "rl_health_check()",
+    "conflict": lambda name, error: in_calls(error.next) or "rl_list_runs()",
+    "not_found": lambda name, error: in_calls(error.next) or "rl_list_runs()",
     "run_ambiguous": lambda name, error: "rl_list_runs()",
 }

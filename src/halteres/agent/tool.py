@@ -21,8 +21,15 @@ from typing import Any, Final, get_type_hints
 from pydantic import BaseModel, ConfigDict, PrivateAttr, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
-UNSET: Final = object()
-"""The default of an argument for which null is a value too."""
+
+class Unset:
+    """The default of an argument for which null is a value too."""
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+
+UNSET: Final = Unset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

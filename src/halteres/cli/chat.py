@@ -21,8 +21,8 @@ def chat(
     before: Annotated[bool, typer.Option("--before", help="Ask the base model instead, for comparison.")] = False,
 ) -> None:
     """Talk to the policy of a run; a question is put into the words of the run's environment."""
-    from halteres.cli.served import post, served
     from halteres.runs.directory import find_run
+    from halteres.runs.served import post, served
 
     directory = find_run(run)
     base = directory.settings().inference.model

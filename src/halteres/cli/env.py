@@ -56,8 +56,8 @@ def eval_(
 ) -> None:
     """Measure a policy on held-out tasks, at temperature 1 and greedy."""
     from halteres.cli.measure import examination, measure
-    from halteres.cli.served import served
     from halteres.runs.directory import find_run
+    from halteres.runs.served import served
 
     exam = examination(environment, find_run(run) if run else None, model)
     wanted = {"eval_tasks": tasks, "eval_samples": samples}

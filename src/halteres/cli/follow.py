@@ -1,6 +1,6 @@
 """Watching a run in a terminal: a live view for people, plain lines for pipes.
 
-Owns: how progress looks; what Ctrl-C does (stop the run with a checkpoint; a second one leaves it to its supervisor).
+Owns: how progress looks; what Ctrl-C does (stop the run with a checkpoint, or leave it to its supervisor).
 Never: decides anything about the run; it reads the run directory as any process may.
 """
 
@@ -16,9 +16,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from halteres.cli.progress import Progress, Series, read_progress
 from halteres.observe.plots import sparkline
 from halteres.runs.directory import RunDirectory, RunState
+from halteres.runs.progress import Progress, Series, read_progress
 from halteres.runs.stop import stop_run
 
 LOOK_EVERY_S = 0.25
@@ -44,10 +44,13 @@ class View(Protocol):
         ...
 
 
-def follow(run: RunDirectory, console: Console) -> RunState:
-    """Show the run until it has ended; returns its final state. Ctrl-C asks it to stop and goes on watching."""
+def follow(run: RunDirectory, console: Console, *, may_stop: bool = True) -> RunState:
+    """Show the run until it has ended; returns its final state.
+
+    Ctrl-C asks the run to stop and goes on watching; a second one, or the first where not `may_stop`, leaves it.
+    """
     view: View = LiveView(run, console) if console.is_terminal else PlainView(console)
-    asked_to_stop = False
+    leaving = not may_stop
     with view:
         while True:
             try:
@@ -57,10 +60,10 @@ def follow(run: RunDirectory, console: Console) -> RunState:
                     return run.state()
                 time.sleep(LOOK_EVERY_S)
             except KeyboardInterrupt:
-                if asked_to_stop:
+                if leaving:
                     view.say(f"Left to itself. Look at it with: halteres runs status {run.run_id}")
                     raise
-                asked_to_stop = True
+                leaving = True
                 view.say(f"Stopping run {run.run_id}: it writes a checkpoint first. Ctrl-C again leaves it to itself.")
                 stop_run(run, deadline_s=0)
 
@@ -154,7 +157,7 @@ class LiveView:
         held_out = "  ".join(f"step {step}: {share:.0%}" for step, share in progress.evaluation[-5:])
         table.add_row("held out", Text(held_out or "evaluating before training …"))
         for alert in progress.alerts[-2:]:
-            table.add_row("alert", Text(alert, style="yellow"))
+            table.add_row("alert", Text(str(alert), style="yellow"))
         return Group(table, Text(self._remark, style="yellow"))
 
 

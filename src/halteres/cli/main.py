@@ -12,7 +12,24 @@ from typing import Annotated
 import typer
 
 import halteres
-from halteres.cli import chat, doctor, env, quickstart, runs, serve, train, variables
+from halteres.cli import (
+    chat,
+    doctor,
+    env,
+    init,
+    install_agent,
+    mcp,
+    models,
+    quickstart,
+    rl,
+    runs,
+    serve,
+    tools,
+    train,
+    ui,
+    variables,
+    watch,
+)
 from halteres.errors import HalteresError
 
 app = typer.Typer(
@@ -28,8 +45,16 @@ app.command("train")(train.train)
 app.add_typer(serve.app, name="serve")
 app.add_typer(env.app, name="env")
 app.add_typer(runs.app, name="runs")
+app.add_typer(models.app, name="models")
+app.command("watch")(watch.watch)
+app.command("rl", context_settings=rl.PASSED_ON)(rl.rl)
 app.command("chat")(chat.chat)
 app.command("doctor")(doctor.doctor)
+app.command("init")(init.init)
+app.command("install-agent")(install_agent.install_agent)
+app.command("mcp")(mcp.mcp)
+app.command("tools")(tools.tools)
+app.command("ui")(ui.ui)
 app.command("variables")(variables.variables)
 
 

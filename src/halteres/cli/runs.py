@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from typing import Annotated
 
 import typer
@@ -17,14 +16,15 @@ Run = Annotated[str, typer.Argument(help="Run id (a unique beginning will do) or
 @app.command("list")
 def list_() -> None:
     """Every run, newest first."""
-    from halteres.cli.progress import read_progress
     from halteres.runs.directory import list_runs
+    from halteres.runs.progress import read_progress
 
     runs = list_runs()
     if not runs:
         typer.echo("No runs yet. Try: halteres quickstart")
     for run in runs:
-        state, progress = run.state(), read_progress(run)
+        state = run.state()
+        progress = read_progress(run, state)
         reward = f"reward {progress.reward[-1][1]:.2f}" if progress.reward else ""
         typer.echo(
             f"{run.run_id}  {state.status:9}  {state.environment:16} "
@@ -35,11 +35,13 @@ def list_() -> None:
 @app.command()
 def status(run: Run) -> None:
     """One run: state, progress, processes, what to do next."""
-    from halteres.cli.progress import read_progress
     from halteres.runs.directory import find_run
+    from halteres.runs.processes import conditions
+    from halteres.runs.progress import read_progress
 
     directory = find_run(run)
-    state, progress = directory.state(), read_progress(directory)
+    state = directory.state()
+    progress = read_progress(directory, state)
     phase = f" ({state.phase})" if state.phase and not state.terminal else ""
     typer.echo(f"run {directory.run_id}: {state.status}{phase}, {state.environment}, in {directory.path}")
     typer.echo(f"step {progress.step} of {progress.total_steps}")
@@ -49,8 +51,8 @@ def status(run: Run) -> None:
         )
     for step, share in progress.evaluation:
         typer.echo(f"evaluation after step {step}: {share:.1%} correct on held-out tasks")
-    for role, facts in state.processes.items():
-        typer.echo(f"  {role:8} pid {facts.get('pid', '-')}  {_condition(facts)}")
+    for role, condition in conditions(state).items():
+        typer.echo(f"  {role:8} pid {state.processes.get(role, {}).get('pid') or '-'}  {condition}")
     for alert in progress.alerts:
         typer.echo(f"alert: {alert}")
     for label, text in (("note", state.note), ("error", state.error)):
@@ -96,10 +98,3 @@ def stop(
     typer.echo(f"run {directory.run_id}: {state.status}")
     if state.resumable:
         typer.echo(f"next: halteres train --resume {directory.run_id}")
-
-
-def _condition(facts: dict[str, object]) -> str:
-    exit_code, told = facts.get("exit"), str(facts.get("state", ""))
-    if isinstance(exit_code, int) and exit_code < 0:
-        return f"ended by {signal.Signals(-exit_code).name}"
-    return told or ("running" if exit_code is None else f"exited ({exit_code})")

@@ -9,7 +9,9 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Serve the training service, or the trajectory server.", invoke_without_command=True)
+app = typer.Typer(
+    help="Serve the training service, the trajectory server, or the agent's tools.", invoke_without_command=True
+)
 
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free one.")]
 
@@ -50,6 +52,17 @@ def trajectories(
     file = database or environ.home() / "trajectories.sqlite"
     file.parent.mkdir(parents=True, exist_ok=True)
     _become("halteres.trajectories", "--database", str(file), "--port", str(port))
+
+
+@app.command()
+def control(
+    port: Port = 8080,
+    auth: Annotated[
+        str, typer.Option(metavar="open|token", help="Whether the seed's routes want the token too, as Basic password.")
+    ] = "open",
+) -> None:
+    """Serve the agent's tools over HTTP; the token is in HALTERES_HOME/token."""
+    _become("halteres.agent.faces.http", "--port", str(port), "--auth", auth)
 
 
 def _become(module: str, *arguments: str) -> None:

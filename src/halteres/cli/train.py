@@ -42,7 +42,7 @@ def train(
                 "An environment or a config file was named besides --resume.",
                 f"Try: halteres train --resume {resume} --set trainer.total_steps=80",
             )
-        asked = old.resolved(edits or [])
+        asked = resolve_settings(None, None, edits or [], base=old.settings())  # under the policy that holds now
     else:
         old, asked = None, resolve_settings(environment, config, edits or [])
     url = service or environ.service_url()

@@ -1,9 +1,14 @@
-"""The models that come with the package, and where they lie.
+"""Base models and where they lie: those that come with the package, those put on the shelf, any folder.
 
-Owns: the names of built-in models and their folders.
-Never: loads weights or imports a machine learning library.
+Owns: the names of built-in models and their folders; which folder a name means.
+Never: loads weights, imports a machine learning library, downloads.
+
+The shelf is a folder of models (HALTERES_HOME/models): `SHELF/qwen3-0.6b/config.json` is the model 'qwen3-0.6b', and
+`SHELF/Qwen/Qwen3-0.6B/config.json` is 'Qwen/Qwen3-0.6B'. A name of the hub also means the shelf's folder of its last
+part, whoever its owner.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 TINY = "halteres/tiny"
@@ -14,3 +19,30 @@ _FOLDERS = {TINY: Path(__file__).parent / "tiny"}
 def builtin_path(name: str) -> Path | None:
     """The folder of the built-in model of this name, as `transformers` reads it; None for any other name."""
     return _FOLDERS.get(name)
+
+
+def builtin_names() -> tuple[str, ...]:
+    """Names of the built-in models."""
+    return tuple(_FOLDERS)
+
+
+def model_folder(name: str, shelf: Path) -> Path | None:
+    """The absolute folder that a name or a path means: built-in, on the shelf, anywhere; None where there is none."""
+    if (builtin := builtin_path(name)) is not None:
+        return builtin
+    there = Path(name).expanduser()
+    shelved = () if there.is_absolute() or ".." in there.parts else (shelf / there, shelf / there.name)
+    return next((folder.absolute() for folder in (*shelved, there) if name and is_model(folder)), None)
+
+
+def on_shelf(shelf: Path) -> Iterator[tuple[str, Path]]:
+    """Name and folder of every model on the shelf."""
+    for pattern in ("*", "*/*"):
+        for folder in sorted(shelf.glob(pattern)):
+            if is_model(folder):
+                yield folder.relative_to(shelf).as_posix(), folder
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a folder is laid out as one of Hugging Face's."""
+    return (folder / "config.json").is_file()

@@ -1,0 +1,47 @@
+"""Settings in few words.
+
+Owns: which are the headline ones; the names under which settings are told; what differs between two.
+Never: decides a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from halteres.config.edits import ENVIRONMENT, short_name
+from halteres.config.files import Resolved
+from halteres.config.settings import Settings
+
+HEADLINE = (
+    "inference.model",
+    "env.group_size",
+    "env.batch_size",
+    "trainer.total_steps",
+    "trainer.learning_rate",
+    "trainer.lora_rank",
+    "env.max_token_length",
+)
+
+
+def brief(resolved: Resolved) -> dict[str, Any]:
+    """The headline settings, and what was edited."""
+    values = by_key(resolved.settings)
+    edited = [key for key, source in resolved.sources.items() if source == "edit" and key != ENVIRONMENT]
+    shown = dict.fromkeys([*HEADLINE, *edited])
+    return {short_name(key, resolved.settings.env): values[key] for key in shown if key in values}
+
+
+def diff(before: Resolved, after: Resolved) -> dict[str, list[Any]]:
+    """What holds differently: name -> [before, after]."""
+    old, new = by_key(before.settings), by_key(after.settings)
+    names: Collection[str] = after.settings.env
+    return {
+        short_name(key, names): [old.get(key), new.get(key)] for key in {**old, **new} if old.get(key) != new.get(key)
+    }
+
+
+def by_key(settings: Settings) -> dict[str, Any]:
+    """section.field -> value, as JSON."""
+    sections = settings.model_dump(mode="json")
+    return {f"{section}.{name}": value for section, fields in sections.items() for name, value in fields.items()}

@@ -1,0 +1,56 @@
+"""What an edit brings with it that its maker may not have meant.
+
+Owns: the warnings that an edit is answered with.
+Never: refuses one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from halteres.config.files import Resolved
+
+NOTABLY_SLOWER = 1.3
+"""Times as many tokens in a step."""
+
+NO_EFFECT = ("thinking_mode", "reasoning_effort", "max_reasoning_tokens", "custom_thinking_prompt")
+"""Of the environment's settings: accepted for compatibility (environments/config.py)."""
+
+
+def cautions(before: Resolved, after: Resolved) -> list[str]:
+    """Sentences about what changed from one to the other."""
+    env, trainer = after.settings.env, after.settings.trainer
+    found = [_cost(before.settings.env, env)]
+    if _changed(before, after, "temperature") and env["temperature"] != 1:
+        found.append(f"temperature {env['temperature']:g}: training learns from samples of the policy itself, at 1")
+    if trainer != before.settings.trainer or _changed(before, after, "max_token_length"):
+        found.append(_too_long(env.get("max_token_length"), trainer.max_token_trainer_length))
+    if after.settings.inference.engine == "scripted" != before.settings.inference.engine:
+        found.append("engine scripted: it has no weights and learns nothing")
+    found += [f"{name} has no effect here" for name in NO_EFFECT if _changed(before, after, name) and env[name]]
+    return [sentence for sentence in found if sentence]
+
+
+def _changed(before: Resolved, after: Resolved, field: str) -> bool:
+    return field in after.settings.env and after.settings.env[field] != before.settings.env.get(field)
+
+
+def _cost(before: dict[str, Any], after: dict[str, Any]) -> str | None:
+    """How much longer a step takes, by the tokens that are sampled and trained on in it."""
+    old, new = _tokens(before), _tokens(after)
+    if not old or not new or new / old < NOTABLY_SLOWER:
+        return None
+    return f"about {new / old:.1f}x slower per step: up to {new:,.0f} tokens in one, before {old:,.0f}"
+
+
+def _tokens(env: dict[str, Any]) -> float | None:
+    batch, length = env.get("batch_size"), env.get("max_new_tokens") or env.get("max_token_length")
+    if not isinstance(batch, int) or not isinstance(length, int) or length < 1:
+        return None
+    return float(batch * length)
+
+
+def _too_long(longest: Any, trained: int) -> str | None:
+    if not isinstance(longest, int) or longest <= trained:
+        return None
+    return f"max_token_trainer_length {trained} is below max_token_length {longest}: longer sequences are left out"

@@ -1,0 +1,223 @@
+"""Drafts: an environment and edited settings, selected but not started; one per handle, in HALTERES_HOME/drafts.
+
+Owns: the noun `Draft`, its file; that edits of one draft follow one another, and that a refused one leaves it as it
+was.
+Never: starts anything, knows a face.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from halteres.agent.caller import Caller
+from halteres.config import environ
+from halteres.config.discovery import EnvironmentFile, EnvironmentNotFound, discover, find_environment
+from halteres.config.edits import ENVIRONMENT, Edit
+from halteres.config.files import Resolved, resolve_settings
+from halteres.config.problem import Problem, refusal
+from halteres.config.settings import RunSettings, Settings
+from halteres.errors import ServerError, UserError
+from halteres.files import replace_file
+
+_log = logging.getLogger(__name__)
+
+_HANDLE = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+NAME_LENGTH = 63
+"""Of an environment's name in a run's: with the time it fits into run.name."""
+
+
+class NoEnvironment(UserError):
+    """The draft has no environment yet."""
+
+    code = "no_environment"
+
+
+class DraftNotKept(ServerError):
+    """A draft's file could not be written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """What an agent has selected and edited."""
+
+    handle: str
+    environment: str | None = None  # name, or absolute path of its file
+    changes: Mapping[str, Any] = field(default_factory=dict)  # section.field -> value, as it holds
+    selected_at: float = 0.0  # unix seconds
+    name: str = ""  # of the run, unless it is edited: the environment's and the time of the selection (seed 002)
+
+    @property
+    def selected(self) -> str:
+        """The environment. NoEnvironment where none was selected."""
+        if self.environment is None:
+            raise NoEnvironment("No environment selected. Use rl_select_environment(name) first.")
+        return self.environment
+
+    def check_selected(self) -> None:
+        """Raise NoEnvironment where none was selected."""
+        _ = self.selected
+
+    def resolve(self) -> Resolved:
+        """The settings that a run would have now, under the policy in force. Raises as `resolve_settings`."""
+        return self._with(self.changes)
+
+    def edited(self, changes: Mapping[str, Any]) -> tuple[Draft, Resolved]:
+        """The draft with these settings changed too, and what it comes to. InvalidConfig: none of them can be."""
+        _check_names(changes)
+        overridden = {Edit(name=name, value=value).key for name, value in changes.items()}
+        kept = {key: value for key, value in self.changes.items() if key not in overridden}
+        resolved = self._with({**kept, **changes})
+        values = resolved.settings.model_dump(mode="json")
+        edits = {
+            key: values[section][name]
+            for key, source in resolved.sources.items()
+            if source == "edit" and key != ENVIRONMENT
+            for section, _, name in [key.partition(".")]
+        }
+        return replace(self, changes=edits), resolved
+
+    def _with(self, changes: Mapping[str, Any]) -> Resolved:
+        named = Settings(run=RunSettings(name=self.name or None))
+        return resolve_settings(self.selected, None, (), base=named, changes=changes)
+
+
+def load_draft(caller: Caller, draft: str | None) -> Draft:
+    """The draft of this handle, or the caller's own; without an environment where there is none yet."""
+    return _read(_handle(caller, draft))
+
+
+def save_draft(draft: Draft) -> None:
+    """Keep a draft. DraftNotKept where the disk will not have it."""
+    with _kept(draft.handle):
+        replace_file(_file(draft.handle), msgspec.json.encode(draft))
+
+
+@contextmanager
+def editing(caller: Caller, draft: str | None) -> Iterator[Draft]:
+    """The draft, for whoever will change it: nobody else changes it meanwhile."""
+    handle = _handle(caller, draft)
+    with _kept(handle):
+        _file(handle).parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(_file(handle).with_name(f".{handle}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield _read(handle)
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """An environment newly selected."""
+
+    draft: Draft
+    file_path: str  # the environment's, absolute
+    resolved: Resolved
+    discarded: dict[str, Any]  # edits that the draft had before
+
+
+def choose(caller: Caller, draft: str | None, environment: str, changes: Mapping[str, Any]) -> Selection:
+    """Select an environment with its own defaults, and edit.
+
+    Raises:
+        EnvironmentNotFound, EnvironmentBroken, InvalidConfig: the draft is as it was.
+    """
+    with editing(caller, draft) as before:
+        found = _found(environment)
+        chosen = environment if found.name == environment else found.file_path
+        now = time.time()
+        stamp = datetime.fromtimestamp(now).astimezone().strftime("%Y%m%d-%H%M%S")
+        fresh = Draft(
+            handle=before.handle, environment=chosen, selected_at=now, name=f"{found.name[:NAME_LENGTH]}-{stamp}"
+        )
+        after, resolved = fresh.edited(changes)
+        save_draft(after)
+    return Selection(draft=after, file_path=found.file_path, resolved=resolved, discarded=dict(before.changes))
+
+
+def select(
+    caller: Caller, draft: str | None, environment: str, changes: Mapping[str, Any] | None = None
+) -> tuple[Draft, dict[str, Any]]:
+    """As `choose`: the draft, and the edits that were discarded."""
+    chosen = choose(caller, draft, environment, changes or {})
+    return chosen.draft, chosen.discarded
+
+
+def _found(environment: str) -> EnvironmentFile:
+    """The environment of this name, or in this file; the error has all names."""
+    try:
+        return find_environment(environment)
+    except EnvironmentNotFound as error:
+        available = [one.name for one in discover().environments]
+        guess = error.details.get("did_you_mean")
+        raise EnvironmentNotFound(
+            f"Environment '{environment}' not found.",
+            f"Did you mean '{guess}'?" if guess else "",
+            available=available,
+            did_you_mean=guess,
+        ) from error
+
+
+def _check_names(changes: Mapping[str, Any]) -> None:
+    """Refuse an environment among the settings, and two names for one of them."""
+    problems: list[Problem] = []
+    seen: dict[str, str] = {}
+    for name, value in changes.items():
+        key = Edit(name=name, value=value).key
+        if key == ENVIRONMENT:
+            problems.append(Problem(field=name, got=value, rule="rl_select_environment selects another one"))
+        elif key in seen:
+            problems.append(Problem(field=name, got=value, rule=f"it is the same setting as {seen[key]}"))
+        seen[key] = name
+    if problems:
+        raise refusal(problems)
+
+
+def _handle(caller: Caller, draft: str | None) -> str:
+    handle = draft or caller.draft
+    if not _HANDLE.fullmatch(handle):
+        raise UserError(
+            f"'{handle[:80]}' is no handle of a draft.",
+            "It is 1 to 64 letters, digits, '.', '_' and '-'.",
+            field="draft",
+        )
+    return handle
+
+
+def _file(handle: str) -> Path:
+    return environ.home() / "drafts" / f"{handle}.json"
+
+
+def _read(handle: str) -> Draft:
+    try:
+        return msgspec.json.decode(_file(handle).read_bytes(), type=Draft)
+    except FileNotFoundError:
+        return Draft(handle=handle)
+    except (OSError, msgspec.MsgspecError) as error:
+        _log.warning("The draft %s cannot be read, and counts as empty: %s", handle, error)
+        return Draft(handle=handle)
+
+
+@contextmanager
+def _kept(handle: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DraftNotKept(
+            f"The draft '{handle}' cannot be kept in {_file(handle).parent}.",
+            f"{error.strerror or error}.",
+            "Make room there, or set HALTERES_HOME to another folder.",
+        ) from error

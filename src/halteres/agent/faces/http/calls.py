@@ -1,0 +1,76 @@
+"""Calls under way.
+
+Owns: that a call ends with its client, with the server, or at its route's limit, whichever is first.
+Never: knows a route, changes an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+
+from halteres.agent.call import Reply, call
+from halteres.agent.caller import Caller
+from halteres.agent.faces.functions import own_caller
+from halteres.errors import NotReady, as_answer
+
+SESSION = "X-Halteres-Session"
+"""Header that names the draft a call works on, unless its arguments do."""
+
+
+class Calls:
+    """The calls of one server."""
+
+    def __init__(self) -> None:
+        self._under_way: set[asyncio.Task[Reply]] = set()
+        self.ended = asyncio.Event()  # for what is no call, and waits too
+
+    async def reply(
+        self, request: Request, name: str, arguments: Mapping[str, Any], limit_s: float | None = None
+    ) -> Reply:
+        """Call a tool for a request whose body was read.
+
+        Args:
+            request: its client, when it leaves, takes the call along.
+            name: of the tool.
+            arguments: of the tool.
+            limit_s: seconds after which the answer is `not_ready`; what a tool does in a thread goes on.
+        """
+        work = asyncio.create_task(call(name, arguments, _caller(request)), name=name)
+        gone = asyncio.create_task(_departure(request), name=f"client of {name}")
+        self._under_way.add(work)
+        try:
+            done, _ = await asyncio.wait((work, gone), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._under_way.discard(work)
+            work.cancel()
+            gone.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+        if work.cancelled():
+            return _cut(name, "The server ends." if done else f"{limit_s:g} s are the limit here; it may still go on.")
+        return work.result()
+
+    def end(self) -> None:
+        """End those that wait; their clients are told to ask again."""
+        self.ended.set()
+        for work in tuple(self._under_way):
+            work.cancel()
+
+
+def _caller(request: Request) -> Caller:
+    session = request.headers.get(SESSION)
+    return Caller(draft=session, face="http") if session else own_caller("http")
+
+
+async def _departure(request: Request) -> None:
+    """Returns when the client is gone: after its body that is all a client can say."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _cut(name: str, why: str) -> Reply:
+    error = NotReady(f"{name} was not answered.", why, "rl_list_runs()")
+    return Reply(body=as_answer(error), failed=True, status=error.status)

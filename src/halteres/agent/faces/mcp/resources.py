@@ -1,0 +1,169 @@
+"""Runs and environments as MCP resources: for hosts and people that attach things to a conversation.
+
+Owns: the addresses rl://...; what is read for each.
+Never: tells more than the tools do; writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import csv
+import io
+import json
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import mcp_types as types
+from mcp.server import ServerRequestContext
+from mcp.shared.exceptions import MCPError
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from halteres.agent.call import Reply, call
+from halteres.agent.caller import Caller
+from halteres.errors import HalteresError, NotFound, ServerError, boundary
+from halteres.observe.metrics import Row, merge_by_step
+from halteres.redaction import Redactor
+from halteres.runs.directory import find_run, list_runs
+
+Context = ServerRequestContext[Any, Any]
+Contents = types.TextResourceContents | types.BlobResourceContents
+
+NEWEST = 10
+"""Runs that are listed by themselves; the template reaches them all."""
+
+_JSON, _TEXT, _CSV, _YAML, _PNG = "application/json", "text/plain", "text/csv", "application/yaml", "image/png"
+
+_NOT_FOUND_2025: Final = -32002
+"""Revision 2026-07-28 says INVALID_PARAMS instead."""
+
+TEMPLATES = (
+    ("rl://runs/{run_id}/status", "A run's state", _JSON),
+    ("rl://runs/{run_id}/config", "The settings its environment ran with", _YAML),
+    ("rl://runs/{run_id}/metrics.csv", "Every metric, one row per step", _CSV),
+    ("rl://runs/{run_id}/plot.png", "Its curves", _PNG),
+    ("rl://runs/{run_id}/logs/{role}", "The end of one process's log", _TEXT),
+    ("rl://envs/{name}/source", "An environment's Python file", "text/x-python"),
+)
+
+
+async def listed(_: Context, __: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
+    """All runs as one resource, and the newest ones."""
+    every = types.Resource(uri="rl://runs", name="runs", title="Runs, newest first", mime_type=_JSON)
+    newest = await asyncio.to_thread(lambda: [run.run_id for run in list_runs()[:NEWEST]])
+    each = [types.Resource(uri=f"rl://runs/{run}/status", name=f"run {run}", mime_type=_JSON) for run in newest]
+    return types.ListResourcesResult(resources=[every, *each])
+
+
+async def templates(_: Context, __: types.PaginatedRequestParams | None) -> types.ListResourceTemplatesResult:
+    """What can be read of each run and environment."""
+    return types.ListResourceTemplatesResult(
+        resource_templates=[
+            types.ResourceTemplate(
+                uri_template=template, name=template.removeprefix("rl://"), title=title, mime_type=kind
+            )
+            for template, title, kind in TEMPLATES
+        ]
+    )
+
+
+async def read(context: Context, uri: str, caller: Caller) -> types.ReadResourceResult:
+    """Read one.
+
+    Raises:
+        MCPError: there is no such resource.
+    """
+    try:
+        with boundary(ServerError, f"reading {uri}"):
+            return types.ReadResourceResult(contents=[await _read(uri, caller)])
+    except HalteresError as error:
+        modern = context.protocol_version in MODERN_PROTOCOL_VERSIONS
+        code = types.INVALID_PARAMS if modern else _NOT_FOUND_2025
+        raise MCPError(code, Redactor.of_this_process().text(error.sentence), {"uri": uri}) from None
+
+
+async def _read(uri: str, caller: Caller) -> Contents:
+    for pattern, read_one in _READERS:
+        if match := pattern.fullmatch(uri):
+            return await read_one(uri, caller, **match.groupdict())
+    known = ", ".join(["rl://runs", *(template for template, _, _ in TEMPLATES)])
+    raise NotFound(f"There is no resource {uri}.", f"There are: {known}.")
+
+
+async def _runs(uri: str, caller: Caller) -> Contents:
+    return _body(uri, await _told("rl_list_runs", {}, caller))
+
+
+async def _status(uri: str, caller: Caller, run_id: str) -> Contents:
+    return _body(uri, await _told("rl_check_status", {"run_id": run_id}, caller))
+
+
+async def _config(uri: str, caller: Caller, run_id: str) -> Contents:
+    text = await asyncio.to_thread(lambda: (find_run(run_id).path / "config.yaml").read_text())
+    return _plain(uri, _YAML, text)
+
+
+async def _metrics(uri: str, caller: Caller, run_id: str) -> Contents:
+    rows = await asyncio.to_thread(lambda: merge_by_step(find_run(run_id).metrics()))
+    return _plain(uri, _CSV, table(rows))
+
+
+async def _plot(uri: str, caller: Caller, run_id: str) -> Contents:
+    reply = await _told("rl_get_results", {"run_id": run_id, "plot": True}, caller)
+    if not reply.images:
+        raise NotFound(f"Run {run_id} has nothing to plot yet.")
+    picture = base64.b64encode(await asyncio.to_thread(reply.images[0].read_bytes))
+    return types.BlobResourceContents(uri=uri, mime_type=_PNG, blob=picture.decode())
+
+
+async def _log(uri: str, caller: Caller, run_id: str, role: str) -> Contents:
+    reply = await _told("rl_get_logs", {"run_id": run_id, "role": role, "lines": 40}, caller)
+    return _plain(uri, _TEXT, "\n".join(reply.body["lines"]))
+
+
+async def _source(uri: str, caller: Caller, name: str) -> Contents:
+    reply = await _told("rl_list_environments", {}, caller)
+    files = [found["file_path"] for found in reply.body["environments"] if found["name"] == name]
+    if not files:
+        raise NotFound(f"There is no environment {name}.")
+    return _plain(uri, "text/x-python", await asyncio.to_thread(Path(files[0]).read_text))
+
+
+_Reader = Callable[..., Awaitable[Contents]]
+
+_READERS: tuple[tuple[re.Pattern[str], _Reader], ...] = (
+    (re.compile("rl://runs/?"), _runs),
+    (re.compile("rl://runs/(?P<run_id>[^/]+)/status"), _status),
+    (re.compile("rl://runs/(?P<run_id>[^/]+)/config"), _config),
+    (re.compile(r"rl://runs/(?P<run_id>[^/]+)/metrics\.csv"), _metrics),
+    (re.compile(r"rl://runs/(?P<run_id>[^/]+)/plot\.png"), _plot),
+    (re.compile("rl://runs/(?P<run_id>[^/]+)/logs/(?P<role>[^/]+)"), _log),
+    (re.compile("rl://envs/(?P<name>[^/]+)/source"), _source),
+)
+
+
+async def _told(name: str, arguments: dict[str, Any], caller: Caller) -> Reply:
+    reply = await call(name, arguments, caller)
+    if reply.failed:
+        raise NotFound(reply.body["error"])
+    return reply
+
+
+def table(rows: list[Row]) -> str:
+    """Rows as CSV: `step` first, then every name that any row has; empty where a row has none."""
+    names = ["step", *sorted({name for row in rows for name in row} - {"step"})]
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()
+
+
+def _body(uri: str, reply: Reply) -> Contents:
+    return _plain(uri, _JSON, json.dumps(reply.body, ensure_ascii=False, separators=(",", ":")))
+
+
+def _plain(uri: str, kind: str, text: str) -> Contents:
+    return types.TextResourceContents(uri=uri, mime_type=kind, text=Redactor.of_this_process().text(text))

@@ -1,0 +1,94 @@
+"""Which metrics an answer tells, and how their figures are written.
+
+Owns: the headline metrics, the names a caller may use for a metric, rounding.
+Never: reads a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from halteres.errors import nearest
+
+REWARD, SUCCESS = "reward/mean", "reward/success"
+CORRECT, GREEDY, SCORE = "eval/percent_correct", "eval/percent_correct_greedy", "eval/mean_score"
+
+HEADLINE = (
+    REWARD,
+    SUCCESS,
+    CORRECT,
+    GREEDY,
+    f"{CORRECT}_stderr",
+    SCORE,
+    "eval/truncated",
+    "eval/completion_lengths",
+    "train/loss",
+    "train/completion_lengths",
+    "groups/without_signal",
+    "kl_sample_train_v2",
+)
+MOST_OWN = 4
+"""Figures of an environment's own evaluation that belong to the headline."""
+
+MOST = 12
+"""Metrics that one answer tells."""
+
+ALIASES = {
+    "reward_mean": REWARD,
+    "train/reward_mean": REWARD,
+    "percent_correct": "train/percent_correct",
+    "eval_percent_correct": CORRECT,
+    "loss": "train/loss",
+    "kl": "kl_sample_train_v2",
+}
+"""Names of other answers, and of the seeds."""
+
+_SAME = ((SUCCESS, REWARD), (SCORE, CORRECT))  # a scorer of 0 and 1 tells the same twice
+_BESIDE = ("eval/num_", "eval/policy_version")
+_LOWER = ("loss", "kl", "truncated", "failed", "without_signal", "time/", "staleness", "absdiff", "_stderr", "dropped")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Metrics that were asked for."""
+
+    names: tuple[str, ...]
+    notes: tuple[str, ...] = ()  # what became of the others
+
+
+def choose(asked: Sequence[str], known: Iterable[str]) -> Choice:
+    """Metrics by name, by alias, or by pattern (`eval/*`). An unknown one stays, to be told as null, with a note."""
+    present = sorted(set(known))
+    names: list[str] = []
+    notes: list[str] = []
+    for name in (ALIASES.get(name, name) for name in asked):
+        found = [other for other in present if fnmatchcase(other, name)]
+        if not found:
+            guess = nearest(name, present)
+            notes.append(f"no metric '{name}' here" + (f"; there is '{guess}'" if guess else ""))
+        names += [other for other in found or [name] if other not in names]
+    if len(names) > MOST:
+        notes.append(f"{len(names) - MOST} more metrics fit; {MOST} at most are told")
+    return Choice(names=tuple(names[:MOST]), notes=tuple(notes))
+
+
+def headline(figures: Mapping[str, Any]) -> list[str]:
+    """The metrics among these that an answer tells where none were asked for."""
+    own = [name for name in figures if name.startswith("eval/") and name not in HEADLINE]
+    own = [name for name in own if not name.startswith(_BESIDE) and not name.endswith("_stderr")]
+    names = [name for name in HEADLINE if figures.get(name) is not None] + own[:MOST_OWN]
+    twice = {name for name, other in _SAME if figures.get(name) == figures.get(other)}
+    return [name for name in names if name not in twice]
+
+
+def lower_is_better(name: str) -> bool:
+    """Whether less of this metric is more of what is wanted."""
+    return any(part in name for part in _LOWER)
+
+
+def rounded(value: Any) -> Any:
+    """Four significant digits; what is no number is left as it is."""
+    return float(f"{value:.4g}") if isinstance(value, float) else value

@@ -1,0 +1,122 @@
+"""Which models sit a test.
+
+Owns: the models of the seeds, what a name means (one of this machine's, or an endpoint's id), the names of their files.
+Never: refuses an endpoint's id, asks the endpoint.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from halteres.agent.trial.request import LOCAL, Candidate
+from halteres.config import environ
+from halteres.config.settings import InferenceSettings, Settings
+from halteres.errors import HalteresError
+from halteres.models import model_folder
+from halteres.runs.base_model import ModelMissing, RunModel, given_model, own_model, shelf
+
+Backend = Literal["local", "openrouter"]
+
+DEFAULTS = {
+    "qwen/qwen3-8b": ("Qwen3 8B", "small"),
+    "z-ai/glm-4.7-flash": ("GLM-4.7 Flash", "medium"),
+    "minimax/minimax-m2.5": ("MiniMax M2.5", "large"),
+}
+"""The endpoint's models that are tried where none is named: id -> name, scale (seed 002)."""
+
+LONGEST_STEM = 120  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Makes candidates for one draft."""
+
+    environment: str  # its name
+    settings: Settings
+    backend: Backend | None
+
+    def seat(self, models: Sequence[str] | None) -> tuple[Candidate, ...]:
+        """The models to test. ModelMissing where none is named and the draft's base model is not there."""
+        if models:
+            named = list(dict.fromkeys(models))
+            made = [self._local(name) if self._is_local(name) else self._remote(name) for name in named]
+        elif self.backend == "openrouter":
+            made = [self._remote(name) for name in DEFAULTS]
+        else:
+            made = [self._base(self.settings.inference.model)]
+        return _with_own_files(made)
+
+    def _is_local(self, name: str) -> bool:
+        if self.backend == "openrouter":
+            return name.startswith(LOCAL)
+        is_here = name.startswith(LOCAL) or name == self.settings.inference.model
+        return self.backend == "local" or is_here or model_folder(name, shelf()) is not None
+
+    def _local(self, name: str) -> Candidate:
+        """One that is not there is a candidate too: it fails, and the others do not."""
+        model = name.removeprefix(LOCAL)
+        try:
+            return self._base(model)
+        except HalteresError as error:
+            return self._candidate(
+                LOCAL + model, model, "local", RunModel(name=model, tokenizer=""), problem=error.what
+            )
+
+    def _base(self, model: str) -> Candidate:
+        asked = self.settings.inference.model_copy(update={"model": model})
+        url, found = _found(asked)
+        return self._candidate(LOCAL + model, model, "local", found, service_url=url)
+
+    def _remote(self, model: str) -> Candidate:
+        """Prompts are counted with the base model's tokenizer: nobody else's is here."""
+        name, scale = DEFAULTS.get(model, (model, "custom"))
+        _, base = _found(self.settings.inference)
+        return self._candidate(model, name, scale, RunModel(name=model, tokenizer=base.tokenizer))
+
+    def _candidate(
+        self, model: str, name: str, scale: str, found: RunModel, *, service_url: str | None = None, problem: str = ""
+    ) -> Candidate:
+        return Candidate(
+            model=model,
+            name=name,
+            scale=scale,
+            base=found.name,
+            is_local=scale == "local",
+            tokenizer=found.tokenizer,
+            stem=_stem(self.environment, model),
+            wandb_run=f"test_inference_RSIAgent_{self.environment}_{secrets.token_hex(4)}",
+            service_url=service_url,
+            problem=problem,
+        )
+
+
+def _found(asked: InferenceSettings) -> tuple[str | None, RunModel]:
+    """The model on this disk, or else in the service that TINKER_BASE_URL names."""
+    try:
+        return None, own_model(asked)
+    except ModelMissing:
+        url = environ.service_url()
+        if url is None:
+            raise
+        return url.rstrip("/"), given_model(asked, url.rstrip("/"))
+
+
+def _stem(environment: str, model: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", f"test_{environment}_{model}")[:LONGEST_STEM]
+
+
+def _with_own_files(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Two names may come to the same file name: the later one gets a number."""
+    seen: dict[str, int] = {}
+    told: list[Candidate] = []
+    for one in candidates:
+        seen[one.stem] = seen.get(one.stem, 0) + 1
+        number = seen[one.stem]
+        told.append(one if number == 1 else msgspec.structs.replace(one, stem=f"{one.stem}.{number}"))
+    return tuple(told)

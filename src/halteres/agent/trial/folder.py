@@ -1,0 +1,117 @@
+"""The folder of one test: the interface between its tester and everybody who asks.
+
+Owns: where tests live, their ids, which file is whose, telling a lost tester from a living one.
+Never: runs a test, writes more than a new folder.
+
+    request.json            what was asked
+    <stem>.jsonl, .log      a model's groups, one line each, and what its environment said
+    <stem>/                 config.yaml, rollouts/, ended.json (how it came to its end)
+    lock                    held by the tester as long as it lives
+    result.json             the whole answer; written last
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from halteres.agent.trial.request import Candidate, Request
+from halteres.config import environ
+from halteres.errors import NotFound, nearest
+from halteres.files import replace_file
+from halteres.runs import lock
+
+Phase = Literal["running", "done", "failed", "lost"]
+
+
+@dataclass(frozen=True, slots=True)
+class TestFolder:
+    """One test's files. Reading is safe at any time, from any process."""
+
+    __test__ = False  # for pytest: this is no class of tests
+
+    path: Path
+
+    @property
+    def test_id(self) -> str:
+        """t- and eight hex digits; the folder's name."""
+        return self.path.name
+
+    @property
+    def lock(self) -> Path:
+        """Held by the tester."""
+        return self.path / "lock"
+
+    def groups(self, candidate: Candidate) -> Path:
+        """Where a model's groups are written."""
+        return self.path / f"{candidate.stem}.jsonl"
+
+    def log(self, candidate: Candidate) -> Path:
+        """What a model's environment said."""
+        return self.path / f"{candidate.stem}.log"
+
+    def work(self, candidate: Candidate) -> Path:
+        """The environment's run directory in this test."""
+        return self.path / candidate.stem
+
+    def request(self) -> Request:
+        """What was asked."""
+        return msgspec.json.decode((self.path / "request.json").read_bytes(), type=Request)
+
+    def result(self) -> dict[str, Any] | None:
+        """The whole answer, once the test has ended."""
+        try:
+            return json.loads((self.path / "result.json").read_bytes())
+        except OSError:
+            return None
+
+    def phase(self) -> Phase:
+        """What the test is doing. One without a result whose tester is gone is lost."""
+        held = lock.held(self.lock)  # before the look at the result: a tester lets go after writing it
+        result = self.result()
+        if result is not None:
+            return result["status"]
+        return "running" if held else "lost"
+
+    def write(self, name: str, value: Any) -> None:
+        """Write one of the test's JSON files whole; its folder must exist."""
+        replace_file(self.path / name, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
+
+
+def tests_home() -> Path:
+    """The folder of all tests: HALTERES_HOME/tests."""
+    return environ.home() / "tests"
+
+
+def new_folder() -> TestFolder:
+    """A fresh folder, with a lock that nobody holds yet."""
+    while True:
+        path = tests_home() / f"t-{secrets.token_hex(4)}"
+        try:
+            path.mkdir(0o700, parents=True)  # its relay's address lies in it, which the endpoint bills us for
+            return TestFolder(path)
+        except FileExistsError:
+            continue
+
+
+def find_test(test_id: str) -> TestFolder:
+    """The test of this id. NotFound offers the nearest."""
+    path = tests_home() / test_id
+    if re.fullmatch(r"t-[0-9a-f]{8}", test_id) and (path / "request.json").is_file():
+        return TestFolder(path)
+    guess = nearest(test_id, [folder.test_id for folder in all_tests()])
+    hint = f"Did you mean {guess}?" if guess else "Tests are named by rl_test_inference's answer."
+    again = f'rl_test_inference(test_id="{guess}")' if guess else "rl_test_inference()"
+    raise NotFound(f"There is no test '{test_id}'.", hint, again, did_you_mean=guess)
+
+
+def all_tests() -> Iterator[TestFolder]:
+    """Every test of this machine, in no order."""
+    return (TestFolder(file.parent) for file in tests_home().glob("t-*/request.json"))

@@ -1,0 +1,92 @@
+"""From a draft and a call's arguments to a request: everything that can be refused is refused here.
+
+Owns: the noun `Order`, which key a test needs, the sentence for one that is missing.
+Never: starts a test, writes a file.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from halteres.agent.drafts import Draft
+from halteres.agent.trial import request as limits
+from halteres.agent.trial.candidates import Backend, Bench
+from halteres.agent.trial.request import Request
+from halteres.config import environ
+from halteres.config.discovery import read_environment
+from halteres.config.policies import load_policy
+from halteres.config.program import find_program
+from halteres.config.settings import InferenceSettings
+from halteres.runs.preflight import MissingKey
+
+KEY = "OPENROUTER_API_KEY"
+
+OURS = "rollout_retries"
+"""A setting of every environment of ours, and of no other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A test that somebody wants."""
+
+    draft: Draft
+    num_steps: int
+    group_size: int
+    models: Sequence[str] | None
+    prompts: Sequence[str]
+    max_tokens: int | None
+    temperature: float | None
+    backend: Backend | None
+
+    def request(self) -> Request:
+        """The test, not yet started.
+
+        Raises:
+            NoEnvironment, EnvironmentBroken, InvalidConfig: the draft cannot be tested.
+            ModelMissing: its base model is not there, and no other was named. MissingKey: a key is.
+        """
+        settings = self.draft.resolve().settings
+        program = find_program(settings.run.environment, settings.run.interpreter)
+        candidates = Bench(program.name, settings, self.backend).seat(self.models)
+        _check_key(any(not one.is_local for one in candidates))
+        found = read_environment(program.path)
+        return Request(
+            draft=self.draft.handle,
+            environment=program.name,
+            environment_file=str(program.path),
+            class_name=found.class_name if found else "",
+            interpreter=program.interpreter,
+            env={**settings.env, "seed": settings.run.seed},
+            is_foreign=OURS not in settings.env,
+            num_steps=self.num_steps,
+            group_size=self.group_size,
+            candidates=candidates,
+            base_model=settings.inference.model,
+            created_at=time.time(),
+            prompts=tuple(self.prompts),
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            service=_service(settings.inference),
+            model_within_s=limits.MODEL_WITHIN_S,
+        )
+
+
+def _service(inference: InferenceSettings) -> tuple[str, ...]:
+    """What a service of our own is started with."""
+    threads = ("--threads", str(inference.threads)) if inference.threads else ()
+    return ("--engine", inference.engine, *threads)
+
+
+def _check_key(needed: bool) -> None:
+    demanded = KEY in load_policy().require_keys
+    if environ.openrouter_key() is not None or not (needed or demanded):
+        return
+    remedy = 'rl_test_inference(backend="local") needs no key'
+    raise MissingKey(
+        f"{KEY} not set. Required for inference testing.",
+        "Set it where these tools are started" + ("." if demanded else ", or test the local model, which needs none."),
+        f"set {KEY}, then rl_test_inference()" if demanded else f"{remedy}; {KEY} must be set for other models",
+        field=KEY,
+    )

@@ -1,0 +1,70 @@
+"""A model's files, read: also while its test goes on.
+
+Owns: the lines of its groups (Atropos's, with or without messages), the rollouts beside them, how it ended.
+Never: writes, or trips over a line that is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from halteres.agent.trial.ending import Ended
+from halteres.agent.trial.folder import TestFolder
+from halteres.agent.trial.outcome import Group, Outcome
+from halteres.agent.trial.request import Candidate, Request
+from halteres.observe.metrics import Row, read_rows
+
+
+def read_outcome(folder: TestFolder, request: Request, candidate: Candidate) -> Outcome:
+    """What a model's files say now."""
+    work, output = folder.work(candidate), folder.groups(candidate)
+    rows = [row for file in sorted(work.glob("rollouts/*.jsonl")) for row in read_rows(file)]
+    return Outcome(
+        candidate=candidate,
+        request=request,
+        output_file=output,
+        log_file=folder.log(candidate),
+        groups=() if request.prompts else tuple(_groups(output, [row for row in rows if row["completions"]])),
+        responses=tuple(read_rows(output)) if request.prompts else (),
+        failures=tuple(failure for row in rows for failure in row["failures"]),
+        ended=_ended(work / "ended.json"),
+    )
+
+
+class _Line(msgspec.Struct):
+    """A line of the groups' file; its tokens are not read."""
+
+    scores: list[float]
+    messages: list[Any] | None = None
+
+
+def _groups(output: Path, rollouts: Sequence[Row]) -> Iterator[Group]:
+    """Whole groups; a line that is none is passed over. Texts are those of the messages, else of the rollouts."""
+    lines = output.read_bytes().split(b"\n") if output.exists() else []
+    for number, text in enumerate(line for line in lines if line):
+        try:
+            line = msgspec.json.decode(text, type=_Line)
+        except msgspec.DecodeError:
+            continue
+        row = rollouts[number] if number < len(rollouts) else {}
+        yield _group(line, row)
+
+
+def _group(line: _Line, row: Row) -> Group:
+    scores, chats = tuple(line.scores), line.messages or []
+    if len(chats) == len(scores) and all(isinstance(chat, list) and len(chat) > 1 for chat in chats):
+        answers = tuple(str(chat[-1].get("content")) for chat in chats)
+        return Group(scores=scores, prompt=str(chats[0][-2].get("content")), answers=answers)
+    answers = tuple(one["text"] for one in row.get("completions", ()))
+    return Group(scores=scores, prompt=row.get("prompt", ""), answers=answers if len(answers) == len(scores) else ())
+
+
+def _ended(file: Path) -> Ended | None:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Ended)
+    except OSError:
+        return None

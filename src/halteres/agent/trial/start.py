@@ -1,0 +1,63 @@
+"""Starting a test.
+
+Owns: everything or nothing: a test whose tester cannot be started leaves no folder; the detached tester, which holds
+the lock before anybody knows of the test; which variables it gets.
+Never: waits for the test.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+
+import msgspec
+
+from halteres.agent.trial.folder import TestFolder, new_folder, tests_home
+from halteres.agent.trial.links import link_test
+from halteres.agent.trial.order import KEY
+from halteres.agent.trial.request import Request
+from halteres.config import environ
+from halteres.errors import ServerError
+from halteres.runs import lock
+
+
+def start(request: Request) -> TestFolder:
+    """Start a test in a fresh folder. Its tester is detached, and has the key only if it needs it.
+
+    Raises:
+        ServerError: it cannot be started; there is no folder.
+    """
+    folder = held = None
+    try:
+        folder = new_folder()
+        folder.write("request.json", msgspec.structs.replace(request, test_id=folder.test_id))
+        link_test(folder, request)
+        held = lock.take(folder.lock)
+        _spawn(folder, held, needs_key=not all(one.is_local for one in request.candidates))
+        return folder
+    except OSError as error:
+        if folder is not None:
+            shutil.rmtree(folder.path, ignore_errors=True)
+        raise ServerError(f"No test can be started in {tests_home()}.", f"{error.strerror or error}.") from error
+    finally:
+        if held is not None:
+            os.close(held)
+
+
+def _spawn(folder: TestFolder, held: int, *, needs_key: bool) -> None:
+    command = (sys.executable, "-m", "halteres.agent.trial", str(folder.path), "--lock-fd", str(held))
+    with (folder.path / "tester.log").open("ab") as log:
+        child = subprocess.Popen(
+            command,
+            cwd=folder.path,
+            env=environ.with_keys(*([KEY] if needs_key else [])),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=(held,),
+        )
+    threading.Thread(target=child.wait, name=f"reaper of {folder.test_id}", daemon=True).start()

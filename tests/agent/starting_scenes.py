@@ -1,0 +1,73 @@
+"""Runs that are started with the tools, under real supervisors whose roles are stand-ins."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs.scenes import ENVIRONMENT, STANDIN_SUPERVISOR
+
+from halteres.agent import starting
+from halteres.agent.call import call
+from halteres.agent.caller import Caller
+from halteres.runs import identity
+from halteres.runs.directory import RunDirectory, list_runs
+from halteres.runs.start import begin_run
+
+CHANGES = {"trainer.total_steps": 4, "trainer.checkpoint_every": 2}
+
+
+def begun_by_standins(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """HALTERES_HOME in which rl_start_training starts stand-ins; whatever a failing test leaves running is ended."""
+    monkeypatch.setenv("HALTERES_HOME", str(home))
+    for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "OPENROUTER_API_KEY", "HERMES_HOME", "WANDB_PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(starting, "begin_run", functools.partial(begin_run, supervisor=STANDIN_SUPERVISOR))
+    yield home
+    for run in list_runs():
+        end(run)
+
+
+def end(run: RunDirectory) -> None:
+    """Kill what is left of a run, once its supervisor can be told."""
+    ends = time.monotonic() + 10
+    while not (state := run.state()).terminal and not state.supervisor and time.monotonic() < ends:
+        time.sleep(0.02)
+    for who in (state.supervisor, *state.processes.values()):
+        if who and identity.alive(who):
+            os.kill(who["pid"], signal.SIGKILL)
+
+
+async def told(name: str, /, **arguments: Any) -> dict[str, Any]:
+    """A tool's answer."""
+    body = (await call(name, arguments, Caller())).body
+    assert body["next"] and "\n" not in body["next"]
+    return body
+
+
+async def select(**changes: Any) -> None:
+    """Select the stand-in environment."""
+    answer = await told("rl_select_environment", name=ENVIRONMENT, changes={**CHANGES, **changes})
+    assert "error" not in answer, answer
+
+
+def runs() -> list[str]:
+    """Ids of all runs."""
+    return [run.run_id for run in list_runs()]
+
+
+def tokens(answer: dict[str, Any]) -> float:
+    """By the measure of the budgets."""
+    return len(json.dumps(answer, ensure_ascii=False, separators=(",", ":"), allow_nan=False)) / 4
+
+
+def check_of(answer: dict[str, Any], name: str) -> dict[str, Any]:
+    """One of the checks of an answer."""
+    return next(check for check in answer["checks"] if check["check"] == name)

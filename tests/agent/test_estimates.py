@@ -1,0 +1,262 @@
+"""How long a run takes: ranges that hold the true figure, as recorded on real runs of the built-in model."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from halteres.agent import estimates, speeds
+from halteres.agent.estimates import Estimate, estimate
+from halteres.agent.probe import Speed
+from halteres.agent.tests_store import TestOutcome
+from halteres.config import environ
+from halteres.config.program import EnvironmentProgram
+from halteres.config.settings import Settings
+from halteres.models import TINY
+from halteres.observe.metrics import append_row
+from halteres.runs import footprint
+from halteres.runs.base_model import RunModel, own_model
+from halteres.runs.directory import RunDirectory, runs_home
+from halteres.runs.preflight import Ground, Plan
+from halteres.runs.resume import ResumePoint
+from halteres.runs.start import plan_of
+from halteres.runs.state import RunState, write_state
+
+ENV: dict[str, Any] = {
+    "group_size": 16,
+    "batch_size": 256,
+    "max_token_length": 256,
+    "max_new_tokens": 64,
+    "max_num_workers": 64,
+    "eval_tasks": 128,
+    "eval_samples": 4,
+}
+PROGRAM = EnvironmentProgram(name="arithmetic", path=Path("/arithmetic.py"), interpreter="/python")
+
+STEPS_S = (5.08, 1.48, 1.59, 1.48, 1.45)
+TOTAL_S = 20.3
+"""Recorded: five steps of `arithmetic` on two cores, and the whole run."""
+
+SPEED = Speed(
+    load_s=2.49,
+    decode_tokens_per_s=20_800,
+    train_tokens_per_s=14_500,
+    update_s=0.0016,
+    peak_gb=0.665,
+    rows=256,
+    pass_tokens=2048,
+)
+"""Recorded: the probe on the same machine."""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HALTERES_HOME", str(tmp_path))
+    return tmp_path
+
+
+def settings(steps: int = 5, **env: Any) -> Settings:
+    return Settings.model_validate({"env": {**ENV, **env}, "trainer": {"total_steps": steps, "eval_every": 20}})
+
+
+def planned(steps: int = 5, resume: ResumePoint | None = None, **env: Any) -> tuple[Plan, Ground]:
+    plan = plan_of(settings(steps, **env))
+    return plan, Ground(environment=PROGRAM, model=own_model(plan.settings.inference), resume=resume)
+
+
+def told(plan: Plan, ground: Ground) -> Estimate:
+    found = estimate(plan, ground, may_measure=False)
+    assert found is not None
+    return found
+
+
+def record(run_id: str = "3fa9c1d2", model: str = TINY, **env: Any) -> RunDirectory:
+    """A run as it was recorded."""
+    run = RunDirectory(runs_home() / run_id)
+    run.path.mkdir(parents=True)
+    (run.path / "settings.json").write_text(settings(**env).model_dump_json())
+    ended = time.time() - 600
+    state = RunState(
+        run_id=run_id,
+        name=run_id,
+        environment="arithmetic",
+        environment_file=str(PROGRAM.path),
+        interpreter="/python",
+        base_model=model,
+        tokenizer="/nowhere",
+        total_steps=5,
+        created_at=ended - TOTAL_S,
+        ended_at=ended,
+        status="completed",
+    )
+    write_state(run.path / "run.json", state)
+    for step, seconds in enumerate(STEPS_S, 1):
+        append_row(run.path / "metrics.jsonl", {"step": step, "src": "trainer", "time/step": seconds})
+        append_row(run.path / "metrics.jsonl", {"step": step, "src": "env", "train/percent_correct": 0.4})
+    return run
+
+
+def remember(plan: Plan, ground: Ground, speed: Speed = SPEED) -> None:
+    """The cache as the probe has left it."""
+    file = environ.home() / "cache" / "estimates.json"
+    file.parent.mkdir(exist_ok=True)
+    key = speeds.Engine.of(plan, ground.model).key
+    file.write_text(json.dumps({key: {"speed": msgspec.to_builtins(speed), "at": 1.0}}))
+
+
+def test_where_nothing_was_measured_there_is_no_estimate(home: Path) -> None:
+    assert estimate(*planned(), may_measure=False) is None
+
+
+def test_earlier_runs_with_the_same_model_and_environment_tell_how_long_this_one_takes(home: Path) -> None:
+    record()
+    found = told(*planned())
+    assert "3fa9c1d2" in found.basis
+    assert found.step_s.low <= 1.48 <= found.step_s.high <= 2 * 1.59
+    assert found.total_s.low <= TOTAL_S <= found.total_s.high <= 2 * TOTAL_S
+    facts = found.facts
+    assert facts["total_min"] == [
+        pytest.approx(bound / 60, rel=0.01) for bound in (found.total_s.low, found.total_s.high)
+    ]
+
+
+def test_an_earlier_run_is_scaled_to_the_batch_and_to_the_steps(home: Path) -> None:
+    record()
+    same, twice, longer = told(*planned()), told(*planned(batch_size=512)), told(*planned(steps=50))
+    assert twice.step_s.low == pytest.approx(2 * same.step_s.low)
+    assert twice.step_s.high == pytest.approx(2 * same.step_s.high)
+    assert longer.total_s.low > same.total_s.low + 40 * 1.1
+    assert longer.step_s == same.step_s
+
+
+def test_a_higher_limit_on_answers_makes_the_range_wider_and_not_wrong(home: Path) -> None:
+    record()
+    same, longer = told(*planned()), told(*planned(max_new_tokens=128))
+    assert longer.step_s.low == same.step_s.low
+    assert longer.step_s.high >= 1.9 * same.step_s.high
+
+
+def test_runs_of_another_model_environment_or_engine_do_not_count(home: Path) -> None:
+    record(model="/models/other")
+    plan, ground = planned()
+    assert estimate(plan, ground, may_measure=False) is None
+    elsewhere = Ground(
+        environment=EnvironmentProgram(name="x", path=Path("/x.py"), interpreter="/python"),
+        model=ground.model,
+        resume=None,
+    )
+    record("aaaa1111")
+    assert estimate(plan, elsewhere, may_measure=False) is None
+    threads = plan_of(
+        plan.settings.model_copy(update={"inference": plan.settings.inference.model_copy(update={"threads": 7})})
+    )
+    assert estimate(threads, ground, may_measure=False) is None
+
+
+def test_only_the_steps_that_are_left_count_for_a_run_that_goes_on(home: Path) -> None:
+    old = record()
+    whole, rest = (
+        told(*planned(steps=40)),
+        told(*planned(steps=40, resume=ResumePoint(run=old, checkpoint={"step": 30}))),
+    )
+    assert rest.total_s.low < whole.total_s.low - 25 * 1.1
+    assert rest.step_s == whole.step_s
+
+
+def test_without_an_earlier_run_the_measured_engine_tells_and_assumptions_are_named(home: Path) -> None:
+    plan, ground = planned()
+    remember(plan, ground)
+    found = told(plan, ground)
+    assert found.step_s.low <= 1.48 <= found.step_s.high
+    assert found.total_s.low <= TOTAL_S <= found.total_s.high
+    assert "answers of 16 to 64 tokens assumed" in found.basis
+
+
+def test_a_test_with_the_model_replaces_assumptions_by_what_it_saw(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, ground = planned()
+    remember(plan, ground)
+    assumed = told(plan, ground)
+    groups = home / "groups.jsonl"
+    groups.write_text(json.dumps({"masks": [[-100] * 47 + [5] * 18, [-100] * 47 + [5] * 16]}) + "\nbroken\n")
+    outcome = TestOutcome(
+        test_id="t-1",
+        output_file=groups,
+        groups_with_variance=1.0,
+        mean_score=0.4,
+        tokens_per_s=3890.0,
+        seconds=0.8,
+        rollouts=2,
+        trainable=True,
+        finished_at=time.time(),
+    )
+    monkeypatch.setattr(estimates, "latest_test", lambda environment, model: outcome)
+    found = told(plan, ground)
+    assert "2 rollouts of test t-1" in found.basis
+    assert found.step_s.low <= 1.48 <= found.step_s.high
+    assert found.step_s.high - found.step_s.low < (assumed.step_s.high - assumed.step_s.low) / 2
+
+
+def test_other_runs_that_go_on_make_the_upper_bound_higher(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = record()
+    alone = told(*planned())
+    monkeypatch.setattr(estimates, "active_runs", lambda: [other])
+    beside = told(*planned())
+    assert (beside.step_s.low, beside.step_s.high) == (alone.step_s.low, 2 * alone.step_s.high)
+    assert "1 other run may slow it" in beside.basis
+
+
+def test_memory_is_told_as_measured_and_with_what_caches_may_grow_to(home: Path) -> None:
+    plan, ground = planned()
+    remember(plan, ground)
+    found = told(plan, ground)
+    assert found.peak_gb == pytest.approx(1.7, abs=0.2), "1.45 GB of the engine and 0.25 of the others were recorded"
+    remember(plan, ground, msgspec.structs.replace(SPEED, pass_tokens=256))
+    assert ground.model.shape is not None
+    by_formula = footprint.need(ground.model.shape, plan.demands).total
+    assert told(plan, ground).peak_gb == pytest.approx(by_formula / 1e9, abs=0.01), "the probe saw no whole pass"
+
+
+def test_the_engine_is_measured_once_and_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The built-in model itself; its figures must be such that the recorded truth would have been foretold."""
+    plan, ground = planned()
+    engine = speeds.Engine.of(plan, ground.model)
+    monkeypatch.setattr(speeds, "UNDISTURBED", 0.0)  # however busy this machine is just now
+    found = speeds.measured(engine, plan.demands, deadline_s=60)
+    assert found is not None and found.complete
+    assert 0.2 < found.peak_gb < 1.5
+    monkeypatch.setattr(speeds.subprocess, "Popen", None)
+    assert speeds.remembered(engine) == found
+    assert told(plan, ground).step_s.low > 0
+
+
+def test_figures_of_a_busy_machine_are_used_and_not_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, ground = planned()
+    remember(plan, ground)
+    idle = told(plan, ground)
+    remember(plan, ground, msgspec.structs.replace(SPEED, share=0.5))
+    busy = told(plan, ground)
+    assert busy.step_s.high == idle.step_s.high
+    assert busy.step_s.low - 0.05 == pytest.approx((idle.step_s.low - 0.05) / 2), "alone it may be twice as fast"
+    monkeypatch.setattr(speeds, "UNDISTURBED", 1.1)
+    scripted = speeds.Engine(backend="scripted", model=ground.model, threads=1)
+    assert speeds.measured(scripted, plan.demands, deadline_s=60) is not None
+    assert speeds.remembered(scripted) is None
+
+
+def test_a_probe_that_takes_too_long_is_given_up_and_leaves_no_figures(home: Path) -> None:
+    plan, ground = planned()
+    assert speeds.measured(speeds.Engine.of(plan, ground.model), plan.demands, deadline_s=0.05) is None
+    assert not (home / "cache").exists()
+
+
+def test_an_engine_that_does_not_start_has_no_speed(home: Path, tmp_path: Path) -> None:
+    plan, _ = planned()
+    (tmp_path / "config.json").write_text("{}")
+    broken = speeds.Engine(backend="scripted", model=RunModel(name="x", tokenizer=str(tmp_path)), threads=1)
+    assert speeds.measured(broken, plan.demands, deadline_s=60) is None
+    assert not (home / "cache").exists()

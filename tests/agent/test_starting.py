@@ -1,0 +1,261 @@
+"""rl_start_training: what it answers, what it refuses, that one key is one run. With stand-ins for a run's roles."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from runs.scenes import ENVIRONMENT, wait, wait_for_end
+
+from halteres.agent import rehearsal
+from halteres.agent.tests_store import TestOutcome
+from halteres.runs.directory import RunDirectory, find_run
+from halteres.runs.stop import stop_run
+
+from .starting_scenes import begun_by_standins, check_of, runs, select, tokens, told
+
+SEED_KEYS = {
+    "run_id",
+    "status",
+    "environment",
+    "config",
+    "wandb_project",
+    "wandb_run_name",
+    "config_path",
+    "logs",
+    "message",
+}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    yield from begun_by_standins(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainers do two of four steps, then wait to be stopped."""
+    monkeypatch.setenv("STANDIN_STEPS", "2")
+
+
+def policy(home: Path, **fields: Any) -> None:
+    (home / "policy.yaml").write_text(yaml.safe_dump(fields))
+
+
+async def test_a_started_run_answers_with_the_keys_of_the_seeds_and_is_seen_at_once(home: Path) -> None:
+    await select()
+    started = await told("rl_start_training", name="first try")
+    assert started.keys() >= SEED_KEYS | {"phase", "wandb", "next"}
+    run_id = started["run_id"]
+    assert (started["status"], started["phase"], started["environment"]) == ("starting", "api", "standin_env")
+    assert (started["wandb_project"], started["wandb_run_name"]) == ("atropos-tinker", f"standin_env-{run_id}")
+    assert started["config"]["total_steps"] == 4
+    assert set(started["logs"]) == {"api", "trainer", "env"}
+    assert Path(started["config_path"]).is_file()
+    assert started["next"].startswith(f'rl_check_status("{run_id}", wait_s=45, until=')
+    looked = await told("rl_check_status", run_id=run_id)
+    assert looked["run_id"] == run_id and looked["status"] in ("pending", "starting", "running")
+    assert find_run("first try").run_id == run_id
+    assert tokens(started) <= 450
+
+
+async def test_without_an_environment_the_seeds_sentence_is_told(home: Path) -> None:
+    answer = await told("rl_start_training")
+    assert answer["error"] == "No environment selected. Use rl_select_environment(name) first."
+    assert answer["code"] == "no_environment"
+
+
+async def test_an_environment_that_is_gone_is_told_as_the_seeds_do(home: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "standin_copy.py"
+    copy.write_text(Path(ENVIRONMENT).read_text())
+    await told("rl_select_environment", name=str(copy))
+    copy.unlink()
+    answer = await told("rl_start_training")
+    assert answer["error"].startswith(f"Environment file not found for '{copy}'.")
+    assert runs() == []
+
+
+async def test_selecting_editing_and_starting_are_one_call(home: Path) -> None:
+    await select()
+    await told("rl_edit_config", field="difficulty", value=3)
+    changes = {"group_size": 4, "batch_size": 8, "total_steps": 4}
+    started = await told("rl_start_training", environment=ENVIRONMENT, changes=changes)
+    assert started["config"]["group_size"] == 4
+    assert started["discarded_edits"]["env.difficulty"] == 3
+    config = await told("rl_get_current_config", field="group_size")
+    assert config["configurable_fields"][0]["current_value"] == 4, "the draft was edited"
+
+
+async def test_a_refused_change_starts_nothing_and_names_the_call_that_would(home: Path) -> None:
+    await select()
+    answer = await told("rl_start_training", changes={"batch_size": 7})
+    assert answer["code"] == "invalid_config"
+    assert answer["next"].startswith("rl_start_training(") and '"batch_size":6' in answer["next"]
+    assert runs() == []
+
+
+async def test_a_dry_run_tells_checks_and_changes_and_leaves_no_trace_of_a_run(home: Path) -> None:
+    await select(group_size=4, **{"inference.engine": "scripted"})
+    answer = await told("rl_start_training", dry_run=True)
+    assert (answer["dry_run"], answer["ok"]) == (True, True)
+    names = [check["check"] for check in answer["checks"]]
+    assert names == [
+        *("variables", "model present", "memory", "disk", "environment", "batch", "ports", "reward varies")
+    ]
+    memory = check_of(answer, "memory")
+    assert 0 < memory["need_gb"] < memory["free_gb"]
+    assert answer["config_diff"]["group_size"] == [2, 4]
+    assert answer["next"] == "rl_test_inference() then rl_start_training()"
+    assert tokens(answer) <= 450
+    assert not (home / "runs").exists() and not (home / "logs").exists()
+
+
+async def test_a_dry_run_tells_every_failing_check_and_raises_none(home: Path) -> None:
+    policy(home, require_keys=["TINKER_API_KEY"])
+    await select(**{"inference.model": "Qwen/Qwen3-8B"})
+    answer = await told("rl_start_training", dry_run=True)
+    assert answer["ok"] is False
+    failed = {check["check"]: check["problem"] for check in answer["checks"] if not check["ok"]}
+    assert failed.keys() == {"keys", "model present"}
+    assert "TINKER_API_KEY not set. Add it to ~/.hermes/.env" in failed["keys"]
+    assert f"There is no folder {home}/models/Qwen/Qwen3-8B." in failed["model present"]
+    assert "estimate" not in answer
+
+
+async def test_what_a_dry_run_finds_failing_is_refused_by_a_start_with_all_checks(home: Path) -> None:
+    await select(**{"inference.model": "Qwen/Qwen3-8B"})
+    answer = await told("rl_start_training")
+    assert (answer["code"], answer["field"]) == ("preflight_failed", "inference.model")
+    assert "halteres/tiny" in answer["allowed"]
+    assert answer["next"] == 'rl_get_current_config(field="model")'
+    assert [check["check"] for check in answer["checks"] if not check["ok"]] == ["model present"]
+    assert runs() == []
+
+
+async def test_a_key_that_the_policy_asks_for_is_named_as_the_seeds_do(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy(home, require_keys=["TINKER_API_KEY"])
+    await select()
+    answer = await told("rl_start_training")
+    assert answer["error"].startswith("TINKER_API_KEY not set. Add it to ~/.hermes/.env")
+    assert answer["code"] == "missing_key"
+    monkeypatch.setenv("TINKER_API_KEY", "tml-x")
+    assert (await told("rl_start_training"))["status"] == "starting"
+
+
+@pytest.mark.parametrize(("share", "ok"), [(0.62, True), (0.0, False)])
+async def test_whether_rewards_vary_is_told_from_the_last_test(
+    home: Path, monkeypatch: pytest.MonkeyPatch, share: float, ok: bool
+) -> None:
+    outcome = TestOutcome(
+        test_id="t-1",
+        output_file=home / "groups.jsonl",
+        groups_with_variance=share,
+        mean_score=0.4,
+        tokens_per_s=None,
+        seconds=1.0,
+        rollouts=48,
+        trainable=ok,
+        finished_at=time.time() - 240,
+    )
+    monkeypatch.setattr(rehearsal, "latest_test", lambda environment, model: outcome)
+    await select(**{"inference.engine": "scripted"})
+    answer = await told("rl_start_training", dry_run=True)
+    check = check_of(answer, "reward varies")
+    assert (check["ok"], check["groups_with_variance"], check["from"]) == (ok, share, "rl_test_inference 4 min ago")
+    assert answer["ok"] is ok
+    assert (answer["next"] == "rl_start_training()") is ok
+
+
+async def test_a_repeated_key_is_the_first_run_also_when_another_could_not_be_started(home: Path) -> None:
+    policy(home, caps={"max_concurrent_runs": 1})
+    await select()
+    first = await told("rl_start_training", idempotency_key="the-key")
+    again = await told("rl_start_training", idempotency_key="the-key", changes={"total_steps": 3})
+    assert again["run_id"] == first["run_id"] and again.keys() >= SEED_KEYS
+    assert "nothing new was started" in again["message"]
+    assert wait_for_end(find_run(first["run_id"])).idempotency_key == "the-key"
+    ended = await told("rl_start_training", idempotency_key="the-key")
+    assert (ended["run_id"], ended["status"]) == (first["run_id"], "completed")
+    assert ended["next"] == f'rl_get_results("{first["run_id"]}")'
+    assert runs() == [first["run_id"]]
+
+
+async def test_more_runs_at_once_than_the_policy_allows_are_refused_with_those_that_go_on(
+    home: Path, waiting: None
+) -> None:
+    policy(home, caps={"max_concurrent_runs": 1})
+    await select()
+    first = find_run((await told("rl_start_training"))["run_id"])
+    answer = await told("rl_start_training")
+    assert (answer["code"], answer["active_runs"]) == ("policy_cap", [first.run_id])
+    assert answer["next"].startswith(f'rl_check_status("{first.run_id}", wait_s=45, until="terminal")')
+    rehearsed = await told("rl_start_training", dry_run=True)
+    assert check_of(rehearsed, "runs allowed")["ok"] is False
+    wait(first, lambda state: state.status == "running")
+    stop_run(first)
+    wait_for_end(first)
+    stop_run(find_run((await told("rl_start_training"))["run_id"]))
+
+
+async def test_a_run_that_was_stopped_goes_on_with_changes_and_says_from_which_step(home: Path, waiting: None) -> None:
+    await select()
+    old = find_run((await told("rl_start_training", name="mine"))["run_id"])
+    wait(old, lambda state: state.status == "running" and state.step == 2)
+    going = await told("rl_start_training", resume_from=old.run_id)
+    assert going["code"] == "conflict" and f'rl_stop_training("{old.run_id}")' in going["next"]
+    stop_run(old)
+    rehearsed = await told("rl_start_training", resume_from="mine", changes={"total_steps": 2}, dry_run=True)
+    assert "nothing is left to do" in check_of(rehearsed, "checkpoint")["problem"]
+    started = await told("rl_start_training", resume_from=old.run_id, changes={"total_steps": 6})
+    assert (started["resumed_from"], started["step"]) == (old.run_id, 2)
+    assert started["config"]["total_steps"] == 6
+    new = find_run(started["run_id"])
+    assert new.state().name != "mine", "two runs of one name could not be told apart"
+    stop_run(new)
+
+
+async def test_an_environment_beside_resume_from_is_refused_with_the_call_that_is_meant(home: Path) -> None:
+    answer = await told("rl_start_training", environment=ENVIRONMENT, resume_from="3fa9c1d2")
+    assert (answer["field"], answer["next"]) == ("environment", 'rl_start_training(resume_from="3fa9c1d2")')
+
+
+async def test_the_policy_that_held_is_written_into_the_run(home: Path) -> None:
+    policy(home, caps={"max_steps": 100}, lock={"trainer": {"lora_rank": 4}}, name="careful")
+    await select()
+    run = find_run((await told("rl_start_training"))["run_id"])
+    told_policy = json.loads((run.path / "policy.json").read_text())
+    assert (told_policy["name"], told_policy["caps"]["max_steps"]) == ("careful", 100)
+    assert run.settings().trainer.lora_rank == 4
+    assert run.state().policy == "careful"
+
+
+async def test_logs_and_config_are_linked_under_the_names_of_the_seeds(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hermes = tmp_path / "hermes"
+    monkeypatch.setenv("HERMES_HOME", str(hermes))
+    await select()
+    run = find_run((await told("rl_start_training"))["run_id"])
+    for folder in (home / "logs", hermes / "logs" / "rl_training"):
+        for role in ("api", "trainer", "env"):
+            assert (folder / f"{role}_{run.run_id}.log").resolve() == run.log(role).resolve()
+    assert yaml.safe_load((home / "configs" / f"run_{run.run_id}.yaml").read_text())["env"]["total_steps"] == 4
+
+
+async def test_a_model_on_the_shelf_is_named_and_its_folder_is_kept(home: Path) -> None:
+    folder = home / "models" / "Qwen" / "Qwen3-0.6B"
+    folder.mkdir(parents=True)
+    builtin = Path(__file__).parents[2] / "src" / "halteres" / "models" / "tiny"
+    for file in builtin.iterdir():
+        (folder / file.name).symlink_to(file)
+    await select(**{"inference.model": "Qwen/Qwen3-0.6B"})
+    run: RunDirectory = find_run((await told("rl_start_training"))["run_id"])
+    assert run.state().base_model == str(folder)
+    assert run.settings().inference.model == str(folder), "the name means this folder from now on"

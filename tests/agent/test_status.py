@@ -1,0 +1,433 @@
+"""rl_check_status: what a look at a run tells, in every state of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halteres.agent.wording import worded
+from halteres.config.policies import HERMES_COMPAT
+from halteres.observe.metrics import append_row
+from halteres.runs.directory import RunDirectory
+
+from .run_scenes import (
+    RUN,
+    SEED_STATUS,
+    add_alert,
+    add_evaluation,
+    add_step,
+    change,
+    make_run,
+    replied,
+    short_home,
+    supervised,
+    tokens,
+    told,
+)
+
+BUDGET = 350
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    home = short_home(tmp_path)
+    monkeypatch.setenv("HALTERES_HOME", str(home))
+    yield home
+    home.unlink()
+
+
+@pytest.fixture
+def running() -> Iterator[RunDirectory]:
+    run = make_run(steps=12)
+    add_evaluation(run, 0, 0.3)
+    add_evaluation(run, 10, 0.39)
+    with supervised(run):
+        yield run
+
+
+async def test_a_running_run_tells_state_figures_trend_and_time_left(running: RunDirectory) -> None:
+    answer = await told("rl_check_status", run_id=RUN)
+    assert answer.keys() >= SEED_STATUS
+    assert (answer["status"], answer["state"], answer["health"]) == ("running", "running", "healthy")
+    assert (answer["step"], answer["total_steps"], answer["alerts"]) == (12, 50, [])
+    assert answer["metrics"] == {
+        "step": 12,
+        "reward_mean": 0.3,
+        "percent_correct": 0.32,
+        "eval_percent_correct": 0.39,
+        "loss": 0.0131,
+        "kl": 0.00213,
+    }
+    assert answer["trend"] == {"reward_mean": "▁▂▂▃▄▄▅▅▆▇▇█ 0.19->0.3", "groups_without_signal": 0.25}
+    assert answer["eta_minutes"] == [9.5, 9.5]
+    assert answer["processes"] == dict.fromkeys(("api", "trainer", "env", "service", "engine"), "running")
+    assert answer["wandb_project"] == "atropos-tinker"
+    assert answer["wandb_run_name"] == f"gsm8k-{RUN}"
+    assert answer["wandb_url"] is None
+    assert answer["logs"] == {role: str(running.log(role)) for role in ("api", "trainer", "env")}
+    assert answer["running_time_minutes"] == pytest.approx(4, abs=0.1)
+    assert answer["suggested_wait_s"] == 50
+    assert answer["next"] == f'rl_check_status("{RUN}", wait_s=50, until="eval")'
+    assert "woke" not in answer and "error" not in answer
+    assert tokens(answer) <= BUDGET
+
+
+async def test_a_starting_run_says_what_it_waits_for_and_has_null_for_figures() -> None:
+    processes = {role: {"pid": None, "exit": None, "state": "not started"} for role in ("api", "trainer", "env")}
+    with supervised(make_run(), status="starting", phase="api", processes=processes):
+        answer = await told("rl_check_status", run_id=RUN)
+    assert answer.keys() >= SEED_STATUS
+    assert (answer["status"], answer["state"], answer["phase"]) == ("starting", "running", "api")
+    assert answer["processes"] == dict.fromkeys(("api", "trainer", "env"), "not started")
+    assert answer["metrics"].pop("step") == 0
+    assert set(answer["metrics"].values()) == {None}
+    assert answer["eta_minutes"] is None
+    assert answer["next"] == f'rl_check_status("{RUN}", wait_s=20, until="running")'
+    assert tokens(answer) <= BUDGET
+
+
+async def test_a_failed_run_tells_error_exit_log_checkpoint_and_the_call_that_mends_it() -> None:
+    run = failed(
+        code="gpu_oom",
+        error="Trainer ran out of GPU memory at step 7. Lower max_token_length to 768 or batch_size to 32, "
+        f"then go on from step 5: halteres train --resume {RUN}.",
+    )
+    run.log("trainer").write_text(
+        "".join(f"{n:02} {'torch.OutOfMemoryError: CUDA out of memory. ' * 4}\n" for n in range(20))
+    )
+    answer = await told("rl_check_status", run_id=RUN)
+    assert answer.keys() >= SEED_STATUS
+    assert (answer["status"], answer["state"], answer["health"]) == ("failed", "crashed", "failed")
+    assert (answer["phase"], answer["step"], answer["code"]) == ("trainer", 7, "gpu_oom")
+    assert answer["error"].startswith("Trainer ran out of GPU memory at step 7. Lower max_token_length to 768 or")
+    assert "halteres train" not in answer["error"]
+    assert answer["exit"] == {"process": "trainer", "code": 1}
+    assert [line[:2] for line in answer["log_tail"]] == [f"{n:02}" for n in range(12, 20)]
+    assert answer["last_checkpoint"] == {"step": 5, "path": f"tinker://{RUN}/weights/step_5"}
+    assert answer["next"] == f'rl_start_training(resume_from="{RUN}", changes={{"batch_size":32}})'
+    assert answer["suggested_wait_s"] == 0
+    assert tokens(answer) <= BUDGET
+
+
+def failed(**changes: Any) -> RunDirectory:
+    ended: dict[str, Any] = {
+        "status": "failed",
+        "phase": "trainer",
+        "ended_at": time.time(),
+        "exit": {"process": "trainer", "code": 1},
+        "resumable": True,
+        "last_checkpoint": {"name": "step-5", "step": 5, "state_path": f"tinker://{RUN}/weights/step_5"},
+        "processes": {
+            "service": {"pid": 1, "exit": 0, "state": "exited (0)"},
+            "api": {"pid": 2, "exit": -9, "state": "exited (-9)"},
+            "trainer": {"pid": 3, "exit": 1, "state": "exited (1)"},
+            "env": {"pid": 4, "exit": 0, "state": "exited (0)"},
+        },
+    }
+    return make_run(steps=7, **{**ended, **changes})
+
+
+async def test_how_each_process_ended_is_told_in_the_seeds_words_first() -> None:
+    failed(code="process_exited", error="Trainer exited with code 1 at step 7.")
+    answer = await told("rl_check_status", run_id=RUN)
+    assert list(answer["processes"])[:3] == ["api", "trainer", "env"]
+    assert answer["processes"]["trainer"] == "exited (1)"
+    assert answer["processes"]["api"] == "ended by SIGKILL"
+
+
+@pytest.mark.parametrize(
+    ("changes", "following"),
+    [
+        ({"code": "process_exited"}, f'rl_start_training(resume_from="{RUN}")'),
+        ({"code": "nan_loss"}, f'rl_start_training(resume_from="{RUN}", changes={{"learning_rate":2e-05}})'),
+        ({"code": "disk_full", "exit": None}, f'make room, then rl_start_training(resume_from="{RUN}")'),
+        (
+            {"code": "process_exited", "exit": {"process": "env", "code": 3}},
+            f'rl_get_logs("{RUN}", role="env") then rl_start_training(resume_from="{RUN}")',
+        ),
+        ({"code": "gpu_oom", "resumable": False}, 'rl_start_training(environment="gsm8k", changes={"batch_size":32})'),
+    ],
+)
+async def test_every_failure_has_the_call_that_goes_on_from_it(changes: dict[str, Any], following: str) -> None:
+    failed(error="It failed.", **changes)
+    assert (await told("rl_check_status", run_id=RUN))["next"] == following
+
+
+async def test_a_run_without_a_checkpoint_is_started_again_with_what_was_set_by_hand() -> None:
+    run = failed(code="process_exited", error="It failed.", resumable=False, last_checkpoint=None)
+    (run.path / "config.resolved.json").write_text(
+        '{"trainer.lora_rank": {"value": 8, "source": "edit"}, "env.group_size": {"value": 8, "source": "config_init"},'
+        ' "run.name": {"value": "x", "source": "edit"}}'
+    )
+    answer = await told("rl_check_status", run_id=RUN)
+    assert answer["last_checkpoint"] is None and not answer["resumable"]
+    assert answer["next"] == 'rl_start_training(environment="gsm8k", changes={"trainer.lora_rank":8})'
+
+
+async def test_a_run_whose_supervisor_is_gone_has_failed_at_once_and_can_be_resumed() -> None:
+    run = make_run(steps=3, status="running", supervisor={"pid": 2**22 + 1, "start_time": 1, "boot_id": "x"})
+    append_row(run.path / "checkpoints.jsonl", {"name": "s", "step": 2, "state_path": "tinker://x/weights/s"})
+    answer = await told("rl_check_status", run_id=RUN)
+    assert (answer["status"], answer["code"]) == ("failed", "supervisor_lost")
+    assert answer["error"].endswith("Go on from step 2")
+    assert answer["next"] == f'rl_start_training(resume_from="{RUN}")'
+    assert answer["last_checkpoint"] == {"step": 2, "path": "tinker://x/weights/s"}
+
+
+async def test_a_completed_run_stops_its_clock_and_leads_to_its_results() -> None:
+    now = time.time()
+    make_run(steps=50, created_at=now - 4000, ended_at=now - 3400)
+    answer = await told("rl_check_status", run_id=RUN)
+    assert (answer["state"], answer["health"]) == ("finished", "completed")
+    assert answer["running_time_minutes"] == 10.0
+    assert answer["next"] == f'rl_get_results("{RUN}")'
+    assert tokens(answer) <= BUDGET
+
+
+@pytest.mark.parametrize(("resumable", "also"), [(True, f' or rl_start_training(resume_from="{RUN}")'), (False, "")])
+async def test_a_stopped_run_may_go_on_where_it_has_a_checkpoint(resumable: bool, also: str) -> None:
+    make_run(steps=5, status="stopped", resumable=resumable, ended_at=time.time())
+    answer = await told("rl_check_status", run_id=RUN)
+    assert answer["state"] == "finished"
+    assert answer["next"] == f'rl_get_results("{RUN}"){also}'
+
+
+async def test_a_run_that_a_cap_ended_says_so_and_is_not_offered_to_go_on() -> None:
+    note = "The policy's max_steps of 5 are used up."
+    make_run(steps=5, status="stopped", resumable=True, code="policy_cap", note=note)
+    answer = await told("rl_check_status", run_id=RUN)
+    assert (answer["code"], answer["note"]) == ("policy_cap", note)
+    assert answer["next"] == f'rl_get_results("{RUN}")'
+
+
+async def test_of_a_log_the_last_line_is_told_first_and_all_within_the_budget() -> None:
+    run = failed(
+        code="process_exited",
+        error=f"Trainer exited with code 1 at step 7. {'No more. ' * 6}Its log: /x/trainer.log. "
+        f"Go on from step 5: halteres train --resume {RUN}",
+    )
+    lines = [
+        f"2026-07-01 12:00:0{n},123 INFO halteres.training.loop: Step {n}: reward 0.250, 2.10 s." for n in range(9)
+    ]
+    last = "error: The training service did not answer forward_backward within 600 s."
+    run.log("trainer").write_text("\n\n".join([*lines, last, "", ""]))
+    add_alert(run)
+    answer = await told("rl_check_status", run_id=RUN)
+    assert len(answer["log_tail"]) == 8
+    assert answer["log_tail"][-1] == last
+    assert answer["log_tail"][-2].startswith("INFO halteres.training.loop: Step 8")
+    assert answer["log_tail"][0].startswith("INFO halteres")
+    assert "Its log" not in answer["error"]
+    assert answer["alerts"] == []
+    assert tokens(answer) <= BUDGET
+    change(run, error="x" * 5000)
+    assert tokens(await told("rl_check_status", run_id=RUN)) <= BUDGET + 40
+
+
+async def test_alerts_are_told_once_per_rule_newest_first_with_their_remedy(running: RunDirectory) -> None:
+    for step in (2, 9):
+        add_alert(running, "truncation", step, evidence="x" * 500)
+    for number, rule in enumerate(("a", "b", "c")):
+        add_alert(running, rule, 3 + number)
+    answer = await told("rl_check_status", run_id=RUN)
+    assert answer["health"] == "alert"
+    assert [(alert["rule"], alert["step"]) for alert in answer["alerts"]] == [("truncation", 9), ("c", 5)]
+    assert answer["alerts"][0].keys() == {"rule", "step", "evidence", "remedy"}
+    assert answer["alerts"][0]["evidence"].endswith("...")
+    assert answer["alerts"][0]["remedy"] == "rl_edit_config('max_token_length', 1536)"
+    assert tokens(answer) <= BUDGET
+
+
+async def test_a_remedy_is_told_whole_for_it_is_a_call(running: RunDirectory) -> None:
+    remedy = f'rl_start_training(changes={{"name":"{"x" * 600}"}})'
+    add_alert(running, remedy=remedy)
+    (alert,) = (await told("rl_check_status", run_id=RUN))["alerts"]
+    assert alert["remedy"] == remedy
+
+
+async def test_an_alert_of_long_ago_is_told_and_stands_for_nothing(running: RunDirectory) -> None:
+    add_alert(running, step=12)
+    assert (await told("rl_check_status", run_id=RUN))["health"] == "alert"
+    for step in range(13, 34):
+        add_step(running, step)
+    answer = await told("rl_check_status", run_id=RUN)
+    assert (answer["health"], len(answer["alerts"])) == ("healthy", 1)
+
+
+async def test_what_will_not_get_well_by_itself_is_failing(running: RunDirectory) -> None:
+    add_alert(running, "nan_loss", 12)
+    assert (await told("rl_check_status", run_id=RUN))["health"] == "failing"
+
+
+async def test_a_run_that_stood_still_and_goes_on_is_healthy(running: RunDirectory) -> None:
+    add_alert(running, "stalled", 12)
+    assert (await told("rl_check_status", run_id=RUN))["health"] == "failing"
+    add_step(running, 13)
+    assert (await told("rl_check_status", run_id=RUN))["health"] == "healthy"
+
+
+async def test_a_supervisor_that_shows_no_sign_of_life_is_an_alert(running: RunDirectory) -> None:
+    os.utime(running.path / "heartbeat", (time.time() - 60, time.time() - 60))
+    answer = await told("rl_check_status", run_id=RUN)
+    assert (answer["health"], answer["alerts"][0]["rule"]) == ("failing", "stalled")
+    os.utime(running.path / "heartbeat")
+    assert (await told("rl_check_status", run_id=RUN))["health"] == "healthy"
+
+
+async def test_a_process_that_has_just_died_is_failing(running: RunDirectory) -> None:
+    change(running, processes={"env": {"pid": 3, "exit": -9, "state": "exited (-9)"}})
+    assert (await told("rl_check_status", run_id=RUN))["health"] == "failing"
+
+
+async def test_the_wait_that_is_suggested_grows_with_the_time_of_a_step_up_to_fifty_seconds() -> None:
+    waits = []
+    for number, step_s in enumerate((0.01, 1.2, 3.0, 400.0)):
+        with supervised(make_run(f"0000000{number}", steps=3, step_s=step_s)):
+            waits.append((await told("rl_check_status", run_id=f"0000000{number}"))["suggested_wait_s"])
+    assert waits == [5, 12, 30, 50]
+
+
+async def test_near_its_end_a_run_is_waited_for(running: RunDirectory) -> None:
+    for step in range(13, 49):
+        add_step(running, step)
+    answer = await told("rl_check_status", run_id=RUN)
+    assert answer["next"] == f'rl_check_status("{RUN}", wait_s=50, until="terminal")'
+
+
+async def test_the_project_is_the_runs_own_where_it_has_one(
+    running: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_PROJECT", "ours")
+    assert (await told("rl_check_status", run_id=RUN))["wandb_project"] == "ours"
+    (running.path / "settings.json").write_text('{"run": {"wandb_project": "mine"}}')
+    assert (await told("rl_check_status", run_id=RUN))["wandb_project"] == "mine"
+
+
+async def test_without_an_id_the_only_active_run_is_meant(running: RunDirectory) -> None:
+    make_run("0000ffff")
+    assert (await told("rl_check_status"))["run_id"] == RUN
+    with supervised(make_run("0000eeee"), status="starting"):
+        reply = await replied("rl_check_status")
+    assert (reply.body["code"], reply.failed) == ("run_ambiguous", True)
+    assert set(reply.body["active_runs"]) == {RUN, "0000eeee"}
+    assert f"{RUN} (gsm8k, running)" in reply.body["error"]
+
+
+async def test_without_an_active_run_the_newest_are_listed() -> None:
+    empty = await replied("rl_check_status")
+    assert (empty.body["code"], empty.body["next"]) == ("run_not_found", "rl_start_training()")
+    make_run("0000ffff", created_at=1.0)
+    make_run(RUN, created_at=2.0)
+    reply = await replied("rl_check_status")
+    assert (reply.body["code"], reply.body["active_runs"], reply.status) == ("run_not_found", [], 404)
+    assert f"{RUN} (gsm8k, completed), 0000ffff (gsm8k, completed)" in reply.body["error"]
+    assert reply.body["next"] == worded("rl_check_status", run_id=RUN)
+
+
+async def test_an_unknown_run_offers_the_nearest_in_the_specs_words(running: RunDirectory) -> None:
+    reply = await replied("rl_check_status", run_id="3fa8")
+    assert reply.body == {
+        "error": f"Run '3fa8' not found. Did you mean {RUN} (gsm8k, running)?",
+        "code": "run_not_found",
+        "did_you_mean": RUN,
+        "active_runs": [RUN],
+        "next": f'rl_check_status(run_id="{RUN}")',
+    }
+
+
+async def test_a_beginning_and_a_name_do(running: RunDirectory) -> None:
+    change(running, name="my sums")
+    for word in ("3fa", "my sums", RUN):
+        assert (await told("rl_check_status", run_id=word))["run_id"] == RUN
+    make_run("3fa00000")
+    reply = await replied("rl_check_status", run_id="3fa")
+    assert reply.body["code"] == "run_ambiguous"
+    assert reply.body["active_runs"] == [RUN]
+
+
+@pytest.mark.parametrize("word", ["../3fa9c1d2", "..", "/etc/passwd", "*", "3fa9c1d2/", ".\x00", "x" * 5000])
+async def test_no_word_is_a_path(running: RunDirectory, word: str) -> None:
+    reply = await replied("rl_check_status", run_id=word)
+    assert reply.body["code"] == "run_not_found"
+    assert tokens(reply.body) < 150
+
+
+async def test_a_secret_in_a_log_is_struck_out_also_where_a_line_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "sk-" + "abcdefgh" * 12
+    monkeypatch.setenv("OPENROUTER_API_KEY", secret)
+    run = failed(code="process_exited", error=f"It failed. {secret}")
+    run.log("trainer").write_text(f"key={secret}\n" * 8)
+    answer = await told("rl_check_status", run_id=RUN)
+    assert answer["log_tail"] == ["key=***"] * 8
+    assert answer["error"] == "It failed. ***"
+
+
+@pytest.fixture
+def limited(home: Path, running: RunDirectory) -> RunDirectory:
+    (home / "policy.yaml").write_text("hermes-compat\n")
+    return running
+
+
+async def test_a_second_look_within_the_interval_is_limited_and_keeps_the_last_snapshot(limited: RunDirectory) -> None:
+    first = await told("rl_check_status", run_id=RUN)
+    add_step(limited, 13)
+    change(limited, step=13)
+    second = await told("rl_check_status", run_id=RUN)
+    assert second.keys() == {
+        *("rate_limited", "run_id", "message", "next_check_in_seconds"),
+        *("status", "step", "metrics", "next"),
+    }
+    assert second["rate_limited"] is True
+    assert second["message"] == "Rate limited. Next check available in 30 minutes."
+    assert 0 < second["next_check_in_seconds"] <= HERMES_COMPAT.min_status_interval_s
+    assert [second[key] for key in ("run_id", "status", "step", "metrics")] == [
+        first[key] for key in ("run_id", "status", "step", "metrics")
+    ]
+    assert second["next"] == f'rl_check_status("{RUN}", wait_s=50, until="terminal")'
+
+
+async def test_a_limit_never_hides_an_alert_a_changed_state_or_an_end(limited: RunDirectory) -> None:
+    async def is_limited() -> bool:
+        return (await told("rl_check_status", run_id=RUN)).get("rate_limited", False)
+
+    assert [await is_limited(), await is_limited()] == [False, True]
+    add_alert(limited)
+    assert [await is_limited(), await is_limited()] == [False, False]
+    (limited.path / "events.jsonl").write_text("")
+    change(limited, status="stopping")
+    assert [await is_limited(), await is_limited()] == [False, True]
+    os.utime(limited.path / "heartbeat", (1, 1))
+    assert [await is_limited(), await is_limited()] == [False, False]
+    change(limited, status="failed", error="It failed.", code="process_exited")
+    assert [await is_limited(), await is_limited()] == [False, False]
+
+
+async def test_when_the_interval_is_over_a_run_may_be_looked_at_again(home: Path, limited: RunDirectory) -> None:
+    await told("rl_check_status", run_id=RUN)
+    file = home / "looks" / f"{RUN}.json"
+    seen = json.loads(file.read_bytes())
+    file.write_text(json.dumps({**seen, "at": seen["at"] - HERMES_COMPAT.min_status_interval_s}))
+    assert "rate_limited" not in await told("rl_check_status", run_id=RUN)
+    assert (await told("rl_check_status", run_id=RUN))["rate_limited"]
+
+
+async def test_an_unknown_id_and_an_ended_run_leave_no_trace(home: Path, limited: RunDirectory) -> None:
+    await told("rl_check_status", run_id="0bad0bad")
+    assert not (home / "looks").exists()
+    await told("rl_check_status", run_id=RUN)
+    assert [file.name for file in (home / "looks").iterdir()] == [f"{RUN}.json"]
+    change(limited, status="completed")
+    await told("rl_check_status", run_id=RUN)
+    assert not list((home / "looks").iterdir())
+
+
+async def test_without_a_policy_looks_are_free_and_nothing_is_written(home: Path, running: RunDirectory) -> None:
+    for _ in range(2):
+        assert "rate_limited" not in await told("rl_check_status", run_id=RUN)
+    assert not (home / "looks").exists()

@@ -1,0 +1,285 @@
+"""What the files of a test come to: figures, whether one can train on them, an answer that fits."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from halteres.agent import tests_store
+from halteres.agent.trial.brief import BUDGET, brief
+from halteres.agent.trial.ending import Ended, exited, hung_at, timed_out
+from halteres.agent.trial.folder import TestFolder, find_test
+from halteres.agent.trial.report import report
+from halteres.agent.trial.request import Candidate, Request
+from halteres.agent.trial.traffic import Traffic
+from halteres.errors import NotFound
+from halteres.observe.metrics import append_row
+from halteres.runs import lock
+
+TRUNCATED = Ended(seconds=2.0, traffic=Traffic(completions=10, truncated=5, tokens=400, busy_s=2.0))
+WELL = Ended(seconds=2.0, traffic=Traffic(completions=10, tokens=400, busy_s=2.0))
+BROKEN = Ended(error="Process exited with code 1", why="ValueError: no.", fault="environment")
+SILENT = Ended(error="Process exited with code 1", why="the endpoint answered 500.", fault="model")
+
+
+def candidate(model: str = "local:m") -> Candidate:
+    return Candidate(
+        model=model,
+        name=model,
+        scale="local",
+        base=model.removeprefix("local:"),
+        is_local=model.startswith("local:"),
+        tokenizer="/nowhere",
+        stem=f"test_mine_{model.replace('/', '_')}",
+        wandb_run="test_inference_RSIAgent_mine_00000000",
+    )
+
+
+class Written:
+    """A test's folder, as its tester leaves it."""
+
+    def __init__(self, home: Path, *candidates: Candidate, **asked: Any) -> None:
+        self.folder = TestFolder(home / "tests" / "t-0123abcd")
+        self.folder.path.mkdir(parents=True)
+        self.file = home / "mine.py"
+        self.file.touch()
+        facts: dict[str, Any] = {"env": {"max_new_tokens": 64}, "is_foreign": False, "num_steps": 3, "group_size": 4}
+        self.request = Request(
+            test_id=self.folder.test_id,
+            draft="default",
+            environment="mine",
+            environment_file=str(self.file),
+            class_name="Mine",
+            interpreter="/nowhere",
+            candidates=candidates or (candidate(),),
+            base_model="m",
+            created_at=time.time(),
+            **{**facts, **asked},
+        )
+        self.folder.write("request.json", self.request)
+
+    def groups(self, *scores: Sequence[float], one: Candidate | None = None, answer: str = "text") -> Written:
+        """Groups of these scores, with messages."""
+        file = self.folder.groups(one or self.request.candidates[0])
+        for group in scores:
+            chats = [
+                [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": f"{answer} {score}"}]
+                for score in group
+            ]
+            append_row(file, {"scores": group, "messages": chats, "tokens": [[1]] * len(group)})
+        return self
+
+    def failures(self, *codes: str, one: Candidate | None = None) -> Written:
+        """A group that was given up, with these failures."""
+        folder = self.folder.work(one or self.request.candidates[0]) / "rollouts"
+        folder.mkdir(parents=True, exist_ok=True)
+        failures = [{"code": code, "why": f"why of {code}."} for code in codes]
+        append_row(folder / "step_1.jsonl", {"prompt": "", "completions": [], "failures": failures})
+        return self
+
+    def ended(self, how: Ended, one: Candidate | None = None) -> Written:
+        """One model is through."""
+        stem = (one or self.request.candidates[0]).stem
+        (self.folder.path / stem).mkdir(exist_ok=True)
+        self.folder.write(f"{stem}/ended.json", how)
+        return self
+
+    def told(self, status: str = "done") -> dict[str, Any]:
+        """The whole answer; it is JSON."""
+        return json.loads(json.dumps(report(self.folder, self.request, status), allow_nan=False))
+
+
+Make = Callable[..., Written]
+
+
+@pytest.fixture
+def test_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    monkeypatch.setenv("HALTERES_HOME", str(tmp_path))
+    return lambda *candidates, **asked: Written(tmp_path, *candidates, **asked)
+
+
+def summary(written: Written) -> tuple[bool | None, str, str]:
+    told = written.told()
+    return told["summary"]["trainable"], told["summary"]["why"], told["next"]
+
+
+def test_rewards_that_vary_within_a_group_can_be_trained_on(test_of: Make) -> None:
+    written = test_of().groups([1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]).ended(WELL)
+    assert summary(written) == (
+        True,
+        "1 of 3 groups have both good and bad answers.",
+        "rl_start_training(dry_run=true)",
+    )
+    (one,) = written.told()["models_tested"]
+    assert (one["accuracy"], one["mean_score"], one["score_range"]) == (0.5, 0.5, [0, 1])
+    assert (one["groups_with_variance"], one["step_success_rate"], one["tokens_per_s"]) == (0.333, 0.667, 200)
+
+
+@pytest.mark.parametrize(
+    ("groups", "trainable", "says"),
+    [
+        ([[1, 1], [1, 1]], False, "Too easy: all 4 answers are right."),
+        ([[0, 0], [-1, -1]], False, "Too hard: none of 4 answers is right."),
+        ([[0.5, 0.5], [0, 0]], False, "Within every group all answers score the same."),
+        ([[0.2, 0.1], [0, 0]], True, "1 of 2 groups have answers of different scores."),
+        ([[1], [0]], None, "A group of one answer has no variance: ask for more."),
+    ],
+)
+def test_rewards_that_do_not_vary_teach_nothing(
+    test_of: Make, groups: list[list[float]], trainable: bool | None, says: str
+) -> None:
+    assert summary(test_of().groups(*groups).ended(WELL))[:2] == (trainable, says)
+
+
+def test_success_is_what_the_environment_says_it_is(test_of: Make) -> None:
+    env = {"success_threshold": 0.6}
+    written = test_of(env=env).groups([0.5, 0.7], [0.5, 0.9]).ended(WELL)
+    assert written.told()["models_tested"][0]["accuracy"] == 0.5
+
+
+def test_answers_that_are_cut_off_are_said_to_be_with_the_call_that_mends_it(test_of: Make) -> None:
+    written = test_of().groups([0, 0], [0, 0]).ended(TRUNCATED)
+    _, why, call = summary(written)
+    assert why == "Too hard: none of 4 answers is right; 50% of the answers are cut off."
+    assert call == 'rl_edit_config("max_new_tokens", 128) then rl_test_inference()'
+
+
+def test_an_environment_of_others_is_not_told_to_change_a_setting_that_it_has_not(test_of: Make) -> None:
+    written = test_of(env={}, max_tokens=16, is_foreign=True).groups([0, 0]).ended(TRUNCATED)
+    assert summary(written)[2] == "rl_test_inference(max_tokens=32)"
+
+
+def test_a_scorer_that_sometimes_fails_is_a_caveat_and_counted(test_of: Make) -> None:
+    written = test_of().groups([1, 0]).failures("env_error", "sampler_error").failures("too_long").ended(WELL)
+    assert (
+        summary(written)[1]
+        == "1 of 1 groups have both good and bad answers; 1 times its code failed (why of env_error)."
+    )
+    (one,) = written.told()["models_tested"]
+    assert one["failures"] == {"env_error": 1, "sampler_error": 1, "too_long": 1}
+    assert (one["groups_dropped"], one["parse_failures"]) == (1, 0.333)
+
+
+def test_nothing_scored_is_the_environments_fault_or_the_models(test_of: Make) -> None:
+    written = test_of().failures("env_error").ended(BROKEN)
+    mend = f"mend {written.file}, then rl_test_inference()"
+    assert summary(written) == (False, "No answer was scored: why of env_error.", mend)
+    trainable, why, call = summary(written.ended(SILENT))
+    assert (trainable, call) == (None, 'rl_test_inference(backend="local")')
+    assert why.startswith("The model gave nothing to judge by: ")
+
+
+def test_the_model_that_would_be_trained_decides_else_the_one_that_varies_most(test_of: Make) -> None:
+    base, other = candidate("local:m"), candidate("big/model")
+    written = test_of(other, base).groups([1, 1], one=base).groups([1, 0], one=other)
+    written.ended(WELL, base).ended(WELL, other)
+    assert summary(written)[:2] == (False, "local:m: Too easy: all 2 answers are right.")
+    assert [one["trainable"] for one in written.told()["models_tested"]] == [True, False]
+    assert written.told()["summary"]["best_model"] == "local:m"
+
+
+def test_a_test_that_goes_on_tells_what_there_is(test_of: Make) -> None:
+    written = test_of().groups([1, 0])
+    with written.folder.groups(written.request.candidates[0]).open("ab") as file:
+        file.write(b'{"scores": [1, 0')  # being written
+    told = written.told("running")
+    assert told["models_tested"][0]["steps_tested"] == 1
+    assert told["summary"]["trainable"] is True
+
+
+def test_lines_of_other_forms_are_read_or_passed_over(test_of: Make) -> None:
+    """Atropos's own: scores and tokens alone; and whatever else a stranger's file may hold."""
+    written = test_of()
+    file = written.folder.groups(written.request.candidates[0])
+    file.write_text('{"scores": [1, 0], "tokens": [[1], [2]], "masks": []}\nnothing\n{"scores": ["a"]}\n{}\n[1]\n')
+    told = written.ended(WELL).told()
+    assert told["models_tested"][0]["steps_tested"] == 1
+    assert told["samples"] == []
+
+
+@pytest.mark.parametrize(("num_models", "num_groups", "size"), [(1, 3, 16), (3, 3, 16), (1, 50, 64), (5, 50, 8)])
+def test_every_answer_fits_and_says_where_the_rest_is(
+    test_of: Make, num_models: int, num_groups: int, size: int
+) -> None:
+    candidates = [candidate(f"vendor/model-of-some-length-{number}") for number in range(num_models)]
+    written = test_of(*candidates)
+    for one in candidates:
+        written.groups(*[[0.25, *[1.0] * (size - 1)]] * num_groups, one=one, answer="long text " * 200)
+        written.ended(msgspec.structs.replace(WELL, error="It went wrong", stderr="x" * 1000, stdout="y" * 1000), one)
+    whole = written.told()
+    told = brief(whole)
+    assert len(json.dumps(told, separators=(",", ":"), ensure_ascii=False)) <= BUDGET
+    assert [one["model"] for one in told["models_tested"]] == [one.model for one in candidates]
+    assert all(one["steps_tested"] == num_groups for one in told["models_tested"])
+    assert told["summary"] == whole["summary"]
+    assert told["samples"]
+    if "left_out" in told:
+        assert "scores" in told["left_out"]["what"]
+
+
+def test_many_free_prompts_are_shortened_before_any_is_left_out(test_of: Make) -> None:
+    written = test_of(prompts=tuple(f"prompt {number} {'word ' * 50}" for number in range(10)))
+    file = written.folder.groups(written.request.candidates[0])
+    for prompt in written.request.prompts:
+        append_row(
+            file, {"prompt": prompt, "completion": "word " * 99, "finish": "stop", "score": None, "note": "n" * 90}
+        )
+    told = brief(written.ended(WELL).told())
+    assert len(json.dumps(told, separators=(",", ":"), ensure_ascii=False)) <= BUDGET
+    assert len(told["responses"]) == 10
+    assert told["test_config"]["rollouts_per_model"] == 10
+
+
+def test_how_a_process_ended_is_told_in_the_words_of_the_seeds() -> None:
+    assert timed_out(600, 2, "")[0] == "Process timed out after 10 minutes"
+    assert timed_out(5, 0, "score (mine.py:7)") == (
+        "Process timed out after 5 s",
+        "It hung in score (mine.py:7).",
+        "environment",
+    )
+    assert exited(1, Traffic(), "first\nerror: It is so.\n") == (
+        "Process exited with code 1",
+        "It is so.",
+        "environment",
+    )
+    assert exited(1, Traffic(last_error="e", errors={"402": 1}), "error: x") == (
+        "Process exited with code 1",
+        "e",
+        "model",
+    )
+    assert exited(-9, Traffic(completions=1, last_error="e"), "")[1:] == ("It said nothing.", "environment")
+    dump = 'Thread 1 (most recent call first):\n  File "/a/re.py", line 1 in f\n  File "/x/mine.py", line 7 in score\n'
+    assert hung_at("/x/mine.py", dump) == "score (mine.py:7)"
+    assert hung_at("/x/other.py", dump) == ""
+
+
+def test_a_test_without_a_result_runs_as_long_as_its_lock_is_held(test_of: Make) -> None:
+    written = test_of()
+    with lock.taken(written.folder.lock):
+        assert written.folder.phase() == "running"
+    assert written.folder.phase() == "lost"
+    written.folder.write("result.json", written.told("done"))
+    assert written.folder.phase() == "done"
+    with pytest.raises(NotFound) as refused:
+        find_test("t-0123abce")
+    assert refused.value.next == 'rl_test_inference(test_id="t-0123abcd")'
+
+
+def test_the_newest_test_counts_unless_the_environment_has_changed(test_of: Make) -> None:
+    written = test_of().groups([1, 0]).ended(WELL)
+    assert tests_store.latest_test("mine", "m") is None, "it has not ended"
+    written.folder.write("result.json", written.told())
+    told = tests_store.latest_test("mine", "m")
+    assert told is not None
+    assert (told.groups_with_variance, told.tokens_per_s, told.rollouts, told.trainable) == (1.0, 200, 2, True)
+    assert tests_store.latest_test("mine", "other") is None
+    assert tests_store.latest_test("other", "m") is None
+    os.utime(written.file, (time.time() + 60, time.time() + 60))
+    assert tests_store.latest_test("mine", "m") is None
