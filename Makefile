@@ -1,8 +1,8 @@
 # The two commands of a fresh machine are `make quickstart` and `make test`; each installs what it needs into .venv.
 # PYTHON=/path/to/python3 chooses the interpreter, TORCH=torch==... the torch build (see scripts/torch).
 
-.PHONY: help quickstart install test test-clients check bench clean
-export PYTHON TORCH
+.PHONY: help quickstart install test test-clients test-browser check bench clean
+export PYTHON TORCH CHROMIUM
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -23,6 +23,10 @@ test:            ## install what tests need; format, lint, types, tests
 test-clients:    ## third-party clients in environments of their own
 	@scripts/install dev
 	@scripts/test-clients
+
+test-browser:    ## the page in a real browser
+	@scripts/install dev
+	@scripts/test-browser
 
 check:           ## format, lint, types
 	@scripts/install dev

@@ -1,0 +1,60 @@
+"""The list of runs as the page shows it.
+
+Owns: what is told of each run.
+Never: judges a run (`runs.directory`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from halteres.dashboard.sparks import spark_of
+from halteres.errors import NotFound
+from halteres.runs.alerts import read_alerts
+from halteres.runs.directory import known_runs
+from halteres.runs.roster import Entry
+from halteres.runs.state import RunState, read_state
+
+ERROR_LENGTH = 200
+"""Characters; the run's own page has the whole sentence."""
+
+
+def listed(only: Collection[str] | None = None) -> dict[str, Any]:
+    """Every run, newest first, or those among these ids that there are; `now` is the clock that their times are of."""
+    return {
+        "runs": [row for run in known_runs() if only is None or run.run_id in only for row in _row(run)],
+        "now": time.time(),
+    }
+
+
+def _row(run: Entry) -> Iterator[dict[str, Any]]:
+    """One row; none of a run that was removed while we looked."""
+    try:
+        state = read_state(run.path / "run.json")
+    except NotFound:
+        return
+    spark = spark_of(run.path / "metrics.jsonl")
+    yield {
+        "run_id": run.run_id,
+        "name": state.name,
+        "environment": state.environment,
+        "model": state.base_model,
+        "status": run.facts.status,
+        "phase": state.phase,
+        "step": state.step,
+        "total_steps": state.total_steps,
+        "created_at": state.created_at,
+        "ended_at": run.facts.ended_at,
+        "reward": spark.reward,
+        "evaluation": spark.evaluation,
+        "curve": [float(f"{value:.4g}") for value in spark.rewards],
+        "alerts": [alert.rule for alert in read_alerts(run.path / "events.jsonl")],
+        "error": _error(state),
+    }
+
+
+def _error(state: RunState) -> str | None:
+    error = state.error
+    return error if error is None or len(error) <= ERROR_LENGTH else f"{error[: ERROR_LENGTH - 3]}..."

@@ -1,0 +1,30 @@
+// Requests. Owns: the server's answers as objects, its errors as exceptions. Never: keeps anything.
+
+export class Refused extends Error {
+  constructor(body, status) {
+    super(body.error ?? `The server answered ${status}.`);
+    this.body = body;
+    this.status = status;
+  }
+}
+
+export function get(path, query = {}) {
+  const given = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return ask(given.length ? `${path}?${new URLSearchParams(given)}` : path);
+}
+
+export function post(path, body) {
+  return ask(path, { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" } });
+}
+
+export function runPath(id, what = "") {
+  return `/api/runs/${encodeURIComponent(id)}${what && `/${what}`}`;
+}
+
+async function ask(path, options) {
+  const answer = await fetch(path, { ...options, cache: "no-store" });
+  if (answer.status === 401) location.reload(); // the door says what to do
+  const body = await answer.json();
+  if (!answer.ok || body.error !== undefined) throw new Refused(body, answer.status);
+  return body;
+}

@@ -1,0 +1,54 @@
+// Elements. Owns: that every text becomes a text node, whatever it holds. Never: parses markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+// h("a", { href: "#/", class: "x", on: { click: f } }, "text", child, [children], null)
+export function h(tag, props, ...children) {
+  return filled(document.createElement(tag), props, children);
+}
+
+export function svg(tag, props, ...children) {
+  return filled(document.createElementNS(SVG, tag), props, children);
+}
+
+function filled(element, props, children) {
+  for (const [name, value] of Object.entries(props ?? {})) {
+    if (name === "on") {
+      for (const [event, listener] of Object.entries(value)) element.addEventListener(event, listener);
+    } else if (value === true) element.setAttribute(name, "");
+    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, String(value));
+  }
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+// Replaces the children of an element.
+export function fill(element, ...children) {
+  element.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+}
+
+// Sets a text, and touches nothing where it is the same: what a reader has selected stays selected.
+export function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+export function badge(status, phase) {
+  const label = phase && status !== "failed" ? `${status}: ${phase}` : status;
+  return h("span", { class: `badge ${/^[a-z]+$/.test(status) ? status : ""}` }, label);
+}
+
+export function copyable(text, label = "Copy") {
+  const button = h("button", { type: "button", class: "copy", "aria-label": `Copy: ${text}` }, label);
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      button.textContent = "Copied";
+    } catch {
+      getSelection().selectAllChildren(code);
+      button.textContent = "Press Ctrl-C";
+    }
+    setTimeout(() => (button.textContent = label), 1500);
+  });
+  const code = h("code", null, text);
+  return h("span", { class: "copyable" }, code, button);
+}

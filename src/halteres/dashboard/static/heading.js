@@ -1,0 +1,100 @@
+// The head of a run's page: what it is, how far it is, the button that stops it.
+// Owns: asking before it stops. Never: decides whether it may.
+
+import { post, runPath } from "./api.js";
+import { badge, fill, h, say } from "./dom.js";
+import { ago, between, duration, figure, moment, share } from "./format.js";
+
+const HELD_OUT = "eval/percent_correct";
+
+export function heading(id) {
+  const state = h("span");
+  const name = h("h1");
+  const about = h("p", { class: "quiet about" });
+  const note = h("p", { class: "note" });
+  const progress = h("progress", { max: 1, value: 0, "aria-label": "Steps done" });
+  const facts = h("dl", { class: "facts" });
+  const [dialog, ask] = stopping(id);
+  const stop = h("button", { type: "button", class: "danger", on: { click: () => ask(name.textContent) } }, "Stop");
+  const element = h("header", { class: "head" }, h("div", { class: "bar" }, state, name, stop), about, note, progress, facts, dialog);
+  let held = null;
+  let last = null;
+
+  function tell() {
+    const { metrics, minutes, eta_minutes, step_s } = last;
+    fill(
+      facts,
+      fact("Step", `${last.step} / ${last.total_steps}`),
+      fact("Reward", figure(metrics.reward_mean)),
+      fact("Held out", held ?? share(metrics.eval_percent_correct)),
+      fact("KL", figure(metrics.kl)),
+      fact("Per step", duration(step_s)),
+      last.terminal ? fact("Took", duration(minutes * 60)) : fact("Time left", between(eta_minutes)),
+      last.terminal ? null : fact("Health", last.health, last.health),
+    );
+  }
+
+  return {
+    element,
+    // Held-out share now, and before.
+    held({ [HELD_OUT]: values = [], margins = {} }) {
+      const known = values.flatMap((value, at) => (value === null ? [] : [[value, margins[HELD_OUT]?.[at]]]));
+      if (known.length === 0) return;
+      const [value, margin] = known.at(-1);
+      const before = known.length > 1 ? `, was ${share(known[0][0])}` : "";
+      held = `${share(value)}${margin ? ` ± ${figure(100 * margin, 2)}` : ""}${before}`;
+      tell();
+    },
+    show(view) {
+      last = view;
+      fill(state, badge(view.status, view.phase));
+      say(name, view.name);
+      fill(
+        about, `${view.environment} · ${view.model} · started ${ago(view.created_at)} (${moment(view.created_at)})`,
+        view.policy && view.policy !== "default" ? ` · policy ${view.policy}` : null,
+        view.resumed_from ? [" · goes on from ", h("a", { href: `#/runs/${encodeURIComponent(view.resumed_from)}` }, view.resumed_from)] : null,
+      );
+      say(note, view.note ?? "");
+      progress.max = Math.max(1, view.total_steps);
+      progress.value = view.step;
+      progress.className = view.status;
+      stop.hidden = view.terminal;
+      stop.disabled = view.status === "stopping";
+      tell();
+    },
+  };
+}
+
+function fact(label, value, kind) {
+  return h("div", null, h("dt", null, label), h("dd", { class: kind }, value));
+}
+
+// The question, and what came of it.
+function stopping(id) {
+  const title = h("h2", { id: "stop-title" });
+  const said = h("p", { role: "status" }, "It writes a checkpoint first: training can go on from there.");
+  const buttons = [
+    h("button", { type: "button", class: "danger", on: { click: () => send("now") } }, "Stop now"),
+    h("button", { type: "button", on: { click: () => send("after_step") } }, "Stop after this step"),
+  ];
+  const cancel = h("button", { type: "button", on: { click: () => dialog.close() } }, "Let it run");
+  const dialog = h("dialog", { "aria-labelledby": "stop-title" }, title, said, h("div", { class: "choices" }, buttons, cancel));
+
+  async function send(mode) {
+    buttons.forEach((button) => (button.disabled = true));
+    say(said, "Stopping …");
+    try {
+      say(said, `${(await post(runPath(id, "stop"), { mode })).message}.`);
+      say(cancel, "Close");
+    } catch (error) {
+      say(said, error.message);
+      buttons.forEach((button) => (button.disabled = false));
+    }
+  }
+
+  return [dialog, (name) => {
+    say(title, `Stop ${name}?`);
+    dialog.showModal();
+    cancel.focus();
+  }];
+}

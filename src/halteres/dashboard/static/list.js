@@ -1,0 +1,134 @@
+// The list of runs. Owns: one row for each run, kept while its figures change. Never: asks for what has not changed.
+
+import { get } from "./api.js";
+import { badge, copyable, fill, h, say } from "./dom.js";
+import { ago, duration, figure, moment, setClock, share } from "./format.js";
+import { latest } from "./latest.js";
+import { spark } from "./spark.js";
+
+const AGES_MS = 10_000;
+const MOST_IDS = 200; // in one address
+
+export function listView() {
+  const rows = new Map(); // run id -> row
+  let pending = new Set();
+  let everything = true;
+
+  const said = h("p", { class: "quiet", role: "status" }, "Reading the runs …");
+  const filter = h("input", { type: "search", placeholder: "Filter", "aria-label": "Filter by name, environment, model, state" });
+  const list = h("div", { class: "runs" });
+  const element = h("section", null, h("div", { class: "bar" }, h("h1", null, "Runs"), filter), said, list);
+  filter.addEventListener("input", sift);
+
+  const asking = latest(async () => {
+    const [ids, all] = [pending, everything];
+    [pending, everything] = [new Set(), false];
+    try {
+      const answer = await get("/api/runs", all ? {} : { ids: [...ids].join(",") });
+      setClock(answer.now);
+      show(answer.runs, all ? null : ids);
+    } catch (error) {
+      everything = true; // once the server is back
+      say(said, error.message);
+    }
+  });
+
+  function show(runs, asked) {
+    const there = new Set(runs.map((run) => run.run_id));
+    for (const id of asked ?? [...rows.keys()]) if (!there.has(id)) forget(id);
+    for (const run of runs) {
+      if (!rows.has(run.run_id)) rows.set(run.run_id, row());
+      rows.get(run.run_id).show(run);
+    }
+    order();
+    sift();
+  }
+
+  function forget(id) {
+    rows.get(id)?.element.remove();
+    rows.delete(id);
+  }
+
+  // Newest first; a row that lies where it belongs is not moved, so that it keeps the focus.
+  function order() {
+    const sorted = [...rows.values()].sort((a, b) => b.run.created_at - a.run.created_at);
+    sorted.forEach((one, at) => {
+      if (list.children[at] !== one.element) list.insertBefore(one.element, list.children[at] ?? null);
+    });
+  }
+
+  function sift() {
+    const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+    let shown = 0;
+    for (const { run, element: line } of rows.values()) {
+      const text = `${run.run_id} ${run.name} ${run.environment} ${run.model} ${run.status}`.toLowerCase();
+      line.hidden = !words.every((word) => text.includes(word));
+      shown += line.hidden ? 0 : 1;
+    }
+    filter.hidden = rows.size < 2;
+    if (rows.size === 0) fill(said, "No runs yet. Start one: ", copyable("halteres quickstart"));
+    else if (shown === 0) say(said, "No run fits the filter.");
+    else say(said, summary());
+  }
+
+  function summary() {
+    const going = [...rows.values()].filter(({ run }) => run.ended_at === null).length;
+    return `${rows.size} ${rows.size === 1 ? "run" : "runs"}${going ? `, ${going} going on` : ""}`;
+  }
+
+  const ages = setInterval(() => rows.forEach((one) => one.age()), AGES_MS);
+  asking.run();
+  return {
+    element,
+    changed(ids) {
+      if (ids === null || ids.size > MOST_IDS) everything = true;
+      else ids.forEach((id) => pending.add(id));
+      asking.run();
+    },
+    close() {
+      asking.close();
+      clearInterval(ages);
+    },
+  };
+}
+
+// One run: made once, then changed in place.
+function row() {
+  const cell = (name) => h("span", { class: name });
+  const [state, name, about, steps, curve, reward, held, age, alerts] = [
+    "state", "name", "about quiet", "steps", "curve", "figure", "figure", "age quiet", "alerts",
+  ].map(cell);
+  const progress = h("progress", { max: 1, value: 0, "aria-hidden": "true" });
+  const labelled = (label, value) => h("span", { class: "labelled" }, h("span", { class: "label" }, label), value);
+  const element = h(
+    "a", { class: "run" },
+    state, h("span", { class: "who" }, name, about, alerts), h("span", { class: "progress" }, progress, steps), curve,
+    labelled("reward", reward), labelled("held out", held), age,
+  );
+  const made = {
+    element,
+    run: null,
+    age() {
+      const { created_at, ended_at } = made.run;
+      say(age, ended_at ? `${ago(created_at)}, took ${duration(ended_at - created_at)}` : ago(created_at));
+    },
+    show(run) {
+      made.run = run;
+      element.href = `#/runs/${encodeURIComponent(run.run_id)}`;
+      fill(state, badge(run.status, run.phase));
+      say(name, run.name);
+      say(about, `${run.environment} · ${run.model}`);
+      say(alerts, run.error ?? (run.alerts.length ? `⚠ ${run.alerts.join(", ")}` : ""));
+      alerts.classList.toggle("failed", run.status === "failed");
+      progress.max = Math.max(1, run.total_steps);
+      progress.value = run.step;
+      say(steps, `${run.step} / ${run.total_steps}`);
+      fill(curve, spark(run.curve));
+      say(reward, figure(run.reward));
+      say(held, share(run.evaluation));
+      age.title = moment(run.created_at);
+      made.age();
+    },
+  };
+  return made;
+}

@@ -1,0 +1,79 @@
+// One run. Owns: which parts its page has, and when each asks again. Never: draws one of them.
+
+import { get, runPath } from "./api.js";
+import { curves } from "./curves.js";
+import { fill, h, say } from "./dom.js";
+import { setClock } from "./format.js";
+import { heading } from "./heading.js";
+import { latest } from "./latest.js";
+import { logs } from "./logs.js";
+import { results } from "./results.js";
+import { rollouts } from "./rollouts.js";
+import { settings } from "./settings.js";
+import { timeline } from "./timeline.js";
+import { troubles } from "./troubles.js";
+
+export function runView(asked) {
+  const said = h("p", { class: "quiet", role: "status" }, "Reading the run …");
+  const element = h("article", null, h("p", { class: "back" }, h("a", { href: "#/" }, "← All runs")), said);
+  let page = null;
+
+  const asking = latest(async () => {
+    try {
+      const view = await get(runPath(page?.id ?? asked));
+      setClock(view.now);
+      page ??= opened(view.run_id, element);
+      say(said, "");
+      await page.show(view);
+    } catch (error) {
+      tellFailure(said, error, page);
+    }
+  });
+  asking.run();
+
+  return {
+    element,
+    changed(ids) {
+      if (ids === null || ids.has(page?.id ?? asked)) asking.run();
+    },
+    close() {
+      asking.close();
+      page?.close();
+    },
+  };
+}
+
+// The parts, once it is known which run this is.
+function opened(id, element) {
+  const parts = { heading: heading(id), troubles: troubles(), curves: curves(), results: results(id) };
+  const below = { rollouts: rollouts(id), logs: logs(id), settings: settings(id), timeline: timeline() };
+  element.append(
+    parts.heading.element, parts.troubles.element, parts.curves.element, parts.results.element,
+    h("div", { class: "columns" }, below.rollouts.element, below.logs.element),
+    h("div", { class: "columns" }, below.settings.element, below.timeline.element),
+  );
+  let last = null;
+  const draw = async () => {
+    const metrics = await get(runPath(id, "metrics"), { names: parts.curves.names().join(",") });
+    parts.curves.show(metrics, last);
+    parts.heading.held(metrics.evaluations);
+    parts.results.evaluated(metrics.evaluations.step.length, last);
+  };
+  parts.curves.element.addEventListener("wanted", draw);
+  return {
+    id,
+    async show(view) {
+      last = view;
+      for (const part of [parts.heading, parts.troubles, ...Object.values(below)]) part.show(view);
+      await draw();
+    },
+    close: () => [...Object.values(parts), ...Object.values(below)].forEach((part) => part.close?.()),
+  };
+}
+
+// A run that is not there; or a server that is not, while what was told last stays.
+function tellFailure(said, error, page) {
+  if (page) return say(said, error.message);
+  const guess = error.body?.did_you_mean;
+  fill(said, error.message, " ", guess ? h("a", { href: `#/runs/${encodeURIComponent(guess)}` }, `Open ${guess}`) : null);
+}

@@ -1,0 +1,119 @@
+"""One run as its page shows it.
+
+Owns: what is told at every look; the settings, told once.
+Never: limits how often a person looks (`min_status_interval_s` is for agents), or uses up an agent's look.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from halteres.agent.alarms import in_force
+from halteres.agent.brief import HEADLINE
+from halteres.agent.failing import failure_facts, log_tail
+from halteres.agent.following import next_after
+from halteres.agent.looking import Look, look_at
+from halteres.dashboard.timeline import marks_of, timeline_of
+from halteres.runs.alerts import Alert
+from halteres.runs.directory import RunDirectory
+from halteres.runs.processes import conditions
+from halteres.runs.rollouts import steps_of
+
+_AS_IT_CAME = ("default", "config_init", "wiring")
+"""Sources of settings that nobody set for this run."""
+
+
+def view_of(run: RunDirectory) -> dict[str, Any]:
+    """The run now, in the words of the tools' answers."""
+    look, events = look_at(run), run.events()
+    return {
+        **_facts(look),
+        **_pace(look),
+        "processes": conditions(look.state),
+        "alerts": [_alert(alert, look) for alert in look.alerts],
+        "failure": _failure(look),
+        "marks": marks_of(events),
+        "timeline": timeline_of(events),
+        "rollouts": steps_of(run)[-1:],  # there is nothing to ask for before there are some
+        "logs": sorted(file.stem for file in (run.path / "logs").glob("*.log")),
+        "next": next_after(look),
+        "now": look.at,
+    }
+
+
+def _facts(look: Look) -> dict[str, Any]:
+    state = look.state
+    return {
+        "run_id": look.run.run_id,
+        "folder": str(look.run.path),
+        "name": state.name,
+        "environment": state.environment,
+        "model": state.base_model,
+        "status": state.status,
+        "phase": state.phase,
+        "terminal": state.terminal,
+        "note": state.note,
+        "policy": state.policy,
+        "resumed_from": state.resumed_from,
+        "created_at": state.created_at,
+        "ended_at": state.ended_at,
+    }
+
+
+def _pace(look: Look) -> dict[str, Any]:
+    return {
+        "step": look.step,
+        "total_steps": look.state.total_steps,
+        "minutes": look.minutes,
+        "eta_minutes": look.eta_minutes,
+        "step_s": look.progress.step_s,
+        "health": look.health,
+        "metrics": look.metrics,
+    }
+
+
+def _alert(alert: Alert, look: Look) -> dict[str, Any]:
+    return {
+        "rule": alert.rule,
+        "step": alert.step,
+        "times": alert.times,
+        "evidence": alert.evidence,
+        "remedy": alert.remedy,
+        "current": not look.state.terminal and alert in in_force(look.alerts, look.step),
+    }
+
+
+def _failure(look: Look) -> dict[str, Any] | None:
+    """What went wrong, whole, and in the end of whose log."""
+    facts = failure_facts(look)
+    if not facts:
+        return None
+    return {**facts, "error": look.state.error or facts["error"], "log_tail": log_tail(look, facts)}
+
+
+def settings_of(run: RunDirectory) -> dict[str, Any]:
+    """Every setting with its source; `set`: somebody or something set it for this run; `headline`: it matters most."""
+    return {
+        "settings": [
+            {
+                "name": name,
+                "value": entry.get("value"),
+                "source": entry.get("source"),
+                "set": entry.get("source") not in _AS_IT_CAME,
+                "headline": name in HEADLINE,
+            }
+            for name, entry in _resolved(run).items()
+            if isinstance(entry, dict)
+        ]
+    }
+
+
+def _resolved(run: RunDirectory) -> Mapping[str, Any]:
+    """Nothing where it cannot be read: half a run directory, or one of another version."""
+    try:
+        told = json.loads((run.path / "config.resolved.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}

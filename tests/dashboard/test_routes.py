@@ -1,0 +1,279 @@
+"""What the page is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent import run_scenes, scenes_results
+from agent.run_scenes import RUN, told
+
+from halteres.dashboard.columns import MOST_NAMES, MOST_POINTS, Curves
+from halteres.dashboard.sparks import POINTS, WHOLE_BYTES, spark_of
+from halteres.observe.metrics import append_row
+
+from .conftest import HOST, Client
+
+SECRET = "sk-planted-0123456789"
+
+
+async def got(page: Client, path: str) -> Any:
+    async with page() as http:
+        answer = await http.get(path)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def test_the_list_tells_every_run_newest_first(page: Client) -> None:
+    scenes_results.trained("aaaa1111", steps=20, created_at=100.0, ended_at=160.0)
+    failed = run_scenes.make_run("bbbb2222", status="failed", error="It broke. " * 40, created_at=200.0)
+    run_scenes.add_alert(failed)
+    with run_scenes.supervised(run_scenes.make_run("cccc3333", steps=2, created_at=300.0), step=2):
+        rows = (await got(page, "/api/runs"))["runs"]
+    assert [row["run_id"] for row in rows] == ["cccc3333", "bbbb2222", "aaaa1111"]
+    live, broken, done = rows
+    assert (live["status"], live["step"], live["total_steps"], live["ended_at"]) == ("running", 2, 50, None)
+    assert (broken["alerts"], len(broken["error"])) == (["truncation"], 200)
+    assert (done["model"], done["ended_at"], len(done["curve"])) == ("Qwen/Qwen3-0.6B", 160.0, 20)
+    assert done["reward"] == pytest.approx(0.7, abs=0.1)
+    assert done["evaluation"] == pytest.approx(0.65, abs=0.1)
+
+
+async def test_the_list_can_be_asked_for_some(page: Client) -> None:
+    for run_id in ("aaaa1111", "bbbb2222"):
+        run_scenes.make_run(run_id)
+    rows = (await got(page, "/api/runs?ids=bbbb2222,dddd4444"))["runs"]
+    assert [row["run_id"] for row in rows] == ["bbbb2222"]
+
+
+async def test_no_runs_is_an_empty_list(page: Client) -> None:
+    assert (await got(page, "/api/runs"))["runs"] == []
+
+
+def test_a_glimpse_of_a_long_run_costs_few_reads_and_looks_like_the_whole(tmp_path: Path) -> None:
+    metrics, steps = tmp_path / "metrics.jsonl", 4000
+    rows = [{"step": step, "src": "trainer", "reward/mean": step / steps} for step in range(1, steps + 1)]
+    rows.insert(3000, {"step": 2999, "src": "eval", "eval/percent_correct": 0.75})
+    metrics.write_text("".join(json.dumps({**row, "padding": "x" * 200}) + "\n" for row in rows))
+    assert metrics.stat().st_size > WHOLE_BYTES
+    spark = spark_of(metrics)
+    assert (len(spark.rewards), spark.rewards[-1], spark.reward, spark.evaluation) == (POINTS, 1.0, 1.0, 0.75)
+    assert list(spark.rewards) == sorted(spark.rewards)
+    assert spark.rewards[0] < 0.02
+
+
+def test_a_glimpse_passes_over_what_is_torn_or_strange(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    lines = [b'{"reward/mean": 1}', b"\xff\xfe", b'{"reward/mean": "much"}', b"[]", b'{"reward/mean": 3}', b'{"rewa']
+    metrics.write_bytes(b"\n".join(lines))
+    assert spark_of(metrics).rewards == (1.0, 3.0)
+    assert spark_of(tmp_path / "none").rewards == ()
+
+
+async def test_curves_come_as_columns_of_equal_length(page: Client) -> None:
+    scenes_results.trained(steps=50)
+    answer = await got(page, f"/api/runs/{RUN}/metrics?names=reward/mean,time/step,none")
+    columns, evaluations = answer["columns"], answer["evaluations"]
+    assert list(columns) == ["step", "reward/mean", "time/step"]
+    assert columns["step"] == list(range(1, 51))
+    assert {len(column) for column in columns.values()} == {50}
+    assert evaluations["step"] == [0, 20, 40, 50]
+    assert len(evaluations["eval/percent_correct"]) == len(evaluations["margins"]["eval/percent_correct"]) == 4
+    assert all(0.02 < margin < 0.2 for margin in evaluations["margins"]["eval/percent_correct"])
+    assert {"train/loss", "reward/mean", "train/completion_lengths"} <= set(answer["names"])
+
+
+def test_a_long_run_is_told_in_means_of_equal_stretches(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("".join(f'{{"step": {step}, "a": {step}, "t": 1}}\n' for step in range(1, 2001)))
+    answer = Curves(metrics).told(["a"])
+    assert (answer["each"], len(answer["columns"]["step"])) == (4, MOST_POINTS)
+    assert answer["columns"]["step"][:2] == [4, 8]
+    assert answer["columns"]["a"][:2] == [2.5, 6.5]
+    assert answer["columns"]["step"][-1] == 2000
+
+
+def test_curves_are_read_on_as_they_grow_and_the_last_word_on_a_step_holds(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    curves = Curves(metrics)
+    assert curves.told(["a"])["columns"] == {"step": []}
+    for step, value in ((1, 1.0), (3, 3.0)):
+        append_row(metrics, {"step": step, "a": value})
+    assert curves.told(["a"])["columns"] == {"step": [1, 3], "a": [1.0, 3.0]}
+    for step, value in ((2, 2.0), (3, 4.0), (4, 5.0)):
+        append_row(metrics, {"step": step, "a": value})
+    append_row(metrics, {"step": 4, "b": 1})
+    assert curves.told(["a", "b"])["columns"] == {
+        "step": [1, 2, 3, 4],
+        "a": [1.0, 2.0, 4.0, 5.0],
+        "b": [None, None, None, 1.0],
+    }
+
+
+def test_what_is_no_figure_is_no_point(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    strange = ["NaN", "Infinity", "1e999", "true", "null", '"5"', "[1]", "{}", "1" + "0" * 400]
+    lines = [f'{{"step": {step}, "a": {value}}}' for step, value in enumerate(strange)]
+    lines += [f'{{"step": {step}, "a": 1}}' for step in ("-1", "1.5", "true", "null", "1" + "0" * 400)]
+    lines += ['{"step": 100, "a": 7}']
+    metrics.write_text("\n".join(lines) + "\n")
+    assert Curves(metrics).told(["a"])["columns"] == {"step": [100], "a": [7.0]}
+
+
+def test_an_environment_that_invents_names_does_not_fill_the_memory(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    append_row(metrics, {"step": 1, **{f"name{number}": 1.0 for number in range(MOST_NAMES + 100)}})
+    assert len(Curves(metrics).told([])["names"]) == MOST_NAMES
+
+
+async def test_a_run_is_told_as_the_tools_tell_it(page: Client) -> None:
+    run = run_scenes.make_run(steps=12)
+    run_scenes.add_evaluation(run, 10)
+    run_scenes.add_alert(run, step=7)
+    run_scenes.add_alert(run, step=11)
+    with run_scenes.supervised(run, step=12):
+        view, answer = await got(page, f"/api/runs/{RUN}"), await told("rl_check_status", run_id=RUN)
+        assert await got(page, f"/api/runs/{RUN}/status") == {**answer, "running_time_minutes": view["minutes"]}
+    for name in ("status", "environment", "step", "total_steps", "metrics", "processes", "health", "next"):
+        assert view[name] == answer[name], name
+    assert view["alerts"][0] | {"times": 2, "current": True} == view["alerts"][0]
+    assert view["alerts"][0]["remedy"] == answer["alerts"][0]["remedy"]
+    assert [mark["step"] for mark in view["marks"]] == [7, 11]
+
+
+async def test_a_look_at_the_page_uses_up_no_look_of_an_agent(page: Client, home: Path) -> None:
+    (home / "policy.yaml").write_text("min_status_interval_s: 1800\n")
+    with run_scenes.supervised(run_scenes.make_run(steps=3), step=3):
+        for _ in range(2):
+            assert (await got(page, f"/api/runs/{RUN}"))["metrics"]["step"] == 3
+        assert "rate_limited" not in await told("rl_check_status", run_id=RUN)
+        assert (await told("rl_check_status", run_id=RUN))["rate_limited"]
+
+
+async def test_a_failed_run_is_told_with_its_sentence_its_log_and_what_to_do(page: Client) -> None:
+    sentence = "Trainer ran out of GPU memory at step 7. Lower batch_size, then: halteres train --resume 3fa9c1d2"
+    run = run_scenes.make_run(
+        status="failed", error=sentence, code="gpu_oom", exit={"process": "trainer", "code": 1}, resumable=True
+    )
+    (run.path / "logs" / "trainer.log").write_text("CUDA out of memory\n")
+    view = await got(page, f"/api/runs/{RUN}")
+    assert view["failure"]["error"] == sentence
+    assert (view["failure"]["code"], view["failure"]["exit"]) == ("gpu_oom", {"process": "trainer", "code": 1})
+    assert view["failure"]["log_tail"] == ["CUDA out of memory"]
+    assert view["next"].startswith('rl_start_training(resume_from="3fa9c1d2"')
+
+
+async def test_settings_tell_who_set_them(page: Client) -> None:
+    run = run_scenes.make_run()
+    (run.path / "config.resolved.json").write_text(
+        json.dumps(
+            {
+                "trainer.total_steps": {"value": 25, "source": "edit"},
+                "trainer.lora_rank": {"value": 16, "source": "default"},
+                "env.difficulty": {"value": 1, "source": "config_init"},
+                "env.seed": {"value": 0, "source": "wiring"},
+            }
+        )
+    )
+    settings = (await got(page, f"/api/runs/{RUN}/settings"))["settings"]
+    assert [one["name"] for one in settings if one["set"]] == ["trainer.total_steps"]
+    assert [one["name"] for one in settings if one["headline"]] == ["trainer.total_steps", "trainer.lora_rank"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "null"])
+async def test_settings_that_cannot_be_read_are_none(page: Client, content: str) -> None:
+    (run_scenes.make_run().path / "config.resolved.json").write_text(content)
+    assert await got(page, f"/api/runs/{RUN}/settings") == {"settings": []}
+
+
+async def test_evaluations_come_with_tasks_as_answered_before_and_after(page: Client) -> None:
+    run = scenes_results.trained(steps=20, created_at=100.0, ended_at=160.0)
+    evals = await got(page, f"/api/runs/{RUN}/evals")
+    assert [one["step"] for one in evals["evaluations"]] == [0, 20]
+    assert 1 <= len(evals["tasks"]) <= 6
+    assert set(evals["tasks"][0]) == {"prompt", "before", "after"}
+    results = await got(page, f"/api/runs/{RUN}/results")
+    assert results == await told("rl_get_results", run_id=run.run_id)
+
+
+async def test_rollouts_and_logs_are_the_tools_answers(page: Client) -> None:
+    run = run_scenes.make_run(steps=3)
+    scenes_results.add_group(run, 2, scenes_results.completion("good", 1.0), scenes_results.completion("bad", 0.0))
+    (run.path / "logs" / "env.log").write_text("one\ntwo\nthree\n")
+    best = await got(page, f"/api/runs/{RUN}/rollouts?step=2&which=best&n=1")
+    assert best == await told("rl_get_rollouts", run_id=RUN, step=2, which="best", n=1)
+    assert best["rollouts"][0]["completion"] == "good"
+    lines = await got(page, f"/api/runs/{RUN}/logs?role=env&lines=2&grep=t")
+    assert lines["lines"] == ["two", "three"]
+
+
+@pytest.mark.parametrize(
+    ("query", "field"), [("step=x", "step"), ("which=finest", "which"), ("n=9", "n"), ("n=-1", "n"), ("n=1.5", "n")]
+)
+async def test_a_query_that_a_tool_refuses_is_refused_in_its_words(page: Client, query: str, field: str) -> None:
+    run_scenes.make_run()
+    async with page() as http:
+        answer = await http.get(f"/api/runs/{RUN}/rollouts?{query}")
+    assert (answer.status_code, answer.json()["code"], answer.json()["field"]) == (400, "invalid_arguments", field)
+
+
+@pytest.mark.parametrize("what", ["", "/metrics", "/settings", "/evals", "/status", "/results", "/rollouts", "/logs"])
+async def test_a_run_that_is_not_there_is_told_with_the_one_that_was_meant(page: Client, what: str) -> None:
+    run_scenes.make_run()
+    async with page() as http:
+        answer = await http.get(f"/api/runs/3fa9c1d3{what}")
+        assert answer.status_code == 404
+        assert (answer.json()["code"], answer.json()["did_you_mean"]) == ("run_not_found", RUN)
+        for strange in ("%2e%2e", "..%2f..", "%00", "x" * 3000):
+            assert (await http.get(f"/api/runs/{strange}{what}")).status_code == 404
+
+
+async def test_stop_is_the_tool(page: Client) -> None:
+    run = run_scenes.make_run(status="stopped", steps=3)
+    async with page(origin=f"http://{HOST}") as http:
+        answer = await http.post(f"/api/runs/{RUN}/stop", json={"mode": "after_step"})
+        refused = await http.post(f"/api/runs/{RUN}/stop", json={"mode": "at once"})
+    assert answer.json() == await told("rl_stop_training", run_id=run.run_id, mode="after_step")
+    assert (refused.status_code, refused.json()["field"]) == (400, "mode")
+
+
+async def test_no_answer_holds_a_secret(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENROUTER_API_KEY", SECRET)
+    run = run_scenes.make_run(
+        name=f"run {SECRET}", status="failed", error=f"It said {SECRET}.", code="process_exited", steps=2
+    )
+    run_scenes.add_alert(run, evidence=f"It is {SECRET}.")
+    (run.path / "config.resolved.json").write_text(json.dumps({"env.key": {"value": SECRET, "source": "edit"}}))
+    (run.path / "logs" / "supervisor.log").write_text(f"{SECRET}\n")
+    scenes_results.add_group(run, 1, scenes_results.completion(SECRET, 1.0), prompt=SECRET, item=SECRET)
+    for step in (0, 2):
+        scenes_results.evaluate(run, step, 0.1, tasks=[SECRET, f"{SECRET}?"])
+    append_row(run.path / "metrics.jsonl", {"step": 2, SECRET: 1.0})
+    async with page() as http:
+        for path in ("/api/runs", *(f"/api/runs/{RUN}{what}" for what in PARTS)):
+            answer = await http.get(path)
+            assert answer.status_code == 200, path
+            assert SECRET not in answer.text, path
+            assert "***" in answer.text or path.endswith("/results"), path
+
+
+PARTS = ("", "/metrics", "/settings", "/evals", "/results", "/rollouts", "/logs?role=supervisor")
+
+
+async def test_events_that_nobody_of_us_wrote_do_no_harm(page: Client) -> None:
+    run = run_scenes.make_run()
+    events: list[Mapping[str, Any]] = [
+        {"type": ["status"]},
+        {"type": "status", "status": {"a": [1]}, "t": "late"},
+        {"type": "alert", "rule": "<b>" * 500, "step": 3},
+        {"type": "process_exit", "role": "x" * 5000, "code": None},
+        {"no": "type"},
+    ]
+    for event in events:
+        append_row(run.path / "events.jsonl", event)
+    view = await got(page, f"/api/runs/{RUN}")
+    assert [entry["kind"] for entry in view["timeline"]] == ["status", "alert", "process_exit"]
+    assert max(len(entry["text"]) for entry in view["timeline"]) <= 200
