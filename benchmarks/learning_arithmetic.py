@@ -146,7 +146,7 @@ def wait(run: Any, within_s: float) -> None:
 
 def evaluate(run: Any, tasks: int, samples: int) -> tuple[Score, Score]:
     """The run's first and last checkpoint, by a service on the run's own state."""
-    from halteres.cli.served import served
+    from halteres.runs.served import served
 
     paths = {row["name"]: row["sampler_path"] for row in run.checkpoints()}
     with served(run.state().base_model, run) as url:
