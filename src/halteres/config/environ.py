@@ -149,6 +149,17 @@ def hermes_home() -> Path | None:
     return Path(given).expanduser().absolute() if given else None
 
 
+def claude_config_dir() -> Path | None:
+    """CLAUDE_CONFIG_DIR: where Claude Code keeps a user's settings, if not in ~/.claude.json and ~/.claude."""
+    given = os.environ.get("CLAUDE_CONFIG_DIR")
+    return Path(given).expanduser().absolute() if given else None
+
+
+def codex_home() -> Path:
+    """CODEX_HOME: where Codex keeps a user's settings (default ~/.codex)."""
+    return Path(os.environ.get("CODEX_HOME") or Path.home() / ".codex").expanduser().absolute()
+
+
 def environment_folders() -> tuple[Path, ...]:
     """HALTERES_ENVIRONMENTS: folders of environments, separated as in PATH; then HALTERES_HOME/environments."""
     given = (os.environ.get("HALTERES_ENVIRONMENTS") or "").split(os.pathsep)
