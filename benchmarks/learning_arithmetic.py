@@ -107,7 +107,7 @@ def parse() -> argparse.Namespace:
 def train_and_evaluate(seed: int, options: argparse.Namespace) -> tuple[Result, list[dict[str, Any]]]:
     from halteres.config.files import resolve_settings
     from halteres.observe.metrics import merge_by_step
-    from halteres.runs.start import start_run
+    from halteres.runs.starting.start import start_run
 
     edits = [f"run.seed={seed}", f"run.max_minutes={options.minutes}", *options.edits]
     asked = resolve_settings("arithmetic", None, edits)

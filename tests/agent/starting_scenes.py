@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from runs.scenes import ENVIRONMENT, STANDIN_SUPERVISOR
 
-from halteres.agent import starting
 from halteres.agent.call import call
 from halteres.agent.caller import Caller
+from halteres.agent.starting import starting
 from halteres.runs import identity
 from halteres.runs.directory import RunDirectory, list_runs
-from halteres.runs.start import begin_run
+from halteres.runs.starting.start import begin_run
 
 CHANGES = {"trainer.total_steps": 4, "trainer.checkpoint_every": 2}
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from halteres.observe import plots
-from halteres.runs.conclusion import conclude
 from halteres.runs.directory import RunDirectory
+from halteres.runs.supervision.conclusion import conclude
 
 from .run_scenes import add_alert, change
 from .scenes_results import trained

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from halteres.agent import drafts
 from halteres.agent.caller import Caller
-from halteres.agent.drafts import Draft, NoEnvironment, editing, load_draft, save_draft, select
+from halteres.agent.drafting import drafts
+from halteres.agent.drafting.drafts import Draft, NoEnvironment, editing, load_draft, save_draft, select
 from halteres.config.environ import for_child
 from halteres.config.problem import UnknownField
 from halteres.errors import InvalidConfig, UserError
@@ -59,7 +59,7 @@ def test_selecting_again_discards_edits_and_tells_them() -> None:
 
 def test_a_draft_outlives_the_process_that_made_it() -> None:
     script = (
-        "from halteres.agent.drafts import select\nfrom halteres.agent.caller import Caller\n"
+        "from halteres.agent.drafting.drafts import select\nfrom halteres.agent.caller import Caller\n"
         "select(Caller(draft='mine'), None, 'arithmetic', {'lora_rank': 8})"
     )
     subprocess.run([sys.executable, "-c", script], check=True, env=for_child(), timeout=60)

@@ -10,21 +10,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from halteres.agent import estimates, speeds
-from halteres.agent.estimates import Estimate, estimate
-from halteres.agent.probe import Speed
-from halteres.agent.tests_store import TestOutcome
+from halteres.agent.starting import estimates, speeds
+from halteres.agent.starting.estimates import Estimate, estimate
+from halteres.agent.starting.probe import Speed
+from halteres.agent.trial.tests_store import TestOutcome
 from halteres.config import environ
 from halteres.config.program import EnvironmentProgram
 from halteres.config.settings import Settings
 from halteres.models import TINY
 from halteres.observe.metrics import append_row
-from halteres.runs import footprint
-from halteres.runs.base_model import RunModel, own_model
 from halteres.runs.directory import RunDirectory, runs_home
-from halteres.runs.preflight import Ground, Plan
-from halteres.runs.resume import ResumePoint
-from halteres.runs.start import plan_of
+from halteres.runs.starting import footprint
+from halteres.runs.starting.base_model import RunModel, own_model
+from halteres.runs.starting.preflight import Ground, Plan
+from halteres.runs.starting.resume import ResumePoint
+from halteres.runs.starting.start import plan_of
 from halteres.runs.state import RunState, write_state
 
 ENV: dict[str, Any] = {

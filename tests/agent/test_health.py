@@ -16,7 +16,7 @@ from halteres.agent.call import call
 from halteres.agent.caller import Caller
 from halteres.cli.main import app
 from halteres.models import TINY
-from halteres.runs import machine
+from halteres.runs.starting import machine
 
 SMI = """#!/bin/sh
 echo "NVIDIA H200, 143771, 143156"

@@ -18,11 +18,11 @@ from typing import Any
 import httpx
 import pytest
 
-from halteres.agent import stopping
 from halteres.agent.call import Reply
 from halteres.agent.faces.http import calls, legacy
 from halteres.agent.faces.token import is_token, token
 from halteres.agent.table import TOOLS
+from halteres.agent.watching import stopping
 from halteres.errors import InvalidConfig
 
 from . import control

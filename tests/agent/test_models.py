@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from halteres.agent import models
-from halteres.agent.catalogue import CATALOGUE
-from halteres.agent.models import TYPICAL, known_models, proposed
+from halteres.agent.starting import models
+from halteres.agent.starting.catalogue import CATALOGUE
+from halteres.agent.starting.models import TYPICAL, known_models, proposed
 from halteres.cli.main import app
 from halteres.config.settings import InferenceSettings
 from halteres.errors import InvalidConfig
 from halteres.models import TINY, builtin_path, model_folder
 from halteres.models.shape import FAMILIES, read_shape
-from halteres.runs import footprint, machine
-from halteres.runs.base_model import ModelMissing, own_model
+from halteres.runs.starting import footprint, machine
+from halteres.runs.starting.base_model import ModelMissing, own_model
 
 PUBLISHED = {
     "Qwen/Qwen3-0.6B": 596_049_920,

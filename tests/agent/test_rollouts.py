@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from halteres.runs import rollouts as rooms
 from halteres.runs.directory import RunDirectory
+from halteres.runs.reading import rollouts as rooms
 
 from .run_scenes import RUN, make_run, replied, supervised, tokens, told
 from .scenes_results import add_group, completion

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from runs.scenes import ENVIRONMENT, wait, wait_for_end
 
-from halteres.agent import rehearsal
-from halteres.agent.tests_store import TestOutcome
+from halteres.agent.starting import rehearsal
+from halteres.agent.trial.tests_store import TestOutcome
 from halteres.runs.directory import RunDirectory, find_run
 from halteres.runs.stop import stop_run
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from runs.scenes import STANDIN_SUPERVISOR, settings, survivors, wait
 
-from halteres.agent import stopping
+from halteres.agent.watching import stopping
 from halteres.runs import identity
 from halteres.runs.directory import RunDirectory, list_runs
-from halteres.runs.start import start_run
+from halteres.runs.starting.start import start_run
 
 from .run_scenes import RUN, make_run, replied, supervised, tokens, told
 

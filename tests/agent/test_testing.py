@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 
-from halteres.agent import testing
 from halteres.agent.caller import Caller
-from halteres.agent.drafts import select
-from halteres.agent.tests_store import latest_test
-from halteres.agent.trial import folder, request
+from halteres.agent.drafting.drafts import select
+from halteres.agent.trial import folder, request, testing
 from halteres.agent.trial.candidates import DEFAULTS
+from halteres.agent.trial.tests_store import latest_test
 
 from .openrouter import KEY, OpenRouter, openrouter
 from .testing_scenes import (

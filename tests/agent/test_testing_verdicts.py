@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from halteres.agent import tests_store
+from halteres.agent.trial import tests_store
 from halteres.agent.trial.brief import BUDGET, brief
 from halteres.agent.trial.ending import Ended, exited, hung_at, timed_out
 from halteres.agent.trial.folder import TestFolder, find_test

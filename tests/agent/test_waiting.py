@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from runs.scenes import STANDIN_SUPERVISOR, settings
 
-from halteres.agent import waiting
-from halteres.agent.waiting import Until, Watch, wait_for
+from halteres.agent.watching import waiting
+from halteres.agent.watching.waiting import Until, Watch, wait_for
 from halteres.errors import UserError
 from halteres.observe.metrics import append_row
 from halteres.runs import lock
 from halteres.runs.directory import RunDirectory
-from halteres.runs.start import start_run
+from halteres.runs.starting.start import start_run
 from halteres.runs.stop import stop_run
 
 from .run_scenes import LIVE, RUN, add_alert, add_evaluation, add_step, change, make_run, replied, supervised, told

@@ -12,7 +12,7 @@ from typing import Any
 
 from halteres.agent.call import Reply, call
 from halteres.agent.caller import Caller
-from halteres.agent.drafts import select
+from halteres.agent.drafting.drafts import select
 
 BUDGET = 900  # tokens of an answer
 

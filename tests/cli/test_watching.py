@@ -11,9 +11,9 @@ from rich.console import Console
 from halteres.cli.follow import LiveView, PlainView, follow
 from halteres.cli.summary import tell
 from halteres.errors import ProcessFailed
-from halteres.runs.answers import before_and_after
 from halteres.runs.directory import RunDirectory
-from halteres.runs.progress import Progress, read_progress
+from halteres.runs.reading.answers import before_and_after
+from halteres.runs.reading.progress import Progress, read_progress
 from halteres.runs.state import read_state, write_state
 
 from .conftest import PROMPT

@@ -15,7 +15,7 @@ from runs.scenes import STANDIN_SUPERVISOR, settings, survivors, wait
 
 from halteres.dashboard.opening import link
 from halteres.observe.metrics import append_row
-from halteres.runs.start import start_run
+from halteres.runs.starting.start import start_run
 from halteres.runs.stop import stop_run
 
 if TYPE_CHECKING:

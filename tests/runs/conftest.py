@@ -13,7 +13,7 @@ import pytest
 
 from halteres.runs import identity
 from halteres.runs.directory import RunDirectory, list_runs
-from halteres.runs.start import start_run
+from halteres.runs.starting.start import start_run
 
 from .scenes import STANDIN_SUPERVISOR, StartRun, settings
 

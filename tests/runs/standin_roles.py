@@ -27,8 +27,8 @@ def main() -> None:
     role, *rest = sys.argv[1:]
     if role == "supervisor":
         from halteres.observe import plots
-        from halteres.runs import course
-        from halteres.runs.supervisor import main as supervise
+        from halteres.runs.supervision import course
+        from halteres.runs.supervision.supervisor import main as supervise
 
         course.LEAST_FREE_BYTES = int(os.environ.get("STANDIN_LEAST_FREE", "0"))
         course.CAP_GRACE_S = float(os.environ.get("STANDIN_CAP_GRACE_S", "30"))
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def cast(scene: Any) -> Any:
-    from halteres.runs.roles import cast as real
+    from halteres.runs.supervision.roles import cast as real
 
     def command(name: str) -> tuple[str, ...]:
         me = (sys.executable, __file__, name)

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from halteres.config.policies import Caps, Policy, PolicyCap
-from halteres.runs.admission import LOCK
 from halteres.runs.directory import RunDirectory, list_runs
+from halteres.runs.starting.admission import LOCK
 from halteres.runs.stop import stop_run
 
 from .scenes import HERE, StartRun, wait, wait_for_end
 
 ONE_START = """
 import sys
-from halteres.runs.start import start_run
+from halteres.runs.starting.start import start_run
 from runs.scenes import STANDIN_SUPERVISOR, settings
 
 asked = settings()
@@ -90,7 +90,7 @@ def test_a_supervisor_that_cannot_be_started_leaves_nothing_and_its_key_is_free(
         raise FileNotFoundError(2, "No such file or directory")
 
     with monkeypatch.context() as patch:
-        patch.setattr("halteres.runs.start._spawn", nowhere)
+        patch.setattr("halteres.runs.starting.start._spawn", nowhere)
         with pytest.raises(Exception, match="could not be started"):
             start(idempotency_key="the-key")
     assert [entry.name for entry in (home / "runs").iterdir()] == [LOCK]

@@ -10,9 +10,9 @@ from msgspec import structs
 
 from halteres.config.policies import Caps, Policy
 from halteres.errors import InvalidConfig
-from halteres.runs.budgets import FILE, Budget
 from halteres.runs.directory import RunDirectory
 from halteres.runs.state import RunState
+from halteres.runs.supervision.budgets import FILE, Budget
 
 from .scenes import StartRun, survivors, wait_for_end
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from halteres.runs import identity
-from halteres.runs.children import Child, Lifeline, spawn
+from halteres.runs.supervision.children import Child, Lifeline, spawn
 
 PARENT = """
 import subprocess, sys

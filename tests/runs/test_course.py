@@ -13,7 +13,7 @@ import pytest
 
 from halteres.config.files import resolve_settings
 from halteres.observe.metrics import merge_by_step
-from halteres.runs.start import start_run
+from halteres.runs.starting.start import start_run
 from halteres.runs.stop import WAKE, stop_run
 
 from .scenes import ENVIRONMENT, STANDIN_SUPERVISOR, StartRun, survivors, wait, wait_for_end
@@ -222,7 +222,7 @@ def test_somebody_elses_service_is_used_and_never_stopped(start: StartRun, monke
     service = wait(host, lambda state: state.status == "running").urls["service"]
     monkeypatch.setenv("STANDIN_STEPS", "4")
     # The stand-in service has no info route: it is taken for a Tinker service of other make.
-    monkeypatch.setattr("halteres.runs.base_model._ask", lambda *_, **__: {})
+    monkeypatch.setattr("halteres.runs.starting.base_model._ask", lambda *_, **__: {})
     guest = start(service_url=service)
     state = wait_for_end(guest)
     assert state.status == "completed"

@@ -22,12 +22,12 @@ import pytest
 from halteres.agent.table import BY_NAME
 from halteres.config.settings import TrainerSettings
 from halteres.runs import identity, lock
-from halteres.runs.alerts import Alert
 from halteres.runs.diagnosis import Diagnosis, stalled
 from halteres.runs.diagnosis.case import Case
 from halteres.runs.diagnosis.excursion import Excursion, trend
 from halteres.runs.diagnosis.pulse import FIRST_STEP_S, LEAST_S, STALE_S, Pulse
 from halteres.runs.directory import RunDirectory
+from halteres.runs.reading.alerts import Alert
 from halteres.runs.state import RunState, write_state
 
 HEALTHY = [json.loads(line) for line in Path(__file__).with_name("healthy_rows.jsonl").read_text().splitlines()]

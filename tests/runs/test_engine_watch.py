@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from halteres.engine.child import EngineChild
-from halteres.runs.engine_watch import told_end
+from halteres.runs.supervision.engine_watch import told_end
 
 
 class Process:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from halteres.runs.evaluations import Evaluation, differences
+from halteres.runs.reading.evaluations import Evaluation, differences
 
 
 def evaluation(folder: Path, step: int, answers: dict[str, list[float]], **figures: float) -> Evaluation:

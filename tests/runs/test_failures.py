@@ -11,7 +11,7 @@ import pytest
 from halteres.config.files import load_settings
 from halteres.errors import Conflict, InvalidConfig, NotFound
 from halteres.runs.directory import RunDirectory
-from halteres.runs.supervisor import main as supervise
+from halteres.runs.supervision.supervisor import main as supervise
 
 from .scenes import StartRun, survivors, wait, wait_for_end, wait_until
 
@@ -147,7 +147,7 @@ def test_a_full_disk_is_a_sentence_and_no_directory(
     home: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("halteres.runs.preflight.FREE_BYTES", 10**18)
+    monkeypatch.setattr("halteres.runs.starting.preflight.FREE_BYTES", 10**18)
     with pytest.raises(Exception, match="Too little room"):
         start()
     assert not (home / "runs").exists()

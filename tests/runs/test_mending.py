@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from halteres.observe.metrics import append_row
-from halteres.runs import failures, memory
-from halteres.runs.culprit import Culprit, culprit
 from halteres.runs.directory import RunDirectory, runs_home
-from halteres.runs.given import Given, GivenTrainer, read_given
-from halteres.runs.memory import kernel_kills, ran_out
-from halteres.runs.mending import mending, smaller
-from halteres.runs.processes import condition
+from halteres.runs.reading import failures, memory
+from halteres.runs.reading.culprit import Culprit, culprit
+from halteres.runs.reading.given import Given, GivenTrainer, read_given
+from halteres.runs.reading.memory import kernel_kills, ran_out
+from halteres.runs.reading.mending import mending, smaller
+from halteres.runs.reading.processes import condition
 from halteres.runs.state import RunState, write_state
 
 RUN = "3fa9c1d2"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from halteres.config.files import load_settings
 from halteres.observe.metrics import merge_by_step, series
-from halteres.runs.start import start_run
+from halteres.runs.starting.start import start_run
 from halteres.runs.stop import stop_run
 
 from .scenes import survivors, wait, wait_for_end, wait_until

@@ -14,7 +14,7 @@ import pytest
 from halteres.errors import Conflict, InvalidConfig, NotFound
 from halteres.observe.metrics import merge_by_step, series
 from halteres.runs.directory import RunDirectory
-from halteres.runs.start import start_run
+from halteres.runs.starting.start import start_run
 from halteres.runs.stop import stop_run
 
 from .scenes import STANDIN_SUPERVISOR, StartRun, wait, wait_for_end

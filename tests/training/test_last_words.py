@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from halteres.runs import failures
 from halteres.runs.directory import RunDirectory
+from halteres.runs.reading import failures
 from halteres.training.__main__ import leave_word
 from halteres.training.failures import LossNotFinite
 from halteres.training.folder import RunFolder

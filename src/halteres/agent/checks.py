@@ -12,14 +12,14 @@ import shutil
 import sys
 from collections.abc import Iterator
 
-from halteres.agent.models import known_models, proposed
+from halteres.agent.starting.models import known_models, proposed
 from halteres.config import environ
 from halteres.config.policies import load_policy
 from halteres.models import TINY, builtin_path
-from halteres.runs import machine
-from halteres.runs.check import Check, attempt
-from halteres.runs.ports import API_PORT, SERVICE_PORT
-from halteres.runs.preflight import is_free
+from halteres.runs.starting import machine
+from halteres.runs.starting.check import Check, attempt
+from halteres.runs.starting.preflight import is_free
+from halteres.runs.supervision.ports import API_PORT, SERVICE_PORT
 
 MIN_FREE_BYTES = 1 << 30
 PACKAGES = ("torch", "transformers", "tinker")

@@ -7,7 +7,7 @@ Never: makes a path of what was given: a run is found among those that there are
 from __future__ import annotations
 
 from halteres.runs.directory import RunAmbiguous, RunDirectory, RunNotFound, find_run, known_runs
-from halteres.runs.roster import Entry
+from halteres.runs.reading.roster import Entry
 
 SHOWN = 8
 

@@ -7,14 +7,15 @@ from typing import Any
 import halteres
 from halteres.agent.caller import Caller
 from halteres.agent.checks import machine_checks
-from halteres.agent.models import KnownModel, known_models, proposed
+from halteres.agent.shortening import clipped
+from halteres.agent.starting.models import KnownModel, known_models, proposed
 from halteres.agent.tool import READS, Result, tool
-from halteres.agent.wording import shortened, worded
+from halteres.agent.wording import worded
 from halteres.config.policies import load_policy
 from halteres.errors import HalteresError
-from halteres.runs import machine
-from halteres.runs.check import Check
 from halteres.runs.directory import active_runs
+from halteres.runs.starting import machine
+from halteres.runs.starting.check import Check
 
 MOST_MODELS, MOST_RUNS, MOST_PROBLEMS, PROBLEM_LENGTH = 6, 8, 3, 160
 """An answer is short whatever there is; `halteres models list`, rl_list_runs and `halteres doctor` tell all."""
@@ -79,7 +80,7 @@ def _policy() -> str:
 
 
 def _problem(check: Check) -> str:
-    return shortened(f"{check.name}: {check.found.rstrip('.')}. {check.remedy}".strip(), PROBLEM_LENGTH)
+    return clipped(f"{check.name}: {check.found.rstrip('.')}. {check.remedy}".strip(), PROBLEM_LENGTH)
 
 
 def _next(active: list[str], problems: list[str]) -> str:

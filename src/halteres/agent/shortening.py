@@ -35,6 +35,14 @@ def shortened(text: str, room: int) -> str:
     return f"{head}{_mark(len(text) - len(head) - len(tail))}{tail}"
 
 
+def clipped(text: str, length: int) -> str:
+    """At most so many characters; dots stand for the rest. Secrets go first: half of one would not be known as one."""
+    if len(text) <= length:
+        return text
+    text = Redactor.of_this_process().text(text)
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
 def shortened_item(item: Any, room: int) -> Any:
     """A JSON value if it fits; else with its texts shortened; else as a shortened text."""
     item = Redactor.of_this_process().json(item)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from halteres.agent.comparing import rl_compare_runs
-from halteres.agent.configuring import rl_edit_config, rl_get_current_config
-from halteres.agent.environments import rl_list_environments, rl_select_environment
+from halteres.agent.drafting.configuring import rl_edit_config, rl_get_current_config
+from halteres.agent.drafting.environments import rl_list_environments, rl_select_environment
 from halteres.agent.health import rl_health_check
-from halteres.agent.listing import rl_list_runs
-from halteres.agent.logs import rl_get_logs
-from halteres.agent.results import rl_get_results
-from halteres.agent.rollouts import rl_get_rollouts
-from halteres.agent.starting import rl_start_training
-from halteres.agent.status import rl_check_status
-from halteres.agent.stopping import rl_stop_training
-from halteres.agent.testing import rl_test_inference
+from halteres.agent.judging.comparing import rl_compare_runs
+from halteres.agent.judging.results import rl_get_results
+from halteres.agent.judging.rollouts import rl_get_rollouts
+from halteres.agent.starting.starting import rl_start_training
+from halteres.agent.trial.testing import rl_test_inference
+from halteres.agent.watching.listing import rl_list_runs
+from halteres.agent.watching.logs import rl_get_logs
+from halteres.agent.watching.status import rl_check_status
+from halteres.agent.watching.stopping import rl_stop_training
 
 TOOLS = (
     rl_list_environments,

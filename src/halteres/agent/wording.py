@@ -1,7 +1,7 @@
-"""How an answer is put: calls, figures, texts that are too long.
+"""How an answer is put: calls and figures.
 
 Owns: how a call is written out for an agent to make, and turning the commands in a room's sentence into calls; how
-figures are rounded and texts cut.
+figures are rounded.
 Never: decides which call makes sense.
 """
 
@@ -12,10 +12,8 @@ import math
 import re
 from typing import Any
 
-from halteres.redaction import Redactor
 
-
-def worded(name: str, *arguments: Any, **named: Any) -> str:
+def worded(tool: str, /, *arguments: Any, **named: Any) -> str:
     """A call as text; arguments that are None or empty are left out.
 
     >>> worded("rl_check_status", "3fa9c1d2", wait_s=45, until="eval")
@@ -23,7 +21,7 @@ def worded(name: str, *arguments: Any, **named: Any) -> str:
     """
     given = [_json(value) for value in arguments]
     given += [f"{key}={_json(value)}" for key, value in named.items() if value not in (None, {}, "")]
-    return f"{name}({', '.join(given)})"
+    return f"{tool}({', '.join(given)})"
 
 
 def in_calls(sentence: str) -> str:
@@ -35,14 +33,6 @@ def in_calls(sentence: str) -> str:
     for command, call in _CALLS:
         sentence = command.sub(call, sentence)
     return sentence
-
-
-def shortened(text: str, length: int) -> str:
-    """At most so many characters; dots stand for the rest. Secrets go first: half of one would not be known as one."""
-    if len(text) <= length:
-        return text
-    text = Redactor.of_this_process().text(text)
-    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def significant(value: float, digits: int = 3) -> float:

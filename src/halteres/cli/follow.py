@@ -18,7 +18,7 @@ from rich.text import Text
 
 from halteres.observe.plots import sparkline
 from halteres.runs.directory import RunDirectory, RunState
-from halteres.runs.progress import Progress, Series, read_progress
+from halteres.runs.reading.progress import Progress, Series, read_progress
 from halteres.runs.stop import stop_run
 
 LOOK_EVERY_S = 0.25

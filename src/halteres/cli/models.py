@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from halteres.agent.models import KnownModel
+    from halteres.agent.starting.models import KnownModel
 
 app = typer.Typer(help="Base models: what is here, what fits.", no_args_is_help=True)
 
@@ -21,7 +21,7 @@ def _models() -> None:  # pyright: ignore[reportUnusedFunction] - a group, thoug
 @app.command("list")
 def list_(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
     """Base models on this disk, then well-known ones, each with its size and whether it fits."""
-    from halteres.agent.models import known_models, proposed
+    from halteres.agent.starting.models import known_models, proposed
 
     models = known_models()
     first = proposed(models)

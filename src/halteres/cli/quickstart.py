@@ -14,7 +14,7 @@ def quickstart(
     """Train the built-in model on arithmetic, on this machine, with no network and no key, and show what it learnt."""
     from halteres.cli.train import attend
     from halteres.config.files import resolve_settings
-    from halteres.runs.start import start_run
+    from halteres.runs.starting.start import start_run
 
     typer.echo(
         "Halteres quick start: the built-in model (0.9 M parameters) learns to work its sums instead of guessing."

@@ -17,7 +17,7 @@ Run = Annotated[str, typer.Argument(help="Run id (a unique beginning will do) or
 def list_() -> None:
     """Every run, newest first."""
     from halteres.runs.directory import list_runs
-    from halteres.runs.progress import read_progress
+    from halteres.runs.reading.progress import read_progress
 
     runs = list_runs()
     if not runs:
@@ -36,8 +36,8 @@ def list_() -> None:
 def status(run: Run) -> None:
     """One run: state, progress, processes, what to do next."""
     from halteres.runs.directory import find_run
-    from halteres.runs.processes import conditions
-    from halteres.runs.progress import read_progress
+    from halteres.runs.reading.processes import conditions
+    from halteres.runs.reading.progress import read_progress
 
     directory = find_run(run)
     state = directory.state()

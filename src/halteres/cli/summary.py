@@ -14,8 +14,8 @@ from rich.text import Text
 
 from halteres.errors import ProcessFailed
 from halteres.observe.metrics import Row, merge_by_step
-from halteres.runs.answers import Compared, before_and_after
 from halteres.runs.directory import RunDirectory, RunState
+from halteres.runs.reading.answers import Compared, before_and_after
 
 SHOWN = 2
 """Answers before and after."""

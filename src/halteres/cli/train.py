@@ -30,7 +30,7 @@ def train(
     from halteres.config import environ
     from halteres.config.files import resolve_settings
     from halteres.runs.directory import find_run
-    from halteres.runs.start import start_run
+    from halteres.runs.starting.start import start_run
 
     if environment is None and config is None and resume is None:
         raise InvalidConfig("Nothing to train on.", "No environment was named.", "Try: halteres train arithmetic")

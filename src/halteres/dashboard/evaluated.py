@@ -10,9 +10,9 @@ from typing import Any
 
 from halteres.agent.shortening import shortened
 from halteres.observe.metrics import merge_by_step
-from halteres.runs.answers import before_and_after
 from halteres.runs.directory import RunDirectory
-from halteres.runs.evaluations import evaluations
+from halteres.runs.reading.answers import before_and_after
+from halteres.runs.reading.evaluations import evaluations
 
 MOST_TASKS, PROMPT_LENGTH, ANSWER_LENGTH = 6, 1200, 2400
 """Tasks that are shown; characters of each."""

@@ -12,9 +12,9 @@ from typing import Any
 
 from halteres.dashboard.sparks import spark_of
 from halteres.errors import NotFound
-from halteres.runs.alerts import read_alerts
 from halteres.runs.directory import known_runs
-from halteres.runs.roster import Entry
+from halteres.runs.reading.alerts import read_alerts
+from halteres.runs.reading.roster import Entry
 from halteres.runs.state import RunState, read_state
 
 ERROR_LENGTH = 200

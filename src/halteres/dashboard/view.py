@@ -10,16 +10,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from halteres.agent.alarms import in_force
-from halteres.agent.brief import HEADLINE
-from halteres.agent.failing import failure_facts, log_tail
-from halteres.agent.following import next_after
-from halteres.agent.looking import Look, look_at
+from halteres.agent.drafting.brief import HEADLINE
+from halteres.agent.watching.alarms import in_force
+from halteres.agent.watching.failing import failure_facts, log_tail
+from halteres.agent.watching.following import next_after
+from halteres.agent.watching.looking import Look, look_at
 from halteres.dashboard.timeline import marks_of, timeline_of
-from halteres.runs.alerts import Alert
 from halteres.runs.directory import RunDirectory
-from halteres.runs.processes import conditions
-from halteres.runs.rollouts import steps_of
+from halteres.runs.reading.alerts import Alert
+from halteres.runs.reading.processes import conditions
+from halteres.runs.reading.rollouts import steps_of
 
 _AS_IT_CAME = ("default", "config_init", "wiring")
 """Sources of settings that nobody set for this run."""

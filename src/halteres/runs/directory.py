@@ -24,8 +24,8 @@ from halteres.errors import Conflict, NotFound, nearest
 from halteres.files import tail
 from halteres.observe.metrics import Row, read_rows
 from halteres.runs import identity, lock
-from halteres.runs.lost import verdict_over
-from halteres.runs.roster import Entry, roster
+from halteres.runs.reading.lost import verdict_over
+from halteres.runs.reading.roster import Entry, roster
 from halteres.runs.state import RESERVE, RunState, read_state, write_state
 
 __all__ = [

@@ -19,7 +19,7 @@ from halteres.config import environ
 from halteres.config.settings import InferenceSettings, Settings
 from halteres.errors import HalteresError
 from halteres.models import model_folder
-from halteres.runs.base_model import ModelMissing, RunModel, given_model, own_model, shelf
+from halteres.runs.starting.base_model import ModelMissing, RunModel, given_model, own_model, shelf
 
 Backend = Literal["local", "openrouter"]
 

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from halteres.agent.trial.traffic import Traffic
-from halteres.runs.failures import how
+from halteres.runs.reading.failures import how
 
 Fault = Literal["model", "environment", "test"]
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from halteres.agent.drafts import Draft
+from halteres.agent.drafting.drafts import Draft
 from halteres.agent.trial import request as limits
 from halteres.agent.trial.candidates import Backend, Bench
 from halteres.agent.trial.request import Request
@@ -19,7 +19,7 @@ from halteres.config.discovery import read_environment
 from halteres.config.policies import load_policy
 from halteres.config.program import find_program
 from halteres.config.settings import InferenceSettings
-from halteres.runs.preflight import MissingKey
+from halteres.runs.starting.preflight import MissingKey
 
 KEY = "OPENROUTER_API_KEY"
 

@@ -21,7 +21,7 @@ from halteres.agent.trial.output import Output, write_log
 from halteres.agent.trial.upstream import Upstream
 from halteres.config import environ
 from halteres.process import die_with_parent
-from halteres.runs.children import Lifeline
+from halteres.runs.supervision.children import Lifeline
 
 GRACE_S = 2.0
 TOLD = 1000  # characters of its output that an answer holds (seed 002)

@@ -25,8 +25,8 @@ from halteres.agent.trial.told import command_of, variables_of
 from halteres.agent.trial.upstream import Destination, Upstream
 from halteres.config import environ
 from halteres.errors import HalteresError, NotFound, ServerError, boundary
-from halteres.runs.children import Lifeline
 from halteres.runs.served import served
+from halteres.runs.supervision.children import Lifeline
 
 LOCAL_REQUESTS, REMOTE_REQUESTS = 256, 16  # of one model, under way at once
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from halteres.observe.metrics import Row
-from halteres.runs.alerts import Alert
 from halteres.runs.diagnosis.case import Case
 from halteres.runs.diagnosis.excursion import Finding, Rewards, Rule
 from halteres.runs.diagnosis.flow import (
@@ -24,6 +23,7 @@ from halteres.runs.diagnosis.flow import (
 )
 from halteres.runs.diagnosis.learning import EntropyCollapse, Hacking, NotRising, NoVariance
 from halteres.runs.diagnosis.pulse import RULE, Pulse
+from halteres.runs.reading.alerts import Alert
 
 
 class Diagnosis:

@@ -18,10 +18,10 @@ from typing import Any
 from halteres.errors import HalteresError
 from halteres.files import tail
 from halteres.observe.metrics import Row
-from halteres.runs.alerts import Alert
 from halteres.runs.diagnosis.case import Case
 from halteres.runs.diagnosis.excursion import Excursion, Finding, number
 from halteres.runs.directory import RunDirectory
+from halteres.runs.reading.alerts import Alert
 from halteres.runs.state import RunState
 
 RULE = "stalled"

@@ -1,0 +1,1 @@
+"""Choosing an environment and its settings: drafts and the tools that edit them."""

@@ -1,0 +1,148 @@
+"""The tools that find and choose an environment: rl_list_environments, rl_select_environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from halteres.agent.arguments import Changes, Draft
+from halteres.agent.caller import Caller
+from halteres.agent.drafting.brief import brief
+from halteres.agent.drafting.drafts import choose
+from halteres.agent.drafting.mending import mending
+from halteres.agent.tool import READS, Hints, Result, tool
+from halteres.agent.wording import worded
+from halteres.config.discovery import BrokenFile, Discovery, EnvironmentFile, discover
+from halteres.config.program import last_failure
+
+TIPS = (
+    "rl_select_environment(name) selects one",
+    "read file_path to see how it scores",
+    "copy a file to make your own",
+)
+
+CHARACTERS_PER_10 = 1600
+"""Of ten environments in an answer, all told: descriptions are cut so that it holds; a `query` shows them whole."""
+
+OVERHEAD, LEAST_DESCRIPTION = 240, 20
+"""Characters of an answer besides its environments; of a description, however long the paths are."""
+
+
+class FoundEnvironment(BaseModel):
+    """One environment."""
+
+    name: str
+    class_name: str
+    file_path: str
+    description: str
+
+
+class Environments(Result):
+    """All environments."""
+
+    environments: list[FoundEnvironment]
+    count: int
+    tips: list[str]
+    broken: list[dict[str, str]] = []  # file_path, why; told where there are some
+
+
+class Selected(Result):
+    """A draft's environment."""
+
+    message: str
+    environment: str
+    file_path: str
+    draft: str
+    config: dict[str, Any]  # brief: headline settings
+    discarded_edits: dict[str, Any]
+    coerced: dict[str, Any] = {}  # changes that were taken for another type, as they hold now
+
+
+@tool(title="List environments", hints=READS)
+def rl_list_environments(
+    caller: Caller,
+    query: Annotated[str | None, Field(description="words to look for in names and descriptions")] = None,
+    refresh: Annotated[bool, Field(description="read all files again, whatever their times say")] = False,
+) -> Environments:
+    """List the environments a model can be trained on: name, file, what it teaches.
+
+    Files that cannot be read are told with the reason. To make an environment, copy one of the files.
+    """
+    found = discover(afresh=refresh)
+    fitting = [one for one in found.environments if _fits(one, query)]
+    told = Environments(
+        environments=_told(fitting),
+        count=len(fitting),
+        tips=list(TIPS),
+        next=worded("rl_select_environment", name=fitting[0].name) if fitting else _none_found(query),
+    )
+    broken = _broken(found)
+    if broken:
+        told.broken = [{"file_path": one.file_path, "why": one.why} for one in broken]
+    return told
+
+
+@tool(title="Select an environment", hints=Hints(idempotent=True))
+def rl_select_environment(
+    caller: Caller,
+    name: Annotated[str, Field(description="name from rl_list_environments, or the path of a file")],
+    changes: Changes = None,
+    draft: Draft = None,
+) -> Selected:
+    """Select an environment into your draft, with its own default settings; nothing runs yet.
+
+    Earlier edits are discarded and told. With `changes`, settings are edited in the same call.
+    """
+    here = draft if draft != caller.draft else None
+    with mending("rl_select_environment", changes or {}, name=name, draft=here):
+        chosen = choose(caller, draft, name, changes or {})
+    run = chosen.resolved.settings.run
+    test, start = worded("rl_test_inference", draft=here), worded("rl_start_training", dry_run=True, draft=here)
+    told = Selected(
+        message=f"Selected environment: {run.environment_name}",
+        environment=run.environment_name,
+        file_path=chosen.file_path,
+        draft=chosen.draft.handle,
+        config=brief(chosen.resolved),
+        discarded_edits=chosen.discarded,
+        next=f"{test} then {start}",
+    )
+    if chosen.resolved.coerced:
+        told.coerced = dict(chosen.resolved.coerced)
+    return told
+
+
+def _fits(environment: EnvironmentFile, query: str | None) -> bool:
+    text = f"{environment.name} {environment.class_name} {environment.description}".casefold()
+    return all(word in text for word in (query or "").casefold().split())
+
+
+def _told(environments: Sequence[EnvironmentFile]) -> list[FoundEnvironment]:
+    """With descriptions as long as there is room for."""
+    if not environments:
+        return []
+    whole = [
+        FoundEnvironment(name=one.name, class_name=one.class_name, file_path=one.file_path, description=one.description)
+        for one in environments
+    ]
+    tens = -(-len(whole) // 10)
+    rest = sum(len(one.model_dump_json()) + 1 - len(one.description) for one in whole)
+    room = max(LEAST_DESCRIPTION, (CHARACTERS_PER_10 * tens - OVERHEAD - rest) // len(whole))
+    return [one.model_copy(update={"description": _cut(one.description, room)}) for one in whole]
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else f"{text[: room - 3].rstrip()}..."
+
+
+def _none_found(query: str | None) -> str:
+    return "rl_list_environments()" if query else "rl_list_environments(refresh=true)"
+
+
+def _broken(found: Discovery) -> list[BrokenFile]:
+    """Files that cannot be read, and those that could not say what they are when they were last asked."""
+    failed = [(one.file_path, last_failure(Path(one.file_path))) for one in found.environments]
+    return [*found.broken, *(BrokenFile(file_path=path, why=why) for path, why in failed if why)]

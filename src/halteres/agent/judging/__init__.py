@@ -1,0 +1,1 @@
+"""Judging runs: results, rollouts, comparison."""

@@ -1,0 +1,208 @@
+"""The tool that puts runs side by side: rl_compare_runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from halteres.agent.caller import Caller
+from halteres.agent.choosing import chosen_run
+from halteres.agent.judging.differing import settings_that_differ
+from halteres.agent.judging.headline import CORRECT, REWARD, Choice, choose, lower_is_better, rounded
+from halteres.agent.judging.ranking import Entrant, Verdict, verdict
+from halteres.agent.shortening import size_of
+from halteres.agent.tool import READS, Result, tool
+from halteres.agent.wording import worded
+from halteres.errors import HalteresError
+from halteres.observe.metrics import series
+from halteres.runs.directory import RunDirectory, RunNotFound
+from halteres.runs.reading.intervals import Difference
+from halteres.runs.reading.outcome import outcome_of
+from halteres.runs.reading.pictures import comparison_of
+
+ROOM = 2350
+"""Characters of JSON that an answer takes; settings that do not fit are told by name alone."""
+
+MOST_METRICS = 4
+
+
+class Comparison(Result):
+    """Runs side by side."""
+
+    runs: list[dict[str, Any]]  # a run that was not found has `error`
+    settings_that_differ: dict[str, dict[str, Any]]  # field -> run id -> value
+    environment: str = ""  # of all runs; where they differ it stands with each run
+    best: dict[str, Any] | None = None  # metric, run_id, why, certain
+    plot: str | None = None  # path of the PNG
+    notes: list[str] = []
+
+
+@tool(title="Compare runs", hints=READS)
+def rl_compare_runs(
+    caller: Caller,
+    run_ids: Annotated[list[str], Field(min_length=1, max_length=8, description="ids or names")],
+    metrics: Annotated[
+        list[str] | None, Field(description="the first decides; default: held-out share correct, reward")
+    ] = None,
+    plot: Annotated[bool, Field(description="show the curves as a picture too")] = True,
+) -> Comparison:
+    """Compare runs: figures side by side, the settings that differ, which is best and whether that is certain.
+
+    Evaluations are compared task by task (95 % interval); training metrics are means of the last steps, 10 at most.
+    """
+    entrants, missing = _found(run_ids)
+    choice = _choice(entrants, metrics)
+    decided = next((found for name in choice.names if (found := verdict(entrants, name))), None)
+    environments = sorted({entrant.state.environment for entrant in entrants})
+    notes = [*choice.notes, *_doubts(entrants, environments)]
+    picture = _picture(entrants, choice.names, notes) if plot else None
+    facts: dict[str, Any] = {
+        **({"environment": environments[0]} if len(environments) == 1 else {}),
+        "runs": [*(_row(entrant, choice.names, len(environments) > 1) for entrant in entrants), *missing],
+        "best": _best(decided) if decided else None,
+        **({"plot": str(picture) if picture else None} if plot else {}),
+        **({"notes": notes} if notes else {}),
+        "next": _next(entrants, decided),
+    }
+    settings = {entrant.state.run_id: entrant.settings for entrant in entrants if entrant.settings}
+    answer = Comparison(**facts, **settings_that_differ(settings, ROOM - size_of(facts)))
+    return answer.showing(picture) if picture else answer
+
+
+def _found(run_ids: Sequence[str]) -> tuple[list[Entrant], list[dict[str, Any]]]:
+    """The runs, each once; those that are not there, told. Where none is there, that is the answer."""
+    runs: dict[str, RunDirectory] = {}
+    missing: list[tuple[str, RunNotFound]] = []
+    for asked in run_ids:
+        try:
+            run = chosen_run(asked)
+            runs[run.run_id] = run
+        except RunNotFound as error:
+            missing.append((asked, error))
+    if not runs:
+        raise missing[0][1]
+    guesses = ("did_you_mean", "allowed")
+    return [_entrant(run) for run in runs.values()], [
+        {
+            "run_id": asked,
+            "error": f"{error.what} {error.why}",
+            **{name: error.details[name] for name in guesses if error.details.get(name)},
+        }
+        for asked, error in missing
+    ]
+
+
+def _entrant(run: RunDirectory) -> Entrant:
+    state = run.state()
+    try:
+        settings = run.settings()
+    except (OSError, ValidationError):  # half a directory, or another version's: its figures can still be told
+        settings = None
+    return Entrant(state=state, outcome=outcome_of(run, state), settings=settings)
+
+
+def _choice(entrants: Sequence[Entrant], asked: Sequence[str] | None) -> Choice:
+    if not asked:
+        return Choice(names=(CORRECT, REWARD))
+    choice = choose(asked, {name for entrant in entrants for row in entrant.outcome.rows for name in row})
+    beyond = choice.names[MOST_METRICS:]
+    notes = [f"{MOST_METRICS} metrics are compared; left out: {', '.join(beyond)}"] if beyond else []
+    return Choice(names=choice.names[:MOST_METRICS], notes=(*choice.notes, *notes))
+
+
+def _row(entrant: Entrant, names: Sequence[str], mixed: bool) -> dict[str, Any]:
+    state = entrant.state
+    named = {} if state.name == f"{state.environment}-{state.run_id}" else {"name": state.name}
+    short = {} if state.status == "completed" else {"total_steps": state.total_steps}
+    gains = entrant.outcome.gains
+    return {
+        "run_id": state.run_id,
+        **named,
+        **({"environment": state.environment} if mixed else {}),
+        "status": state.status,
+        "step": state.step,
+        **short,
+        "minutes": round(entrant.outcome.cost.minutes, 2),
+        **{name: _figure(entrant, name, gains.get(name)) for name in names},
+    }
+
+
+def _figure(entrant: Entrant, name: str, gain: Difference | None) -> Any:
+    """A training metric is a number; an evaluation's is last, best where that was another step, gain, its interval."""
+    value = entrant.value(name)
+    if value is None or not name.startswith("eval/"):
+        return rounded(value)
+    points = series(entrant.outcome.rows, name)
+    choose_best = min if lower_is_better(name) else max
+    step, best = choose_best(reversed(points), key=lambda point: point[1])
+    told: dict[str, Any] = {"last": rounded(value)}
+    if best != value:
+        told |= {"best": rounded(best), "best_step": step}
+    if gain:
+        interval = [round(bound, 3) + 0.0 for bound in gain.interval] if gain.interval else None
+        told |= {"gain": rounded(gain.delta), "ci95": interval}
+    return told
+
+
+def _best(found: Verdict) -> dict[str, Any]:
+    closest, difference = found.closest, found.difference
+    by = f"{difference.delta:+.4g} against" if difference.delta else "level with"
+    ahead = f"{by} {closest.state.run_id}"
+    if found.difference.interval:
+        low, high = difference.interval or (0.0, 0.0)
+        tasks = f", paired over {difference.num_tasks} tasks" if difference.method == "paired" else ", unpaired"
+        ahead += f", {100 * found.confidence:.3g} % interval {low:+.3f} to {high:+.3f}{tasks}"
+    elif not found.metric.startswith("eval/"):
+        ahead += ", means of the last steps: no test, every step has other tasks"
+    doubt = "" if difference.certain else "; more held-out tasks, or other seeds, would tell"
+    return {
+        "metric": found.metric,
+        "run_id": found.best.state.run_id,
+        "why": ahead + doubt,
+        "certain": found.certain,
+    }
+
+
+def _doubts(entrants: Sequence[Entrant], environments: Sequence[str]) -> list[str]:
+    notes = [
+        f"{it.state.run_id} has no {what}"
+        for it in entrants
+        for what, there in (("evaluation", it.outcome.evaluations), ("readable settings", it.settings))
+        if not there
+    ]
+    notes += [f"{it.state.run_id} goes on; {_newest(it)}" for it in entrants if not it.state.terminal]
+    if len(environments) > 1:
+        notes.append(f"environments differ ({', '.join(environments)}): which run is best cannot be said")
+    return notes
+
+
+def _newest(entrant: Entrant) -> str:
+    found = entrant.outcome.evaluations
+    return f"its last evaluation is of step {found[-1].step}" if found else "it has not been evaluated"
+
+
+def _picture(entrants: Sequence[Entrant], names: Sequence[str], notes: list[str]) -> Path | None:
+    curves = {_label(entrant): entrant.outcome.rows for entrant in entrants if entrant.outcome.rows}
+    drawn = [name for name in names if any(series(rows, name) for rows in curves.values())]
+    if not drawn:
+        return None
+    try:
+        return comparison_of(curves, drawn)
+    except HalteresError as error:  # the figures are not lost for want of a picture
+        notes.append(error.sentence)
+        return None
+
+
+def _label(entrant: Entrant) -> str:
+    state = entrant.state
+    return state.run_id if state.name == f"{state.environment}-{state.run_id}" else f"{state.run_id} {state.name}"
+
+
+def _next(entrants: Sequence[Entrant], decided: Verdict | None) -> str:
+    going_on = next((entrant.state.run_id for entrant in entrants if not entrant.state.terminal), None)
+    if going_on:
+        return worded("rl_check_status", going_on, wait_s=45, until="terminal")
+    return worded("rl_get_results", (decided.best if decided else entrants[0]).state.run_id)

@@ -1,0 +1,189 @@
+"""The tool that tells what a run has come to: rl_get_results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from halteres.agent.arguments import RunId
+from halteres.agent.caller import Caller
+from halteres.agent.choosing import chosen_run
+from halteres.agent.judging.headline import CORRECT, GREEDY, SCORE, Choice, choose, headline, rounded
+from halteres.agent.judging.history import curves, history
+from halteres.agent.shortening import shortened
+from halteres.agent.tool import READS, Result, tool
+from halteres.agent.wording import in_calls, worded
+from halteres.config import environ
+from halteres.errors import HalteresError
+from halteres.runs.directory import RunDirectory, runs_home
+from halteres.runs.reading.alerts import read_alerts
+from halteres.runs.reading.outcome import Outcome, Weights, outcome_of
+from halteres.runs.reading.pictures import picture_of
+from halteres.runs.reading.roster import roster
+from halteres.runs.state import RunState
+
+_GAINS = (CORRECT, GREEDY, SCORE)
+
+LAST_CHECKPOINTS = 4
+"""Checkpoints that are listed; they are counted beyond that."""
+
+
+class Results(Result):
+    """What a run has come to, so far or in the end."""
+
+    run_id: str
+    status: str
+    environment: str
+    wandb_project: str
+    wandb_run_name: str
+    wandb_url: str | None = None
+    final_metrics: dict[str, Any] = {}
+    baseline: dict[str, Any] = {}  # the first evaluation; of the untrained model where `step` is 0
+    improvement: dict[str, Any] = {}  # metric -> {delta, ci95: [low, high], n_tasks, certain, method}
+    history: list[dict[str, Any]] = []
+    weights: dict[str, Any] = {}  # step, sampler, state, peft_dir, use
+    checkpoints: list[dict[str, Any]] = []
+    plot: str | None = None  # path of the PNG
+    cost: dict[str, Any] = {}  # minutes, engine_hours (gpu_hours, cpu_hours where the device is known), tokens
+    alerts: dict[str, int] = {}  # rule -> how often it spoke
+    notes: list[str] = []
+
+
+@tool(title="Get a run's results", hints=READS)
+def rl_get_results(
+    caller: Caller,
+    run_id: RunId = None,
+    metrics: Annotated[
+        list[str] | None, Field(description='names or patterns such as "eval/*"; default: the headline ones')
+    ] = None,
+    points: Annotated[int, Field(ge=2, le=50, description="rows of the history")] = 10,
+    plot: Annotated[bool, Field(description="show the curves as a picture too")] = False,
+) -> Results:
+    """Get what a run has come to, also while it goes on: final metrics, the gain over the untrained model on held-out
+    tasks with its 95 % interval (paired by task; `certain`: it leaves out zero), history, weights and how to use them.
+    """
+    run = chosen_run(run_id)
+    state = run.state()
+    outcome = outcome_of(run, state)
+    asked = choose(metrics, {name for row in outcome.rows for name in row}) if metrics else None
+    notes = _notes(state, outcome, asked)
+    picture = _picture(run, state, outcome, notes) if plot else None
+    facts: dict[str, Any] = {
+        **_seed_keys(run, state),
+        **_figures(outcome, asked),
+        "history": history(outcome.rows, asked.names if asked else curves(outcome.rows), points),
+        "weights": _weights(run, state, outcome.weights),
+        **_checkpoints(run),
+        **({"plot": str(picture) if picture else None} if plot else {}),
+        "cost": _cost(state, outcome),
+        "alerts": {alert.rule: alert.times for alert in read_alerts(run.path / "events.jsonl")},
+        **({"notes": notes} if notes else {}),
+    }
+    answer = Results(**facts, next=_next(run, state, outcome))
+    return answer.showing(picture) if picture else answer
+
+
+def _picture(run: RunDirectory, state: RunState, outcome: Outcome, notes: list[str]) -> Path | None:
+    try:
+        return picture_of(run, state, outcome.rows)
+    except HalteresError as error:  # the figures are not lost for want of a picture
+        notes.append(error.sentence)
+        return None
+
+
+def _seed_keys(run: RunDirectory, state: RunState) -> dict[str, Any]:
+    return {
+        "run_id": run.run_id,
+        "status": state.status,
+        "environment": state.environment,
+        "wandb_project": _project(run),
+        "wandb_run_name": f"{state.environment}-{run.run_id}",
+        "wandb_url": None,
+    }
+
+
+def _project(run: RunDirectory) -> str:
+    try:
+        return run.settings().run.wandb_project or environ.wandb_project()
+    except (OSError, ValidationError):  # half a run directory, or one of another version: the figures can still be told
+        return environ.wandb_project()
+
+
+def _figures(outcome: Outcome, asked: Choice | None) -> dict[str, Any]:
+    """Final metrics, baseline and improvement; of the asked metrics, or of the headline."""
+    final, first, gains = outcome.final, outcome.baseline, outcome.gains
+    names = asked.names if asked else headline(final)
+    told = {name: gain for name, gain in gains.items() if name in (asked.names if asked else _GAINS) and name in names}
+    return {
+        "final_metrics": {name: rounded(final.get(name)) for name in names},
+        "baseline": _baseline(first.step, first.figures, names) if first else {},
+        "improvement": {name: gain.facts for name, gain in told.items()},
+    }
+
+
+def _baseline(step: int, figures: Mapping[str, float], names: Sequence[str]) -> dict[str, Any]:
+    told = [name for name in names if name in figures and not name.endswith("_stderr")]
+    return {"step": step, **{name: rounded(figures[name]) for name in told}}
+
+
+def _weights(run: RunDirectory, state: RunState, weights: Weights) -> dict[str, Any]:
+    if not weights.sampler:
+        return {}
+    use = [f"halteres chat {run.run_id}"]
+    told = {"step": weights.step, "sampler": weights.sampler, "state": weights.state, "peft_dir": None, "use": use}
+    if weights.peft_dir:
+        told |= {"peft_dir": str(weights.peft_dir), "base": state.tokenizer}
+        use.append("PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), peft_dir)")
+    return told
+
+
+def _checkpoints(run: RunDirectory) -> dict[str, Any]:
+    rows = run.checkpoints()
+    brief = [{"name": row.get("name"), "step": row.get("step")} for row in rows[-LAST_CHECKPOINTS:]]
+    return {"checkpoints": brief, **({"num_checkpoints": len(rows)} if len(rows) > len(brief) else {})}
+
+
+def _cost(state: RunState, outcome: Outcome) -> dict[str, Any]:
+    """Hours are of the engine's device, where it is known which that is; a service of somebody else's is not ours."""
+    minutes = outcome.cost.minutes
+    device = str(state.processes.get("engine", {}).get("device") or "engine")
+    hours = {} if state.service_given else {f"{_unit(device)}_hours": rounded(minutes / 60)}
+    return {"minutes": round(minutes, 2), **hours, "tokens": outcome.cost.tokens}
+
+
+def _unit(device: str) -> str:
+    return "gpu" if device.startswith("cuda") else device
+
+
+def _notes(state: RunState, outcome: Outcome, asked: Choice | None) -> list[str]:
+    notes = [f"{state.code or state.status}: {shortened(in_calls(state.error), 300)}"] if state.error else []
+    notes += asked.notes if asked else ()
+    if outcome.baseline and outcome.baseline.step > 0:
+        notes.append(f"the first evaluation is of step {outcome.baseline.step}, not of the untrained model")
+    if len(outcome.evaluations) == 1:
+        notes.append("one evaluation so far: nothing to compare it with")
+    if any(gain.method == "unpaired" for gain in outcome.gains.values()):
+        notes.append("unpaired: no samples of the same tasks in both evaluations; the interval is wider than need be")
+    return notes
+
+
+def _next(run: RunDirectory, state: RunState, outcome: Outcome) -> str:
+    if not state.terminal:
+        return worded("rl_check_status", run.run_id, wait_s=45, until="terminal")
+    if state.status != "completed" and run.newest_checkpoint():
+        return worded("rl_start_training", resume_from=run.run_id)
+    if state.status != "completed":
+        return worded("rl_get_logs", run.run_id)
+    if rival := _rival(run, state):
+        return worded("rl_compare_runs", [run.run_id, rival])
+    gain = outcome.gains.get(CORRECT)
+    return worded("rl_get_rollouts", run.run_id, which="best" if gain and gain.certain and gain.delta > 0 else "worst")
+
+
+def _rival(run: RunDirectory, state: RunState) -> str | None:
+    """The newest other run of this environment that has trained and ended."""
+    others = (entry for entry in roster(runs_home()) if entry.run_id != run.run_id and entry.ended)
+    return next((it.run_id for it in others if it.facts.environment == state.environment and it.facts.step), None)

@@ -1,0 +1,166 @@
+"""The tool that shows what the policy answered: rl_get_rollouts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from halteres.agent.arguments import RunId
+from halteres.agent.caller import Caller
+from halteres.agent.choosing import chosen_run
+from halteres.agent.judging.headline import rounded
+from halteres.agent.shortening import shortened, shortened_item, size_of
+from halteres.agent.tool import READS, Result, tool
+from halteres.agent.wording import worded
+from halteres.errors import HalteresError, NotReady, UserError
+from halteres.runs.directory import RunDirectory
+from halteres.runs.reading.rollouts import Mark, Rollout, StepOfRollouts, rollouts_of, steps_of
+
+ROOM = 5000
+"""Characters of JSON for all rollouts of an answer: the rest of it takes the rest of 1,500 tokens."""
+
+MOST_SCORES = 16
+"""Of a group; of a larger one only the figures are told."""
+
+Which = Literal["best", "worst", "random"]
+
+
+class Rollouts(Result):
+    """Rollouts of one step."""
+
+    run_id: str
+    step: int
+    steps: list[int]  # first and last that there are
+    figures: dict[str, Any]  # of all of the step's; distinct, commonest: shares of different completions, of one
+    rollouts: list[dict[str, Any]]  # prompt, completion, score, tokens, finish, group_scores, item, times
+
+
+@tool(title="Read rollouts", hints=READS)
+def rl_get_rollouts(
+    caller: Caller,
+    run_id: RunId = None,
+    step: Annotated[int | None, Field(ge=0, description="default: the newest with rollouts")] = None,
+    which: Annotated[
+        Literal["best", "worst", "random"], Field(description="by score; always the same ones of a finished step")
+    ] = "random",
+    n: Annotated[int, Field(ge=1, le=3)] = 3,
+) -> Rollouts:
+    """Read what the policy answered and how it was scored: the way to see reward hacking and broken scorers.
+
+    `best` and `worst` show no completion twice; `times` tells how often one was given. Long texts lose their middle.
+    """
+    run = chosen_run(run_id)
+    steps = steps_of(run)
+    found = _looked_up(run, step, steps)
+    number = int(found.file.stem.removeprefix("step_"))
+    chosen = _chosen(found.marks, which, n, Random(f"{run.run_id} {number}"))  # noqa: S311  a choice, not a secret
+    given = Counter(mark.text for mark in found.marks)
+    return Rollouts(
+        run_id=run.run_id,
+        step=number,
+        steps=[steps[0], steps[-1]],
+        figures=_figures(found),
+        rollouts=[
+            {**_told(rollout, ROOM // len(chosen)), **({"times": times} if (times := given[mark.text]) > 1 else {})}
+            for mark, rollout in zip(chosen, found.rollouts(chosen), strict=True)
+        ],
+        next=_next(run, number, which),
+    )
+
+
+def _looked_up(run: RunDirectory, step: int | None, steps: Sequence[int]) -> StepOfRollouts:
+    """The step that was asked for, or the newest with rollouts."""
+    if not steps:
+        raise _none_yet(run)
+    if step is not None and step not in steps:
+        near = min(steps, key=lambda there: abs(there - step))
+        raise UserError(
+            f"There are no rollouts of step {step}.",
+            f"There are those of steps {steps[0]} to {steps[-1]}; the nearest is {near}.",
+            worded("rl_get_rollouts", run.run_id, step=near),
+            steps=[steps[0], steps[-1]],
+            nearest=near,
+        )
+    if step is not None:
+        return rollouts_of(run, step)
+    newest = (rollouts_of(run, number) for number in reversed(steps))
+    return next((found for found in newest if found.marks), rollouts_of(run, steps[-1]))
+
+
+def _none_yet(run: RunDirectory) -> HalteresError:
+    state = run.state()
+    what, why = f"Run {run.run_id} has no rollouts.", f"It is {state.status}, at step {state.step}."
+    if state.terminal:
+        return UserError(what, why, worded("rl_get_logs", run.run_id, role="env"))
+    return NotReady(what, why, worded("rl_check_status", run.run_id, wait_s=45, until="step>=1"))
+
+
+def _chosen(marks: Sequence[Mark], which: Which, n: int, random: Random) -> list[Mark]:
+    """Rollouts of equal score come in an order that is random, and the same every time."""
+    mixed = random.sample(marks, len(marks))
+    if which == "random":
+        return mixed[:n]
+    different: dict[int, Mark] = {}
+    for mark in sorted(mixed, key=_score, reverse=which == "best"):
+        different.setdefault(mark.text, mark)
+    return list(different.values())[:n]
+
+
+def _score(mark: Mark) -> float:
+    """What is no number is worse than any."""
+    return float("-inf") if mark.score is None else mark.score
+
+
+def _figures(found: StepOfRollouts) -> dict[str, Any]:
+    marks, failures = found.marks, found.failures
+    scores = [mark.score for mark in marks if mark.score is not None]
+    figures: dict[str, Any] = {"groups": found.num_groups, "rollouts": len(marks)}
+    if marks:
+        given = Counter(mark.text for mark in marks)
+        figures |= {
+            "mean_score": rounded(sum(scores) / len(scores)) if scores else None,
+            "mean_tokens": rounded(sum(mark.tokens for mark in marks) / len(marks)),
+            "truncated": rounded(sum(mark.finish == "length" for mark in marks) / len(marks)),
+            "distinct": rounded(len(given) / len(marks)),
+            "commonest": rounded(given.most_common(1)[0][1] / len(marks)),
+        }
+    if failures:
+        figures["failed"] = dict(failures.most_common(4))
+        figures["last_failure"] = shortened(found.why or "", 200)
+    return figures if found.whole else {**figures, "note": "the step is too large; these are of its first groups"}
+
+
+def _told(rollout: Rollout, room: int) -> dict[str, Any]:
+    """A rollout in at most so many characters of JSON."""
+    item, prompt = shortened_item(rollout.item, room // 6), shortened(rollout.prompt, room // 4)
+    facts = {
+        "score": rounded(rollout.score),
+        "tokens": rollout.tokens,
+        "finish": rollout.finish,
+        "group_scores": _scores(rollout.group_scores),
+        "item": item,
+    }
+    left = room - size_of({"prompt": prompt, "completion": "", "times": 1000, **facts})
+    return {"prompt": prompt, "completion": shortened(rollout.completion, left), **facts}
+
+
+def _scores(scores: Sequence[float | None]) -> Any:
+    if len(scores) <= MOST_SCORES:
+        return [rounded(score) for score in scores]
+    known = [score for score in scores if score is not None] or [0.0]
+    mean = rounded(sum(known) / len(known))
+    return {"n": len(scores), "mean": mean, "min": rounded(min(known)), "max": rounded(max(known))}
+
+
+def _next(run: RunDirectory, step: int, which: Which) -> str:
+    if which == "random":
+        return worded("rl_get_rollouts", run.run_id, step=step, which="worst")
+    if which == "worst":
+        return worded("rl_get_rollouts", run.run_id, step=step, which="best")
+    if run.state().terminal:
+        return worded("rl_get_results", run.run_id)
+    return worded("rl_check_status", run.run_id, wait_s=45, until="eval")

@@ -1,0 +1,1 @@
+"""Starting training: intent, checks, estimates, base models."""

@@ -1,0 +1,130 @@
+"""What a call to start training means: settings, from a draft or from a run that is gone on from.
+
+Owns: selecting and editing first, where that is asked for; the seeds' sentence for an environment that is gone.
+Never: starts anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from halteres.agent.caller import Caller
+from halteres.agent.drafting.brief import diff
+from halteres.agent.drafting.drafts import choose, editing, load_draft, save_draft
+from halteres.agent.drafting.mending import mending
+from halteres.agent.wording import worded
+from halteres.config import environ
+from halteres.config.discovery import EnvironmentNotFound
+from halteres.config.files import Resolved, resolve_settings
+from halteres.errors import UserError
+from halteres.runs.directory import RunDirectory, find_run
+from halteres.runs.starting.preflight import Plan
+from halteres.runs.starting.start import plan_of
+
+TOOL = "rl_start_training"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """The arguments that matter here."""
+
+    caller: Caller
+    environment: str | None
+    changes: Mapping[str, Any]
+    name: str | None
+    resume_from: str | None
+    draft: str | None
+
+    def again(self, **arguments: Any) -> str:
+        """The call that starts the same, once selecting and editing are done."""
+        changes = self.changes if self.resume_from and self.changes else None
+        elsewhere = self.draft if self.draft != self.caller.draft else None
+        return worded(TOOL, **arguments, resume_from=self.resume_from, changes=changes, name=self.name, draft=elsewhere)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intent:
+    """A run that is wanted."""
+
+    resolved: Resolved
+    before: Resolved  # what the changes are counted from: the environment's defaults, or the old run
+    old: RunDirectory | None = None
+    discarded: Mapping[str, Any] | None = None  # edits that the draft had for another environment
+
+    @property
+    def plan(self) -> Plan:
+        """For checks and estimates."""
+        return plan_of(self.resolved.settings, service_url=environ.service_url(), resume=self.old)
+
+    @property
+    def changed(self) -> dict[str, list[Any]]:
+        """name -> [before, now]."""
+        return {name: pair for name, pair in diff(self.before, self.resolved).items() if name not in _TOLD_ELSEWHERE}
+
+
+_TOLD_ELSEWHERE = ("name", "run.name", "environment", "run.environment")
+
+
+def intent_of(call: Call) -> Intent:
+    """Find out; with an environment or changes, the draft is changed.
+
+    Raises:
+        UserError: no environment, settings that cannot be used, no such run; the draft is as it was.
+    """
+    arguments = {"environment": call.environment, "resume_from": call.resume_from, "draft": call.draft}
+    with mending(TOOL, call.changes, **arguments):
+        found = _resumed(call) if call.resume_from else _drafted(call)
+    return _named(found, call.name)
+
+
+def _drafted(call: Call) -> Intent:
+    discarded: Mapping[str, Any] | None = None
+    if call.environment is not None:
+        chosen = choose(call.caller, call.draft, call.environment, call.changes)
+        resolved, discarded = chosen.resolved, chosen.discarded
+    elif call.changes:
+        with editing(call.caller, call.draft) as before:
+            before.check_selected()
+            after, resolved = before.edited(call.changes)
+            save_draft(after)
+    else:
+        resolved = _kept(call)
+    defaults = resolve_settings(resolved.settings.run.environment, None, ())
+    return Intent(resolved=resolved, before=defaults, discarded=discarded)
+
+
+def _kept(call: Call) -> Resolved:
+    """The draft as it is."""
+    draft = load_draft(call.caller, call.draft)
+    draft.check_selected()
+    try:
+        return draft.resolve()
+    except EnvironmentNotFound as error:
+        what = f"Environment file not found for '{draft.selected}'."
+        raise EnvironmentNotFound(what, error.sentence, error.next, **error.details) from error
+
+
+def _resumed(call: Call) -> Intent:
+    if call.environment is not None:
+        raise UserError(
+            "A run that goes on keeps its environment.",
+            f"environment={call.environment!r} was given beside resume_from.",
+            worded(TOOL, resume_from=call.resume_from, changes=call.changes or None),
+            field="environment",
+        )
+    old = find_run(call.resume_from or "")
+    before = old.resolved()
+    resolved = resolve_settings(None, None, (), base=before.settings, changes=call.changes)
+    return Intent(resolved=resolved, before=before, old=old)
+
+
+def _named(found: Intent, asked: str | None) -> Intent:
+    """With the name asked for, or one that was edited; else with none: two runs of one name cannot be told apart."""
+    resolved = found.resolved
+    edited = resolved.settings.run.name if "run.name" in resolved.sources else None
+    run = resolved.settings.run.model_copy(update={"name": asked or edited})
+    settings = resolved.settings.model_copy(update={"run": run})
+    sources = {**resolved.sources, "run.name": "edit"} if asked else resolved.sources
+    return replace(found, resolved=replace(resolved, settings=settings, sources=sources))

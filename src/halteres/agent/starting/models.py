@@ -1,0 +1,135 @@
+"""Base models: those that can be trained here, and those that could be got; which fit this machine, and by how much.
+
+Owns: the noun `KnownModel`, the list, which one is proposed.
+Never: downloads, loads, chooses for anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from halteres.agent.starting.catalogue import CATALOGUE
+from halteres.models import builtin_names, model_folder, on_shelf
+from halteres.models.shape import FAMILIES, ModelShape, read_shape
+from halteres.runs.starting import machine
+from halteres.runs.starting.base_model import shelf
+from halteres.runs.starting.footprint import need
+from halteres.runs.starting.workload import Workload
+
+TYPICAL = Workload(rank=16, group_size=8, batch_size=64, rows=64, positions=1024, answer_tokens=512, steps=1)
+"""The run that memory is told for where none is asked about: LoRA of rank 16, 64 answers at once of 1,024 tokens."""
+
+Fits = Literal["yes", "no", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownModel:
+    """A base model, as far as it is known without loading it."""
+
+    name: str  # for inference.model
+    folder: Path | None  # None: not on this disk
+    parameters: int
+    size_gb: float  # of the weights on disk; of one that is not here: in 16 bits
+    need_gb: float  # memory at the peak of a run; where the model lies
+    free_gb: float | None  # of that memory, now
+    fits: Fits
+    note: str = ""
+
+    @property
+    def present(self) -> bool:
+        """Whether it is on this disk."""
+        return self.folder is not None
+
+    @property
+    def spare_gb(self) -> float | None:
+        """What would be left; negative: what is missing."""
+        return None if self.free_gb is None else round(self.free_gb - self.need_gb, 2)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """As an answer tells it."""
+        told = {
+            "name": self.name,
+            "present": self.present,
+            "parameters": self.parameters,
+            "size_gb": self.size_gb,
+            "need_gb": self.need_gb,
+            "free_gb": self.free_gb,
+            "fits": self.fits,
+            "spare_gb": self.spare_gb,
+        }
+        return {**told, "note": self.note} if self.note else told
+
+
+def known_models(work: Workload = TYPICAL, there: machine.Machine | None = None) -> tuple[KnownModel, ...]:
+    """Every model that is here or well known, the smallest first.
+
+    Args:
+        work: the run that memory is reckoned for.
+        there: the machine it is to fit; default: this one, now.
+    """
+    there = there or machine.look()
+    here = dict(_here())
+    owned = {name.rpartition("/")[2].lower() for name in here}
+    found = [_on_disk(name, folder, work, there) for name, folder in here.items()]
+    found += [
+        _sized(name, None, shape, work, there)
+        for name, shape in CATALOGUE.items()
+        if name.rpartition("/")[2].lower() not in owned
+    ]
+    return tuple(sorted(found, key=lambda model: (model.parameters, model.name)))
+
+
+def proposed(models: tuple[KnownModel, ...] | None = None) -> KnownModel:
+    """The smallest model that is here and fits; if none fits, the smallest that is here."""
+    here = [model for model in models or known_models() if model.present and model.parameters]
+    return next((model for model in here if model.fits != "no"), here[0])
+
+
+def _here() -> Iterator[tuple[str, Path]]:
+    for name in builtin_names():
+        if (folder := model_folder(name, shelf())) is not None:
+            yield name, folder
+    yield from on_shelf(shelf())
+
+
+def _on_disk(name: str, folder: Path, work: Workload, there: machine.Machine) -> KnownModel:
+    try:
+        shape = read_shape(folder)
+    except (OSError, ValueError) as error:
+        return KnownModel(
+            name=name,
+            folder=folder,
+            parameters=0,
+            size_gb=0.0,
+            need_gb=0.0,
+            free_gb=machine.gb(there.model_memory.free),
+            fits="no",
+            note=f"not whole: {error}",
+        )
+    return _sized(name, folder, shape, work, there)
+
+
+def _sized(name: str, folder: Path | None, shape: ModelShape, work: Workload, there: machine.Machine) -> KnownModel:
+    needed, free = need(shape, work, on_gpu=there.gpu is not None).total, there.model_memory.free
+    known = shape.family in FAMILIES
+    fits: Fits = "no" if not known else "unknown" if free is None else "yes" if needed <= free else "no"
+    return KnownModel(
+        name=name,
+        folder=folder,
+        parameters=shape.parameters,
+        size_gb=round((shape.size_bytes or 2 * shape.parameters) / 1e9, 3),
+        need_gb=round(needed / 1e9, 2),
+        free_gb=machine.gb(free),
+        fits=fits,
+        note=_note(name, folder, shape if not known else None),
+    )
+
+
+def _note(name: str, folder: Path | None, stranger: ModelShape | None) -> str:
+    if stranger is not None:
+        return f"model_type '{stranger.family}' is none of {', '.join(FAMILIES)}"
+    return "" if folder else f"not on this disk: put its folder at {shelf() / name}, or set model to its path"

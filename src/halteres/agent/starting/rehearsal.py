@@ -1,0 +1,65 @@
+"""A start that does not start: every check, the estimate, what was changed.
+
+Owns: the answer to `dry_run`; the check of whether rewards vary.
+Never: leaves a trace of a run; fails because a check does.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from halteres.agent.remedies import next_call
+from halteres.agent.starting.estimates import estimate
+from halteres.agent.starting.intent import TOOL, Call, Intent
+from halteres.agent.trial.tests_store import TestOutcome, latest_test
+from halteres.config.settings import Settings
+from halteres.runs.starting.check import Check
+from halteres.runs.starting.preflight import Examined, examine
+
+REWARD = "reward varies"
+UNTESTED = "not tested yet"
+
+
+def rehearse(call: Call, intent: Intent) -> dict[str, Any]:
+    """Look at everything and estimate; takes up to twenty seconds where nothing was measured before."""
+    plan = intent.plan
+    examined = examine(plan)
+    reward = reward_check(plan.settings)
+    checks = [*examined.checks, reward]
+    told: dict[str, Any] = {
+        "dry_run": True,
+        "ok": all(check.ok for check in checks),
+        "checks": [check.facts for check in checks],
+        "config_diff": intent.changed,
+    }
+    if examined.ground and (found := estimate(plan, examined.ground, may_measure=True)):
+        told["estimate"] = found.facts
+    return {**told, "next": _next(call, examined, reward)}
+
+
+def reward_check(settings: Settings) -> Check:
+    """Whether a test has seen groups whose scores differ: others teach nothing. Advice: no run is refused for it."""
+    outcome = latest_test(settings.run.environment_name, settings.inference.model)
+    if outcome is None or outcome.groups_with_variance is None:
+        return Check(name=REWARD, found=UNTESTED, remedy="rl_test_inference()")
+    figures = {"groups_with_variance": outcome.groups_with_variance, "from": f"rl_test_inference {_ago(outcome)} ago"}
+    if outcome.groups_with_variance > 0:
+        return Check(name=REWARD, figures=figures)
+    remedy = "another difficulty, a larger group_size or a higher temperature: groups of equal scores teach nothing"
+    return Check(name=REWARD, ok=False, figures=figures, remedy=remedy)
+
+
+def _ago(outcome: TestOutcome) -> str:
+    minutes = max(0.0, time.time() - outcome.finished_at) / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
+
+
+def _next(call: Call, examined: Examined, reward: Check) -> str:
+    failure = next((check.failure for check in examined.checks if check.failure), None)
+    if failure is not None:
+        return next_call(TOOL, failure)
+    if not reward.ok:
+        return 'rl_get_current_config(detail="full")'
+    start = call.again()
+    return f"rl_test_inference() then {start}" if reward.found == UNTESTED else start

@@ -1,0 +1,150 @@
+"""The tool that starts training: rl_start_training."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from halteres.agent.arguments import Changes, Draft
+from halteres.agent.caller import Caller
+from halteres.agent.drafting.brief import brief
+from halteres.agent.starting.estimates import Estimate, estimate
+from halteres.agent.starting.intent import Call, Intent, intent_of
+from halteres.agent.starting.rehearsal import rehearse
+from halteres.agent.tool import Hints, Result, tool
+from halteres.agent.wording import worded
+from halteres.config import environ
+from halteres.config.files import Resolved
+from halteres.runs.directory import RunDirectory
+from halteres.runs.starting.admission import run_of_key
+from halteres.runs.starting.links import ROLES
+from halteres.runs.starting.preflight import examine
+from halteres.runs.starting.start import Start, begin_run
+from halteres.runs.state import RunState
+
+WAIT_S = 45
+BEFORE_FIRST_S = 10.0
+"""Of a wait: processes begin, a model is loaded."""
+
+WANDB = "off"
+"""Metrics go to the run's directory; there is no other sink yet."""
+
+
+class Check(BaseModel):
+    """One thing that must be true; more keys tell the figures."""
+
+    model_config = {"extra": "allow"}
+
+    check: str
+    ok: bool
+
+
+class Started(Result):
+    """A run that was started (seed keys), or, for a dry run: dry_run, ok, checks, estimate, config_diff."""
+
+    run_id: str = ""
+    status: str = ""
+    environment: str = ""
+    config: dict[str, Any] = {}
+    wandb_project: str = ""
+    wandb_run_name: str = ""
+    config_path: str = ""
+    logs: dict[str, str] = {}
+    message: str = ""
+    dry_run: bool = False
+    ok: bool = True
+    checks: list[Check] = []
+    estimate: dict[str, Any] | None = None  # step_s, total_min: [low, high]; basis; peak_gb
+    config_diff: dict[str, list[Any]] = {}
+
+
+@tool(title="Start training", hints=Hints())
+def rl_start_training(
+    caller: Caller,
+    environment: Annotated[
+        str | None, Field(description="select this one first, as rl_select_environment does")
+    ] = None,
+    changes: Changes = None,
+    dry_run: Annotated[bool, Field(description="only check, and estimate memory and time on this machine")] = False,
+    name: Annotated[str | None, Field(description="readable name of the run", max_length=80)] = None,
+    resume_from: Annotated[str | None, Field(description="run to go on from, at its newest checkpoint")] = None,
+    idempotency_key: Annotated[
+        str | None, Field(description="a repeated key answers with the first run", max_length=200)
+    ] = None,
+    draft: Draft = None,
+) -> Started:
+    """Start a training run with your draft's settings. It goes on by itself, whatever becomes of you.
+
+    Test first with rl_test_inference and dry_run=true. Then watch with rl_check_status.
+    """
+    if not dry_run and (first := run_of_key(idempotency_key)) is not None:
+        return _again(first)
+    call = Call(
+        caller=caller,
+        environment=environment,
+        changes=changes or {},
+        name=name,
+        resume_from=resume_from,
+        draft=draft,
+    )
+    intent = intent_of(call)
+    if dry_run:
+        return Started(**rehearse(call, intent))
+    return _start(intent, idempotency_key)
+
+
+def _start(intent: Intent, key: str | None) -> Started:
+    plan = intent.plan
+    start = Start(plan=plan, ground=examine(plan).demand(), sources=intent.resolved.sources, idempotency_key=key)
+    expected = estimate(plan, start.ground, may_measure=False)
+    run = begin_run(start)
+    if run.run_id != start.run_id:
+        return _again(run)
+    state = run.state()
+    told = _facts(run, state, intent.resolved)
+    if intent.discarded:
+        told["discarded_edits"] = dict(intent.discarded)
+    if expected is not None:
+        told["estimate"] = expected.facts
+    return Started(**told, next=worded("rl_check_status", run.run_id, wait_s=WAIT_S, until=_until(state, expected)))
+
+
+def _again(run: RunDirectory) -> Started:
+    """The answer to a key that was used before: the first run, as it is now."""
+    state = run.state()
+    told = _facts(run, state, run.resolved())
+    told["message"] = "This idempotency_key has started this run already; nothing new was started."
+    told["status"] = "starting" if state.status == "pending" else state.status
+    if state.terminal:
+        return Started(**{k: v for k, v in told.items() if k != "phase"}, next=worded("rl_get_results", run.run_id))
+    return Started(**told, next=worded("rl_check_status", run.run_id, wait_s=WAIT_S, until="change"))
+
+
+def _facts(run: RunDirectory, state: RunState, resolved: Resolved) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "run_id": run.run_id,
+        "status": "starting",
+        "phase": state.phase or "api",
+        "environment": state.environment,
+        "config": brief(resolved),
+        "wandb_project": resolved.settings.run.wandb_project or environ.wandb_project(),
+        "wandb_run_name": f"{state.environment}-{run.run_id}",
+        "wandb": WANDB,
+        "config_path": str(run.path / "config.yaml"),
+        "logs": {role: str(run.log(role)) for role in ROLES},
+        "message": "Training starting. Use rl_check_status(run_id) to monitor.",
+    }
+    if state.resumed_from is not None:
+        step = int((state.resume_point or {}).get("step", 0))
+        told |= {"resumed_from": state.resumed_from, "step": step}
+        told["message"] = f"Training goes on after step {step} of run {state.resumed_from}, as a new run."
+    return told
+
+
+def _until(state: RunState, expected: Estimate | None) -> str:
+    """What can be reached within one wait."""
+    if expected is None:
+        return "running"
+    steps = state.step + max(1, int((WAIT_S - BEFORE_FIRST_S) / expected.step_s.high))
+    return "terminal" if steps >= state.total_steps else f"step>={steps}"

@@ -1,0 +1,128 @@
+"""The tool that tries an environment before training: rl_test_inference.
+
+Owns: what a call means (a new test, or one to go on waiting for), the wait, the answer of an unfinished test.
+Never: tests (`trial` does, in a process of its own).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from halteres.agent.arguments import Draft, WaitSeconds
+from halteres.agent.caller import Caller
+from halteres.agent.drafting.drafts import load_draft
+from halteres.agent.tool import Hints, Result, tool
+from halteres.agent.trial.brief import brief
+from halteres.agent.trial.folder import TestFolder, find_test
+from halteres.agent.trial.order import Order
+from halteres.agent.trial.report import report
+from halteres.agent.trial.start import start
+from halteres.agent.wording import worded
+from halteres.errors import NotReady
+
+LOOK_EVERY_S = 0.05
+STARTED_WITHIN_S = 5.0  # longer where the call may wait longer
+
+LOST = "The test's process is gone (killed, or the machine was restarted); what it had measured by then stands."
+
+
+class Tested(Result):
+    """A test, done or under way."""
+
+    environment: str
+    environment_file: str
+    test_config: dict[str, Any]  # num_steps, group_size, rollouts_per_model, total_rollouts
+    models_tested: list[dict[str, Any]]
+    summary: dict[str, Any]
+    status: str  # running, done, failed
+    test_id: str
+    samples: list[dict[str, Any]] = []  # prompt, best, worst, scores
+    responses: list[dict[str, Any]] = []  # of `prompts`: prompt, completion, score
+
+
+@tool(title="Test an environment", hints=Hints(open_world=True))
+async def rl_test_inference(
+    caller: Caller,
+    num_steps: Annotated[int, Field(ge=1, le=50, description="tasks to try")] = 3,
+    group_size: Annotated[int, Field(ge=1, le=64, description="answers for each task")] = 16,
+    models: Annotated[
+        list[str] | None,
+        Field(
+            description="default: the draft's base model, no key needed; else local or OpenRouter model ids",
+            max_length=5,
+        ),
+    ] = None,
+    prompts: Annotated[
+        list[str] | None, Field(description="try these prompts instead of the environment's tasks", max_length=32)
+    ] = None,
+    max_tokens: Annotated[
+        int | None, Field(ge=1, le=32_768, description="of one answer; default: the environment's")
+    ] = None,
+    temperature: Annotated[float | None, Field(ge=0, le=2, description="default: the environment's, mostly 1")] = None,
+    backend: Annotated[
+        Literal["local", "openrouter"] | None, Field(description="default: local for models of this machine")
+    ] = None,
+    test_id: Annotated[str | None, Field(description="go on waiting for this test")] = None,
+    wait_s: WaitSeconds = 45,
+    draft: Draft = None,
+) -> Tested:
+    """Try your draft's environment without training: does it load, score, and give rewards that vary?
+
+    Answers whether it is trainable and why. Do this before rl_start_training; it takes seconds on a local model.
+    """
+    ends_at = time.monotonic() + wait_s
+    if test_id:
+        folder = find_test(test_id)
+    else:
+        order = Order(
+            draft=load_draft(caller, draft),
+            num_steps=num_steps,
+            group_size=group_size,
+            models=models,
+            prompts=prompts or (),
+            max_tokens=max_tokens,
+            temperature=temperature,
+            backend=backend,
+        )
+        folder = await _started(order, max(wait_s, STARTED_WITHIN_S))
+    await _until_ended(folder, ends_at)
+    return Tested(**await asyncio.to_thread(_answer, folder))
+
+
+async def _started(order: Order, within_s: float) -> TestFolder:
+    """A test under way. NotReady where the environment takes too long to describe itself; it is not asked twice."""
+    asking = asyncio.create_task(asyncio.to_thread(order.request))
+    try:
+        async with asyncio.timeout(within_s):
+            request = await asyncio.shield(asking)
+    except TimeoutError as error:
+        asking.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else will look
+        raise NotReady("The environment takes long to describe itself.", "", "rl_test_inference() again") from error
+    return await asyncio.to_thread(start, request)
+
+
+async def _until_ended(folder: TestFolder, ends_at: float) -> None:
+    while True:
+        phase, left = await asyncio.to_thread(folder.phase), ends_at - time.monotonic()
+        if phase != "running" or left <= 0:
+            return
+        await asyncio.sleep(min(LOOK_EVERY_S, left))
+
+
+def _answer(folder: TestFolder) -> dict[str, Any]:
+    """What the test has come to; while it goes on, and where its process is gone, what there is of it."""
+    result = folder.result()
+    if result is not None:
+        return brief(result)
+    told = report(folder, folder.request(), "running")
+    if folder.phase() == "running":
+        told["next"] = worded("rl_test_inference", test_id=folder.test_id)
+    elif (result := folder.result()) is not None:  # it ended while we looked
+        told = result
+    else:
+        told |= {"status": "failed", "code": "process_exited", "error": LOST, "next": "rl_test_inference()"}
+    return brief(told)

@@ -1,0 +1,58 @@
+"""Alerts of a run, as a look at it tells them.
+
+Owns: which of them matter now, their order, how much of them an answer has room for.
+Never: raises one; the supervisor does, and, over a supervisor that hangs, `diagnosis.stalled`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from halteres.agent.shortening import clipped
+from halteres.runs.diagnosis import stalled
+from halteres.runs.directory import RunDirectory
+from halteres.runs.reading.alerts import Alert
+from halteres.runs.reading.progress import Progress
+from halteres.runs.state import RunState
+
+RECENT_STEPS = 20
+"""A rule that spoke once and has been silent for so long does not stand for the run's health any more."""
+
+GRAVE = ("nan_loss", "stalled")
+"""Rules about a run that will not get well by itself."""
+
+EVIDENCE_LENGTH, LENGTH = 150, 480
+"""Characters of what is seen, and of all alerts of an answer but the first. A remedy is never cut: it is a call."""
+
+
+def alarms(run: RunDirectory, state: RunState, progress: Progress) -> tuple[Alert, ...]:
+    """The last alert of each rule, the newest first."""
+    hanging = stalled(run, state)
+    spoken = [alert for alert in progress.alerts if hanging is None or alert.rule != hanging.rule]
+    return (*((hanging,) if hanging else ()), *sorted(spoken, key=lambda alert: alert.step, reverse=True))
+
+
+def in_force(alerts: Sequence[Alert], step: int) -> list[Alert]:
+    """Those that stand for the run's health after so many steps. Who stood still and has taken a step since, goes."""
+    return [alert for alert in alerts if step - alert.step <= (0 if alert.rule == "stalled" else RECENT_STEPS)]
+
+
+def told_briefly(alerts: Sequence[Alert], state: RunState) -> list[dict[str, Any]]:
+    """As many as there is room for, the first one in any case; none beside a failure, which needs the room."""
+    if state.status == "failed":
+        return []
+    told: list[dict[str, Any]] = []
+    room = LENGTH
+    for brief in map(_brief, alerts):
+        room -= len(json.dumps(brief, ensure_ascii=False))
+        if told and room < 0:
+            break
+        told.append(brief)
+    return told
+
+
+def _brief(alert: Alert) -> dict[str, Any]:
+    evidence = clipped(alert.evidence, EVIDENCE_LENGTH)
+    return {"rule": alert.rule, "step": alert.step, "evidence": evidence, "remedy": alert.remedy}

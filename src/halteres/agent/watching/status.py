@@ -1,0 +1,96 @@
+"""The tool that looks at a run: rl_check_status."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from halteres.agent.arguments import RunId, WaitSeconds
+from halteres.agent.caller import Caller
+from halteres.agent.choosing import chosen_run
+from halteres.agent.tool import READS, Result, tool
+from halteres.agent.watching.alarms import told_briefly
+from halteres.agent.watching.failing import failure_facts, log_tail
+from halteres.agent.watching.following import LONGEST_WAIT_S, next_after
+from halteres.agent.watching.interval import limited
+from halteres.agent.watching.looking import Look, look_at
+from halteres.agent.watching.seed_keys import seed_facts
+from halteres.agent.watching.waiting import Until, wait_for
+from halteres.agent.wording import worded
+from halteres.runs.directory import RunDirectory
+
+
+class Looked(Result):
+    """A run as it is now; where it failed also error, code, exit, log_tail, last_checkpoint, resumable.
+
+    Where the operator's policy limits looks: rate_limited, message, next_check_in_seconds, and what was told last.
+    """
+
+    run_id: str
+    status: str = ""
+    state: str = ""  # in W&B's words: running, finished, crashed
+    phase: str | None = None
+    environment: str = ""
+    step: int = 0
+    total_steps: int = 0
+    running_time_minutes: float = 0
+    eta_minutes: list[int | float] | None = None  # [low, high]
+    processes: dict[str, str] = {}  # api, trainer, env and more: "running", "exited (N)", "not started"
+    wandb_project: str = ""
+    wandb_run_name: str = ""
+    wandb_url: str | None = None
+    logs: dict[str, str] = {}
+    metrics: dict[str, Any] = {}  # step, reward_mean, percent_correct, eval_percent_correct, loss, kl
+    trend: dict[str, Any] = {}  # reward_mean: its curve; groups_without_signal: share of the last steps' groups
+    alerts: list[dict[str, Any]] = []  # rule, step, evidence, remedy
+    health: str = ""  # healthy, alert, failing; of a run that has ended, its status
+    woke: str | None = None  # what ended the wait: the event asked for, "terminal", or "wait_s"
+    suggested_wait_s: int = 0
+    rate_limited: bool = False
+
+
+@tool(title="Look at a run", hints=READS)
+async def rl_check_status(
+    caller: Caller,
+    run_id: RunId = None,
+    wait_s: WaitSeconds = 0,
+    until: Annotated[
+        str | None,
+        Field(description='wake at "terminal", "running", "eval", "alert", "change" or "step>=N"; default "change"'),
+    ] = None,
+) -> Looked:
+    """Look at a run: state, step, reward, trend, alerts with remedies, time left. Waits up to `wait_s` for `until`."""
+    wanted = Until.parse(until or "change")
+    run = await asyncio.to_thread(chosen_run, run_id)
+    woke = await wait_for(run, wanted, wait_s) if wait_s else None
+    return await asyncio.to_thread(_told, run, woke)
+
+
+def _told(run: RunDirectory, woke: str | None) -> Looked:
+    look = look_at(run)
+    following = next_after(look)
+    if too_early := limited(look):
+        return Looked(**too_early, next=worded("rl_check_status", run.run_id, wait_s=LONGEST_WAIT_S, until="terminal"))
+    told: dict[str, Any] = {
+        **seed_facts(look),
+        "state": look.state_word,
+        "step": look.step,
+        "total_steps": look.state.total_steps,
+        "alerts": told_briefly(look.alerts, look.state),
+        "health": look.health,
+        "suggested_wait_s": look.suggested_wait_s,
+        **({} if look.state.terminal else {"eta_minutes": look.eta_minutes, "trend": look.trend}),
+        **{name: value for name, value in _occasional(look, woke).items() if value},
+        **failure_facts(look),
+        "next": following,
+    }
+    if look.state.status == "failed":
+        told["log_tail"] = log_tail(look, told)
+    return Looked(**told)
+
+
+def _occasional(look: Look, woke: str | None) -> dict[str, str | None]:
+    """What is told only where there is something to tell."""
+    return {"phase": look.state.phase, "code": look.state.code, "note": look.state.note, "woke": woke}

@@ -1,0 +1,1 @@
+"""What a run directory tells, read by any process: progress, rollouts, outcome, failures."""

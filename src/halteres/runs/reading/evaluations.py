@@ -1,0 +1,194 @@
+"""Evaluations of a run as they lie on disk, and how two of them differ.
+
+Owns: the noun `Evaluation`; which figures can be paired by held-out task.
+Never: runs an evaluation (`runs.evaluation`), scores an answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from halteres.observe.metrics import Row
+from halteres.runs.directory import RunDirectory
+from halteres.runs.reading.intervals import CONFIDENCE, Difference, Pair, paired, unpaired
+
+CORRECT, GREEDY, SCORE = "eval/percent_correct", "eval/percent_correct_greedy", "eval/mean_score"
+TRUNCATED, LENGTH = "eval/truncated", "eval/completion_lengths"
+
+_SHARES = (CORRECT, GREEDY, TRUNCATED)
+
+AGREES = 1e-4
+"""How far the mean of the samples may be from the figure that was reported, to be taken for the same thing."""
+
+_NO_GAIN = ("eval/num_", "eval/policy_version")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """One evaluation."""
+
+    step: int  # of the weights; 0: untrained
+    figures: Mapping[str, float]  # by name, `eval/...`
+    samples: Path  # samples.jsonl; may be missing
+
+
+@dataclass(slots=True)
+class _Task:
+    """What one held-out task came to, over its samples."""
+
+    total: float = 0.0
+    count: int = 0
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count
+
+
+@dataclass(slots=True)
+class _Measured:
+    """One figure, task by task."""
+
+    tasks: defaultdict[bytes, _Task] = field(default_factory=lambda: defaultdict(_Task))  # by the prompt's hash
+    low: float = math.inf
+    high: float = -math.inf
+
+    def add(self, prompt: bytes, value: float) -> None:
+        task = self.tasks[prompt]
+        task.total, task.count = task.total + value, task.count + 1
+        self.low, self.high = min(self.low, value), max(self.high, value)
+
+    def agrees(self, figure: float) -> bool:
+        count = sum(task.count for task in self.tasks.values())
+        return abs(math.fsum(task.total for task in self.tasks.values()) / count - figure) < AGREES
+
+
+def evaluations(run: RunDirectory, rows: Iterable[Row]) -> list[Evaluation]:
+    """Every evaluation that was counted, oldest first; `rows`: of metrics.jsonl, one per step."""
+    return [
+        Evaluation(step=row["step"], figures=figures, samples=run.path / "evals" / f"step_{row['step']}/samples.jsonl")
+        for row in rows
+        if (figures := _figures(row))
+    ]
+
+
+def differences(before: Evaluation, after: Evaluation, confidence: float = CONFIDENCE) -> dict[str, Difference]:
+    """How much higher each figure of `after` is than the same of `before`.
+
+    Shares, scores, lengths are compared task by task where both have samples of the same prompts. Other figures have
+    an interval where the evaluation reports their standard error (`NAME_stderr`), and none else.
+    """
+    first, second = _measured(before), _measured(after)
+    return {
+        name: (_paired(first.get(name), second.get(name), name, confidence))
+        or _apart(name, before.figures, after.figures, confidence)
+        for name in after.figures
+        if name in before.figures and not name.endswith("_stderr") and not name.startswith(_NO_GAIN)
+    }
+
+
+def _paired(first: _Measured | None, second: _Measured | None, name: str, confidence: float) -> Difference | None:
+    """None where the two were not asked the same, or nearly."""
+    if first is None or second is None:
+        return None
+    shared = first.tasks.keys() & second.tasks.keys()
+    if 2 * len(shared) < min(len(first.tasks), len(second.tasks)):
+        return None
+    spread = 1.0 if name in _SHARES else max(first.high, second.high) - min(first.low, second.low)
+    least = min(second.tasks[prompt].count for prompt in shared)
+    pairs = [
+        Pair(
+            before=first.tasks[prompt].mean,
+            after=second.tasks[prompt].mean,
+            weight=second.tasks[prompt].count / least,
+        )
+        for prompt in sorted(shared)
+    ]
+    return paired(pairs, spread, confidence) if spread > 0 else None
+
+
+def _apart(name: str, before: Mapping[str, float], after: Mapping[str, float], confidence: float) -> Difference:
+    error = f"{name}_stderr"
+    if error in before and error in after:
+        return unpaired((before[name], before[error]), (after[name], after[error]), confidence)
+    return Difference(delta=after[name] - before[name])
+
+
+def _measured(evaluation: Evaluation) -> dict[str, _Measured]:
+    """The figures that the samples bear out, task by task."""
+    try:
+        facts = evaluation.samples.stat()
+        found = _read(evaluation.samples, facts.st_size, facts.st_mtime_ns)
+    except OSError:
+        return {}
+    reported = evaluation.figures
+    return {name: told for name, told in found.items() if name in reported and told.agrees(reported[name])}
+
+
+@lru_cache(maxsize=64)
+def _read(file: Path, size: int, mtime_ns: int) -> Mapping[str, _Measured]:
+    """Every figure of the samples; a file is read once, however many runs it is compared with."""
+    found: defaultdict[str, _Measured] = defaultdict(_Measured)
+    with file.open("rb") as lines:
+        for line in lines:
+            try:
+                sample = _decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue  # torn, or of another kind
+            prompt = hashlib.blake2b(sample.prompt, digest_size=16).digest()
+            for name, value in _values(sample):
+                found[name].add(prompt, value)
+    return found
+
+
+class _Sample(msgspec.Struct, gc=False):
+    """What is read of a line of samples.jsonl; strangers write others."""
+
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+    score: Any = None
+    temperature: Any = None
+    tokens: Any = None
+    finish: Any = None
+
+
+_decoder = msgspec.json.Decoder(_Sample)
+
+
+def _values(sample: _Sample) -> Iterable[tuple[str, float]]:
+    """What one sample tells for which figure. Without a temperature it counts as sampled at 1."""
+    measures = _WHEN_GREEDY if sample.temperature == 0 else _WHEN_SAMPLED
+    return [(name, value) for name, measure in measures.items() if (value := measure(sample)) is not None]
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _correct(sample: _Sample) -> float | None:
+    score = _number(sample.score)
+    return None if score is None else float(score > 0)
+
+
+_WHEN_GREEDY: Mapping[str, Callable[[_Sample], float | None]] = {GREEDY: _correct}
+_WHEN_SAMPLED: Mapping[str, Callable[[_Sample], float | None]] = {
+    CORRECT: _correct,
+    SCORE: lambda sample: _number(sample.score),
+    LENGTH: lambda sample: _number(sample.tokens),
+    TRUNCATED: lambda sample: None if sample.finish is None else float(sample.finish == "length"),
+}
+
+
+def _figures(row: Row) -> dict[str, float]:
+    return {
+        name: float(value)
+        for name, value in row.items()
+        if name.startswith("eval/") and isinstance(value, int | float) and math.isfinite(value)
+    }

@@ -1,0 +1,148 @@
+"""How a run's failure is told: which process, at which step, what its log says, what to do.
+
+Owns: the sentences.
+Never: decides that something failed.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import Any
+
+import msgspec
+
+from halteres.errors import HalteresError, ProcessFailed
+from halteres.runs.directory import RunDirectory
+from halteres.runs.reading.given import read_given
+from halteres.runs.reading.memory import Memory, kernel_kills, ran_out
+from halteres.runs.reading.mending import smaller
+
+
+class DiskFull(HalteresError):
+    """No room for a run."""
+
+    code = "disk_full"
+
+
+_LOG_LINES = 60
+_ERROR = re.compile(r"(error: |.* (?:ERROR|CRITICAL) \S+: )(.+)")
+"""A line that tells of an error: our processes' last words, or a log line of that level."""
+
+
+def died(run: RunDirectory, role: str, title: str, code: int | None, *, step: int, ready: bool) -> ProcessFailed:
+    """A process of the run ended though it should not have."""
+    when = f"at step {step}" if ready else "before it was ready"
+    told, exited = _told(run, role, code), {"process": role, "code": code}
+    if short := _short_of(run, role, told):
+        return _out_of_memory(run, f"{title} ran out of {short} {when}.", exited)
+    what, after = f"{title} {how(code)} {when}.", next_after(run, role)
+    if told is None:
+        return ProcessFailed(what, _said(run, role, code) or _possibly(role, code), after, exit=exited)
+    why = " ".join(part for part in (told.what, told.why) if part)
+    failed = ProcessFailed(what, why, f"{told.next} {after}".strip(), exit=exited)
+    failed.code = told.code
+    return failed
+
+
+def too_slow(run: RunDirectory, role: str, title: str, seconds: float) -> ProcessFailed:
+    """A process of the run did not become ready in time."""
+    return ProcessFailed(
+        f"{title} was not ready within {seconds:.0f} s.",
+        _said(run, role, None),
+        next_after(run, role),
+        exit={"process": role, "code": None},
+    )
+
+
+def not_started(run: RunDirectory, error: OSError) -> ProcessFailed:
+    """A process could not be started at all."""
+    return ProcessFailed("A process of the run could not be started.", f"{error}.", next_after(run, "supervisor"))
+
+
+def disk_full(run: RunDirectory) -> DiskFull:
+    """There is no room left for the run's files."""
+    return DiskFull("The disk is full.", f"Nothing more can be written in {run.path}.", f"Make room, {_then(run)}.")
+
+
+def _out_of_memory(run: RunDirectory, what: str, exited: dict[str, Any]) -> ProcessFailed:
+    remedies = [f"{name} to {value}" for name, value in smaller(read_given(run).env).items()]
+    lower = f"Lower {' or '.join(remedies)}" if remedies else "Take a smaller inference.model"
+    failed = ProcessFailed(what, "", f"{lower}, {_then(run)}.", exit=exited)
+    failed.code = "gpu_oom"
+    return failed
+
+
+def _then(run: RunDirectory) -> str:
+    newest = run.newest_checkpoint()
+    if newest is None:
+        return "then start again"
+    return f"then go on from step {newest['step']}: halteres train --resume {run.run_id}"
+
+
+def _short_of(run: RunDirectory, role: str, told: LastWords | None) -> Memory | None:
+    """Which memory there was too little of. The service's log is not asked: trainer and engine tell it themselves."""
+    if role not in ("trainer", "service"):
+        return None  # what an environment needs is not for our settings to mend
+    words = [told.what, told.why] if told else []
+    own = run.log_tail(role, _LOG_LINES) if role == "trainer" else []
+    return ran_out([*words, *own, *run.log_tail("engine", _LOG_LINES)])
+
+
+def _possibly(role: str, code: int | None) -> str:
+    """A guess, and told as one: who sends SIGKILL is not known afterwards, and how an engine ended not always."""
+    unknown = code is None and role == "service"
+    if (code == -signal.SIGKILL or unknown) and (kills := kernel_kills()):
+        return f"Possibly for want of memory: the kernel has killed {kills} processes here for that since it started."
+    return ""
+
+
+def how(code: int | None) -> str:
+    """An exit code as a verb."""
+    if code is None:
+        return "ended unexpectedly"
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def next_after(run: RunDirectory, role: str) -> str:
+    """Where to look, and how to go on."""
+    newest = run.newest_checkpoint()
+    look = f"Its log: {run.log(role)}."
+    if newest is None:
+        return f"{look} There is no checkpoint to go on from: start the run again."
+    return f"{look} Go on from step {newest['step']}: halteres train --resume {run.run_id}"
+
+
+class LastWords(msgspec.Struct, frozen=True, kw_only=True):
+    """control/failure.json: what a process of ours wrote when it ended with an error."""
+
+    role: str
+    code: str
+    what: str
+    why: str = ""
+    next: str = ""
+
+
+def _told(run: RunDirectory, role: str, code: int | None) -> LastWords | None:
+    """What the process wrote as its reason; None for foreign programs, and for one that did not end by itself."""
+    if code != 1:
+        return None
+    try:
+        words = msgspec.json.decode((run.path / "control" / "failure.json").read_bytes(), type=LastWords)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return words if words.role == role else None
+
+
+def _said(run: RunDirectory, role: str, code: int | None) -> str:
+    """What the process itself gave as its reason: its last error; else its last line, if it ended by itself."""
+    lines = [line.strip() for line in run.log_tail(role, _LOG_LINES) if line.strip()]
+    errors = [said[2] for line in lines if (said := _ERROR.match(line))]
+    ended_itself = code is not None and code > 0
+    last = (errors or (lines if ended_itself else []) or [""])[-1][:600]
+    return last if not last or last.endswith((".", "!", "?")) else f"{last}."

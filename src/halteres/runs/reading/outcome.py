@@ -1,0 +1,97 @@
+"""What a run has come to: its figures, what it has gained, its weights, what it took.
+
+Owns: which checkpoint's weights are the result; the nouns `Outcome`, `Weights`, `Cost`.
+Never: writes, decides how a run ended.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from halteres.observe.metrics import Row, merge_by_step
+from halteres.runs.directory import RunDirectory
+from halteres.runs.reading.evaluations import Evaluation, differences, evaluations
+from halteres.runs.reading.intervals import Difference
+from halteres.runs.state import RunState
+
+_NO_METRICS = ("step", "t", "src")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Where the newest weights are."""
+
+    step: int | None  # optimiser steps they have had
+    sampler: str | None  # tinker:// path to sample from
+    state: str | None  # tinker:// path to train on from
+    peft_dir: Path | None  # a PEFT adapter, once the run has ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a run has taken so far; where it goes on from another, that one's share is not in it."""
+
+    minutes: float  # by the clock, start-up and evaluations included
+    tokens: int  # sampled for training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a run has come to, so far or in the end."""
+
+    rows: Sequence[Row]  # metrics, one per step
+    evaluations: Sequence[Evaluation]  # oldest first
+    weights: Weights
+    cost: Cost
+    gains: Mapping[str, Difference]  # the last evaluation over the first; nothing where there is only one
+
+    @property
+    def final(self) -> dict[str, float]:
+        """The last trained step's metrics and the last evaluation's."""
+        trained = next((row for row in reversed(self.rows) if "reward/mean" in row), {})
+        last = self.evaluations[-1].figures if self.evaluations else {}
+        return {**{k: v for k, v in trained.items() if k not in _NO_METRICS and not k.startswith("eval/")}, **last}
+
+    @property
+    def baseline(self) -> Evaluation | None:
+        """The first evaluation; of the untrained model where its step is 0."""
+        return self.evaluations[0] if self.evaluations else None
+
+
+def outcome_of(run: RunDirectory, state: RunState) -> Outcome:
+    """Read it now; at any time of a run."""
+    rows = merge_by_step(run.metrics())
+    found = evaluations(run, rows)
+    return Outcome(
+        rows=rows,
+        evaluations=found,
+        weights=_weights(run),
+        cost=_cost(state, rows),
+        gains=differences(found[0], found[-1]) if len(found) > 1 else {},
+    )
+
+
+def _weights(run: RunDirectory) -> Weights:
+    checkpoints = run.checkpoints()
+    newest = next((row for row in reversed(checkpoints) if row.get("sampler_path")), {})
+    resumable = next((row for row in reversed(checkpoints) if row.get("state_path")), {})
+    adapter = run.path / "adapter"
+    return Weights(
+        step=newest.get("step"),
+        sampler=newest.get("sampler_path"),
+        state=resumable.get("state_path"),
+        peft_dir=adapter if adapter.is_dir() else None,
+    )
+
+
+def _cost(state: RunState, rows: Sequence[Mapping[str, object]]) -> Cost:
+    began = int((state.resume_point or {}).get("step", 0))
+    tokens = [row.get("tokens/action") for row in rows if isinstance(step := row.get("step"), int) and step > began]
+    return Cost(
+        minutes=((state.ended_at or time.time()) - state.created_at) / 60,
+        tokens=round(math.fsum(count for count in tokens if isinstance(count, int | float))),
+    )

@@ -1,0 +1,144 @@
+"""What a run has reached, read from its directory.
+
+Owns: the few figures that whoever watches wants to see while a run goes on.
+Never: prints, writes, waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from halteres.runs.directory import RunDirectory
+from halteres.runs.reading.alerts import Alert, read_alerts
+from halteres.runs.state import RunState
+
+Series = tuple[tuple[int, float], ...]
+"""(step, value), ascending."""
+
+RECENT = 8
+"""Steps whose pace is taken for the pace of those to come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """One look at a run."""
+
+    status: str
+    phase: str | None
+    step: int
+    total_steps: int
+    resumed_at: int  # the step that a resumed run began after; 0 for a fresh one
+    reward: Series  # mean over the batch, reward units
+    success: Series  # share of rollouts with a positive score
+    evaluation: Series  # held-out share correct at temperature 1
+    recent_s: tuple[float, ...]  # seconds of each of the last steps
+    alerts: tuple[Alert, ...]
+    error: str | None
+    correct: Series = ()  # the environment's own share of correct rollouts
+    loss: Series = ()
+    kl: Series = ()  # kl_sample_train_v2: how far sampler and trainer disagree
+    without_signal: Series = ()  # share of groups whose scores are all equal
+
+    @property
+    def step_s(self) -> float | None:
+        """Median seconds of the last steps; None before the first."""
+        return sorted(self.recent_s)[len(self.recent_s) // 2] if self.recent_s else None
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Seconds left by the last steps' pace, or None before the first."""
+        return None if self.step_s is None else self.step_s * self._left
+
+    @property
+    def remaining_between_s(self) -> tuple[float, float] | None:
+        """The same by the faster and by the slower of the last steps (their quartiles)."""
+        if not self.recent_s:
+            return None
+        ordered = sorted(self.recent_s)
+        return ordered[len(ordered) // 4] * self._left, ordered[len(ordered) * 3 // 4] * self._left
+
+    @property
+    def _left(self) -> int:
+        return max(0, self.total_steps - self.step)
+
+
+def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
+    """Look at the run now; `state`: where it was read just before."""
+    state = state or run.state()
+    rows = _rows(run.path / "metrics.jsonl")
+    reward = _series(rows, lambda row: row.reward)
+    return Progress(
+        status=state.status,
+        phase=state.phase,
+        step=reward[-1][0] if reward else 0,
+        total_steps=state.total_steps,
+        resumed_at=int((state.resume_point or {}).get("step", 0)),
+        reward=reward,
+        success=_series(rows, lambda row: row.success),
+        evaluation=_series(rows, lambda row: row.evaluation),
+        recent_s=tuple(seconds for _, seconds in _series(rows, lambda row: row.step_s)[-RECENT:]),
+        alerts=read_alerts(run.path / "events.jsonl"),
+        error=state.error,
+        correct=_series(rows, lambda row: row.correct),
+        loss=_series(rows, lambda row: row.loss),
+        kl=_series(rows, lambda row: row.kl),
+        without_signal=_series(rows, lambda row: row.without_signal),
+    )
+
+
+def last_reward(run: RunDirectory) -> float | None:
+    """The newest reward alone, from the end of the file: a list of runs asks for many."""
+    try:
+        with (run.path / "metrics.jsonl").open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, 2) - _END_BYTES))
+            lines = stream.read().split(b"\n")
+    except OSError:
+        return None
+    rows = (row for line in reversed(lines) if (row := _row(line)) is not None)
+    return next((row.reward for row in rows if row.reward is not None), None)
+
+
+_END_BYTES = 16 * 1024
+
+
+class _Row(msgspec.Struct, kw_only=True, gc=False):
+    """What is read of a row of metrics.jsonl: decoding the rest of it would cost ten times as much."""
+
+    step: int
+    reward: float | None = msgspec.field(name="reward/mean", default=None)
+    success: float | None = msgspec.field(name="reward/success", default=None)
+    evaluation: float | None = msgspec.field(name="eval/percent_correct", default=None)
+    correct: float | None = msgspec.field(name="train/percent_correct", default=None)
+    loss: float | None = msgspec.field(name="train/loss", default=None)
+    kl: float | None = msgspec.field(name="kl_sample_train_v2", default=None)
+    without_signal: float | None = msgspec.field(name="groups/without_signal", default=None)
+    step_s: float | None = msgspec.field(name="time/step", default=None)
+
+
+_decoder = msgspec.json.Decoder(_Row)
+
+
+def _rows(file: Path) -> list[_Row]:
+    try:
+        lines = file.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    return [row for line in lines if (row := _row(line)) is not None]
+
+
+def _row(line: bytes) -> _Row | None:
+    """A row; None for a torn line, and for one without a step or with something else where a number belongs."""
+    try:
+        return _decoder.decode(line) if line else None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _series(rows: Sequence[_Row], value_of: Callable[[_Row], float | None]) -> Series:
+    """One metric over the steps; where a step was told twice, the last word holds."""
+    values = {row.step: value for row in rows if (value := value_of(row)) is not None}
+    return tuple(sorted(values.items()))

@@ -1,0 +1,120 @@
+"""How much memory a run needs: a formula, measured against the engine.
+
+Owns: what the engine holds at its peak, part by part.
+Never: measures; knows what is free (`machine`).
+
+Bytes of the place where the model lies (P parameters, L layers, D width, F width of the MLP, E outputs of the query,
+key and value projection, H*W of all heads, V vocabulary, r rank of the adapter):
+
+    weights       4 P                          the engine computes in fp32, on a CPU and on a GPU
+    loading       + 4 L (D E + 2 D F)          while it reads: fused copies of projections beside their originals
+    activations   4 L T (4 D + 2 E + H W + 4 F + 7 r) * 1.5    T = 2,048 tokens of one micro-batch
+    logits        + 4 * 2.5 * min(T V, 2^25)   of a micro-batch; or, alone, 4 * 4 * min(rows V, 2^25) of a decode step
+    cache         8 L K W * slots * positions  keys and values, both rounded up to powers of 2; for the policy, an
+                                               evaluation beside it and one kept to spare; at most 1 GiB in all,
+                                               unless one request alone needs more
+    adapter       4 A * 7 + 4 B * 3            A numbers: weights, two gradients, two moments, two snapshots;
+                                               B numbers: each weight's B once more, as a block-diagonal matrix
+    processes     the engine without a model, and the six small processes of a run
+
+The peak is the greater of loading and of everything after it. On a GPU `processes` leaves out the small ones, which
+need none of its memory. Peak resident memory of the engine on a CPU against this formula, in GB: a run of the built-in
+model 1.5 / 1.4, 42 M parameters 2.1 / 2.5, 0.6 B 11.4 / 13.3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from halteres.models.shape import ModelShape
+from halteres.runs.starting.workload import Workload
+
+NUMBER = 4
+"""Bytes of a weight and of everything computed with it."""
+
+PASS_TOKENS, HEAD_ELEMENTS, DECODE_ROWS, CACHE_BYTES = 2048, 1 << 25, 512, 1 << 30
+"""The engine's limits (`engine.torch.limits`, which cannot be read without torch; a test holds them equal)."""
+
+CACHES = 3
+"""The policy's, an evaluation's beside it, and one to spare."""
+
+UNFREED = 1.5
+"""Between what a pass must keep and what it takes: gradients on their way, and holes that the allocator leaves."""
+
+ENGINE_BYTES, OTHERS_BYTES = 450_000_000, 350_000_000
+"""The engine's process without a model; service, trajectory server, trainer, environment, evaluation, supervisor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """Bytes, part by part."""
+
+    weights: int
+    loading: int  # beside the weights, while they are read
+    working: int  # beside the weights, at the peak of a step
+    processes: int
+
+    @property
+    def total(self) -> int:
+        """At the peak."""
+        return self.weights + max(self.loading, self.working) + self.processes
+
+
+def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
+    """What a run of this model needs where the model lies."""
+    fused = shape.layers * shape.width * (shape.qkv + 2 * shape.feed)
+    training = _activations(shape, work.rank) + 5 * _logits(shape, PASS_TOKENS) // 2
+    busiest = max(training, 4 * _logits(shape, _rows(work)))  # one or the other: the engine has one thread
+    return Need(
+        weights=NUMBER * shape.parameters,
+        loading=NUMBER * fused,
+        working=NUMBER * (busiest + _adapter(shape, work.rank)) + cache_bytes(shape, work),
+        processes=ENGINE_BYTES if on_gpu else ENGINE_BYTES + OTHERS_BYTES,
+    )
+
+
+def without_weights() -> int:
+    """What a run needs whose engine holds no model (`scripted`), or whose service is somebody else's."""
+    return OTHERS_BYTES
+
+
+def _rows(work: Workload) -> int:
+    return min(work.rows, DECODE_ROWS)
+
+
+def _logits(shape: ModelShape, rows: int) -> int:
+    """Logits that exist at once."""
+    return min(rows * shape.vocabulary, HEAD_ELEMENTS)
+
+
+def _activations(shape: ModelShape, rank: int) -> int:
+    """Numbers that a training pass takes until its backward."""
+    heads = shape.heads * shape.head_width
+    per_token = 4 * shape.width + 2 * shape.qkv + heads + 4 * shape.feed + 7 * rank
+    return int(PASS_TOKENS * shape.layers * per_token * UNFREED)
+
+
+def cache_bytes(shape: ModelShape, work: Workload) -> int:
+    """What the slot caches may grow to."""
+    per_position = 2 * shape.layers * shape.kv_heads * shape.head_width * NUMBER
+    positions = _power_of_2(min(work.positions, shape.context))
+    alone = 8 * positions * per_position
+    return max(alone, min(CACHES * _power_of_2(_rows(work)) * positions * per_position, CACHE_BYTES))
+
+
+def adapter_numbers(shape: ModelShape, rank: int) -> int:
+    """Numbers of an adapter on every projection."""
+    heads = shape.heads * shape.head_width
+    ins = shape.layers * (3 * shape.width + heads + 2 * shape.width + shape.feed) + shape.width
+    outs = shape.layers * (shape.qkv + shape.width + 2 * shape.feed + shape.width) + shape.vocabulary
+    return rank * (ins + outs)
+
+
+def _adapter(shape: ModelShape, rank: int) -> int:
+    """Numbers of an adapter in the engine, with its optimiser and its snapshots."""
+    diagonals = shape.layers * (3 * shape.qkv + shape.width + 4 * shape.feed + shape.width) + shape.vocabulary
+    return 7 * adapter_numbers(shape, rank) + 3 * rank * diagonals
+
+
+def _power_of_2(least: int) -> int:
+    return 1 << max(least - 1, 0).bit_length()

@@ -1,0 +1,243 @@
+"""What must be true before a run begins.
+
+Owns: the checks, each named, with figures and a sentence: keys, disk, model, memory, environment, batch, caps, ports.
+Never: writes anything; stops at the first that fails: whoever asks sees all of them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from halteres.config import environ
+from halteres.config.locks import over_cap
+from halteres.config.policies import Policy, PolicyCap
+from halteres.config.problem import Problem, refusal
+from halteres.config.program import EnvironmentProgram, describe, find_program
+from halteres.config.settings import ENV_WIRING, Settings
+from halteres.errors import UserError
+from halteres.models.shape import ModelShape
+from halteres.runs.directory import RunDirectory, active_runs
+from halteres.runs.reading.failures import DiskFull
+from halteres.runs.starting import footprint, machine
+from halteres.runs.starting.base_model import RunModel, given_model, own_model
+from halteres.runs.starting.check import Check, attempt
+from halteres.runs.starting.resume import ResumePoint, resume_point
+from halteres.runs.starting.workload import Workload, workload_of
+from halteres.runs.supervision.ports import API_PORT, SERVICE_PORT
+
+FREE_BYTES = 256 * 1024 * 1024
+"""What a run needs at least: logs, journal and checkpoints of the built-in model take about a tenth of it."""
+
+
+class MissingKey(UserError):
+    """A variable that the operator's policy asks for is not set."""
+
+    code = "missing_key"
+
+
+class TooLarge(UserError):
+    """The model does not fit into the memory that is free."""
+
+    code = "preflight_failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A run that somebody wants to start."""
+
+    settings: Settings
+    home: Path  # of all runs
+    policy: Policy = field(default_factory=Policy)
+    service_url: str | None = None  # a service to use instead of starting one
+    resume: RunDirectory | None = None
+
+    @property
+    def demands(self) -> Workload:
+        """What it asks of the engine."""
+        return workload_of(self.settings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """What a run stands on, found and checked."""
+
+    environment: EnvironmentProgram
+    model: RunModel
+    resume: ResumePoint | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """Every finding about a plan."""
+
+    checks: tuple[Check, ...]
+    ground: Ground | None  # None where a check failed that a run is refused for
+
+    def demand(self) -> Ground:
+        """The ground. Raises the first failure; `checks` in its details tells all findings."""
+        for failure in (check.failure for check in self.checks if check.failure):
+            failure.details.setdefault("checks", [check.facts for check in self.checks])
+            raise failure
+        assert self.ground is not None, "no check failed"  # noqa: S101 - for the type checker
+        return self.ground
+
+
+def examine(plan: Plan) -> Examined:
+    """Look at everything. Nothing is changed, nothing raised."""
+    checks = [attempt("variables", environ.check)[0], *_keys(plan.policy)]
+    resumable, point = attempt("checkpoint", lambda: _point(plan))
+    checks += [_told(resumable, point)] if plan.resume else []
+    has_model, model = attempt("model present", lambda: _model(plan))
+    shape = model.shape if model else None
+    checks += [has_model, *([_memory(plan, shape)] if model else []), _disk(plan, shape)]
+    described, environment = attempt("environment", lambda: _environment(plan.settings))
+    checks += [described, attempt("batch", lambda: check_batch(plan.settings))[0], *_caps(plan)]
+    checks += [] if plan.service_url else _ports()
+    ground = None
+    if model and environment and not any(check.failure for check in checks):
+        ground = Ground(environment=environment, model=model, resume=point)
+    return Examined(checks=tuple(checks), ground=ground)
+
+
+def check_concurrency(policy: Policy) -> None:
+    """PolicyCap where as many runs go on as the policy allows."""
+    cap, active = policy.caps.max_concurrent_runs, [run.run_id for run in active_runs()]
+    if cap is not None and len(active) >= cap:
+        raise PolicyCap(
+            f"The policy '{policy.name}' allows {cap} {'run' if cap == 1 else 'runs'} at once.",
+            f"Active: {', '.join(active)}.",
+            f"Wait for one to end, or stop it: halteres runs stop {active[-1]}",
+            active_runs=active,
+            cap="max_concurrent_runs",
+            limit=cap,
+        )
+
+
+def check_batch(settings: Settings) -> None:
+    """InvalidConfig where a batch is not made of whole groups."""
+    batch, group = settings.env.get("batch_size"), settings.env.get("group_size")
+    if isinstance(batch, int) and isinstance(group, int) and group > 0 and batch % group:
+        rule = f"must be a multiple of group_size {group}"
+        raise refusal([Problem(field="env.batch_size", got=batch, rule=rule)])
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on this port of 127.0.0.1 now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def _keys(policy: Policy) -> list[Check]:
+    missing = [name for name in policy.require_keys if not environ.is_set(name)]
+    if not policy.require_keys:
+        return []
+    if not missing:
+        return [Check(name="keys")]
+    failure = MissingKey(
+        f"{missing[0]} not set. Add it to ~/.hermes/.env, or export it.",
+        f"The policy '{policy.name}' asks for {', '.join(policy.require_keys)}.",
+        "Set it where these tools are started.",
+        field=missing[0],
+        missing=missing,
+    )
+    return [Check(name="keys", ok=False, failure=failure)]
+
+
+def _model(plan: Plan) -> RunModel:
+    asked = plan.settings.inference
+    return given_model(asked, plan.service_url) if plan.service_url else own_model(asked)
+
+
+def _memory(plan: Plan, shape: ModelShape | None) -> Check:
+    """Of the GPU where the engine will use one."""
+    there = machine.look()
+    name = "gpu memory" if there.gpu and shape else "memory"
+    free = (there.model_memory if shape else there.memory).free
+    needed = footprint.without_weights()
+    if shape is not None:
+        needed = footprint.need(shape, plan.demands, on_gpu=there.gpu is not None).total
+    figures = {"need_gb": machine.gb(needed), "free_gb": machine.gb(free)}
+    if free is None or needed <= free:
+        return Check(name=name, figures=figures)
+    failure = TooLarge(
+        f"Too little {name}: about {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free.",
+        f"The model is '{plan.settings.inference.model}'.",
+        "Take a smaller inference.model, or end what else uses the memory.",
+        field="inference.model",
+        **figures,
+    )
+    return Check(name=name, ok=False, figures=figures, failure=failure)
+
+
+def _disk(plan: Plan, shape: ModelShape | None) -> Check:
+    there = next(folder for folder in (plan.home, *plan.home.parents) if folder.exists())
+    free, needed = shutil.disk_usage(there).free, FREE_BYTES + _checkpoints(plan, shape)
+    figures = {"need_gb": machine.gb(needed), "free_gb": machine.gb(free)}
+    if free >= needed:
+        return Check(name="disk", figures=figures)
+    failure = DiskFull(
+        f"Too little room in {plan.home}.",
+        f"{free / 1e6:.0f} MB are free; a run needs {needed / 1e6:.0f} MB.",
+        "Make room, or set HALTERES_HOME to another disk.",
+        **figures,
+    )
+    return Check(name="disk", ok=False, figures=figures, failure=failure)
+
+
+def _checkpoints(plan: Plan, shape: ModelShape | None) -> int:
+    """Bytes of a run's checkpoints: weights and two moments each."""
+    if shape is None:
+        return 0
+    trainer = plan.settings.trainer
+    count = 2 + sum(trainer.total_steps // every for every in (trainer.checkpoint_every, trainer.eval_every) if every)
+    return count * 3 * footprint.NUMBER * footprint.adapter_numbers(shape, trainer.lora_rank)
+
+
+def _environment(settings: Settings) -> EnvironmentProgram:
+    """It must be there and accept these settings."""
+    environment = find_program(settings.run.environment, settings.run.interpreter)
+    told = describe(environment, {name: value for name, value in settings.env.items() if name not in ENV_WIRING})
+    if told.problems:
+        raise refusal(told.problems)
+    return environment
+
+
+def _caps(plan: Plan) -> list[Check]:
+    caps = plan.policy.caps
+    asked: Sequence[tuple[str, object, Callable[[], None]]] = (
+        ("steps allowed", caps.max_steps, lambda: _check_steps(plan)),
+        ("runs allowed", caps.max_concurrent_runs, lambda: check_concurrency(plan.policy)),
+    )
+    return [attempt(name, work)[0] for name, cap, work in asked if cap is not None]
+
+
+def _check_steps(plan: Plan) -> None:
+    problem = over_cap(plan.policy, plan.settings.trainer.total_steps)
+    if problem is not None:
+        raise refusal([problem], f"Set trainer.total_steps to {problem.limit:g} or less.")
+
+
+def _point(plan: Plan) -> ResumePoint | None:
+    return resume_point(plan.resume, plan.settings, plan.service_url) if plan.resume else None
+
+
+def _told(check: Check, point: ResumePoint | None) -> Check:
+    if point is None:
+        return check
+    return Check(name=check.name, figures={"step": point.step}, found=f"of run {point.run.run_id}")
+
+
+def _ports() -> list[Check]:
+    """For information: a busy one means another."""
+    busy = [str(port) for port in (SERVICE_PORT, API_PORT) if not is_free(port)]
+    found = f"{' and '.join(busy)} busy: others are taken" if busy else f"{SERVICE_PORT} and {API_PORT} free"
+    return [Check(name="ports", found=found)]

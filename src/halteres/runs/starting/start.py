@@ -1,0 +1,236 @@
+"""Starting a run.
+
+Owns: everything or nothing: a failed check leaves no directory; the detached supervisor, which holds the run's lock
+from before the directory can be seen.
+Never: waits for the run to get going; readers of the directory see that.
+Promise: one key starts one run, and the policy's cap on runs at once holds, however many processes start at the same
+time: from looking at the runs that there are until the new one can be seen, one of them goes on (`admission`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from halteres.config import environ
+from halteres.config.policies import Policy, load_policy
+from halteres.config.settings import Settings
+from halteres.config.sources import NOTHING_GIVEN, Sources, resolved
+from halteres.errors import Conflict, HalteresError, InvalidConfig
+from halteres.runs import lock
+from halteres.runs.directory import RunDirectory, new_run_id, runs_home
+from halteres.runs.starting.admission import admitting, run_of_key
+from halteres.runs.starting.links import link_run
+from halteres.runs.starting.preflight import Ground, Plan, check_concurrency, examine
+from halteres.runs.starting.resume import ResumePoint, carry_over
+from halteres.runs.starting.run_config import config_text, wiring_of_run, write_resolved
+from halteres.runs.state import RESERVE, RESERVE_BYTES, RunState, write_state
+
+FOLDERS = ("control", "logs", "rollouts", "evals", "api")
+SUPERVISOR = (sys.executable, "-m", "halteres.runs.supervision.supervisor")
+
+
+class StartFailed(HalteresError):
+    """The run's directory or its supervisor could not be made."""
+
+    code = "preflight_failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """One run about to begin."""
+
+    plan: Plan
+    ground: Ground  # of that plan, as `preflight.examine` found it
+    sources: Sources
+    run_id: str = field(default_factory=new_run_id)
+    idempotency_key: str | None = None
+
+    @property
+    def resume(self) -> ResumePoint | None:
+        """Where it goes on."""
+        return self.ground.resume
+
+    @property
+    def settings(self) -> Settings:
+        """As they will hold: the model by a name that means the same from any folder."""
+        asked = self.plan.settings
+        if self.plan.service_url or asked.inference.model == self.ground.model.name:
+            return asked
+        inference = asked.inference.model_copy(update={"model": self.ground.model.name})
+        return asked.model_copy(update={"inference": inference})
+
+    def state(self) -> RunState:
+        """What run.json says first."""
+        environment, url = self.settings.run.environment_name, self.plan.service_url
+        return RunState(
+            run_id=self.run_id,
+            name=self.settings.run.name or f"{environment}-{self.run_id}",
+            environment=environment,
+            environment_file=str(self.ground.environment.path),
+            interpreter=self.ground.environment.interpreter,
+            base_model=self.ground.model.name,
+            tokenizer=self.ground.model.tokenizer,
+            total_steps=self.settings.trainer.total_steps,
+            created_at=time.time(),
+            step=self.resume.step if self.resume else 0,
+            urls={"service": url} if url else {},
+            service_given=url is not None,
+            policy=self.plan.policy.name,
+            resumed_from=self.resume.run.run_id if self.resume else None,
+            resume_point=self.resume.wiring if self.resume else None,
+            idempotency_key=self.idempotency_key,
+            processes={role: {"pid": None, "exit": None, "state": "not started"} for role in ("api", "trainer", "env")},
+        )
+
+
+def start_run(
+    settings: Settings,
+    *,
+    service_url: str | None = None,
+    resume: RunDirectory | None = None,
+    sources: Sources = NOTHING_GIVEN,
+    run_id: str | None = None,
+    policy: Policy | None = None,
+    idempotency_key: str | None = None,
+    supervisor: Sequence[str] = SUPERVISOR,
+) -> RunDirectory:
+    """Start a run under a detached supervisor; returns once its directory exists and the supervisor is started.
+
+    Args:
+        settings: from `resolve_settings` or `load_settings`.
+        service_url: a training service to use instead of starting one; the run never stops it.
+        resume: a run to go on from, at its newest checkpoint; this one is a new run.
+        sources: where those settings come from that were given, from `resolve_settings`.
+        run_id: eight hex digits; default: a new one.
+        policy: what the operator locks and caps; default: the policy file's.
+        idempotency_key: a key that a run was started with already answers with that run, whatever else has changed.
+        supervisor: command that supervises; the directory and its lock are appended.
+
+    Raises:
+        InvalidConfig, NotFound, NotReady, Conflict: with what to mend; nothing was written. Where a check failed,
+            `checks` in the details tells them all.
+    """
+    if (first := run_of_key(idempotency_key)) is not None:
+        return first
+    plan = plan_of(settings, service_url=service_url, resume=resume, policy=policy)
+    if run_id is not None:
+        _check_id(run_id, plan.home)
+    start = Start(
+        plan=plan,
+        ground=examine(plan).demand(),
+        sources=sources,
+        run_id=run_id or new_run_id(),
+        idempotency_key=idempotency_key,
+    )
+    return begin_run(start, supervisor)
+
+
+def begin_run(start: Start, supervisor: Sequence[str] = SUPERVISOR) -> RunDirectory:
+    """Start what was examined; the run of its key, where there is one by now.
+
+    Raises:
+        PolicyCap, StartFailed, NotReady: nothing was left behind.
+    """
+    home = start.plan.home
+    try:
+        with admitting(home):
+            if (first := run_of_key(start.idempotency_key)) is not None:
+                return first
+            check_concurrency(start.plan.policy)
+            return _launch(start, home, supervisor)
+    except OSError as error:
+        raise StartFailed(
+            f"The run could not be started in {home}.",
+            f"{error.strerror or error}.",
+            "Nothing was left behind. Mend it, or set HALTERES_HOME to another folder.",
+        ) from error
+
+
+def plan_of(
+    settings: Settings,
+    *,
+    service_url: str | None = None,
+    resume: RunDirectory | None = None,
+    policy: Policy | None = None,
+) -> Plan:
+    """What `start_run` would examine with the same arguments."""
+    return Plan(
+        settings=settings,
+        home=runs_home(),
+        policy=policy or load_policy(),
+        service_url=service_url.rstrip("/") if service_url else None,
+        resume=resume,
+    )
+
+
+def _launch(start: Start, home: Path, supervisor: Sequence[str]) -> RunDirectory:
+    """Make the folder out of sight, lock it, show it, start the supervisor; undo all of it on any failure."""
+    beside, path = home / f".new-{start.run_id}", home / start.run_id
+    held, shown = None, False
+    try:
+        for folder in FOLDERS:
+            (beside / folder).mkdir(parents=True)
+        _write(start, beside, path)
+        held = lock.take(beside / "lock")
+        beside.rename(path)
+        shown = True
+        _spawn([*supervisor, str(path), "--lock-fd", str(held)], path, held)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        if shown:
+            shutil.rmtree(path, ignore_errors=True)
+        raise
+    finally:
+        if held is not None:
+            os.close(held)
+    run = RunDirectory(path)
+    link_run(run)
+    return run
+
+
+def _write(start: Start, folder: Path, path: Path) -> None:
+    (folder / "settings.json").write_text(start.settings.model_dump_json(indent=1))
+    (folder / "policy.json").write_text(start.plan.policy.model_dump_json(indent=1))
+    (folder / "config.yaml").write_text(config_text(start.settings, start.state(), path))
+    effective = resolved(start.settings, start.sources, is_resumed=start.resume is not None)
+    write_resolved(folder, {**effective, **wiring_of_run(start.settings, start.state(), path)})
+    for name in ("events.jsonl", "metrics.jsonl", "checkpoints.jsonl", "heartbeat"):
+        (folder / name).touch()
+    if start.resume:
+        carry_over(start.resume, folder)
+    (folder / RESERVE).write_bytes(bytes(RESERVE_BYTES))
+    write_state(folder / "run.json", start.state())
+
+
+def _spawn(command: Sequence[str], path: Path, held: int) -> None:
+    with (path / "logs" / "supervisor.log").open("ab") as log:
+        child = subprocess.Popen(
+            command,
+            cwd=path,
+            env=environ.for_child(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=(held,),
+        )
+    threading.Thread(target=child.wait, name=f"reaper of {path.name}", daemon=True).start()
+
+
+def _check_id(run_id: str, home: Path) -> None:
+    if len(run_id) != 8 or set(run_id) - set("0123456789abcdef"):
+        raise InvalidConfig(f"'{run_id}' is no run id.", "Run ids are eight hex digits.", "Leave it out for a new one.")
+    if (home / run_id).exists():
+        raise Conflict(
+            f"There is a run {run_id} already.",
+            f"{home / run_id} is one run's directory.",
+            f"Start another, or go on with it: halteres train --resume {run_id}",
+        )

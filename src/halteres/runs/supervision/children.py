@@ -1,0 +1,130 @@
+"""One child process: started so that it cannot outlive us, and ended so that nothing of it remains.
+
+Owns: the lifeline (a pipe whose write end only the supervisor holds), the child's process group, its exit; that it is
+given no secrets but those named.
+Never: decides what an exit means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from halteres.config import environ
+from halteres.process import die_with_parent
+from halteres.runs import identity
+from halteres.runs.supervision.logpipe import Output, output_to
+
+GRACE_S = 10.0
+"""How long a child may take to end in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lifeline:
+    """A pipe: children hold the read end and end themselves when it does."""
+
+    read_end: int
+    write_end: int
+
+    @classmethod
+    def open(cls) -> Lifeline:
+        """A new one; neither end is inherited unless passed on."""
+        return cls(*os.pipe())
+
+    def close(self) -> None:
+        """Let go: whoever still holds the read end ends."""
+        os.close(self.write_end)
+        os.close(self.read_end)
+
+
+@dataclass(slots=True)
+class Child:
+    """A running (or ended) child in a process group of its own."""
+
+    process: asyncio.subprocess.Process
+    who: Mapping[str, Any]  # pid, start_time, boot_id
+    output: Output
+    exited: asyncio.Task[int] = field(init=False, repr=False)  # ends with the exit code, negative for a signal
+    swept: bool = False  # whether its group was killed: when it ended, or to end it
+
+    def __post_init__(self) -> None:
+        self.exited = asyncio.create_task(self._reap(), name=f"exit of {self.pid}")
+
+    @property
+    def pid(self) -> int:
+        """Its pid, which is also its group's."""
+        return self.process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self.process.returncode
+
+    async def end(self, grace_s: float = GRACE_S) -> int:
+        """SIGTERM, wait, then SIGKILL for the whole group. Returns the exit code; safe to repeat."""
+        if self.exit_code is None:
+            if identity.alive(self.who):  # `process.terminate` would reap one that has just ended, and lose its code
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self.exited), grace_s)
+        self.sweep()
+        return await self.exited
+
+    def sweep(self) -> None:
+        """Kill the group, or what its leader left of it, once: later the number may be somebody else's."""
+        if not self.swept:
+            self.swept = True
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    async def _reap(self) -> int:
+        code = await self.process.wait()
+        self.sweep()  # grandchildren survive their parent otherwise
+        await self.output.emptied()  # whoever is told of the exit may read its last words
+        return code
+
+
+async def spawn(
+    command: Sequence[str],
+    *,
+    log: Path,
+    folder: Path,
+    lifeline: Lifeline,
+    descriptors: Sequence[int] = (),
+    keys: Sequence[str] = (),
+    answers: bool = False,
+) -> Child:
+    """Start a command with its output in `log`.
+
+    Args:
+        command: program and arguments.
+        log: appended to, without secrets.
+        folder: where it runs.
+        lifeline: it ends with this.
+        descriptors: handed down besides.
+        keys: names of the secret variables that it may have.
+        answers: its stdout is not for the log, but for `process.communicate`.
+
+    Raises:
+        OSError: there is no such program, or no process can be made.
+    """
+    with output_to(log) as output:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            cwd=folder,
+            env=environ.with_keys(*keys, HALTERES_LIFELINE_FD=str(lifeline.read_end), PYTHONUNBUFFERED="1"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE if answers else output.descriptor,
+            stderr=output.descriptor,
+            pass_fds=(lifeline.read_end, *descriptors),
+            process_group=0,
+            preexec_fn=die_with_parent,
+        )
+    return Child(process, identity.identity(process.pid), output)

@@ -1,0 +1,304 @@
+"""The course of one run: from its first process to the verdict.
+
+Owns: what each thing that happens means: ready, exited, written, asked to stop, too much used. It starts all processes
+at once, gates by readiness, restarts what loses nothing, evaluates, stops in reverse order.
+Never: writes the end (`supervisor`), trains, samples, or keeps anything that a reader of the directory would miss.
+
+Everything that happens comes through one inbox; each message may bring a verdict, and the verdict ends the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from halteres.config.control import read_stop_request, write_stop_request
+from halteres.runs import identity
+from halteres.runs.diagnosis import HEARTBEAT_S, Diagnosis
+from halteres.runs.diagnosis.case import Case
+from halteres.runs.reading import failures
+from halteres.runs.state import Phase
+from halteres.runs.supervision import budgets
+from halteres.runs.supervision.budgets import Budget, Cap
+from halteres.runs.supervision.children import GRACE_S, Lifeline
+from halteres.runs.supervision.crew import Crew, Exited, Ready, TooSlow
+from halteres.runs.supervision.ending import trainer_ended
+from halteres.runs.supervision.engine_watch import engine_of, gone, told_end
+from halteres.runs.supervision.evaluation import Evaluator
+from halteres.runs.supervision.ledger import Ledger
+from halteres.runs.supervision.messages import (
+    DiskFull,
+    EngineGone,
+    GraceOver,
+    LookedAround,
+    Message,
+    StopAsked,
+    Verdict,
+)
+from halteres.runs.supervision.news import News
+from halteres.runs.supervision.readiness import get_json
+from halteres.runs.supervision.roles import Casting
+from halteres.runs.supervision.stage import Stage
+
+WITHOUT_SERVICE_S = 1.0
+"""Grace of the others once the service is gone: no checkpoint can be written any more."""
+
+LEAST_FREE_BYTES = 4 * 1024 * 1024
+"""With less room on its disk a run is ended, while its end can still be written."""
+
+LOOK_EVERY_S = 0.2
+"""How often the files that the roles write are looked at."""
+
+CAP_GRACE_S = 300.0
+"""How long the trainer may take to end after the step in which a cap was reached; then it is ended."""
+
+ENGINE_TOLD_WITHIN_S = 2.0
+"""How long the service may take to say how its engine ended."""
+
+
+class Course:
+    """One run, from its first process to its last word."""
+
+    def __init__(self, ledger: Ledger, stage: Stage, casting: Casting) -> None:
+        self.ledger, self.run, self.stage = ledger, ledger.run, stage
+        self.inbox: asyncio.Queue[Any] = asyncio.Queue()
+        self.lifeline = Lifeline.open()
+        self.crew = Crew(ledger, casting(stage.scene), self.lifeline, self.inbox)
+        trainer = stage.scene.settings.trainer
+        self.evaluator = Evaluator(ledger, stage.scene.environment, self.lifeline, trainer.eval_every)
+        if ledger.state.resume_point:
+            self.evaluator.skip_up_to(ledger.state.step)
+        self.budget = Budget.of(self.run, ledger.state)
+        self.diagnosis = Diagnosis(Case.of(self.run, ledger.state.environment))
+        self.news = News(ledger, self.evaluator, self.diagnosis, self.budget)
+        self.stop_asked: StopAsked | None = None
+        self.cap: Cap | None = None  # of the policy, for which the run is ended
+        self.engine_watch: asyncio.Task[None] | None = None
+        self.service_lost = False
+
+    async def run_to_verdict(self) -> Verdict:
+        """Run all processes until a verdict; they have all ended when it is returned."""
+        try:
+            async with self._helpers():
+                try:
+                    await self.crew.start()
+                except OSError as error:
+                    return Verdict(status="failed", error=failures.not_started(self.run, error))
+                verdict = await self._until_verdict()
+                if verdict.status == "completed":
+                    verdict = await self._last_evaluation(verdict)
+                elif verdict.status == "stopped":
+                    self.ledger.update(status="stopping", phase=None)
+        finally:
+            if self.engine_watch:
+                self.engine_watch.cancel()
+            await self.crew.end(WITHOUT_SERVICE_S if self.service_lost else GRACE_S)
+            self.lifeline.close()
+            await self.news.read()  # the step that was under way may have ended yet
+        if verdict.status == "stopped" and self.cap:
+            return replace(verdict, code=budgets.CODE, note=self.budget.note(self.cap))
+        return verdict
+
+    @asynccontextmanager
+    async def _helpers(self) -> AsyncIterator[None]:
+        """What goes on beside: looks, news, evaluations. They end with the block."""
+        async with asyncio.TaskGroup() as tasks:
+            helpers = [
+                tasks.create_task(self._look_around(), name="look around"),
+                tasks.create_task(self._read_news(), name="news"),
+                tasks.create_task(self.evaluator.work(), name="evaluations"),
+            ]
+            try:
+                yield
+            finally:
+                for helper in helpers:
+                    helper.cancel()
+
+    async def _look_around(self) -> None:
+        while True:
+            self.look_for_stop()
+            self._feel_the_pulse()
+            if shutil.disk_usage(self.run.path).free < LEAST_FREE_BYTES:
+                await self.inbox.put(DiskFull())
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def _read_news(self) -> None:
+        while True:
+            await self.inbox.put(LookedAround())
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def _feel_the_pulse(self) -> None:
+        state = self.ledger.state
+        training = state.status in ("running", "stopping") and state.phase is None
+        if alert := self.diagnosis.look(state.processes, training=training and "trainer" in self.crew.ready):
+            self.news.tell(alert)
+
+    def look_for_stop(self) -> None:
+        """Read control/stop.json; a new request goes into the inbox."""
+        mode = read_stop_request(self.run.path / "control" / "stop.json")
+        if mode is None:
+            return
+        if self.stop_asked is None or self.stop_asked.mode != mode:
+            self.ask_to_stop(StopAsked(mode, "control/stop.json"))
+
+    def ask_to_stop(self, asked: StopAsked) -> None:
+        """Somebody wants an end: a signal, or the control folder."""
+        self.stop_asked = asked
+        self.ledger.event("stop_requested", mode=asked.mode, by=asked.why)
+        self.inbox.put_nowait(asked)
+
+    async def _until_verdict(self) -> Verdict:
+        while True:
+            verdict = await self._on(await self.inbox.get())
+            if verdict is not None:
+                return verdict
+
+    async def _on(self, message: Message) -> Verdict | None:
+        match message:
+            case StopAsked(mode="after_step") if "trainer" in self.crew.ready:
+                self.ledger.update(status="stopping", phase=None)  # the trainer reads the request itself
+            case StopAsked():
+                return Verdict(status="stopped")
+            case GraceOver():
+                return Verdict(status="stopped")
+            case LookedAround():
+                await self.news.read()
+                return self._mind_the_budget()
+            case Ready(role):
+                self._on_ready(role.name)
+            case TooSlow(role):
+                slow = failures.too_slow(self.run, role.name, role.title, role.ready_within_s)
+                return Verdict(status="failed", error=slow)
+            case EngineGone(code):
+                return self._engine_died(code)
+            case DiskFull():
+                return Verdict(status="failed", error=failures.disk_full(self.run))
+            case Exited():
+                return await self._on_exit(message)
+        return None
+
+    def _on_ready(self, name: str) -> None:
+        self.ledger.event("ready", role=name)
+        if name == "service":
+            self._watch_engine()
+        if self.ledger.state.status == "starting":
+            waiting = [role for role in self.crew.roles if role.name not in self.crew.ready]
+            phase: Phase | None = waiting[0].phase if waiting else None
+            self.ledger.update(status="starting" if waiting else "running", phase=phase)
+            self.diagnosis.pulse.begin()
+
+    def _watch_engine(self) -> None:
+        engine = engine_of(self.run.path / "service")
+        if engine is None:
+            return
+        self.ledger.process("engine", **engine)
+        if (self.run.path / "service" / "engine.log").exists():
+            self.run.log("engine").symlink_to(Path("..", "service", "engine.log"))
+
+        async def watch() -> None:
+            await gone(engine)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ENGINE_TOLD_WITHIN_S):
+                    await self.inbox.put(EngineGone(await told_end(self.run.log("service"), engine["pid"])))
+                    return
+            if self.crew.exit_code("service") is None:  # else it took its engine along, and its own exit is told
+                await self.inbox.put(EngineGone(None))
+
+        self.engine_watch = asyncio.create_task(watch(), name="engine watch")
+
+    @property
+    def _engine_is_gone(self) -> bool:
+        engine = self.ledger.state.processes.get("engine")
+        return engine is not None and engine.get("exit") is None and not identity.alive(engine)
+
+    def _engine_died(self, code: int | None) -> Verdict:
+        """Its service would start another, but what the engine held is not rebuilt yet."""
+        facts = {"exit": "unknown", "state": "ended"} if code is None else {"exit": code, "state": f"exited ({code})"}
+        self.ledger.process("engine", **facts)
+        self.service_lost = True
+        verdict = self._died("service", "The engine", code, ready=True)
+        if verdict.error:
+            verdict.error.details["exit"] = {"process": "engine", "code": code}
+        return verdict
+
+    def _mind_the_budget(self) -> Verdict | None:
+        """At a cap of the policy the trainer is asked to end after its step, as anybody may ask it to."""
+        cap = None if self.cap or self.stop_asked else self.budget.used_up()
+        if cap is None:
+            return None
+        if "trainer" in self.crew.ready:
+            self.cap = cap
+            self.ledger.event("policy_cap", cap=cap, note=self.budget.note(cap))
+            with suppress(OSError):  # on a full disk the grace ends it
+                write_stop_request(self.run.path / "control" / "stop.json", "after_step")
+            self.ask_to_stop(StopAsked("after_step", f"the policy's {cap}"))
+            asyncio.get_running_loop().call_later(CAP_GRACE_S, self.inbox.put_nowait, GraceOver())
+        elif cap == "max_hours":
+            self.cap = cap
+            return Verdict(status="stopped")
+        return None
+
+    async def _on_exit(self, exited: Exited) -> Verdict | None:
+        await self.news.read()  # what it wrote last tells how it ended
+        role, code = exited.role, exited.code
+        self.service_lost |= role.name == "service"
+        if role.name == "trainer" and code == 0:
+            limit = self.stage.scene.settings.run.max_minutes
+            return trainer_ended(self.run, self.ledger.state, limit, stop_asked=self.stop_asked is not None)
+        if self.ledger.state.status == "stopping":
+            return Verdict(status="stopped", note=f"{role.title} {failures.how(code)} while the run was stopping.")
+        if role.name == "env" and code == 0 and await self._queue_suffices():
+            return None
+        if role.name != "service" and self._engine_is_gone:
+            return None  # because of that: the engine's own end will be told
+        if role.restarts:
+            if await self.crew.restart(role):
+                return None
+            self.ledger.event("restarts_used_up", role=role.name)
+        return self._died(role.name, role.title, code, ready=exited.was_ready)
+
+    def _died(self, role: str, title: str, code: int | None, *, ready: bool) -> Verdict:
+        step = self.ledger.state.step
+        return Verdict(status="failed", error=failures.died(self.run, role, title, code, step=step, ready=ready))
+
+    async def _queue_suffices(self) -> bool:
+        """An environment may end early where what was delivered and what waits make all the batches there will be."""
+        told = await get_json(f"{self.stage.scene.api.url}/v1/diagnostics") or {}
+        batch_size = self.stage.scene.settings.env.get("batch_size", 1)
+        sequences = told.get("step", 0) * batch_size + told.get("queued_sequences", 0)
+        return sequences >= self.ledger.state.total_steps * batch_size
+
+    async def _last_evaluation(self, verdict: Verdict) -> Verdict:
+        """Training is over: the environment may go, the service stays for what is left to evaluate."""
+        self.ledger.update(status="running", phase="evaluation")
+        await self.crew.end_role("env")
+        evaluated = asyncio.create_task(self.evaluator.finished(), name="last evaluation")
+        interrupted = asyncio.create_task(self._interruption(), name="interruption")
+        try:
+            await asyncio.wait((evaluated, interrupted), return_when=asyncio.FIRST_COMPLETED)
+            if evaluated.done():
+                return verdict
+            note = f"{verdict.note or ''} The last evaluation is missing: {interrupted.result()}".strip()
+            return Verdict(status=verdict.status, note=note)
+        finally:
+            evaluated.cancel()
+            interrupted.cancel()
+            await asyncio.gather(evaluated, interrupted, return_exceptions=True)
+
+    async def _interruption(self) -> str:
+        """Why a finished run's last evaluation cannot be waited for; never returns while it can."""
+        while True:
+            match await self.inbox.get():
+                case StopAsked():
+                    return "a stop was requested."
+                case EngineGone():
+                    return "the engine ended."
+                case Exited(role, code) if role.name == "service":
+                    return f"the training service {failures.how(code)}."
+                case _:
+                    pass  # of no consequence for a run that has trained

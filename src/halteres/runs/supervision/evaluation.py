@@ -1,0 +1,120 @@
+"""Evaluations of a run: the environment's `evaluate` on a pinned snapshot, one at a time.
+
+Owns: which checkpoints are evaluated, running the command, its row in metrics.jsonl, its folder under evals/.
+Never: fails a run: an evaluation that goes wrong is an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from halteres.config.program import EnvironmentProgram
+from halteres.errors import HalteresError, ProcessFailed
+from halteres.observe.metrics import append_row
+from halteres.runs.supervision.children import Child, Lifeline, spawn
+from halteres.runs.supervision.ledger import Ledger
+
+WITHIN_S = 1800.0
+"""How long one evaluation may take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Sampler weights to evaluate."""
+
+    step: int
+    sampler_path: str
+
+
+@dataclass(slots=True)
+class Evaluator:
+    """Evaluates snapshots in the order asked; where it falls behind, those between first and newest are left out."""
+
+    ledger: Ledger
+    environment: EnvironmentProgram
+    lifeline: Lifeline
+    every: int  # steps; 0: only first and last
+    _asked: set[int] = field(default_factory=set)
+    _pending: list[Snapshot] = field(default_factory=list)
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _child: Child | None = None
+
+    def is_due(self, step: int, final: bool) -> bool:
+        """Whether the checkpoint of this step is to be evaluated."""
+        if step in self._asked:
+            return False
+        last = max(self._asked, default=0)
+        crossed = self.every > 0 and step // self.every > last // self.every
+        return step == 0 or final or crossed
+
+    async def ask(self, snapshot: Snapshot) -> None:
+        """Evaluate this one when its turn comes."""
+        async with self._changed:
+            self._asked.add(snapshot.step)
+            self._pending = [*(waiting for waiting in self._pending if waiting.step == 0), snapshot]
+            self._changed.notify_all()
+
+    def skip_up_to(self, step: int) -> None:
+        """A resumed run has evaluated these already."""
+        self._asked.add(step)
+
+    async def work(self) -> None:
+        """Evaluate what is asked, until cancelled."""
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(lambda: bool(self._pending))
+                snapshot = self._pending[0]
+            try:
+                await self._evaluate(snapshot)
+            except (HalteresError, OSError) as error:
+                self.ledger.event("eval_failed", step=snapshot.step, error=str(error))
+            async with self._changed:
+                self._pending = [waiting for waiting in self._pending if waiting != snapshot]
+                self._changed.notify_all()
+
+    async def finished(self) -> None:
+        """Return once nothing is left to evaluate."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._pending)
+
+    async def _evaluate(self, snapshot: Snapshot) -> None:
+        run, began = self.ledger.run, time.monotonic()
+        folder = run.path / "evals" / f"step_{snapshot.step}"
+        folder.mkdir(parents=True, exist_ok=True)
+        command = self.environment.command(
+            "evaluate",
+            *("--config", str(run.path / "config.yaml")),
+            *("--openai.model_name", snapshot.sampler_path),
+            *("--env.data_dir_to_save_evals", str(folder)),
+        )
+        self._child = await spawn(command, log=run.log("eval"), folder=run.path, lifeline=self.lifeline, answers=True)
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                output, _ = await self._child.process.communicate()
+        except TimeoutError:
+            raise ProcessFailed(f"The evaluation of step {snapshot.step} took more than {WITHIN_S:.0f} s.") from None
+        finally:
+            await self._child.end()
+        figures = _figures(self._child, output, str(run.log("eval")))
+        row = {"step": snapshot.step, "t": time.time(), "src": "eval", **figures}
+        append_row(run.path / "metrics.jsonl", row)
+        self.ledger.event("eval", step=snapshot.step, took_s=round(time.monotonic() - began, 2), **figures)
+
+
+def _figures(child: Child, output: bytes, log: str) -> Mapping[str, Any]:
+    """The figures on the last line of the command's output."""
+    if child.exit_code != 0:
+        raise ProcessFailed(f"The evaluation exited with code {child.exit_code}.", f"Its log is {log}.")
+    for line in reversed(output.decode(errors="replace").splitlines()):
+        try:
+            told = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(told, dict):
+            return {name: value for name, value in told.items() if name.startswith("eval/")}
+    raise ProcessFailed("The evaluation printed no figures.", f"Its log is {log}.")

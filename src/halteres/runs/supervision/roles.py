@@ -1,0 +1,125 @@
+"""What each process of a run is.
+
+Owns: command, readiness, port, keys, patience and restarts of every role; the order in which roles are stopped.
+Never: starts one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from halteres.config.program import EnvironmentProgram
+from halteres.config.settings import Settings
+from halteres.runs.state import Phase
+from halteres.runs.supervision.children import GRACE_S
+from halteres.runs.supervision.ports import Listener
+from halteres.runs.supervision.readiness import Answers, Exists, Probe, Registered
+
+RoleName = Literal["service", "api", "trainer", "env"]
+
+STOP_ORDER: tuple[RoleName, ...] = ("env", "trainer", "api", "service")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """One process of a run."""
+
+    name: RoleName
+    title: str  # as errors call it
+    command: tuple[str, ...]
+    phase: Phase  # what a starting run says it waits for until this role is ready
+    ready: Probe
+    ready_within_s: float
+    listener: Listener | None = None
+    grace_s: float = GRACE_S  # how long it may take to end in order
+    restarts: int = 0  # how often it may be started again after dying: only roles that lose nothing
+    keys: tuple[str, ...] = ()  # names of the secret variables that it is given: by default none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What the roles of one run are made from."""
+
+    path: Path  # the run directory
+    settings: Settings
+    environment: EnvironmentProgram
+    base_model: str
+    service: Listener | None  # None: somebody else's service is used
+    service_url: str
+    api: Listener
+
+
+Casting = Callable[[Scene], tuple[Role, ...]]
+"""Makes the roles of a run; tests put stand-ins here."""
+
+
+def cast(scene: Scene) -> tuple[Role, ...]:
+    """The roles of a run, in the order in which they are started."""
+    own_service = () if scene.service is None else (_service(scene, scene.service),)
+    return (*own_service, _api(scene), _trainer(scene), _env(scene))
+
+
+def _service(scene: Scene, listener: Listener) -> Role:
+    inference = scene.settings.inference
+    threads = ("--threads", str(inference.threads)) if inference.threads else ()
+    return Role(
+        name="service",
+        title="Training service",
+        command=(
+            *_module("halteres.service", "--state", str(scene.path / "service")),
+            *("--listen-fd", str(listener.descriptor), "--engine", inference.engine),
+            *("--model", scene.base_model, *threads),
+        ),
+        phase="api",
+        ready=Answers(f"{listener.url}/api/v1/healthz"),
+        ready_within_s=300,
+        listener=listener,
+    )
+
+
+def _api(scene: Scene) -> Role:
+    database = str(scene.path / "api" / "trajectories.sqlite")
+    return Role(
+        name="api",
+        title="API server",
+        command=_module("halteres.trajectories", "--database", database, "--listen-fd", str(scene.api.descriptor)),
+        phase="api",
+        ready=Answers(f"{scene.api.url}/v1/diagnostics"),
+        ready_within_s=60,
+        listener=scene.api,
+        restarts=2,  # its groups are in the database
+    )
+
+
+def _trainer(scene: Scene) -> Role:
+    return Role(
+        name="trainer",
+        title="Trainer",
+        command=_module("halteres.training", "--run", str(scene.path)),
+        phase="trainer",
+        ready=Exists(scene.path / "control" / "trainer.ready"),
+        ready_within_s=420,
+        # A service of our own asks for no key. Somebody else's gets it from wiring.json; who has the variable too knows
+        # what to strike out of its words.
+        keys=() if scene.service else ("TINKER_API_KEY",),
+    )
+
+
+def _env(scene: Scene) -> Role:
+    return Role(
+        name="env",
+        title="Environment",
+        command=scene.environment.command("serve", "--config", str(scene.path / "config.yaml")),
+        phase="environment",
+        ready=Registered(scene.api.url),
+        ready_within_s=480,
+        restarts=2,  # it holds nothing but rollouts in flight
+    )
+
+
+def _module(name: str, *arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", name, *arguments)

@@ -1,0 +1,142 @@
+"""The supervisor of one run: `python -m halteres.runs.supervision.supervisor DIR`.
+
+Owns: the process: lock, signals, and how the run's end is written (weights, results, picture, and last the state).
+Never: decides what happens in between (`course`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from halteres import process
+from halteres.errors import Conflict, HalteresError, NotFound, ServerError, boundary
+from halteres.runs import identity, lock
+from halteres.runs.directory import RunDirectory
+from halteres.runs.state import RESERVE, Status
+from halteres.runs.stop import WAKE
+from halteres.runs.supervision.conclusion import conclude, export_adapter, final_checkpoint
+from halteres.runs.supervision.course import Course
+from halteres.runs.supervision.ledger import Ledger
+from halteres.runs.supervision.messages import StopAsked, Verdict
+from halteres.runs.supervision.roles import Casting, cast
+from halteres.runs.supervision.stage import set_stage
+
+_log = logging.getLogger("halteres.runs.supervision.supervisor")
+
+
+async def supervise(run: RunDirectory, casting: Casting = cast) -> Status:
+    """Supervise one run to its end; the lock is the caller's. Returns its final status."""
+    ledger = Ledger(run)
+    if ledger.state.terminal:
+        raise Conflict(f"Run {run.run_id} has ended already ({ledger.state.status}).", "", "Resume it as a new run.")
+    async with ledger.beating():
+        try:
+            with boundary(
+                ServerError, "The supervisor"
+            ):  # whatever goes wrong here, the run must end with a true state
+                verdict = await _attempt(ledger, casting)
+        except HalteresError as error:
+            _log.exception("The supervisor failed.")
+            verdict = Verdict(status="failed", error=error)
+        return await _close(ledger, verdict)
+
+
+async def _attempt(ledger: Ledger, casting: Casting) -> Verdict:
+    stage = set_stage(ledger)
+    try:
+        course = Course(ledger, stage, casting)
+        _obey_signals(course)
+        # From here on a stop request may wake us; one that came earlier is found by the first look.
+        ledger.update(status="starting", phase="api", started_at=time.time(), supervisor=identity.identity(os.getpid()))
+        return await course.run_to_verdict()
+    finally:
+        stage.close()
+
+
+def _obey_signals(course: Course) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, course.ask_to_stop, StopAsked("now", number.name))
+    loop.add_signal_handler(WAKE, course.look_for_stop)
+
+
+async def _close(ledger: Ledger, verdict: Verdict) -> Status:
+    """Write the end: weights, results, picture, and only then the state that says so."""
+    run = ledger.run
+    (run.path / RESERVE).unlink(missing_ok=True)
+    verdict, exported = await asyncio.to_thread(_with_weights, ledger, verdict)
+    newest = run.newest_checkpoint()
+    resumable = verdict.status != "completed" and newest is not None and newest["step"] < ledger.state.total_steps
+    end: dict[str, Any] = {
+        "status": verdict.status,
+        "phase": ledger.state.phase if verdict.status == "failed" else None,
+        "error": verdict.error.sentence if verdict.error else None,
+        "code": verdict.error.code if verdict.error else verdict.code,
+        "exit": verdict.error.details.get("exit") if verdict.error else None,
+        "note": verdict.note,
+        "resumable": resumable,
+        "last_checkpoint": newest or ledger.state.last_checkpoint,
+        "ended_at": time.time(),
+    }
+    end = ledger.without_secrets(end)
+    if exported:
+        ledger.event("weights", folder=str(exported))
+    for failure in await asyncio.to_thread(conclude, run, msgspec.structs.replace(ledger.state, **end)):
+        ledger.event("conclusion_failed", error=failure)
+    ledger.update(**end)
+    return verdict.status
+
+
+def _with_weights(ledger: Ledger, verdict: Verdict) -> tuple[Verdict, Path | None]:
+    """Copy the final weights out of the service's state. A completed run without them has failed."""
+    if ledger.state.service_given or final_checkpoint(ledger.run) is None:
+        return verdict, None  # kept by somebody else's service, or there are none
+    try:
+        return verdict, export_adapter(ledger.run)
+    except (HalteresError, OSError) as error:
+        if verdict.status != "completed":
+            return verdict, None
+        why = (
+            error
+            if isinstance(error, HalteresError)
+            else NotFound("The final weights could not be copied.", f"{error}.")
+        )
+        return Verdict(status="failed", error=why, note=verdict.note), None
+
+
+def main(arguments: Sequence[str] | None = None, casting: Casting = cast) -> int:
+    """Supervise the run in DIR. Exit code 0 whenever its end is on disk; 1 where it could not be supervised at all."""
+    process.begin("supervisor")
+    parser = argparse.ArgumentParser(
+        prog="python -m halteres.runs.supervision.supervisor", description="Supervise one run."
+    )
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--lock-fd", type=int, help="the run's lock, held already by whoever started this")
+    given = parser.parse_args(arguments)
+    run = RunDirectory(given.directory.absolute())
+    try:
+        if given.lock_fd is None:
+            lock.take(run.path / "lock")  # held until this process ends
+        else:
+            os.set_inheritable(given.lock_fd, False)  # children must not hold it after us
+        status = asyncio.run(supervise(run, casting))
+        _log.info("Run %s: %s.", run.run_id, status)
+    except HalteresError as error:
+        sys.stderr.write(f"error: {error.sentence}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
