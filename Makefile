@@ -1,7 +1,7 @@
 # The two commands of a fresh machine are `make quickstart` and `make test`; each installs what it needs into .venv.
 # PYTHON=/path/to/python3 chooses the interpreter, TORCH=torch==... the torch build (see scripts/torch).
 
-.PHONY: help quickstart install test test-clients test-browser check bench clean
+.PHONY: help quickstart install test test-clients test-browser test-chaos check bench clean
 export PYTHON TORCH CHROMIUM
 
 help:            ## this list
@@ -23,6 +23,10 @@ test:            ## install what tests need; format, lint, types, tests
 test-clients:    ## third-party clients in environments of their own
 	@scripts/install dev
 	@scripts/test-clients
+
+test-chaos:      ## kill every process of real runs in turn
+	@scripts/install dev
+	@scripts/test -m chaos
 
 test-browser:    ## the page in a real browser
 	@scripts/install dev

@@ -23,6 +23,8 @@ from halteres.runs.directory import RunDirectory, find_run
 
 from .real_runs import host_of, make_the_call, told, until, until_gone
 
+pytestmark = pytest.mark.chaos
+
 WITHIN_S = 15.0
 FATAL = {
     ("service", signal.SIGKILL): ("Training service was killed by SIGKILL", -9),
