@@ -17,11 +17,24 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from halteres.errors import Conflict, InvalidConfig
+from halteres.errors import Conflict, InvalidConfig, UserError, as_answer, as_http
 
 HOST = "127.0.0.1"
 
 LOCAL_NAMES = frozenset({"localhost", HOST, "::1"})
+
+
+class Foreign(UserError):
+    """A request that came by another name, or from another page."""
+
+    code, status = "foreign_request", 403
+
+
+FOREIGN = Foreign(
+    "This server answers requests to localhost only.",
+    "Host, or Origin, names something else.",
+    "Use its 127.0.0.1 address.",
+)
 
 BACKLOG = 1024
 """Connections that wait while a server starts or restarts."""
@@ -111,8 +124,7 @@ class LocalOnly:
             headers = Headers(scope=scope)
             host, origin = headers.get("host"), headers.get("origin")
             if not is_local(f"//{host}") or (origin is not None and not is_local(origin)):
-                detail = "This server answers requests to localhost only. Use its 127.0.0.1 address."
-                await JSONResponse({"detail": detail}, 403)(scope, receive, send)
+                await JSONResponse({**as_http(FOREIGN), **as_answer(FOREIGN)}, FOREIGN.status)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 

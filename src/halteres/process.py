@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from halteres.config import environ
 from halteres.errors import InvalidConfig
@@ -23,6 +24,24 @@ GRACE_S = 10.0
 """How long a process may take to end in order after its lifeline broke; then it ends at once."""
 
 _PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Lifeline:
+    """A pipe: children hold the read end and end themselves when it does."""
+
+    read_end: int
+    write_end: int
+
+    @classmethod
+    def open(cls) -> Lifeline:
+        """A new one; neither end is inherited unless passed on."""
+        return cls(*os.pipe())
+
+    def close(self) -> None:
+        """Let go: whoever still holds the read end ends."""
+        os.close(self.write_end)
+        os.close(self.read_end)
 
 
 def begin(role: str, *, torch: bool = False, threads: int | None = None) -> None:

@@ -1,11 +1,45 @@
 """`uvicorn halteres.rl_api_server:app --port 8080`: the control server under the name that the seed's client tells.
 
-Owns: the name. `halteres serve control` starts the same app, and ends waiting calls in order.
-Never: serves another machine, whatever address uvicorn is given.
+Owns: the name; that uvicorn's process becomes one of ours, with the first thing that is asked of the app.
+Never: serves another machine, whatever address uvicorn is given; does anything at import.
+
+`halteres serve control` starts the same app, and ends waiting calls in order.
 """
 
 from __future__ import annotations
 
-from halteres.agent.faces.http.app import create_app
+import functools
+import logging
 
-app = create_app()
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from halteres import process
+
+UVICORN = ("uvicorn", "uvicorn.access", "uvicorn.error")
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    """The ASGI app; its first call is uvicorn's "startup"."""
+    try:
+        begun = _begun()
+    except SystemExit as ended:
+        if scope["type"] != "lifespan":
+            raise
+        # uvicorn takes what is raised for an app that has no startup, and would go on.
+        await send({"type": "lifespan.startup.failed", "message": str(ended)})
+        return
+    await begun(scope, receive, send)
+
+
+@functools.cache
+def _begun() -> ASGIApp:
+    """The process set up as ours, and the real app in it."""
+    from halteres.agent.faces.http.app import create_app
+
+    process.begin("control")
+    logging.getLogger("mcp").setLevel(logging.WARNING)
+    for name in UVICORN:  # uvicorn has set up handlers of its own, which strike nothing out
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+    return create_app()

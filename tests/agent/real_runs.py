@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import deadlines
 from runs.scenes import survivors
 
 from halteres.agent.call import call
@@ -55,19 +54,24 @@ async def told(name: str, /, **arguments: Any) -> dict[str, Any]:
 
 async def until(run_id: str, holds: Callable[[dict[str, Any]], object], within_s: float) -> dict[str, Any]:
     """What rl_check_status tells once this holds of it."""
-    ends = time.monotonic() + within_s
-    while not holds(answer := await told("rl_check_status", run_id=run_id)):
-        assert time.monotonic() < ends, f"not within {within_s} s: {answer}"
-        await asyncio.sleep(0.05)
+    answer: dict[str, Any] = {}
+
+    async def reached() -> object:
+        answer.clear()
+        answer.update(await told("rl_check_status", run_id=run_id))
+        return holds(answer)
+
+    await deadlines.until(reached, within_s, lambda: answer)
     return answer
 
 
 async def until_gone(state: RunState, within_s: float = 15) -> None:
     """Until no process of a run is left, its supervisor included."""
-    ends = time.monotonic() + within_s
-    while left := [*survivors(state), *(["supervisor"] if identity.alive(state.supervisor) else [])]:
-        assert time.monotonic() < ends, f"still there after {within_s} s: {left}"
-        await asyncio.sleep(0.05)
+    await deadlines.until(lambda: not _left(state), within_s, lambda: f"still there: {_left(state)}")
+
+
+def _left(state: RunState) -> list[str]:
+    return [*survivors(state), *(["supervisor"] if identity.alive(state.supervisor) else [])]
 
 
 async def make_the_call(text: str) -> dict[str, Any]:

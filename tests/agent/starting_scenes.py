@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runs.scenes import ENVIRONMENT, STANDIN_SUPERVISOR
+from runs.scenes import ENVIRONMENT, STANDIN_SUPERVISOR, end
 
 from halteres.agent.call import call
 from halteres.agent.caller import Caller
 from halteres.agent.starting import starting
-from halteres.runs import identity
-from halteres.runs.directory import RunDirectory, list_runs
+from halteres.runs.directory import list_runs
 from halteres.runs.starting.start import begin_run
 
 CHANGES = {"trainer.total_steps": 4, "trainer.checkpoint_every": 2}
@@ -33,16 +29,6 @@ def begun_by_standins(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
     yield home
     for run in list_runs():
         end(run)
-
-
-def end(run: RunDirectory) -> None:
-    """Kill what is left of a run, once its supervisor can be told."""
-    ends = time.monotonic() + 10
-    while not (state := run.state()).terminal and not state.supervisor and time.monotonic() < ends:
-        time.sleep(0.02)
-    for who in (state.supervisor, *state.processes.values()):
-        if who and identity.alive(who):
-            os.kill(who["pid"], signal.SIGKILL)
 
 
 async def told(name: str, /, **arguments: Any) -> dict[str, Any]:

@@ -195,3 +195,15 @@ async def test_a_picture_that_cannot_be_drawn_costs_no_figure(monkeypatch: pytes
     reply = await replied("rl_compare_runs", run_ids=[ONE])
     assert (reply.failed, reply.images, reply.body["plot"]) == (False, (), None)
     assert reply.body["notes"] == ["Plotting raised RuntimeError: no font."]
+
+
+async def test_of_all_metrics_only_one_that_is_trained_for_can_decide() -> None:
+    trained(ONE, steps=2)
+    trained(TWO, steps=2)
+    answer = await told("rl_compare_runs", run_ids=[ONE, TWO], metrics=["*"], plot=False)
+    assert answer["best"] is None or answer["best"]["metric"].startswith(("reward/", "eval/"))
+    answer = await told("rl_compare_runs", run_ids=[ONE, TWO], metrics=["advantages/mean", "reward/mean"], plot=False)
+    assert answer["best"]["metric"] == "reward/mean"
+    answer = await told("rl_compare_runs", run_ids=[ONE, TWO], metrics=["advantages/*"], plot=False)
+    assert answer["best"] is None
+    assert any("which run is better" in note for note in answer["notes"])

@@ -97,11 +97,15 @@ async def test_full_tells_every_field_with_the_seeds_keys(selected: Path) -> Non
     assert len({one["name"] for one in everything}) == len(everything)
     assert {"rollout_server_url", "use_wandb"} <= {one["name"] for one in answer["locked_fields"]}
     assert "policy" not in answer
+    assert tokens(answer) < 2000
+    described = {one["name"]: one["description"] for one in everything}
+    assert (described["level"], described["group_size"]) == ("how hard", "rollouts of one task, scored together")
 
 
 async def test_a_field_tells_its_type_its_range_and_what_is_allowed(selected: Path) -> None:
     told_fields = await fields(detail="full")
-    level = told_fields["level"]
+    level = (await fields(field="level"))["level"]
+    assert {**level, **told_fields["level"]} == level
     assert (level["type"], level["default"], level["current_value"], level["range"]) == ("int", 3, 3, ">= 1, <= 9")
     assert (level["description"], level["section"]) == ("how hard", "env")
     assert (told_fields["style"]["allowed"], told_fields["style"]["type"]) == (["plain", "witty"], "str")
@@ -134,6 +138,7 @@ async def test_the_model_is_told_with_those_that_there_are(selected: Path) -> No
     models = {model["name"]: model for model in answer["models"]}
     assert models["halteres/tiny"]["fits"] == "yes"
     assert answer["proposed"] in models
+    assert tokens(answer) <= 350
 
 
 async def test_a_name_that_is_ours_and_the_environments_is_told_whole(selected: Path) -> None:
@@ -166,7 +171,8 @@ async def test_several_changes_are_all_made_or_none(selected: Path) -> None:
 async def test_a_batch_of_broken_groups_is_refused_with_the_call_that_mends_it(selected: Path) -> None:
     answer = await refused("rl_edit_config", changes={"group_size": "12", "batch_size": 64})
     assert (answer["code"], answer["problems"][0]["suggest"]) == ("invalid_config", [60, 72])
-    assert answer["next"] == 'rl_edit_config(changes={"group_size":"12","batch_size":60})'
+    assert (answer["problems"][0]["field"], answer["coerced"]) == ("batch_size", {"group_size": 12})
+    assert answer["next"] == 'rl_edit_config(changes={"group_size":12,"batch_size":60})'
 
 
 async def test_a_wrong_name_is_told_with_the_seeds_keys_and_the_nearest(selected: Path) -> None:
@@ -186,7 +192,10 @@ async def test_a_number_written_as_text_is_taken_for_one_and_told(selected: Path
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("level", "banana"), ("level", 10), ("level", None), ("level", True), ("style", "dull"), ("lora_rank", 0.5)],
+    [
+        *(("level", "banana"), ("level", 10), ("level", None), ("level", True), ("style", "dull"), ("lora_rank", 0.5)),
+        *(("max_reasoning_tokens", 5), ("max_reasoning_tokens", 32_001), ("model", "")),
+    ],
 )
 async def test_what_is_no_value_of_a_field_is_refused(selected: Path, field: str, value: Any) -> None:
     answer = await refused("rl_edit_config", field=field, value=value)
@@ -220,6 +229,42 @@ async def test_warnings_tell_what_an_edit_brings_with_it(selected: Path) -> None
     assert "warnings" not in await told("rl_edit_config", field="seed", value=2)
 
 
+@pytest.mark.parametrize("field", ["trainer.lora_rank", "lora_rank"])
+async def test_a_locked_field_is_locked_also_for_the_value_that_holds(selected: Path, field: str) -> None:
+    (selected / "policy.yaml").write_text("lock: {trainer.lora_rank: 4}\n")
+    answer = await refused("rl_edit_config", changes={field: 4, "level": 5})
+    assert answer["error"].startswith(f"Field '{field}' is locked and cannot be changed")
+    assert (answer["code"], answer["locked_value"]) == ("locked_field", 4)
+    assert (await fields(field="level"))["level"]["current_value"] == 3
+
+
+async def test_the_tokenizer_is_the_base_models(selected: Path) -> None:
+    """Spec, section 2: it is wiring; a name that looks like the environment's does not change the base model."""
+    await told("rl_edit_config", field="model", value="Qwen/Qwen3-0.6B")
+    answer = await refused("rl_edit_config", field="tokenizer_name", value="Qwen/Qwen3-8B")
+    assert (answer["code"], answer["locked_value"]) == ("locked_field", "Qwen/Qwen3-0.6B")
+    assert "it is the base model's; set inference.model" in answer["error"]
+    assert (await fields(field="tokenizer_name"))["tokenizer_name"]["current_value"] == "Qwen/Qwen3-0.6B"
+
+
+async def test_the_name_told_is_the_one_that_a_run_gets(selected: Path) -> None:
+    named = (await fields(field="wandb_name"))["wandb_name"]
+    assert (named["default"], named["current_value"]) == ("quiz-{run_id}", "quiz-{run_id}")
+    await told("rl_edit_config", field="wandb_name", value="zed")
+    assert (await fields(field="wandb_name"))["wandb_name"]["current_value"] == "zed"
+
+
+async def test_a_default_that_is_no_number_is_told_as_null_and_left_alone(home: Path) -> None:
+    text = QUIZ.replace("loss: float = 0.5", "loss: float = float('nan')").replace('"quiz"', '"odd"')
+    environment(home, "odd", text)
+    await told("rl_select_environment", name="odd")
+    loss = (await fields(field="env.loss"))["env.loss"]
+    assert (loss["default"], loss["current_value"]) == (None, None)
+    for value in ("nan", "inf"):
+        assert "must be a finite number" in (await refused("rl_edit_config", field="env.loss", value=value))["error"]
+    assert (await told("rl_edit_config", field="env.loss", value=0.25))["value"] == 0.25
+
+
 @pytest.mark.parametrize(("field", "locked_value"), [("rollout_server_url", "http://localhost:8000"), ("url", None)])
 async def test_wiring_is_locked_by_every_policy(selected: Path, field: str, locked_value: str | None) -> None:
     answer = await refused("rl_edit_config", field=field, value="http://elsewhere")
@@ -251,6 +296,7 @@ async def test_hermes_compat_locks_what_the_seeds_locked(home: Path) -> None:
     assert all(one["current_value"] == one["locked_value"] for one in answer["locked_fields"])
     assert {one["name"] for one in answer["configurable_fields"]} >= SEED_CONFIGURABLE
     assert answer["policy"] == "hermes-compat"
+    assert tokens(answer) < 2000
     assert tokens(await told("rl_get_current_config")) <= 350
 
 
@@ -264,11 +310,9 @@ async def test_hermes_compat_refuses_in_the_seeds_words(home: Path, field: str) 
 
 
 async def test_a_policy_that_came_later_can_be_followed(selected: Path) -> None:
-    """Edits made before the lock stand in its way until they are given up."""
+    """Edits made before the lock are set aside (test_sifting)."""
     await told("rl_edit_config", field="lora_rank", value=8)
     (selected / "policy.yaml").write_text("lock: {trainer.lora_rank: 4}\n")
-    assert (await refused("rl_get_current_config"))["code"] == "locked_field"
-    await told("rl_edit_config", field="lora_rank", value=4)
     assert (await fields(field="lora_rank"))["lora_rank"]["locked_value"] == 4
 
 
@@ -290,3 +334,18 @@ async def test_an_environment_that_broke_after_it_was_selected_is_an_answer(sele
         assert (await refused(tool, **arguments))["code"] == "environment_broken"
     environment(selected, "fragile", text)
     assert json.dumps((await told("rl_edit_config", field="level", value=5))["diff"]) == '{"level": [3, 5]}'
+
+
+async def test_a_cap_that_lowers_the_default_steps_says_so(selected: Path) -> None:
+    (selected / "policy.yaml").write_text("caps: {max_steps: 15}\n")
+    for answer in (await told("rl_select_environment", name="quiz"), await told("rl_get_current_config")):
+        assert answer["warnings"] == [
+            "total_steps is 15 rather than 40: the policy 'policy' allows no more (caps.max_steps)"
+        ]
+    (selected / "policy.yaml").write_text("caps: {max_steps: 500}\n")
+    assert "warnings" not in await told("rl_get_current_config")
+
+
+async def test_a_model_that_is_not_on_this_disk_is_warned_of(selected: Path) -> None:
+    answer = await told("rl_edit_config", field="model", value="nope/none")
+    assert answer["warnings"] == ["the model 'nope/none' is not on this disk: no run can start with it"]

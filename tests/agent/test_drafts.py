@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from halteres.agent.caller import Caller
 from halteres.agent.drafting import drafts
-from halteres.agent.drafting.drafts import Draft, NoEnvironment, editing, load_draft, save_draft, select
+from halteres.agent.drafting.drafts import Draft, NoEnvironment, Selection, choose, editing, load_draft, save_draft
+from halteres.config import program
 from halteres.config.environ import for_child
 from halteres.config.problem import UnknownField
-from halteres.errors import InvalidConfig, UserError
+from halteres.errors import InvalidConfig, NotReady, UserError
 
 from .draft_scenes import QUIZ, environment, refused, told
 
 ME = Caller(draft="mine")
+
+
+def select(environment: str, changes: Mapping[str, Any] | None = None) -> Selection:
+    return choose(ME, None, environment, changes or {})
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +45,9 @@ def test_a_draft_without_an_environment_says_so_in_the_seeds_words() -> None:
 
 def test_a_selection_is_named_after_the_environment_and_the_time() -> None:
     """Seed 002: wandb_name = {name}-%Y%m%d-%H%M%S."""
-    draft, discarded = select(ME, None, "arithmetic")
-    assert discarded == {}
+    chosen = select("arithmetic")
+    draft = chosen.draft
+    assert chosen.discarded == {}
     assert re.fullmatch(r"arithmetic-\d{8}-\d{6}", draft.name)
     assert draft.resolve().settings.run.name == draft.name
     edited, _ = draft.edited({"wandb_name": "other"})
@@ -45,22 +55,22 @@ def test_a_selection_is_named_after_the_environment_and_the_time() -> None:
 
 
 def test_edits_are_kept_by_their_whole_names_as_they_hold() -> None:
-    draft, _ = select(ME, None, "arithmetic", {"lora_rank": "8", "steps_per_eval": 5, "group_size": "8"})
+    draft = select("arithmetic", {"lora_rank": "8", "steps_per_eval": 5, "group_size": "8"}).draft
     assert draft.changes == {"trainer.lora_rank": 8, "trainer.eval_every": 5, "env.group_size": 8}
     again, _ = draft.edited({"eval_every": 7, "trainer.lora_rank": 4})
     assert again.changes == {"env.group_size": 8, "trainer.eval_every": 7, "trainer.lora_rank": 4}
 
 
 def test_selecting_again_discards_edits_and_tells_them() -> None:
-    select(ME, None, "arithmetic", {"lora_rank": 8})
-    draft, discarded = select(ME, None, "arithmetic")
-    assert (draft.changes, discarded) == ({}, {"trainer.lora_rank": 8})
+    select("arithmetic", {"lora_rank": 8})
+    chosen = select("arithmetic")
+    assert (chosen.draft.changes, chosen.discarded) == ({}, {"trainer.lora_rank": 8})
 
 
 def test_a_draft_outlives_the_process_that_made_it() -> None:
     script = (
-        "from halteres.agent.drafting.drafts import select\nfrom halteres.agent.caller import Caller\n"
-        "select(Caller(draft='mine'), None, 'arithmetic', {'lora_rank': 8})"
+        "from halteres.agent.drafting.drafts import choose\nfrom halteres.agent.caller import Caller\n"
+        "choose(Caller(draft='mine'), None, 'arithmetic', {'lora_rank': 8})"
     )
     subprocess.run([sys.executable, "-c", script], check=True, env=for_child(), timeout=60)
     assert load_draft(ME, None).resolve().settings.trainer.lora_rank == 8
@@ -91,11 +101,11 @@ async def test_edits_made_at_once_are_all_kept() -> None:
 
 def test_nobody_changes_a_draft_while_somebody_else_does() -> None:
     inside, done = threading.Event(), threading.Event()
-    select(ME, None, "arithmetic")
+    select("arithmetic")
 
     def other() -> None:
         inside.set()
-        select(ME, None, "arithmetic", {"lora_rank": 4})
+        select("arithmetic", {"lora_rank": 4})
         done.set()
 
     thread = threading.Thread(target=other)
@@ -109,17 +119,57 @@ def test_nobody_changes_a_draft_while_somebody_else_does() -> None:
     assert load_draft(ME, None).changes == {"trainer.lora_rank": 4}
 
 
+def test_an_edit_waits_for_another_but_not_for_ever_and_says_who_has_the_draft(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    select("arithmetic")
+    monkeypatch.setattr(drafts, "WITHIN_S", 0.05)
+    said = rf"The draft 'mine' is just being edited\. Process {os.getpid()} holds .*mine\.lock"
+    with (
+        ThreadPoolExecutor(1) as other,
+        editing(ME, None),
+        pytest.raises(NotReady, match=said),
+    ):
+        other.submit(select, "arithmetic").result(20)
+
+
+def test_nobody_waits_while_an_environment_that_is_selected_describes_itself(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may take twenty seconds: the draft is free meanwhile."""
+    environment(home, "quiz", QUIZ)
+    select("arithmetic")
+    asked, answer = threading.Event(), threading.Event()
+    ask = program._ask
+
+    def slowly(*given: Any) -> Any:
+        asked.set()
+        assert answer.wait(20)
+        return ask(*given)
+
+    monkeypatch.setattr(program, "_ask", slowly)
+    with ThreadPoolExecutor(1) as other:
+        selecting = other.submit(select, "quiz")
+        assert asked.wait(20)
+        try:
+            with editing(ME, None) as draft:
+                assert draft.environment == "arithmetic"
+        finally:
+            answer.set()
+        assert selecting.result(20).draft.environment == "quiz"
+
+
 def test_a_refused_selection_or_edit_leaves_the_draft_as_it_was(home: Path) -> None:
-    before, _ = select(ME, None, "arithmetic", {"lora_rank": 8})
+    before = select("arithmetic", {"lora_rank": 8}).draft
     environment(home, "ruin", "from x import BaseEnv\nclass Ruin(BaseEnv): ...\n1 / 0\n")
     for bad in (("nowhere", {}), ("ruin", {}), ("arithmetic", {"banana": 1})):
         with pytest.raises(UserError):
-            select(ME, None, *bad)
+            select(*bad)
     assert load_draft(ME, None) == before
 
 
 def test_one_setting_under_two_names_is_refused() -> None:
-    draft, _ = select(ME, None, "arithmetic")
+    draft = select("arithmetic").draft
     with pytest.raises(InvalidConfig, match="the same setting as eval_every"):
         draft.edited({"eval_every": 5, "steps_per_eval": 6})
     with pytest.raises(InvalidConfig, match="rl_select_environment selects another one"):
@@ -133,21 +183,27 @@ def test_a_handle_is_a_plain_word(handle: str) -> None:
 
 
 def test_a_draft_that_cannot_be_read_counts_as_empty(home: Path) -> None:
-    select(ME, None, "arithmetic")
+    select("arithmetic")
     (home / "drafts" / "mine.json").write_text('{"handle": "mine", "changes": [')
     assert load_draft(ME, None) == Draft(handle="mine")
-    assert select(ME, None, "arithmetic")[1] == {}
+    assert select("arithmetic").discarded == {}
 
 
 def test_a_disk_that_will_not_have_it_is_told(home: Path) -> None:
     (home / "drafts").write_text("no folder")
     with pytest.raises(drafts.DraftNotKept, match="cannot be kept in"):
-        select(ME, None, "arithmetic")
+        select("arithmetic")
 
 
 def test_an_edit_that_the_file_no_longer_knows_is_told(home: Path) -> None:
     file = environment(home, "quiz", QUIZ)
-    draft, _ = select(ME, None, "quiz", {"level": 5})
+    draft = select("quiz", {"level": 5}).draft
     file.write_text(file.read_text().replace("level", "grade"))
     with pytest.raises(UnknownField, match=r"Unknown field 'env\.level'"):
         draft.resolve()
+
+
+@pytest.mark.parametrize("handle", [".", ".."])
+def test_the_name_of_a_folder_is_no_handle(handle: str) -> None:
+    with pytest.raises(UserError, match="no handle of a draft"):
+        load_draft(ME, handle)

@@ -108,6 +108,21 @@ async def test_a_file_can_be_selected_by_its_path(home: Path, tmp_path_factory: 
     assert (await told("rl_get_current_config"))["environment"] == "quiz"
 
 
+@pytest.mark.parametrize("path", ["environments/quiz.py", "quiz.py"])
+async def test_a_path_is_meant_from_the_folders_of_environments_too(
+    home: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """A server's own folder is whatever its host has started it in."""
+    file = environment(home, "quiz", QUIZ)
+    monkeypatch.chdir(elsewhere := tmp_path_factory.mktemp("elsewhere"))
+    answer = await told("rl_select_environment", name=path)
+    assert (answer["environment"], answer["file_path"]) == ("quiz", str(file))
+    unknown = await refused("rl_select_environment", name="environments/sums.py")
+    assert unknown["code"] == "environment_not_found"
+    for folder in (elsewhere, home, home / "environments"):
+        assert str(folder / "environments" / "sums.py") in unknown["error"]
+
+
 async def test_an_unknown_environment_is_told_with_those_that_there_are() -> None:
     answer = await refused("rl_select_environment", name="arithmetik")
     assert answer["error"].startswith("Environment 'arithmetik' not found")
@@ -148,3 +163,9 @@ async def test_changes_that_cannot_be_are_answered_with_the_call_that_can() -> N
         ",changes", ", changes"
     )
     assert (await refused("rl_get_current_config"))["code"] == "no_environment"
+
+
+async def test_a_file_that_is_no_python_is_told_as_that() -> None:
+    answer = await refused("rl_select_environment", name="/etc/passwd")
+    assert answer["code"] == "environment_not_found"
+    assert "it is not a .py file" in answer["error"]

@@ -181,9 +181,31 @@ def test_a_test_with_the_model_replaces_assumptions_by_what_it_saw(home: Path, m
     plan, ground = planned()
     remember(plan, ground)
     assumed = told(plan, ground)
+    outcome = tried(home)
+    monkeypatch.setattr(estimates, "latest_test", lambda environment, model: outcome)
+    found = told(plan, ground)
+    assert "2 rollouts of test t-1" in found.basis
+    assert found.step_s.low <= 1.48 <= found.step_s.high
+    assert found.step_s.high - found.step_s.low < (assumed.step_s.high - assumed.step_s.low) / 2
+
+
+def test_after_a_test_there_is_an_estimate_although_the_engine_was_not_measured(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first start answers at once, and yet says how long it will take."""
+    outcome = tried(home)
+    monkeypatch.setattr(estimates, "latest_test", lambda environment, model: outcome)
+    found = told(*planned())
+    assert found.basis == "sampling as in 2 rollouts of test t-1; training not measured yet"
+    assert found.step_s.low <= 1.48 <= found.step_s.high
+    assert found.total_s.low <= TOTAL_S <= found.total_s.high
+
+
+def tried(home: Path) -> TestOutcome:
+    """A test as it was recorded."""
     groups = home / "groups.jsonl"
     groups.write_text(json.dumps({"masks": [[-100] * 47 + [5] * 18, [-100] * 47 + [5] * 16]}) + "\nbroken\n")
-    outcome = TestOutcome(
+    return TestOutcome(
         test_id="t-1",
         output_file=groups,
         groups_with_variance=1.0,
@@ -194,11 +216,6 @@ def test_a_test_with_the_model_replaces_assumptions_by_what_it_saw(home: Path, m
         trainable=True,
         finished_at=time.time(),
     )
-    monkeypatch.setattr(estimates, "latest_test", lambda environment, model: outcome)
-    found = told(plan, ground)
-    assert "2 rollouts of test t-1" in found.basis
-    assert found.step_s.low <= 1.48 <= found.step_s.high
-    assert found.step_s.high - found.step_s.low < (assumed.step_s.high - assumed.step_s.low) / 2
 
 
 def test_other_runs_that_go_on_make_the_upper_bound_higher(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import subprocess
@@ -10,10 +11,11 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+from typer.testing import CliRunner
 
 import halteres.agent
 from halteres.agent import Tools
-from halteres.agent.faces import requirements
+from halteres.agent.faces import cli, hermes, openai, requirements
 from halteres.agent.table import BY_NAME, TOOLS
 from halteres.agent.tool import Tool
 
@@ -83,6 +85,38 @@ async def test_what_goes_wrong_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> 
     assert (await Tools().call("rl_invented"))["code"] == "invalid_arguments"
 
 
+DEPTH = 100_000
+DEEP = "[" * DEPTH + "]" * DEPTH
+
+
+async def test_arguments_nested_without_end_are_an_error_answer() -> None:
+    """On every face within a process; of those over a wire `test_http` and `test_mcp_process` have the answers."""
+    nested: list[Any] = []
+    for _ in range(DEPTH):
+        nested = [nested]
+    changes = {"changes": {"group_size": nested}}
+
+    async def chat(arguments: Any) -> str:
+        asked = {"id": "1", "function": {"name": "rl_edit_config", "arguments": arguments}}
+        return (await openai.answer(asked))["content"]
+
+    typed = ["edit-config", "group_size", DEEP, "--json"]
+    answers = [
+        await halteres.agent.rl_edit_config(changes=changes["changes"]),
+        await halteres.agent.rl_edit_config("group_size", nested),
+        await hermes.handle("rl_edit_config", changes),
+        await chat(changes),
+        await chat([nested]),
+        await chat(f'{{"changes": {{"group_size": {DEEP}}}}}'),
+        (await asyncio.to_thread(CliRunner().invoke, cli.tools_app(), typed)).stdout,
+    ]
+    for answer in answers:
+        assert isinstance(answer, str)
+        assert {"error", "code", "next"} <= json.loads(answer).keys()
+        assert json.loads(answer)["code"] != "internal"
+    assert (await Tools().call("rl_edit_config", **changes))["code"] == "invalid_arguments"
+
+
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="rl_invented"):
         _ = halteres.agent.rl_invented  # pyright: ignore[reportAttributeAccessIssue]
@@ -93,10 +127,14 @@ def test_no_key_is_missing_unless_a_policy_asks_for_one(home: Path, monkeypatch:
         monkeypatch.delenv(key, raising=False)
     assert halteres.agent.get_missing_keys() == []
     assert halteres.agent.check_rl_api_keys() is True
-    (home / "policy.yaml").write_text("require_keys: [TINKER_API_KEY, WANDB_API_KEY]\n")
+    (home / "policy.yaml").write_text("require_keys: {gate: [TINKER_API_KEY, WANDB_API_KEY]}\n")
     monkeypatch.setenv("WANDB_API_KEY", "something")
     assert halteres.agent.get_missing_keys() == ["TINKER_API_KEY"]
     assert halteres.agent.check_rl_api_keys() is False
+    (home / "policy.yaml").write_text("hermes-compat\n")
+    assert halteres.agent.get_missing_keys() == ["TINKER_API_KEY"], "the seeds' gate: no OpenRouter"
+    (home / "policy.yaml").write_text("require_keys: [TINKER_API_KEY]\n")  # to start: the tools are offered
+    assert halteres.agent.get_missing_keys() == []
     (home / "policy.yaml").write_text("require_keys: 7\n")  # the tools themselves tell what is wrong with it
     assert halteres.agent.check_rl_api_keys() is True
 

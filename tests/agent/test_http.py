@@ -112,7 +112,6 @@ async def test_the_openapi_document_has_every_tool_and_no_loose_reference() -> N
     [
         ("GET /environments", ("rl_list_environments", {})),
         ("POST /environments/my-env.v2/select", ("rl_select_environment", {"name": "my-env.v2"})),
-        ("POST /environments//opt/envs/a.py/select", ("rl_select_environment", {"name": "/opt/envs/a.py"})),
         ("GET /config", ("rl_get_current_config", {"detail": "full"})),
         ("POST /config", ("rl_edit_config", {})),
         ("POST /runs", ("rl_start_training", {})),
@@ -133,6 +132,46 @@ async def test_each_route_of_the_seed_is_a_tool(
         answer = await http.request(method, path)
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
     assert seen == [(*called, "default")]
+
+
+RUNS_SOMETHING: list[tuple[str, dict[str, Any]]] = [
+    ("/environments//opt/envs/a.py/select", {}),
+    ("/environments/a.py/select", {}),
+    ("/environments/arithmetic/select", {"changes": {"interpreter": "/tmp/python"}}),
+    ("/config", {"field": "run.interpreter", "value": "/tmp/python"}),
+    ("/config", {"changes": {"group_size": 8, "run.interpreter": "/tmp/python"}}),
+    ("/config", {"field": "environment", "value": "/opt/envs/a.py"}),
+    ("/runs", {"environment": "/opt/envs/a.py"}),
+    ("/runs", {"changes": {"run.interpreter": "/tmp/python"}}),
+    ("/test/inference", {"changes": {"run.environment": "/opt/envs/a.py"}}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), RUNS_SOMETHING)
+async def test_without_the_token_nobody_chooses_what_runs(
+    seen: list[tuple[str, dict[str, Any], str]], path: str, body: dict[str, Any]
+) -> None:
+    """Every user of the machine reaches the open routes, and what these name runs as the server's user."""
+    async with control.client(authorization="") as http:
+        for given in ({}, {"Authorization": "Bearer guessed"}):
+            answer = await http.post(path, json=body, headers=given)
+            assert (answer.status_code, answer.json()["code"]) == (200, "unauthorized")
+            assert "TOKEN" in answer.json()["next"]
+        assert not seen
+        assert (await http.post(path, json=body, auth=("halteres", token()))).status_code == 200
+        assert len(seen) == 1
+
+
+async def test_without_the_token_a_name_a_setting_and_a_run_are_anybodys(
+    seen: list[tuple[str, dict[str, Any], str]], home: Path
+) -> None:
+    (home / "token").write_text("broken\n")  # these routes do without it
+    async with httpx.AsyncClient(transport=control.wireless(), base_url="http://localhost") as http:
+        await http.post("/environments/my-env.v2/select", json={"changes": {"group_size": 8}})
+        await http.post("/config", json={"field": "inference.model", "value": "Qwen/Qwen3-0.6B"})
+        await http.post("/runs", json={"name": "first/try", "environment": "arithmetic"})
+        await http.post("/config", json={"field": 7, "changes": []})  # no tool takes it, and the tool says so
+    assert len(seen) == 4
 
 
 async def test_arguments_come_from_the_body_and_the_draft_from_a_header(
@@ -355,6 +394,18 @@ def test_the_token_is_made_once_for_its_owner_alone(home: Path) -> None:
     assert not is_token(made[0][:-1])
 
 
+def test_the_token_file_is_read_once_until_it_is_replaced(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, read, reads = token(), Path.read_text, []
+    monkeypatch.setattr(Path, "read_text", lambda file: reads.append(file) or read(file))
+    assert all(is_token(first) for _ in range(3))
+    assert not reads
+    (home / "next").write_text("another-token-0123456789\n")
+    (home / "next").replace(home / "token")
+    assert is_token("another-token-0123456789")
+    assert not is_token(first)
+    assert len(reads) == 1
+
+
 @pytest.mark.parametrize("content", [b"", b"short\n", b"\xff" * 40])
 async def test_a_token_file_that_is_none_lets_nobody_in(home: Path, content: bytes) -> None:
     (home / "token").write_bytes(content)
@@ -384,9 +435,49 @@ def test_both_documented_commands_serve_and_end_in_order(home: Path, program: st
         assert (missing.status_code, missing.json()["code"]) == (404, "run_not_found")
 
 
-def test_the_app_is_imported_without_torch() -> None:
-    script = "import sys, halteres.rl_api_server; sys.exit('torch' in sys.modules or 'tinker' in sys.modules)"
+def test_importing_the_app_does_nothing() -> None:
+    heavy = "{'torch', 'tinker', 'halteres.agent.table'}"
+    script = (
+        "import logging, sys, halteres.rl_api_server\n"
+        f"sys.exit(bool({heavy} & set(sys.modules) or logging.getLogger().handlers))"
+    )
     assert subprocess.run([sys.executable, "-c", script], timeout=30).returncode == 0
+
+
+def test_under_uvicorn_a_process_that_cannot_begin_ends(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALTERES_LOG", "loudly")
+    ended = subprocess.run(uvicorn(free_port()), capture_output=True, text=True, timeout=30)
+    assert ended.returncode != 0
+    assert "HALTERES_LOG" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_under_uvicorn_the_process_is_one_of_ours(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No torch, and no secret in the log: uvicorn's own handlers would tell every address that is asked for."""
+    secret = "sk-or-v1-planted0123456789"
+    monkeypatch.setenv("OPENROUTER_API_KEY", secret)
+    port = free_port()
+    script = (
+        "import atexit, sys, uvicorn\n"
+        "atexit.register(lambda: print('torch is', sys.modules.get('torch', 'free'), file=sys.stderr))\n"
+        f"sys.argv = ['uvicorn', *{uvicorn(port)[3:]}]\n"
+        "uvicorn.main()"
+    )
+    command = [sys.executable, "-c", script]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert server.stderr is not None
+    try:
+        said = [next(line for line in server.stderr if control.ANSWERS_ON.search(line))]
+        assert httpx.get(f"http://127.0.0.1:{port}/runs/{secret}").json()["code"] == "run_not_found"
+        server.send_signal(signal.SIGINT)
+        said += server.communicate(timeout=20)[0:2][1].splitlines()
+    finally:
+        server.kill()
+        server.wait()
+    text = "\n".join(said)
+    assert "GET /runs/***" in text
+    assert secret not in text
+    assert "torch is None" in text
 
 
 def test_a_port_that_is_taken_is_one_sentence(home: Path) -> None:

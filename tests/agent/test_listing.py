@@ -56,11 +56,20 @@ async def test_twenty_runs_stay_within_the_budget_the_active_and_the_newest_told
         answer = await told("rl_list_runs")
     assert tokens(answer) <= BUDGET
     runs = answer["runs"]
-    assert (len(runs), answer["count"]) == (20, 20)
-    assert all(run.keys() >= SEED_KEYS for run in runs)
-    full = [run["run_id"] for run in runs if "step" in run]
-    assert full == ["00000012", "00000011", "00000010", RUN]
+    assert answer["count"] == 20
+    assert all(run.keys() >= {*SEED_KEYS, "step", "started"} for run in runs)
+    assert [run["run_id"] for run in runs if "minutes" in run][-1] == RUN
+    assert runs[0]["run_id"] == "00000012"
+    assert len(runs) + answer["left_out"]["runs"] == 20
+    assert answer["left_out"]["more"] == "limit=8 tells each in full"
     assert answer["next"] == f'rl_check_status("{RUN}")'
+
+
+async def test_however_many_are_asked_for_the_answer_stays_short() -> None:
+    for number in range(80):
+        make_run(f"{number:08x}", steps=2, created_at=1_700_000_000.0 + number, ended_at=1_700_001_000.0)
+    answer = await told("rl_list_runs", limit=200)
+    assert len(answer["runs"]) > 40 and tokens(answer) <= 2000 and "shortened" not in answer
 
 
 async def test_a_short_list_tells_every_run_in_full() -> None:

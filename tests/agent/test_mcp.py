@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
-from mcp_types import ImageContent, TextContent
+from mcp_types import INTERNAL_ERROR, CallToolRequestParams, ImageContent, TextContent
 
 from halteres.agent.caller import Caller
 from halteres.agent.faces.instructions import INSTRUCTIONS
+from halteres.agent.faces.mcp import resources
 from halteres.agent.faces.mcp.http import Endpoint
+from halteres.agent.faces.mcp.progress import reporting
 from halteres.agent.faces.mcp.prompts import PROMPTS
 from halteres.agent.faces.mcp.server import build
 from halteres.agent.table import BY_NAME, TOOLS
@@ -28,6 +31,7 @@ from halteres.runs.directory import RunDirectory
 from halteres.runs.state import RunState, write_state
 
 from .faces import BEFORE, MODES, TODAY, body, home_of, http_client, standing_in
+from .run_scenes import make_run, supervised
 
 PNG = b"\x89PNG\r\n\x1a\n and so on: nobody here looks inside"
 
@@ -183,6 +187,56 @@ async def test_cancelling_a_call_cancels_what_it_does(revision: str, monkeypatch
         await asyncio.wait_for(cancelled.wait(), 5)
 
 
+class Line:
+    """A request's context whose progress goes to `told`."""
+
+    def __init__(self, told: Callable[[], Awaitable[None]]) -> None:
+        self.session = self
+        self.told = told
+
+    async def report_progress(self, *_: Any) -> None:
+        await self.told()
+
+
+def call_of(line: Line) -> AbstractAsyncContextManager[None]:
+    return reporting(cast(Any, line), CallToolRequestParams(name="rl_check_status", arguments={}), 0.001)
+
+
+async def test_a_progress_that_cannot_be_told_spoils_no_answer(caplog: pytest.LogCaptureFixture) -> None:
+    tried = asyncio.Event()
+
+    async def gone() -> None:
+        tried.set()
+        raise ConnectionError("the client is gone")
+
+    async with asyncio.timeout(5), call_of(Line(gone)):
+        await tried.wait()
+    assert "The progress of rl_check_status could not be told." in caplog.text
+
+
+async def test_a_call_that_is_cancelled_while_its_progress_ends_is_cancelled() -> None:
+    telling, ending, never = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def slow() -> None:
+        telling.set()
+        try:
+            await never.wait()
+        finally:
+            ending.set()
+            await never.wait()
+
+    async def calling() -> None:
+        async with call_of(Line(slow)):
+            await telling.wait()
+
+    async with asyncio.timeout(5):
+        call = asyncio.create_task(calling())
+        await ending.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+
 async def test_over_http_progress_is_heard_and_a_call_ends_with_its_client(
     revision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,11 +321,22 @@ async def test_a_run_can_be_read(revision: str, run: RunDirectory, uri: str, kin
 
 async def test_what_a_resource_holds_is_what_the_tool_says(revision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected(revision) as client:
-        standing_in(
-            monkeypatch, "rl_check_status", lambda caller, run_id: answered("rl_check_status", run_id=run_id, step=3)
-        )
-        (contents,) = (await client.read_resource("rl://runs/bbbb2222/status")).contents
-        assert contents.model_dump()["text"] == '{"run_id":"bbbb2222","step":3,"next":"x"}'
+        standing_in(monkeypatch, "rl_list_runs", lambda caller: answered("rl_list_runs", runs=[], count=0))
+        (contents,) = (await client.read_resource("rl://runs")).contents
+        assert contents.model_dump()["text"] == '{"runs":[],"count":0,"next":"x"}'
+
+
+async def test_reading_a_runs_state_uses_up_nobodys_look(revision: str, home: Path) -> None:
+    """Where the policy limits how often an agent looks, a host may attach the state as often as it likes."""
+    (home / "policy.yaml").write_text("min_status_interval_s: 1800\n")
+    with supervised(make_run("bbbb2222", steps=3), status="running"):
+        async with connected(revision) as client:
+            for _ in range(2):
+                (contents,) = (await client.read_resource("rl://runs/bbbb2222/status")).contents
+                told = json.loads(contents.model_dump()["text"])
+                assert (told["run_id"], told["status"], told["step"]) == ("bbbb2222", "running", 3)
+            assert "rate_limited" not in body(await client.call_tool("rl_check_status", {"run_id": "bbbb2222"}))
+            assert body(await client.call_tool("rl_check_status", {"run_id": "bbbb2222"}))["rate_limited"] is True
 
 
 async def test_a_plot_is_a_picture(revision: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -292,6 +357,34 @@ async def test_a_resource_that_is_not_there_is_the_protocols_error(revision: str
         with pytest.raises(MCPError) as raised:
             await client.read_resource(uri)
         assert raised.value.code == (-32602 if client.protocol_version == TODAY else -32002)
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    raise ZeroDivisionError("a defect")
+
+
+@pytest.mark.parametrize("uri", ["rl://runs", "rl://runs/aaaa1111/metrics.csv"])
+async def test_a_defect_is_told_as_one_with_an_id_that_the_log_has(
+    revision: str, uri: str, run: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a tool that the resource asks, and in reading it ourselves."""
+    async with connected(revision) as client:
+        standing_in(monkeypatch, "rl_list_runs", broken)
+        monkeypatch.setattr(resources, "merge_by_step", broken)
+        with pytest.raises(MCPError) as raised:
+            await client.read_resource(uri)
+    assert raised.value.code == INTERNAL_ERROR
+    number = re.search(r"the log has it as ([0-9a-f]{8})", str(raised.value))
+    assert number is not None and f"({number[1]})" in caplog.text
+    assert "ZeroDivisionError: a defect" in caplog.text
+
+
+async def test_a_file_that_a_run_does_not_have_is_not_there(revision: str, run: RunDirectory) -> None:
+    (run.path / "config.yaml").unlink()
+    async with connected(revision) as client:
+        with pytest.raises(MCPError, match=r"There is no file .*config\.yaml") as raised:
+            await client.read_resource("rl://runs/aaaa1111/config")
+        assert raised.value.code != INTERNAL_ERROR
 
 
 async def test_prompts_are_filled_in(revision: str) -> None:

@@ -168,6 +168,40 @@ async def test_the_server_ends_with_its_client_even_while_a_call_waits() -> None
         assert wire.process.returncode == 0
 
 
+@pytest.mark.parametrize(
+    "value", ['"\\ud800"', "[" * 3000 + "]" * 3000, "9" * 5000, "{"], ids=["surrogate", "deep", "digits", "broken"]
+)
+async def test_a_line_that_cannot_be_read_is_answered_and_the_next_one_too(value: str) -> None:
+    """JSON-RPC's parse error; with the id, wherever the client's SDK writes it, so that the call ends."""
+    arguments = f'{{"id": 9, "value": {value}}}'
+    method = f'"method": "tools/call", "params": {{"name": "rl_edit_config", "arguments": {arguments}}}'
+    async with hosted("") as wire:
+        await wire.greeted()
+        assert wire.process.stdin is not None
+        for line in (f'{{"jsonrpc": "2.0", "id": 1, {method}}}\n', f'{{{method}, "jsonrpc": "2.0", "id": 2}}\n'):
+            wire.process.stdin.write(line.encode())
+        for number in (1, 2):
+            assert (await wire.answered(number))["error"]["code"] == -32700
+        wire.process.stdin.write(b"{\n")
+        wire.call(3)
+        assert (await wire.answered(3))["result"]["isError"] is False
+        assert json.loads(wire.lines[-2])["id"] is None
+
+
+async def test_arguments_nested_without_end_do_not_end_the_server() -> None:
+    async with hosted("") as wire:
+        await wire.greeted()
+        assert wire.process.stdin is not None
+        for number, depth in ((1, 100), (2, 100_000)):
+            deep = "[" * depth + "]" * depth
+            call = f'{{"name": "rl_edit_config", "arguments": {{"field": "x", "value": {deep}}}}}'
+            line = f'{{"jsonrpc": "2.0", "id": {number}, "method": "tools/call", "params": {call}}}\n'
+            wire.process.stdin.write(line.encode())
+        assert (await wire.answered(1))["result"]["structuredContent"]["code"] == "invalid_arguments"
+        wire.call(3)
+        assert (await wire.answered(3))["result"]["isError"] is False
+
+
 async def test_ctrl_c_ends_the_server_at_once() -> None:
     async with hosted("") as wire:
         await wire.greeted()

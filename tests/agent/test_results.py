@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,8 @@ async def test_a_completed_run_tells_figures_gain_history_weights_and_cost_withi
     assert (gain["n_tasks"], gain["certain"], gain["method"]) == (64, True, "paired")
     assert answer["cost"]["minutes"] == pytest.approx(4, abs=0.1)
     assert answer["cost"]["tokens"] == 50 * 4718
-    assert answer["alerts"] == {"truncation": 2}
+    (alert,) = answer["alerts"]
+    assert alert == {"rule": "truncation", "step": 9, "times": 2, "remedy": "rl_edit_config('max_token_length', 1536)"}
     assert answer["weights"]["peft_dir"] == str(run.path / "adapter")
     assert answer["weights"]["sampler"].endswith("/sampler_weights/final")
     assert answer["weights"]["use"][0] == f"halteres chat {RUN}"
@@ -159,13 +161,35 @@ async def test_many_checkpoints_are_counted_and_the_last_ones_told() -> None:
 
 
 async def test_a_failed_run_says_why_and_how_to_go_on() -> None:
-    run = trained(steps=5, status="failed", code="gpu_oom", error="Out of memory. halteres train --resume 3fa9c1d2")
+    point = {"name": "final", "step": 5, "state_path": "tinker://x/weights/final"}
+    facts: dict[str, Any] = {"total_steps": 50, "resumable": True, "last_checkpoint": point}
+    error = "Out of memory. halteres train --resume 3fa9c1d2"
+    run = trained(steps=5, status="failed", code="gpu_oom", error=error, **facts)
     answer = await told("rl_get_results", run_id=RUN)
     assert answer["notes"][0] == 'gpu_oom: Out of memory. rl_start_training(resume_from="3fa9c1d2")'
     assert "error" not in answer
-    assert answer["next"] == 'rl_start_training(resume_from="3fa9c1d2")'
-    (run.path / "checkpoints.jsonl").unlink()
+    assert answer["next"] == 'rl_start_training(resume_from="3fa9c1d2", changes={"batch_size":32})'
+    change(run, resumable=False, last_checkpoint=None)
     assert (await told("rl_get_results", run_id=RUN))["next"] == 'rl_get_logs("3fa9c1d2")'
+
+
+async def test_alerts_are_told_with_the_next_call_of_their_remedies() -> None:
+    run = trained()
+    best = f'rl_get_rollouts("{RUN}", which="best")'
+    anew = 'rl_start_training(environment="gsm8k", changes={"env.seed":7})'
+    add_alert(run, "truncation", 7)
+    add_alert(run, "entropy_collapse", 30, remedy=f'rl_stop_training("{RUN}") then {anew}: it does not come back.')
+    add_alert(run, "reward_hacking", 50, remedy=f'rl_stop_training("{RUN}") then {best}: see what is wrong.')
+    answer = await told("rl_get_results", run_id=RUN)
+    assert answer["alerts"] == [
+        {"rule": "reward_hacking", "step": 50, "times": 1, "remedy": best},
+        {"rule": "entropy_collapse", "step": 30, "times": 1, "remedy": anew},
+        {"rule": "truncation", "step": 7, "times": 1},
+    ]
+    assert answer["next"] == best
+    (run.path / "events.jsonl").write_text("")
+    add_alert(run, "reward_hacking", 50, remedy=f'rl_stop_training("{RUN}") then {best}: see what is wrong.')
+    assert tokens(await told("rl_get_results", run_id=RUN)) <= BUDGET
 
 
 async def test_a_completed_run_is_compared_with_the_newest_other_one_of_its_environment() -> None:

@@ -11,7 +11,7 @@ import pytest
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading import rollouts as rooms
 
-from .run_scenes import RUN, make_run, replied, supervised, tokens, told
+from .run_scenes import RUN, add_alert, change, make_run, replied, supervised, tokens, told
 from .scenes_results import add_group, completion
 
 BUDGET = 1500
@@ -55,6 +55,19 @@ async def test_the_best_and_the_worst_are_chosen_by_score_and_no_completion_come
     assert best[1]["group_scores"] == [1.0, 0.25, 0.25]
     worst = (await told("rl_get_rollouts", run_id=RUN, which="worst", n=2))["rollouts"]
     assert {one["completion"] for one in worst} == {"\\boxed{41}", "..."}
+
+
+async def test_after_reading_comes_what_is_left_of_the_remedy_that_asked_for_it(run: RunDirectory) -> None:
+    mended = 'mend the scorer, then rl_start_training(environment="gsm8k")'
+    read = f'rl_get_rollouts("{RUN}", which="best"): {mended}'
+    add_alert(run, "reward_hacking", 2, remedy=f'rl_stop_training("{RUN}") then {read}')
+    with supervised(run):
+        best = await told("rl_get_rollouts", run_id=RUN, which="best")
+        assert best["next"] == f'rl_stop_training("{RUN}") then {read}'
+    change(run, status="stopped", resumable=True)
+    assert (await told("rl_get_rollouts", run_id=RUN, which="best"))["next"] == mended
+    add_alert(run, "reward_hacking", 2, remedy=f'rl_get_rollouts("{RUN}", which="worst"); {mended}')
+    assert (await told("rl_get_rollouts", run_id=RUN, which="worst"))["next"] == mended
 
 
 async def test_a_random_choice_is_the_same_every_time() -> None:

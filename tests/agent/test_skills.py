@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import importlib.util
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,6 +25,7 @@ from halteres.runs.diagnosis.case import Case
 from halteres.runs.diagnosis.diagnosis import rules
 from halteres.runs.diagnosis.excursion import Rewards
 
+from .calls_in_texts import calls_in, check_call, read_call
 from .faces import home_of
 
 SOURCE = Path(halteres.__file__).parent
@@ -67,29 +66,7 @@ def test_a_text_is_short_enough_to_be_read(text: str) -> None:
     assert len(text) / 4 < 2000
 
 
-def calls_in(text: str) -> Iterator[str]:
-    """Every call of a tool in backticks, code blocks aside."""
-    prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
-    for quoted in re.findall(r"`([^`]+)`", prose):
-        if re.match(r"rl_\w+\(", quoted):
-            yield quoted
-
-
 CALLS = sorted({call for text in TEXTS.values() for call in calls_in(text)})
-
-
-def read_call(call: str) -> tuple[str, dict[str, Any]]:
-    """Name and arguments; `run_id` and the like stand for a text."""
-    tree = ast.parse(call, mode="eval").body
-    assert isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name), call
-    name = tree.func.id
-    words = {"true": True, "false": False, "null": None}
-
-    def value(node: ast.expr) -> Any:
-        return words.get(node.id, node.id) if isinstance(node, ast.Name) else ast.literal_eval(node)
-
-    given = dict(zip(BY_NAME[name].arguments.model_fields, map(value, tree.args), strict=False))
-    return name, {**given, **{str(word.arg): value(word.value) for word in tree.keywords}}
 
 
 def test_calls_were_found() -> None:
@@ -100,12 +77,7 @@ def test_calls_were_found() -> None:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_is_one_that_the_tool_takes(call: str) -> None:
-    name, arguments = read_call(call)
-    BY_NAME[name].arguments.model_validate(arguments)
-    if "until" in arguments:
-        Until.parse(arguments["until"])
-    if "role" in arguments:
-        assert arguments["role"] in ("service", "engine", "api", "trainer", "env", "eval", "supervisor")
+    check_call(call)
 
 
 @each_text

@@ -127,6 +127,21 @@ async def test_a_dry_run_tells_every_failing_check_and_raises_none(home: Path) -
     assert "estimate" not in answer
 
 
+async def test_a_dry_run_refuses_a_batch_that_no_memory_holds_and_warns_of_answers_without_room(home: Path) -> None:
+    await told("rl_select_environment", name="arithmetic")
+    await told("rl_edit_config", changes={"batch_size": 2**20, "max_token_length": 10**6})
+    checks = {check["check"]: check for check in (await told("rl_start_training", dry_run=True))["checks"]}
+    failed = checks.get("memory") or checks["gpu memory"]
+    assert not failed["ok"]
+    assert "1,048,576 sequences" in failed["problem"]
+    edited = await told("rl_edit_config", changes={"batch_size": 64, "max_token_length": 5})
+    assert any("cannot be reached" in warning for warning in edited["warnings"])
+    answer = await told("rl_start_training", dry_run=True)
+    checks = {check["check"]: check for check in answer["checks"]}
+    assert not checks["room for answers"]["ok"]
+    assert "max_token_length 5" in checks["room for answers"]["found"]
+
+
 async def test_what_a_dry_run_finds_failing_is_refused_by_a_start_with_all_checks(home: Path) -> None:
     await select(**{"inference.model": "Qwen/Qwen3-8B"})
     answer = await told("rl_start_training")
@@ -164,20 +179,43 @@ async def test_whether_rewards_vary_is_told_from_the_last_test(
         trainable=ok,
         finished_at=time.time() - 240,
     )
-    monkeypatch.setattr(rehearsal, "latest_test", lambda environment, model: outcome)
+    monkeypatch.setattr(rehearsal, "latest_test", lambda *_: outcome)
     await select(**{"inference.engine": "scripted"})
     answer = await told("rl_start_training", dry_run=True)
     check = check_of(answer, "reward varies")
     assert (check["ok"], check["groups_with_variance"], check["from"]) == (ok, share, "rl_test_inference 4 min ago")
-    assert answer["ok"] is ok
-    assert (answer["next"] == "rl_start_training()") is ok
+    assert answer["ok"] is True, "no run is refused for it"
+    assert answer["next"] == ("rl_start_training()" if ok else "rl_test_inference()")
+    warnings = (await told("rl_start_training")).get("warnings", [])
+    assert len(warnings) == (0 if ok else 1)
+    assert all("rewards that vary (rl_test_inference 4 min ago)" in warning for warning in warnings)
+
+
+async def test_the_seeds_config_file_of_a_run_says_what_the_seeds_do(home: Path) -> None:
+    """Spec 1.5: values that are null or empty are not written, but where that is what was asked for."""
+    await select(**{"inference.engine": "scripted"})
+    plain = await told("rl_start_training")
+    written = yaml.safe_load(Path(plain["config_path"]).read_text())
+    assert written["env"]["wandb_name"] == f"standin_env-{plain['run_id']}"
+    assert written["openai"][0].items() >= {"weight": 1.0, "num_requests_for_eval": 256, "timeout": 3600}.items()
+    assert written["openai"][0]["tokenizer_name"] == written["env"]["tokenizer_name"]
+    folder = find_run(plain["run_id"]).path
+    assert written["tinker"]["checkpoint_dir"] == str(folder / "service")
+    assert None not in written["env"].values() and "" not in written["env"].values()
+    named = await told("rl_start_training", changes={"wandb_name": "zed", "temperature": None})
+    written = yaml.safe_load(Path(named["config_path"]).read_text())
+    assert (written["env"]["wandb_name"], written["env"]["temperature"]) == ("zed", None)
+    assert written["tinker"]["wandb_run_name"] == f"standin_env-{named['run_id']}"
 
 
 async def test_a_repeated_key_is_the_first_run_also_when_another_could_not_be_started(home: Path) -> None:
     policy(home, caps={"max_concurrent_runs": 1})
     await select()
-    first = await told("rl_start_training", idempotency_key="the-key")
+    edits = {"wandb_project": "mine", "tags": ["a"]}
+    first = await told("rl_start_training", idempotency_key="the-key", changes=edits, name="zed")
     again = await told("rl_start_training", idempotency_key="the-key", changes={"total_steps": 3})
+    assert again["config"] == first["config"]
+    assert first["config"].items() >= {**edits, "name": "zed"}.items()
     assert again["run_id"] == first["run_id"] and again.keys() >= SEED_KEYS
     assert "nothing new was started" in again["message"]
     assert wait_for_end(find_run(first["run_id"])).idempotency_key == "the-key"
@@ -213,6 +251,11 @@ async def test_a_run_that_was_stopped_goes_on_with_changes_and_says_from_which_s
     stop_run(old)
     rehearsed = await told("rl_start_training", resume_from="mine", changes={"total_steps": 2}, dry_run=True)
     assert "nothing is left to do" in check_of(rehearsed, "checkpoint")["problem"]
+    refused = await told("rl_start_training", resume_from=old.run_id, changes={"total_steps": 2})
+    mended = 'changes={"total_steps":6})'
+    assert refused["code"] == "invalid_config"
+    assert refused["next"] == f'rl_start_training(resume_from="{old.run_id}", {mended}'
+    assert rehearsed["next"] == f'rl_start_training(resume_from="mine", {mended}'
     started = await told("rl_start_training", resume_from=old.run_id, changes={"total_steps": 6})
     assert (started["resumed_from"], started["step"]) == (old.run_id, 2)
     assert started["config"]["total_steps"] == 6

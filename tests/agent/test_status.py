@@ -61,6 +61,7 @@ async def test_a_running_run_tells_state_figures_trend_and_time_left(running: Ru
         "reward_mean": 0.3,
         "percent_correct": 0.32,
         "eval_percent_correct": 0.39,
+        "eval_step": 10,
         "loss": 0.0131,
         "kl": 0.00213,
     }
@@ -106,9 +107,9 @@ async def test_a_failed_run_tells_error_exit_log_checkpoint_and_the_call_that_me
     assert (answer["status"], answer["state"], answer["health"]) == ("failed", "crashed", "failed")
     assert (answer["phase"], answer["step"], answer["code"]) == ("trainer", 7, "gpu_oom")
     assert answer["error"].startswith("Trainer ran out of GPU memory at step 7. Lower max_token_length to 768 or")
-    assert "halteres train" not in answer["error"]
+    assert "halteres train" not in answer["error"] and answer["error"].endswith("batch_size to 32, then resume.")
     assert answer["exit"] == {"process": "trainer", "code": 1}
-    assert [line[:2] for line in answer["log_tail"]] == [f"{n:02}" for n in range(12, 20)]
+    assert [line[:2] for line in answer["log_tail"]] == ["19"], "fewer lines rather than cut ones"
     assert answer["last_checkpoint"] == {"step": 5, "path": f"tinker://{RUN}/weights/step_5"}
     assert answer["next"] == f'rl_start_training(resume_from="{RUN}", changes={{"batch_size":32}})'
     assert answer["suggested_wait_s"] == 0
@@ -175,7 +176,7 @@ async def test_a_run_whose_supervisor_is_gone_has_failed_at_once_and_can_be_resu
     append_row(run.path / "checkpoints.jsonl", {"name": "s", "step": 2, "state_path": "tinker://x/weights/s"})
     answer = await told("rl_check_status", run_id=RUN)
     assert (answer["status"], answer["code"]) == ("failed", "supervisor_lost")
-    assert answer["error"].endswith("Go on from step 2")
+    assert answer["error"].endswith(" `next` goes on from step 2.")
     assert answer["next"] == f'rl_start_training(resume_from="{RUN}")'
     assert answer["last_checkpoint"] == {"step": 2, "path": "tinker://x/weights/s"}
 
@@ -219,15 +220,105 @@ async def test_of_a_log_the_last_line_is_told_first_and_all_within_the_budget() 
     run.log("trainer").write_text("\n\n".join([*lines, last, "", ""]))
     add_alert(run)
     answer = await told("rl_check_status", run_id=RUN)
-    assert len(answer["log_tail"]) == 8
-    assert answer["log_tail"][-1] == last
-    assert answer["log_tail"][-2].startswith("INFO halteres.training.loop: Step 8")
-    assert answer["log_tail"][0].startswith("INFO halteres")
+    assert answer["log_tail"][-2:] == ["Step 8: reward 0.250, 2.10 s.", last]
+    assert all(line.endswith(" s.") for line in answer["log_tail"])
     assert "Its log" not in answer["error"]
+    assert answer["error"].endswith("No more. `next` goes on from step 5.")
     assert answer["alerts"] == []
     assert tokens(answer) <= BUDGET
     change(run, error="x" * 5000)
     assert tokens(await told("rl_check_status", run_id=RUN)) <= BUDGET + 40
+
+
+async def test_a_line_that_tells_of_trouble_is_told_before_later_ones() -> None:
+    run = failed(code="process_exited", error="It failed.")
+    warning = "2026-07-01 12:00:00,123 WARNING halteres.training.loop: The loss is not finite."
+    run.log("trainer").write_text("\n".join([warning, *(f"Step {number}. {'.' * 150}" for number in range(9))]))
+    log_tail = (await told("rl_check_status", run_id=RUN))["log_tail"]
+    assert log_tail[0] == "WARNING: The loss is not finite."
+    assert log_tail[-1].startswith("Step 8.")
+
+
+async def test_the_way_on_is_told_as_it_is_now_not_as_it_was_when_a_process_failed() -> None:
+    before = "Trainer exited with code 1 at step 7. There is no checkpoint to go on from: start the run again."
+    run = failed(code="process_exited", error=before)
+    assert (await told("rl_check_status", run_id=RUN))["error"].endswith(" `next` goes on from step 5.")
+    change(run, resumable=False, last_checkpoint=None)
+    answer = await told("rl_check_status", run_id=RUN)
+    assert answer["error"].endswith("There is no checkpoint to go on from: `next` starts again.")
+    assert answer["next"] == 'rl_start_training(environment="gsm8k")'
+
+
+async def test_a_run_that_failed_after_its_last_step_goes_on_with_one_more() -> None:
+    """As where the final weights cannot be copied: all steps are done, and no process is to blame."""
+    processes = {"trainer": {"pid": 3, "exit": 0, "state": "exited (0)"}, "env": {"pid": 4, "exit": -15}}
+    final = {"name": "final", "step": 50, "state_path": f"tinker://{RUN}/weights/final"}
+    facts: dict[str, Any] = {"exit": None, "resumable": False, "last_checkpoint": final, "processes": processes}
+    run = failed(code="not_found", error="The final weights could not be copied.", phase="evaluation", **facts)
+    for role, code in (("trainer", 0), ("env", -15), ("service", 0)):
+        append_row(run.path / "events.jsonl", {"type": "process_exit", "role": role, "code": code})
+    answer = await told("rl_check_status", run_id=RUN)
+    assert (answer["exit"], answer["resumable"]) == (None, True)
+    assert answer["next"] == f'rl_start_training(resume_from="{RUN}", changes={{"total_steps":51}})'
+
+
+HACKED = (
+    f'rl_stop_training("{RUN}") then rl_get_rollouts("{RUN}", which="best"): see what scores high and is wrong, '
+    'mend the scorer, then rl_start_training(environment="gsm8k")'
+)
+
+
+async def test_an_alert_in_force_comes_before_waiting_and_before_going_on(running: RunDirectory) -> None:
+    add_alert(running, "reward_hacking", 9, remedy=HACKED)
+    longer = f'rl_stop_training("{RUN}") then rl_start_training(resume_from="{RUN}")'
+    add_alert(running, "truncation", 12, remedy=longer)
+    assert (await told("rl_check_status", run_id=RUN))["next"] == f'rl_stop_training("{RUN}")'
+    change(running, status="stopped", resumable=True)
+    for tool in ("rl_check_status", "rl_stop_training"):
+        following = (await told(tool, run_id=RUN))["next"]
+        assert following == f'rl_get_results("{RUN}") or rl_get_rollouts("{RUN}", which="best")'
+
+
+async def test_what_was_learnt_by_hacking_is_not_forgotten_and_what_only_costs_time_may_be_waited_for(
+    running: RunDirectory,
+) -> None:
+    add_alert(running, "env_idle", 12, remedy=f'rl_stop_training("{RUN}")')
+    assert "until" in (await told("rl_check_status", run_id=RUN))["next"]
+    add_alert(running, "reward_hacking", 3, remedy=HACKED)
+    for step in range(13, 40):
+        add_step(running, step)
+    assert (await told("rl_check_status", run_id=RUN))["next"] == f'rl_stop_training("{RUN}")'
+
+
+async def test_a_stopped_run_goes_on_as_its_alert_asks_for(running: RunDirectory) -> None:
+    mended = f'rl_start_training(resume_from="{RUN}", changes={{"env.max_new_tokens":128}})'
+    add_alert(running, "truncation", 12, remedy=f'rl_stop_training("{RUN}") then {mended}, or ask for short answers.')
+    change(running, status="stopped", resumable=True)
+    assert (await told("rl_check_status", run_id=RUN))["next"] == f'rl_get_results("{RUN}") or {mended}'
+    solved = f'rl_stop_training("{RUN}", mode="after_step") then rl_get_results("{RUN}"); only harder tasks teach more.'
+    add_alert(running, "truncation", 12, remedy=solved)
+    assert (await told("rl_check_status", run_id=RUN))["next"] == f'rl_get_results("{RUN}")'
+
+
+async def test_the_last_evaluation_is_part_of_the_time_left_and_processes_that_ended_for_it_are_no_failure(
+    running: RunDirectory,
+) -> None:
+    append_row(running.path / "events.jsonl", {"type": "eval", "step": 10, "took_s": 24.0})
+    assert (await told("rl_check_status", run_id=RUN))["eta_minutes"] == [9.9, 9.9]
+    ended = {"env": {"pid": 3, "exit": -15, "state": "exited (-15)"}}
+    change(running, phase="evaluation", processes=ended)
+    assert (await told("rl_check_status", run_id=RUN))["health"] == "healthy"
+    add_evaluation(running, 50)
+    assert (await told("rl_check_status", run_id=RUN))["eta_minutes"] == [9.5, 9.5]
+
+
+async def test_whoever_waits_for_the_end_waits_as_long_as_may_be(running: RunDirectory) -> None:
+    for step in range(13, 50):
+        add_step(running, step, step_s=0.5)
+    for status in ("stopping", "running"):
+        change(running, status=status)
+        following = (await told("rl_check_status", run_id=RUN))["next"]
+        assert following == f'rl_check_status("{RUN}", wait_s=50, until="terminal")'
 
 
 async def test_alerts_are_told_once_per_rule_newest_first_with_their_remedy(running: RunDirectory) -> None:
@@ -321,7 +412,7 @@ async def test_without_an_id_the_only_active_run_is_meant(running: RunDirectory)
 
 async def test_without_an_active_run_the_newest_are_listed() -> None:
     empty = await replied("rl_check_status")
-    assert (empty.body["code"], empty.body["next"]) == ("run_not_found", "rl_start_training()")
+    assert (empty.body["code"], empty.body["next"]) == ("run_not_found", "rl_list_environments()")
     make_run("0000ffff", created_at=1.0)
     make_run(RUN, created_at=2.0)
     reply = await replied("rl_check_status")
@@ -421,13 +512,21 @@ async def test_an_unknown_id_and_an_ended_run_leave_no_trace(home: Path, limited
     await told("rl_check_status", run_id="0bad0bad")
     assert not (home / "looks").exists()
     await told("rl_check_status", run_id=RUN)
-    assert [file.name for file in (home / "looks").iterdir()] == [f"{RUN}.json"]
+    assert [file.name for file in (home / "looks").glob("*.json")] == [f"{RUN}.json"]
     change(limited, status="completed")
     await told("rl_check_status", run_id=RUN)
-    assert not list((home / "looks").iterdir())
+    assert not list((home / "looks").glob("*.json"))
 
 
 async def test_without_a_policy_looks_are_free_and_nothing_is_written(home: Path, running: RunDirectory) -> None:
     for _ in range(2):
         assert "rate_limited" not in await told("rl_check_status", run_id=RUN)
     assert not (home / "looks").exists()
+
+
+async def test_processes_that_were_started_again_are_told() -> None:
+    run = make_run()
+    with supervised(run):
+        assert "restarts" not in await told("rl_check_status", run_id=RUN)
+        append_row(run.path / "events.jsonl", {"t": 1.0, "type": "restart", "role": "env", "attempt": 1, "of": 3})
+        assert (await told("rl_check_status", run_id=RUN))["restarts"] == {"env": 1}

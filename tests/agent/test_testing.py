@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from deadlines import until
 
 from halteres.agent.caller import Caller
-from halteres.agent.drafting.drafts import select
-from halteres.agent.trial import folder, request, testing
+from halteres.agent.drafting.drafts import choose, load_draft
+from halteres.agent.trial import folder, request, tester, testing
 from halteres.agent.trial.candidates import DEFAULTS
+from halteres.agent.trial.order import Order
 from halteres.agent.trial.tests_store import latest_test
+from halteres.errors import NotFound
 
 from .openrouter import KEY, OpenRouter, openrouter
 from .testing_scenes import (
@@ -30,7 +35,6 @@ from .testing_scenes import (
     files_with,
     processes,
     replied,
-    until,
     write_environment,
 )
 
@@ -173,7 +177,7 @@ async def test_two_tests_at_once_never_meet(endpoint: OpenRouter, home: Path, tm
         ("sys.exit(0)", False, "code 0 after 0 of 2 steps"),
         ("os._exit(3)", False, "exited with code 3"),
         ("while True: pass", False, "It hung in score (mine.py:"),
-        ("print('x' * 50_000_000); return 0", False, "Too hard: none of 8 answers is right"),
+        ("print('x' * 50_000_000); return 0", False, "All 8 scores are equal (0): too hard, or the scorer"),
         ("return 1", False, "Too easy: all 8 answers are right"),
         ("return 0.5 if 'yes' in text else 0.25", True, "answers of different scores"),
     ],
@@ -193,6 +197,29 @@ async def test_whatever_a_scorer_does_the_answer_says_it(
     assert log.stat().st_size < 1_000_000
 
 
+@pytest.mark.parametrize("score", ["raise ValueError('y' * 5000)", "return float('nan')"], ids=["long words", "nan"])
+async def test_what_a_scorer_says_at_length_leaves_room_for_where_the_rest_is(
+    endpoint: OpenRouter, tmp_path: Path, score: str
+) -> None:
+    draft(write_environment(tmp_path, score))
+    answer = await answered(models=["good/one"], num_steps=2, group_size=4)
+    one = answer["models_tested"][0]
+    assert Path(one["output_file"]).is_absolute() and Path(one["log_file"]).is_file()
+    assert len(answer["summary"]["why"]) < 500
+    assert "mine.py:29" in answer["summary"]["why"] or score.startswith("return")
+
+
+async def test_a_test_ends_with_its_process_whatever_that_leaves_behind(
+    endpoint: OpenRouter, tmp_path: Path, short: float
+) -> None:
+    """A child of it would hold its output open, until the test's own deadline."""
+    draft(write_environment(tmp_path, "__import__('subprocess').Popen(['sleep', '98765.25']); return len(text)"))
+    answer = await answered(models=["good/one"], num_steps=2, group_size=4)
+    assert "error" not in answer["models_tested"][0]
+    assert answer["models_tested"][0]["steps_tested"] == 2
+    await until(lambda: not list(processes(naming="98765.25")), what=lambda: "what it left ends too")
+
+
 async def test_a_key_is_needed_for_other_peoples_models_alone(home: Path, tmp_path: Path) -> None:
     none = await replied(backend="openrouter")
     assert none.body["error"] == "No environment selected. Use rl_select_environment(name) first."
@@ -203,7 +230,7 @@ async def test_a_key_is_needed_for_other_peoples_models_alone(home: Path, tmp_pa
         assert refused.body["error"].startswith("OPENROUTER_API_KEY not set. Required for inference testing.")
         assert "backend" in refused.body["next"]
     home.mkdir(exist_ok=True)
-    (home / "policy.yaml").write_text("require_keys: [OPENROUTER_API_KEY]")
+    (home / "policy.yaml").write_text("hermes-compat")
     assert (await replied()).body["code"] == "missing_key"
     assert not folder.tests_home().exists()
 
@@ -227,7 +254,7 @@ async def test_a_model_that_is_not_there_fails_alone(endpoint: OpenRouter, home:
 
 async def test_the_model_of_this_machine_is_tested_without_a_key(home: Path) -> None:
     """The real engine, the built-in model, the built-in environment: what an agent does first."""
-    select(Caller(), None, "arithmetic", {})
+    choose(Caller(), None, "arithmetic", {})
     answer = await answered()
     check_seed_keys(answer)
     (one,) = answer["models_tested"]
@@ -236,7 +263,7 @@ async def test_the_model_of_this_machine_is_tested_without_a_key(home: Path) -> 
     assert answer["next"] == "rl_start_training(dry_run=true)"
     assert one["tokens_per_s"] > 0
     assert 0 < one["groups_with_variance"] <= 1
-    assert {"prompt", "best", "worst", "scores"} == answer["samples"][0].keys()
+    assert {"prompt", "best", "worst", "reference", "scores"} == answer["samples"][0].keys()
     assert "\\boxed{" in answer["samples"][0]["best"]
     told = latest_test("arithmetic", "halteres/tiny")
     assert told is not None
@@ -318,6 +345,31 @@ async def test_a_killed_tester_is_told_and_leaves_nothing_behind(
     await until(lambda: not list(processes(naming=test_id)))
 
 
+async def test_a_tester_that_is_ended_while_its_service_loads_leaves_no_service(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that waits for the service cannot be cancelled: it is told, and waited for."""
+    draft(write_environment(tmp_path))
+    asked: dict[str, Any] = dict.fromkeys(("models", "max_tokens", "temperature", "backend"))
+    order = Order(draft=load_draft(Caller(), None), num_steps=1, group_size=2, prompts=(), **asked)
+    new, loading = folder.new_folder(), tmp_path / "loading"
+    os.mkfifo(loading)
+    reading = os.open(loading, os.O_RDONLY | os.O_NONBLOCK)
+    wanted = await asyncio.to_thread(order.request)
+    (tmp_path / "python").write_text(f"#!/bin/sh\necho $$ > {loading}\nexec sleep 600\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    sitting = asyncio.create_task(tester.Tester(new, wanted).run())
+    assert (await asyncio.to_thread(select.select, [reading], [], [], 20))[0], "no service was started"
+    pid = int(os.read(reading, 32))
+    sitting.cancel()
+    async with asyncio.timeout(20):
+        await asyncio.gather(sitting, return_exceptions=True)
+    assert sitting.cancelled()
+    assert not Path(f"/proc/{pid}").exists()
+    os.close(reading)
+
+
 async def test_a_test_outlives_the_host_that_started_it(endpoint: OpenRouter, home: Path, tmp_path: Path) -> None:
     draft(write_environment(tmp_path, f"time.sleep(0.3); {YES}"))
     host = await asyncio.create_subprocess_exec(
@@ -344,3 +396,17 @@ async def main():
     await asyncio.Event().wait()
 asyncio.run(main())
 """
+
+
+async def test_files_are_read_where_they_keep_no_loop_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def noted(*_: object) -> None:
+        threads.append(threading.current_thread())
+        raise NotFound("It is not there.")
+
+    monkeypatch.setattr(testing, "find_test", noted)
+    monkeypatch.setattr(testing, "load_draft", noted)
+    for given in ({"test_id": "t-00000000"}, {}):
+        assert (await replied(**given)).failed
+    assert len(threads) == 2 and threading.main_thread() not in threads

@@ -16,6 +16,7 @@ from halteres.agent.trial import tests_store
 from halteres.agent.trial.brief import BUDGET, brief
 from halteres.agent.trial.ending import Ended, exited, hung_at, timed_out
 from halteres.agent.trial.folder import TestFolder, find_test
+from halteres.agent.trial.output import folded
 from halteres.agent.trial.report import report
 from halteres.agent.trial.request import Candidate, Request
 from halteres.agent.trial.traffic import Traffic
@@ -26,6 +27,9 @@ from halteres.runs import lock
 TRUNCATED = Ended(seconds=2.0, traffic=Traffic(completions=10, truncated=5, tokens=400, busy_s=2.0))
 WELL = Ended(seconds=2.0, traffic=Traffic(completions=10, tokens=400, busy_s=2.0))
 BROKEN = Ended(error="Process exited with code 1", why="ValueError: no.", fault="environment")
+BLAME = "too hard, or the scorer in mine.py is at fault: read the samples"
+DIFFER = "1 of 2 groups have answers of different scores"
+NOBODY = "no answer is right, if a right one scores 1"
 SILENT = Ended(error="Process exited with code 1", why="the endpoint answered 500.", fault="model")
 
 
@@ -49,11 +53,11 @@ class Written:
         self.folder = TestFolder(home / "tests" / "t-0123abcd")
         self.folder.path.mkdir(parents=True)
         self.file = home / "mine.py"
-        self.file.touch()
+        self.file.write_text("from halteres.environments.base import BaseEnv\n\n\nclass Mine(BaseEnv): ...\n")
         facts: dict[str, Any] = {"env": {"max_new_tokens": 64}, "is_foreign": False, "num_steps": 3, "group_size": 4}
+        facts["draft"] = "default"
         self.request = Request(
             test_id=self.folder.test_id,
-            draft="default",
             environment="mine",
             environment_file=str(self.file),
             class_name="Mine",
@@ -128,7 +132,14 @@ def test_rewards_that_vary_within_a_group_can_be_trained_on(test_of: Make) -> No
         ([[1, 1], [1, 1]], False, "Too easy: all 4 answers are right."),
         ([[0, 0], [-1, -1]], False, "Too hard: none of 4 answers is right."),
         ([[0.5, 0.5], [0, 0]], False, "Within every group all answers score the same."),
-        ([[0.2, 0.1], [0, 0]], True, "1 of 2 groups have answers of different scores."),
+        ([[0, 0], [0, 0]], False, f"All 4 scores are equal (0): {BLAME}."),
+        ([[0.7, 0.6], [0, 0]], True, f"{DIFFER}."),
+        ([[0.02, 0], [0, 0]], True, f"{DIFFER}, but the best is 0.02: {NOBODY}."),
+        (
+            [[-1, 0], [0, 0]],
+            True,
+            f"{DIFFER}, but the best is 0: no answer is right.",
+        ),
         ([[1], [0]], None, "A group of one answer has no variance: ask for more."),
     ],
 )
@@ -136,6 +147,34 @@ def test_rewards_that_do_not_vary_teach_nothing(
     test_of: Make, groups: list[list[float]], trainable: bool | None, says: str
 ) -> None:
     assert summary(test_of().groups(*groups).ended(WELL))[:2] == (trainable, says)
+
+
+def test_where_everything_scores_the_same_the_scorer_is_to_be_read(test_of: Make) -> None:
+    """It may know no right answer: the samples show two answers and what would have been right."""
+    written = test_of().groups([0, 0, 0]).ended(WELL)
+    one = written.request.candidates[0]
+    file = written.folder.groups(one)
+    chats = [[{"role": "user", "content": "6*7?"}, {"role": "assistant", "content": text}] for text in ("4", "4", "42")]
+    file.unlink()
+    append_row(file, {"scores": [0, 0, 0], "messages": chats, "tokens": [[1]] * 3})
+    rollouts = written.folder.work(one) / "rollouts"
+    rollouts.mkdir()
+    told = {"item": {"question": "6*7?", "answer": 42}, "prompt": "", "completions": [{"text": "4"}], "failures": []}
+    append_row(rollouts / "step_1.jsonl", told)
+    (sample,) = written.told()["samples"]
+    assert ({sample["best"], sample["worst"]}, sample["reference"]) == ({"4", "42"}, "42")
+    assert summary(written)[2] == f"read {written.file} and {file}, mend or ease it, then rl_test_inference()"
+
+
+def test_partial_credit_is_none_where_the_environment_says_what_success_is(test_of: Make) -> None:
+    written = test_of(env={"success_threshold": 0.1}).groups([0.2, 0.0]).ended(WELL)
+    assert summary(written)[1] == "1 of 1 groups have both good and bad answers."
+
+
+def test_a_line_that_is_said_again_and_again_is_told_once() -> None:
+    said = [f"2026-01-01 10:00:00,00{number} env WARNING x: It failed." for number in range(4)]
+    text = "\n".join([*said, "", "", "Traceback"])
+    assert folded(text) == f"{said[0]} (4 times)\n\nTraceback"
 
 
 def test_success_is_what_the_environment_says_it_is(test_of: Make) -> None:
@@ -147,7 +186,7 @@ def test_success_is_what_the_environment_says_it_is(test_of: Make) -> None:
 def test_answers_that_are_cut_off_are_said_to_be_with_the_call_that_mends_it(test_of: Make) -> None:
     written = test_of().groups([0, 0], [0, 0]).ended(TRUNCATED)
     _, why, call = summary(written)
-    assert why == "Too hard: none of 4 answers is right; 50% of the answers are cut off."
+    assert why == f"All 4 scores are equal (0): {BLAME}; 50% of the answers are cut off."
     assert call == 'rl_edit_config("max_new_tokens", 128) then rl_test_inference()'
 
 
@@ -274,12 +313,35 @@ def test_a_test_without_a_result_runs_as_long_as_its_lock_is_held(test_of: Make)
 
 def test_the_newest_test_counts_unless_the_environment_has_changed(test_of: Make) -> None:
     written = test_of().groups([1, 0]).ended(WELL)
-    assert tests_store.latest_test("mine", "m") is None, "it has not ended"
+    file = str(written.file)
+    assert tests_store.latest_test(file, "m") is None, "it has not ended"
     written.folder.write("result.json", written.told())
-    told = tests_store.latest_test("mine", "m")
+    told = tests_store.latest_test(file, "m")
     assert told is not None
     assert (told.groups_with_variance, told.tokens_per_s, told.rollouts, told.trainable) == (1.0, 200, 2, True)
-    assert tests_store.latest_test("mine", "other") is None
-    assert tests_store.latest_test("other", "m") is None
+    assert tests_store.latest_test(file, "other") is None
+    assert tests_store.latest_test("arithmetic", "m") is None
     os.utime(written.file, (time.time() + 60, time.time() + 60))
-    assert tests_store.latest_test("mine", "m") is None
+    assert tests_store.latest_test(file, "m") is None
+
+
+@pytest.mark.parametrize(
+    "asked", [{"temperature": 0.0}, {"group_size": 2}, {"max_tokens": 8}], ids=["greedy", "two answers", "cut"]
+)
+def test_a_test_that_was_not_like_training_says_nothing_of_it(test_of: Make, asked: dict[str, Any]) -> None:
+    written = test_of(**asked).groups([0, 0]).ended(WELL)
+    written.folder.write("result.json", written.told())
+    assert tests_store.latest_test(str(written.file), "m") is None
+
+
+def test_a_test_of_the_same_draft_comes_before_a_newer_one_of_another(test_of: Make) -> None:
+    mine = test_of(draft="mine").groups([1, 0]).ended(WELL)
+    mine.folder.write("result.json", mine.told())
+    os.utime(mine.folder.path / "result.json", (time.time() - 60, time.time() - 60))
+    os.utime(mine.file, (time.time() - 120, time.time() - 120))
+    mine.folder.path.rename(mine.folder.path.with_name("t-00000001"))
+    theirs = test_of(draft="theirs").groups([0, 0]).ended(WELL)
+    theirs.folder.write("result.json", theirs.told())
+    os.utime(mine.file, (time.time() - 120, time.time() - 120))
+    found = [tests_store.latest_test(str(mine.file), "m", draft) for draft in ("mine", "theirs", "")]
+    assert [told and told.groups_with_variance for told in found] == [1.0, 0.0, 0.0]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 from halteres.agent.call import Reply, call
 from halteres.agent.caller import Caller
-from halteres.agent.drafting.drafts import select
+from halteres.agent.drafting.drafts import choose
 
 BUDGET = 900  # tokens of an answer
 
@@ -62,7 +61,7 @@ def write_environment(folder: Path, score: str = YES) -> Path:
 
 def draft(environment: Path | str, **changes: Any) -> None:
     """Select it; the scripted engine stands in for weights."""
-    select(Caller(), None, str(environment), {"inference.engine": "scripted", **changes})
+    choose(Caller(), None, str(environment), {"inference.engine": "scripted", **changes})
 
 
 async def replied(**arguments: Any) -> Reply:
@@ -80,14 +79,6 @@ async def answered(**arguments: Any) -> dict[str, Any]:
     reply = await replied(**arguments)
     assert not reply.failed, reply.body
     return reply.body
-
-
-async def until(condition: Callable[[], object], within_s: float = 15) -> None:
-    async with asyncio.timeout(within_s):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.02)
 
 
 def processes(*, naming: str) -> Iterator[Path]:

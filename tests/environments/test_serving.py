@@ -260,6 +260,16 @@ async def test_an_environment_that_only_drops_groups_says_so_and_ends(inference:
             await task
     (alert,) = read_rows(tmp_path / "events.jsonl")
     assert (alert["rule"], alert["evidence"][:9]) == ("no_reward_variance", "64 groups")
+    assert alert["percent_correct"] == 0.0 and "whether the scorer would know" in alert["remedy"]
+
+
+async def test_groups_that_are_dropped_because_all_is_learnt_are_told_so(inference: Inference, tmp_path: Path) -> None:
+    inference.answer = lambda prompt, digest: "\\boxed{4}."
+    settings = config(ensure_scores_are_not_same=True, max_dropped_groups=64, run_dir=str(tmp_path))
+    trainer = Trainer(batch_size=8, group_size=4)
+    with pytest.raises(EnvironmentFailed, match="Nothing is left to learn"):
+        async with asyncio.timeout(20), at_work(Digits(settings, [server(inference)]), trainer) as task:
+            await task
 
 
 async def test_the_environment_ends_by_itself_when_all_batches_were_delivered(inference: Inference) -> None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from halteres.runs import identity
 from halteres.runs.directory import RunDirectory, list_runs
 from halteres.runs.starting.start import start_run
 
-from .scenes import STANDIN_SUPERVISOR, StartRun, settings
+from .scenes import STANDIN_SUPERVISOR, StartRun, end, settings
 
 
 @pytest.fixture
@@ -24,12 +20,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path))
     yield tmp_path
     for run in list_runs():
-        ends = time.monotonic() + 10
-        while not (state := run.state()).terminal and not state.supervisor and time.monotonic() < ends:
-            time.sleep(0.02)  # it has just been started: nobody can be told to end yet
-        for who in (state.supervisor, *state.processes.values()):
-            if who and identity.alive(who):
-                os.kill(who["pid"], signal.SIGKILL)
+        end(run)
 
 
 @pytest.fixture

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
+
+from deadlines import wait_until
 
 from halteres.config.files import load_settings
 from halteres.config.settings import Settings
@@ -29,11 +32,16 @@ def settings(*edits: str) -> Settings:
 
 def wait(run: RunDirectory, until: Callable[[RunState], object], within_s: float = 20) -> RunState:
     """The run's state once `until` holds."""
-    ends = time.monotonic() + within_s
-    while not until(state := run.state()):
+
+    def reached() -> RunState | None:
+        state = run.state()
+        if until(state):
+            return state
         assert not state.terminal, f"{state.status}: {state.error}\n" + "\n".join(run.log_tail("supervisor", 30))
-        assert time.monotonic() < ends, f"after {within_s} s: {state}"
-        time.sleep(0.02)
+        return None
+
+    state = wait_until(reached, within_s, f"{run.path}/run.json")
+    assert state is not None
     return state
 
 
@@ -41,11 +49,13 @@ def wait_for_end(run: RunDirectory, within_s: float = 30) -> RunState:
     return wait(run, lambda state: state.terminal, within_s)
 
 
-def wait_until(condition: Callable[[], object], within_s: float = 20) -> None:
-    ends = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < ends, f"not within {within_s} s"
-        time.sleep(0.02)
+def end(run: RunDirectory) -> None:
+    """Kill what a failing test has left of a run, once its supervisor can be told."""
+    wait_until(lambda: run.state().terminal or run.state().supervisor, within_s=10)
+    state = run.state()
+    for who in (state.supervisor, *state.processes.values()):
+        if who and identity.alive(who):
+            os.kill(who["pid"], signal.SIGKILL)
 
 
 def survivors(state: RunState) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 import urllib.request
@@ -67,6 +68,8 @@ def serve(given: dict[str, Any]) -> None:
 def evaluate(given: dict[str, Any], options: dict[str, str]) -> None:
     if os.environ.get("STANDIN_EVALUATE") == "dies":
         sys.exit(4)
+    if os.environ.get("STANDIN_EVALUATE") == "leaves a child":
+        subprocess.Popen(["sleep", "987"])
     time.sleep(float(os.environ.get("STANDIN_EVALUATE_S", "0")))
     folder = Path(options["--env.data_dir_to_save_evals"])
     snapshot = options["--openai.model_name"]

@@ -1,9 +1,9 @@
 """Stand-ins for service, engine, api and trainer: what a supervisor sees of them, and nothing else.
 
-`python standin_roles.py supervisor DIR --lock-fd N` is a real supervisor whose roles are these.
-STANDIN_STEPS: the trainer does so many steps, then waits for a signal (default: all). STANDIN_TRAINER: `obeys` requests
-to stop too, `forgetful` of final weights. STANDIN_DIES: ROLE@start dies before it is ready. STANDIN_NOTICE: what the
-trainer notices before its first step.
+`python standin_roles.py supervisor DIR --lock-fd N` is a real supervisor whose roles are these. STANDIN_STEPS: the
+trainer does so many steps, then waits for a signal (default: all). STANDIN_TRAINER: `obeys` requests to stop too,
+`forgetful` of final weights. STANDIN_CONCLUSION=raises: a defect in what writes the results. STANDIN_DIES: ROLE@start
+dies before it is ready. STANDIN_NOTICE: what the trainer notices before its first step.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ def main() -> None:
     role, *rest = sys.argv[1:]
     if role == "supervisor":
         from halteres.observe import plots
-        from halteres.runs.supervision import course
+        from halteres.runs.supervision import budgets, course, supervisor
         from halteres.runs.supervision.supervisor import main as supervise
 
         course.LEAST_FREE_BYTES = int(os.environ.get("STANDIN_LEAST_FREE", "0"))
-        course.CAP_GRACE_S = float(os.environ.get("STANDIN_CAP_GRACE_S", "30"))
+        budgets.GRACE_S = float(os.environ.get("STANDIN_CAP_GRACE_S", "30"))
         if policy := os.environ.get("STANDIN_POLICY"):  # what a start would refuse, the supervisor must still hold to
             Path(rest[0], "policy.json").write_text(policy)
+        if os.environ.get("STANDIN_CONCLUSION") == "raises":
+            supervisor.conclude = lambda *_: 1 / 0
         plots.plot_run = (
             lambda rows, file, *rest: file.touch()
         )  # a picture costs half a second; one test has a real one

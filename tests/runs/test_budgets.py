@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,11 @@ STATE = RunState(
 )
 
 
-def budget(total_steps: int = 100, now: float = 0.0, **caps: Any) -> Budget:
+def budget(total_steps: int = 100, after: float = 0.0, **caps: Any) -> Budget:
+    """Of a supervisor that began `after` seconds ago."""
+    clock = chain([1e6], repeat(1e6 + after))
     state = structs.replace(STATE, total_steps=total_steps)
-    return Budget(Policy(name="careful", caps=Caps(**caps)), state, clock=lambda: now)
+    return Budget(Policy(name="careful", caps=Caps(**caps)), state, clock=lambda: next(clock))
 
 
 def step(number: int, tokens: float | None = 100.0) -> dict[str, Any]:
@@ -42,7 +45,7 @@ def step(number: int, tokens: float | None = 100.0) -> dict[str, Any]:
 
 
 def test_without_caps_nothing_is_used_up() -> None:
-    free = budget(now=1e9)
+    free = budget(after=1e9)
     free.remember(step(number) for number in range(1, 1000))
     assert free.used_up() is None
 
@@ -55,10 +58,16 @@ def test_the_step_before_the_last_one_allowed_uses_steps_up() -> None:
         capped.see(step(number))
         used.append(capped.used_up())
     assert used == [None, "max_steps", "max_steps"]
-    assert capped.note("max_steps").startswith(
+    assert capped.note("max_steps", 2).startswith(
         "Ended by the operator's policy 'careful': max_steps is 3; 3 steps are used."
     )
-    assert 'rl_get_results("3fa9c1d2")' in capped.note("max_steps")
+    assert 'What was learnt up to step 2 is kept: rl_get_results("3fa9c1d2").' in capped.note("max_steps", 2)
+
+
+def test_where_nothing_is_kept_the_note_does_not_say_so() -> None:
+    told = budget(max_hours=1).note("max_hours", None)
+    assert "No checkpoint was written: nothing that it learnt is kept." in told
+    assert "rl_get_results" not in told
 
 
 def test_a_run_of_as_many_steps_as_are_allowed_completes() -> None:
@@ -74,7 +83,7 @@ def test_tokens_are_used_up_when_another_step_would_exceed_them() -> None:
         capped.see(step(number))
         used.append(capped.used_up())
     assert used == [None, None, "max_tokens"]
-    assert "max_tokens is 350; 300 tokens are used" in capped.note("max_tokens")
+    assert "max_tokens is 350; 300 tokens are used" in capped.why("max_tokens")
 
 
 def test_rows_of_others_and_odd_ones_do_not_count() -> None:
@@ -83,11 +92,27 @@ def test_rows_of_others_and_odd_ones_do_not_count() -> None:
     assert capped.used_up() is None
 
 
-def test_hours_count_from_the_creation_of_the_run() -> None:
-    assert budget(now=1.9 * HOUR, max_hours=2).used_up() is None
-    late = budget(now=2.1 * HOUR, max_hours=2)
+def test_hours_count_from_the_start_of_the_supervisor() -> None:
+    assert budget(after=1.9 * HOUR, max_hours=2).used_up() is None
+    late = budget(after=2.1 * HOUR, max_hours=2)
     assert late.used_up() == "max_hours"
-    assert "max_hours is 2; 2.1 hours are used" in late.note("max_hours")
+    assert "max_hours is 2; 2.1 hours are used" in late.why("max_hours")
+
+
+def test_a_clock_that_is_set_neither_ends_nor_prolongs_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    capped = Budget(Policy(caps=Caps(max_hours=2)), STATE)
+    monkeypatch.setattr("time.time", lambda: 1e12)
+    assert capped.used_up() is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "grace_s"),
+    [((), 300.0), ((10.0,), 300.0), ((9000.0, 400.0, 390.0), 1200.0), ((1e5,), 3600.0)],
+)
+def test_the_grace_at_a_cap_is_as_long_as_steps_are(seconds: tuple[float, ...], grace_s: float) -> None:
+    watched = budget()
+    watched.remember({**step(number), "time/step": took} for number, took in enumerate(seconds, 1))
+    assert watched.grace_s == grace_s
 
 
 def test_caps_that_cannot_be_read_are_no_licence(tmp_path: Path) -> None:
@@ -133,7 +158,7 @@ def test_a_trainer_that_does_not_end_at_a_cap_is_ended_after_a_grace(
 def test_hours_end_also_a_run_that_never_got_going(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
     state = wait_for_end(capped_run(start, monkeypatch, Caps(max_hours=1e-9)))
     assert (state.status, state.code) == ("stopped", "policy_cap")
-    assert state.note is not None and "max_hours" in state.note
+    assert state.note is not None and "max_hours" in state.note and "No checkpoint was written" in state.note
     assert not survivors(state)
 
 

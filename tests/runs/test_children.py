@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from deadlines import until
 
+from halteres.process import Lifeline
 from halteres.runs import identity
-from halteres.runs.supervision.children import Child, Lifeline, spawn
+from halteres.runs.supervision.children import Child, spawn
 
 PARENT = """
 import subprocess, sys
@@ -23,15 +25,14 @@ print(child.pid, flush=True)
 
 async def parent_of_one(tmp_path: Path, lifeline: Lifeline, kind: str = "loose") -> tuple[Child, int]:
     """A child that leaves one of its own behind when it ends, at once; the pid of that one."""
-    command = (sys.executable, "-c", PARENT, kind)
-    child = await spawn(command, log=tmp_path / "log", folder=tmp_path, lifeline=lifeline, answers=True)
-    assert child.process.stdout is not None
-    return child, int(await child.process.stdout.readline())
+    command, told = (sys.executable, "-c", PARENT, kind), tmp_path / "told"
+    with told.open("wb") as answer:
+        child = await spawn(command, log=tmp_path / "log", folder=tmp_path, lifeline=lifeline, answer=answer)
+    return child, int(await until(told.read_text, what=lambda: "it tells the pid of its own"))
 
 
 async def until_gone(pid: int) -> None:
-    while identity.start_time(pid) is not None:  # noqa: ASYNC110 - another process ends: nobody can set an event
-        await asyncio.sleep(0.01)
+    await until(lambda: identity.start_time(pid) is None, what=lambda: f"process {pid} ends")
 
 
 def test_what_a_child_leaves_is_killed_when_it_has_ended(tmp_path: Path) -> None:

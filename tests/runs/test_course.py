@@ -104,6 +104,16 @@ def test_an_evaluation_that_dies_is_an_event_and_the_run_completes(
     assert any(event["type"] == "eval_failed" and "code 4" in event["error"] for event in run.events())
 
 
+def test_an_evaluation_ends_with_its_process_whatever_that_leaves_behind(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its child would hold its output open, until the evaluation's own deadline."""
+    monkeypatch.setenv("STANDIN_EVALUATE", "leaves a child")
+    run = start()
+    assert wait_for_end(run).status == "completed"
+    assert [row["step"] for row in run.metrics() if row.get("src") == "eval"] == [0, 4]
+
+
 def test_what_a_role_notices_becomes_an_alert_that_the_supervisor_writes_without_secrets(
     start: StartRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,3 +260,15 @@ def test_start_returns_at_once(start: StartRun, monkeypatch: pytest.MonkeyPatch)
     run = start()
     assert time.monotonic() - began < 2
     assert run.state().status in ("pending", "starting", "running")
+
+
+def test_a_defect_in_what_concludes_a_run_does_not_keep_its_end_from_being_written(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_CONCLUSION", "raises")
+    run = start()
+    state = wait_for_end(run)
+    assert (state.status, state.error) == ("completed", None)
+    (told,) = [event for event in run.events() if event["type"] == "conclusion_failed"]
+    assert told["error"] == "Concluding raised ZeroDivisionError: division by zero."
+    assert not survivors(state)

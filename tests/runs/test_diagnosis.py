@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 
 from halteres.agent.table import BY_NAME
-from halteres.config.settings import TrainerSettings
+from halteres.config.settings import Settings, TrainerSettings
 from halteres.runs import identity, lock
 from halteres.runs.diagnosis import Diagnosis, stalled
 from halteres.runs.diagnosis.case import Case
@@ -100,20 +101,39 @@ def test_steady_learning_raises_no_alert() -> None:
 
 
 def test_no_variance_below_the_ceiling_is_told_once_with_larger_groups() -> None:
-    dull = {
-        "reward/mean": 0.0,
-        "reward/max": 0.0,
-        "groups/without_signal": 1.0,
-        "train/loss": None,
-        "train/skipped": 1.0,
-    }
+    dull = {"reward/mean": 0.25, "groups/without_signal": 1.0, "train/loss": None, "train/skipped": 1.0}
     alert = the_one(rows(30, **dull))
     assert (alert.rule, alert.step) == ("no_reward_variance", 5)
-    assert "mean reward 0" in alert.evidence
+    assert "mean reward 0.25" in alert.evidence
     assert alert.remedy.startswith(
         'rl_stop_training("3fa9c1d2") then rl_start_training(resume_from="3fa9c1d2", '
         'changes={"env.group_size":32,"env.batch_size":64})'
     )
+
+
+def test_where_no_answer_ever_scored_the_scorer_is_looked_at_first() -> None:
+    none = {"reward/mean": 0.0, "reward/max": 0.0, "groups/without_signal": 1.0, "train/skipped": 1.0}
+    alert = the_one(rows(30, **{**none, "train/loss": None}))
+    assert "mean reward 0" in alert.evidence
+    assert alert.remedy.startswith('rl_get_rollouts("3fa9c1d2", which="worst"): would the scorer know a right answer?')
+    assert '"env.group_size":32' in alert.remedy
+
+
+@pytest.mark.parametrize(
+    ("share", "remedy"),
+    [
+        (0.99, 'rl_stop_training("3fa9c1d2") then rl_get_results("3fa9c1d2")'),
+        (0.0, 'rl_get_rollouts("3fa9c1d2", which="worst")'),
+        (0.5, 'rl_stop_training("3fa9c1d2") then rl_start_training(resume_from="3fa9c1d2", changes={"env.group_size"'),
+        (None, 'rl_stop_training("3fa9c1d2") then rl_start_training(resume_from'),
+    ],
+)
+def test_dropped_groups_are_mended_by_the_share_of_them_that_was_right(share: float | None, remedy: str) -> None:
+    diagnosis = Diagnosis(CASE)
+    for row in rows(3):
+        diagnosis.observe(row)
+    notice = {"rule": "no_reward_variance", "step": 4, "evidence": "64 groups in a row.", "percent_correct": share}
+    assert diagnosis.notice(notice, resumable=True).remedy.startswith(remedy)
 
 
 def test_no_variance_at_the_ceiling_says_that_all_is_learnt() -> None:
@@ -161,10 +181,23 @@ def wobble(step: int) -> float:
 
 def test_a_reward_that_does_not_rise_is_told_with_figures_and_a_rate() -> None:
     alert = the_one(rows(60, **{"reward/mean": lambda step: 0.3 + wobble(step)}))
-    assert (alert.rule, alert.step) == ("reward_flat", 24)
+    assert (alert.rule, alert.step) == ("reward_flat", 34)
     assert re.search(r"went from 0\.(29|3)\d* to 0\.3", alert.evidence)
     assert alert.remedy.startswith('rl_get_rollouts("3fa9c1d2", which="worst")')
     assert '"trainer.learning_rate":0.002' in alert.remedy
+
+
+def climb(slope: float, error: float, steps: int) -> list[dict[str, Any]]:
+    """A reward that rises steadily from .1, measured with an error."""
+    noise = random.Random(3)
+    return list(rows(steps, **{"reward/mean": lambda step: 0.1 + slope * step + noise.gauss(0, error)}))
+
+
+def test_a_rise_that_the_noise_hides_is_not_called_flat() -> None:
+    """From .1 to .5 in a hundred steps of 64 rollouts; one of 1,024 shows that nothing rises."""
+    assert told(climb(0.004, 0.05, 100)) == []
+    assert told(climb(0.0, 0.15, 32)) == [], "who cannot tell says nothing"
+    assert [alert.rule for alert in told(climb(0.0, 0.012, 40))] == ["reward_flat"]
 
 
 def test_a_reward_that_falls_is_told_with_a_smaller_rate() -> None:
@@ -191,6 +224,17 @@ def test_entropy_that_collapses_below_the_ceiling_is_told_with_a_fresh_start() -
     )
 
 
+def test_a_fresh_start_is_one_that_is_not_refused(run: RunDirectory) -> None:
+    """The environment is named beside `changes`: among them it is refused."""
+    (run.path / "settings.json").write_text(Settings().model_dump_json())
+    (run.path / "config.yaml").write_text("env: {}")
+    chosen = {"run.environment": "arithmetic", "trainer.lora_rank": 8}
+    rows = {name: {"value": value, "source": "edit"} for name, value in chosen.items()}
+    (run.path / "config.resolved.json").write_text(json.dumps(rows))
+    call = Case.of(run, "arithmetic").begin_anew({})
+    assert call == 'rl_start_training(environment="arithmetic", changes={"trainer.lora_rank":8})'
+
+
 def test_entropy_that_falls_because_all_is_learnt_is_no_alarm() -> None:
     learnt = {"policy/entropy": lambda step: 0.3 * 0.8**step, "reward/mean": lambda step: min(0.98, 0.2 + 0.06 * step)}
     assert told(rows(40, **learnt)) == []
@@ -200,37 +244,79 @@ def evaluation(step: int, share: float, error: float | None = 0.015) -> dict[str
     return {"step": step, "src": "eval", "eval/percent_correct": share, "eval/percent_correct_stderr": error}
 
 
+def examined(shares: Iterable[float], error: float | None = 0.015, **figures: Any) -> list[dict[str, Any]]:
+    """Steps of a run with an evaluation before the first and after every tenth of them."""
+    exams = [evaluation(10 * number, share, error) for number, share in enumerate(shares)]
+    trained = list(rows(10 * len(exams) - 10, **figures))
+    given = trained[:1] + exams[:1] + trained[1:10]
+    for number, exam in enumerate(exams[1:], 1):
+        given += [exam, *trained[10 * number : 10 * number + 10]]
+    return given
+
+
 def test_held_out_answers_that_get_worse_while_rewards_rise_are_told_as_hacking() -> None:
-    trained = list(rows(40))
-    alert = the_one(
-        [*trained[:2], evaluation(0, 0.4), *trained[2:20], evaluation(20, 0.45), *trained[20:], evaluation(40, 0.3)]
+    alert = the_one(examined((0.4, 0.45, 0.32, 0.3)))
+    assert (alert.rule, alert.step) == ("reward_hacking", 30)
+    assert (
+        "From step 10 to 30 the held-out share correct fell from 0.45 to 0.3, while the mean reward" in alert.evidence
     )
-    assert (alert.rule, alert.step) == ("reward_hacking", 40)
-    assert "fell from 0.45 to 0.3, while the mean reward rose from 0.38 to 0.58" in alert.evidence
-    assert alert.remedy.startswith('rl_get_rollouts("3fa9c1d2", which="best")')
+    assert 'rl_get_rollouts("3fa9c1d2", which="best")' in alert.remedy
+
+
+def test_held_out_answers_that_stay_low_while_rewards_rise_far_are_told_as_hacking() -> None:
+    climbing: dict[str, Any] = {"reward/mean": lambda step: min(0.97, 0.03 + 0.06 * step)}
+    alert = the_one(examined((0.03, 0.04, 0.03, 0.04, 0.03), **climbing))
+    assert (alert.rule, alert.step) == ("reward_hacking", 30)
+    assert "From step 0 to 30 the held-out share correct went from 0.03 to 0.04, while the mean" in alert.evidence
+    assert told(examined((0.03, 0.15, 0.25, 0.35, 0.4), **climbing)) == [], "they follow, at some distance"
+    flat = examined((0.03,) * 5, **climbing)
+    graded = [{**row, "eval/mean_score": 0.1} if row["src"] == "eval" else row for row in flat]
+    assert told(graded) == [], "the scores themselves may have risen: nothing is known of their error"
+
+
+def test_the_best_of_many_evaluations_is_no_yardstick() -> None:
+    """Twenty evaluations that differ by their errors alone: the luckiest is three errors above one, not above two."""
+    scatter = (0.50, 0.52, 0.55, 0.47, 0.51, 0.46, 0.50, 0.49, 0.53, 0.47)
+    rising: dict[str, Any] = {"reward/mean": lambda step: 0.3 + 0.002 * step}
+    assert told(examined(scatter * 2, error=0.025, **rising)) == []
+
+
+def answered(run: RunDirectory, exam: dict[str, Any], chances: Iterable[float]) -> dict[str, Any]:
+    """The evaluation's samples, twenty of each task; and its row."""
+    folder = run.path / "evals" / f"step_{exam['step']}"
+    folder.mkdir(parents=True)
+    scores = [(task, int(i < 20 * chance)) for task, chance in enumerate(chances) for i in range(20)]
+    lines = [{"prompt": str(task), "score": score, "temperature": 1.0} for task, score in scores]
+    (folder / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return {**exam, "eval/percent_correct": sum(score for _, score in scores) / len(scores)}
+
+
+def test_evaluations_with_samples_are_compared_task_by_task(run: RunDirectory) -> None:
+    """A fall of .1 on every task is certain, though tasks differ by far more."""
+    tasks = [0.05 * (number % 16) + 0.2 for number in range(64)]
+    falls = {0: 0.0, 10: 0.0, 20: 0.1, 30: 0.15}
+    case = Case(run_id=CASE.run_id, environment="e", trainer=CASE.trainer, folder=run.path)
+    given = [
+        answered(run, row, [task - falls[row["step"]] for task in tasks]) if row["src"] == "eval" else row
+        for row in examined((0.5,) * 4, error=0.04)
+    ]
+    assert [(alert.rule, alert.step) for alert in told(given, case)] == [("reward_hacking", 30)]
+    assert told(given) == [], "by their standard errors alone they might be equal"
 
 
 @pytest.mark.parametrize(
     ("shares", "error", "flat"),
     [
-        ((0.4, 0.45, 0.44), 0.015, False),
-        ((0.4, 0.45, 0.3), 0.2, False),
-        ((0.4, 0.45, 0.37), None, False),
-        ((0.4, 0.45, 0.3), 0.015, True),
+        ((0.4, 0.45, 0.44, 0.44), 0.015, False),
+        ((0.4, 0.45, 0.3, 0.3), 0.2, False),
+        ((0.4, 0.45, 0.1, 0.1), None, False),
+        ((0.4, 0.45, 0.3, 0.3), 0.015, True),
+        ((0.4, 0.45, 0.3, 0.44), 0.015, False),
     ],
-    ids=["within its error", "few tasks", "no error known", "rewards do not rise"],
+    ids=["within its error", "few tasks", "no error known", "rewards do not rise", "one alone"],
 )
 def test_evaluations_that_scatter_are_no_hacking(shares: tuple[float, ...], error: float | None, flat: bool) -> None:
-    trained = list(rows(18, **({"reward/mean": 0.4} if flat else {})))
-    first, second, third = shares
-    given = [
-        evaluation(0, first, error),
-        *trained[:9],
-        evaluation(9, second, error),
-        *trained[9:],
-        evaluation(18, third, error),
-    ]
-    assert told(given) == []
+    assert told(examined(shares, error, **({"reward/mean": 0.4} if flat else {}))) == []
 
 
 def test_truncated_answers_are_told_with_longer_limits() -> None:
@@ -341,7 +427,7 @@ def test_rows_with_nonsense_in_them_harm_nobody() -> None:
             "time/batch": 0.0,
         },
         {"step": 2, "reward/mean": 1e200, "logprobs/diff": 10**400},
-        {"step": 3, "eval/percent_correct": 0.5},
+        {"step": 3, "eval/percent_correct": 0.5, "eval/mean_score": 10**400},
         {"step": 3, "groups/sent": 0, "groups/set_aside": 3},
     ]
     assert told([*odd, *rows(30, **{"policy/entropy": 0.0})]) == []

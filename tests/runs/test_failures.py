@@ -7,13 +7,14 @@ import signal
 from pathlib import Path
 
 import pytest
+from deadlines import wait_until
 
 from halteres.config.files import load_settings
 from halteres.errors import Conflict, InvalidConfig, NotFound
 from halteres.runs.directory import RunDirectory
 from halteres.runs.supervision.supervisor import main as supervise
 
-from .scenes import StartRun, survivors, wait, wait_for_end, wait_until
+from .scenes import StartRun, survivors, wait, wait_for_end
 
 
 @pytest.fixture

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from halteres.config import environ
+from halteres.process import Lifeline
 from halteres.redaction import Redactor
 from halteres.runs import identity
 from halteres.runs.supervision import logpipe
-from halteres.runs.supervision.children import Child, Lifeline, spawn
+from halteres.runs.supervision.children import Child, spawn
 from halteres.runs.supervision.logpipe import Strainer
 
 SECRETS = ["sk-0123456789", "sk-01234", "34-abcdef", "b\nc\nd\ne", "schlüssel"]

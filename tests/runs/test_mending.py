@@ -11,6 +11,7 @@ import pytest
 from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunDirectory, runs_home
 from halteres.runs.reading import failures, memory
+from halteres.runs.reading.chosen import chosen
 from halteres.runs.reading.culprit import Culprit, culprit
 from halteres.runs.reading.given import Given, GivenTrainer, read_given
 from halteres.runs.reading.memory import kernel_kills, ran_out
@@ -184,10 +185,33 @@ def test_an_engine_that_ended_alone_is_to_blame_for_all_exits_after_it(run: RunD
     assert culprit(run, state(run, processes={"engine": engine})) == Culprit("engine", None)
 
 
-@pytest.mark.parametrize(("phase", "role"), [("api", "service"), ("environment", "env"), ("evaluation", "eval")])
+@pytest.mark.parametrize(("phase", "role"), [("api", "service"), ("environment", "env")])
 def test_who_was_never_ready_is_known_by_what_was_waited_for(run: RunDirectory, phase: str, role: str) -> None:
     assert culprit(run, state(run, phase=phase)) == Culprit(role, None)
     assert culprit(run, state(run, phase=None)) is None
+
+
+def test_after_training_nobody_is_to_blame(run: RunDirectory) -> None:
+    exits(run, ("trainer", 0), ("env", -15))
+    assert culprit(run, state(run, phase="evaluation")) is None
+
+
+def test_a_checkpoint_of_step_0_is_nothing_to_go_on_from(run: RunDirectory) -> None:
+    """An interrupted trainer writes one, whole, before its first step: it is no better than a start."""
+    (run.path / "checkpoints.jsonl").unlink()
+    append_row(run.path / "checkpoints.jsonl", {"name": "final", "step": 0, "state_path": "tinker://x/weights/final"})
+    assert run.newest_checkpoint() is None
+    assert died(run).next.endswith("There is no checkpoint to go on from: start the run again.")
+
+
+def test_what_was_chosen_for_a_run_is_what_another_may_be_started_with(run: RunDirectory) -> None:
+    given = {"trainer.lora_rank": (8, "edit"), "run.environment": ("till", "file"), "run.name": ("x", "edit")}
+    given |= {"env.seed": (7, "config_init"), "run.max_minutes": (5, "file")}
+    rows = {name: {"value": value, "source": source} for name, (value, source) in given.items()}
+    (run.path / "config.resolved.json").write_text(json.dumps(rows))
+    assert chosen(run) == {"trainer.lora_rank": 8, "run.max_minutes": 5}
+    (run.path / "config.resolved.json").write_text("[")
+    assert chosen(run) == {}
 
 
 @pytest.mark.parametrize(

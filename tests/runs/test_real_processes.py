@@ -7,12 +7,14 @@ import os
 import signal
 from pathlib import Path
 
+from deadlines import wait_until
+
 from halteres.config.files import load_settings
 from halteres.observe.metrics import merge_by_step, series
 from halteres.runs.starting.start import start_run
 from halteres.runs.stop import stop_run
 
-from .scenes import survivors, wait, wait_for_end, wait_until
+from .scenes import survivors, wait, wait_for_end
 
 EDITS = (
     *("inference.engine=scripted", "env.group_size=4", "env.batch_size=16", "env.eval_tasks=4", "env.eval_samples=2"),

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -19,6 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from deadlines import wait_until
 
 from halteres.config.settings import Settings
 from halteres.observe.metrics import Row, read_rows
@@ -31,11 +32,7 @@ CONTEXT = 1.0
 
 def within(seconds: float, what: str, ready: Callable[[], Any]) -> Any:
     """The first true value of `ready`, asked again until the deadline."""
-    ends = time.monotonic() + seconds
-    while not (value := ready()):
-        assert time.monotonic() < ends, f"not within {seconds} s: {what}"
-        time.sleep(0.02)
-    return value
+    return wait_until(ready, seconds, what)
 
 
 def ask(url: str, body: Any = None, method: str | None = None) -> Any:

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from halteres.clients.trajectories import EnvironmentClient, Patience, TrainerClient, TrainerRegistration, new_key
+from halteres.config.limits import LARGEST_BATCH
 from halteres.errors import InvalidData, NotReady
 
 from .scenes import ServerProcess, group
@@ -58,6 +59,15 @@ async def test_a_nan_score_comes_back_as_a_sentence(server: ServerProcess, train
         assert posted.set_aside == "scores[0] is not a finite number."
         with pytest.raises(InvalidData, match="422"):
             await environment.post({"tokens": [[1]]}, key=new_key())
+    trainer.close()
+
+
+async def test_a_batch_that_is_too_large_is_refused_in_a_sentence(
+    server: ServerProcess, trainer: TrainerClient
+) -> None:
+    with pytest.raises(InvalidData) as caught:
+        trainer.register(TrainerRegistration(batch_size=LARGEST_BATCH + 1, max_token_len=64, num_steps=1))
+    assert caught.value.why == "batch_size: A batch has at most 1048576 sequences, not 1048577."
     trainer.close()
 
 

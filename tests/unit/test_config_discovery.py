@@ -212,3 +212,22 @@ def test_files_are_read_again_only_where_they_changed(tmp_path: Path, monkeypatc
 def test_a_file_nested_beyond_measure_is_broken_and_no_more(tmp_path: Path) -> None:
     found = discover([folder(tmp_path, deep="x = " + "(" * 5000 + ")" * 5000)])
     assert [Path(file.file_path).name for file in found.broken] == ["deep.py"]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "from halteres.environments.arithmetic import ArithmeticEnv\nclass MineEnv(ArithmeticEnv):",
+        "from halteres.environments import arithmetic\nclass MineEnv(arithmetic.ArithmeticEnv):",
+        "import halteres.environments.arithmetic\nclass MineEnv(halteres.environments.arithmetic.ArithmeticEnv):",
+    ],
+)
+def test_a_class_derived_from_a_built_in_environment_is_one(tmp_path: Path, head: str) -> None:
+    folder(tmp_path, mine=f"{head}\n    pass\n")
+    assert find_environment("mine", [tmp_path]).class_name == "MineEnv"
+
+
+def test_what_is_imported_from_a_built_in_file_and_is_no_environment_makes_none(tmp_path: Path) -> None:
+    other = "from halteres.environments.problems import Problem\nfrom halteres.environments.gone import Gone\n"
+    found = discover([folder(tmp_path, mine=f"{other}class A(Problem): ...\nclass B(Gone): ...\n")])
+    assert ("mine" in {one.name for one in found.environments}, found.broken) == (False, ())

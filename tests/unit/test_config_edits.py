@@ -26,7 +26,7 @@ def resolved(**changes: Any) -> Resolved:
         ("trainer.lora_rank", "trainer.lora_rank"),
         ("steps_per_eval", "trainer.eval_every"),
         ("save_checkpoint_interval", "trainer.checkpoint_every"),
-        ("tokenizer_name", "inference.model"),
+        ("tokenizer_name", "env.tokenizer_name"),
         ("model_name", "inference.model"),
         ("model", "inference.model"),
         ("wandb_name", "run.name"),
@@ -55,7 +55,7 @@ def test_numbers_given_as_text_are_taken_for_numbers_and_told() -> None:
 
 def test_null_is_a_value_where_the_type_allows_it() -> None:
     assert resolved(threads=None, temperature=None).settings.inference.threads is None
-    with pytest.raises(InvalidConfig, match=r"trainer\.lora_rank: must be a valid integer"):
+    with pytest.raises(InvalidConfig, match=r"lora_rank: must be a valid integer"):
         resolved(lora_rank=None)
 
 
@@ -92,7 +92,7 @@ def test_several_problems_are_one_refusal_that_lists_them() -> None:
     with pytest.raises(InvalidConfig) as caught:
         resolved(lora_rank=0, banana=1, use_wandb=True)
     assert caught.value.code == "invalid_config"
-    assert [one["field"] for one in caught.value.details["problems"]] == ["trainer.lora_rank", "use_wandb", "banana"]
+    assert [one["field"] for one in caught.value.details["problems"]] == ["lora_rank", "use_wandb", "banana"]
 
 
 @pytest.mark.parametrize("name", ["slurm", "testing"])

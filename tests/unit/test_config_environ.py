@@ -9,6 +9,7 @@ import pytest
 
 from halteres.config import environ
 from halteres.errors import InvalidConfig
+from halteres.redaction import Redactor
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,49 @@ def test_children_ask_no_proxy_for_loopback_and_keep_what_was_exempt(
         monkeypatch.setenv(name, value)
     child = environ.for_child()
     assert child["no_proxy"] == child["NO_PROXY"] == exempt
+
+
+SECRETS = ("A_KEY", "DB_PASS", "DB_PASSWD", "MYSQL_PWD", "GITHUB_PAT", "SSH_PASSPHRASE", "PASSWD", "pat")
+OPEN = ("PWD", "OLDPWD", "SSH_ASKPASS", "HERMES_COMPAT", "PATHS")
+
+
+def test_what_is_named_like_a_secret_is_handed_to_nobody_and_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*SECRETS, *OPEN):
+        monkeypatch.setenv(name, f"value of {name}")
+    child, known = environ.for_stranger(), environ.secrets()
+    assert {name for name in SECRETS if name in child or known[name] != f"value of {name}"} == set()
+    assert {name for name in OPEN if name not in child or name in known} == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "handed", "secret"),
+    [
+        ("DATABASE_URL", "postgres://me:hunter22@db:5432/x", "postgres://db:5432/x", "hunter22"),
+        ("HTTPS_PROXY", "http://me:p@ss:word@proxy:3128", "http://proxy:3128", "p@ss:word"),
+        ("all_proxy", "me:hunter22@proxy:3128", "proxy:3128", "hunter22"),
+        ("CACHE_DSN", "redis://:hunter22@cache/0", "redis://cache/0", "hunter22"),
+        ("SOME_URL", "https://a.example:8000/x?mail=a@b.example", "https://a.example:8000/x?mail=a@b.example", None),
+        ("SOME_PROXY", "http://proxy:3128", "http://proxy:3128", None),
+        ("SOMETHING", "http://me:hunter22@proxy", "http://me:hunter22@proxy", None),
+    ],
+)
+def test_an_address_is_handed_on_without_its_login(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, handed: str, secret: str | None
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert environ.for_stranger()[name] == handed
+    assert environ.secrets().get(name) == secret
+    assert Redactor.of_this_process().text(f"to {value}") == f"to {value.replace(secret, '***') if secret else value}"
+
+
+def test_who_is_handed_a_key_may_pass_the_proxy_and_loopback_stays_exempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:hunter22@proxy:3128")
+    monkeypatch.setenv("NO_PROXY", "a.example")
+    monkeypatch.setenv("SOME_API_KEY", "k")
+    keyed, other = environ.with_keys("SOME_API_KEY"), environ.with_keys()
+    assert (keyed["HTTPS_PROXY"], keyed["SOME_API_KEY"]) == ("http://me:hunter22@proxy:3128", "k")
+    assert (other["HTTPS_PROXY"], "SOME_API_KEY" in other) == ("http://proxy:3128", False)
+    assert "127.0.0.1" in keyed["NO_PROXY"] and "127.0.0.1" in other["NO_PROXY"]
 
 
 def test_a_process_with_a_bad_log_level_ends_with_one_sentence() -> None:

@@ -66,7 +66,7 @@ def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
     error = refused("trainer.total_stepz=5", "group_size=many", "run.seed=-1", "nonsense", file=file)
     found = problems(error)
     assert found.keys() == {
-        *("trainer.lora_rank", "envv", "trainer.total_stepz", "env.group_size", "run.seed", "nonsense"),
+        *("trainer.lora_rank", "envv", "trainer.total_stepz", "group_size", "run.seed", "nonsense"),
     }
     assert found["trainer.total_stepz"]["did_you_mean"] == "trainer.total_steps"
     assert found["envv"]["did_you_mean"] == "env"
@@ -100,6 +100,20 @@ def test_a_batch_of_broken_groups_is_refused_with_the_sizes_on_either_side() -> 
 
 def test_a_truth_value_is_no_number() -> None:
     assert problems(refused("run.seed=true"))["run.seed"]["rule"] == "must be a number"
+
+
+@pytest.mark.parametrize(
+    ("edits", "field"),
+    [
+        (["batch_size=1000000000", "group_size=1000000000"], "env.group_size"),
+        (["batch_size=2097152", "group_size=8"], "env.batch_size"),
+        (["batch_size=-1", "group_size=1000000000"], "env.group_size"),
+    ],
+)
+def test_a_batch_that_no_trajectory_server_takes_is_refused(edits: list[str], field: str) -> None:
+    with pytest.raises(InvalidConfig, match="at most 1048576") as caught:
+        load_settings("arithmetic", None, edits)
+    assert caught.value.details["field"].removeprefix("env.") == field.removeprefix("env.")
 
 
 def test_an_unset_batch_size_becomes_whole_groups_near_128() -> None:
@@ -218,4 +232,4 @@ def test_settings_come_with_where_they_were_given(tmp_path: Path) -> None:
 
 
 def test_a_group_of_one_teaches_nothing_and_is_refused() -> None:
-    assert "env.group_size = 1: must be at least 2" in refused("group_size=1").sentence
+    assert "group_size = 1: must be at least 2" in refused("group_size=1").sentence

@@ -106,6 +106,14 @@ def test_hermes_compat_writes_its_values_and_a_runs_own_addresses() -> None:
     assert without["env"]["use_wandb"] is False, "what the policy held ends with it"
 
 
+def test_keys_are_asked_for_where_the_seeds_did(home: Path) -> None:
+    asked = HERMES_COMPAT.require_keys
+    assert (asked.gate, asked.start) == (("TINKER_API_KEY", "WANDB_API_KEY"), ("TINKER_API_KEY",))
+    assert asked.test == ("OPENROUTER_API_KEY",)
+    write(home, "require_keys: [MY_KEY]\n")
+    assert load_policy().require_keys.model_dump() == {"gate": (), "start": ("MY_KEY",), "test": ()}
+
+
 def test_more_steps_than_the_cap_are_refused_and_fewer_by_default() -> None:
     policy = Policy(caps=Caps(max_steps=10))
     lowered = resolve_settings(ENVIRONMENT, None, (), policy=policy)

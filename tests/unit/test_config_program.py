@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import textwrap
@@ -179,6 +180,36 @@ def test_a_file_that_failed_is_known_to_until_it_is_mended(tmp_path: Path) -> No
     assert describe(find_program(str(path)), {}).fields >= {"difficulty"}
 
 
+def test_every_file_that_failed_is_known_to_whatever_becomes_of_its_neighbours(tmp_path: Path) -> None:
+    failed = [file(tmp_path, f"{number} / 0\n", f"env{number}") for number in range(3)]
+    for environment in failed:
+        with pytest.raises(EnvironmentBroken):
+            describe(environment, {})
+        (tmp_path / f"beside_{environment.name}.py").write_text("")
+    assert all(last_failure(environment.path) for environment in failed)
+
+
+def test_a_config_init_that_is_refused_is_told_without_an_advertisement(tmp_path: Path) -> None:
+    text = """
+        from halteres.environments.base import BaseEnv
+        from halteres.environments.config import BaseEnvConfig
+
+        class Wrong(BaseEnv):
+            @classmethod
+            def config_init(cls):
+                return BaseEnvConfig(group_size="many"), []
+
+        if __name__ == "__main__":
+            Wrong.cli()
+        """
+    error = broken(tmp_path, text)
+    assert "BaseEnvConfig refuses group_size: Input should be a valid integer" in error.sentence
+    assert "pydantic.dev" not in error.sentence
+    assert f"python {tmp_path}/an_env.py describe" in error.sentence
+    at_import = broken(tmp_path, text.replace("class Wrong", "BaseEnvConfig(seed=-1)\n\n        class Wrong"))
+    assert "pydantic.dev" not in at_import.sentence + str(at_import.details["traceback"])
+
+
 def test_a_file_of_another_framework_is_asked_by_a_script_of_ours(tmp_path: Path) -> None:
     """atroposlib's command line knows no `describe`; the fields are read from the class that its file would run."""
     (tmp_path / "theirs.py").write_text(textwrap.dedent(ATROPOSLIB))
@@ -204,3 +235,27 @@ def test_descriptions_in_memory_are_bounded(tmp_path: Path, monkeypatch: pytest.
     for difficulty in range(4):
         program.confirm(environment, {"difficulty": difficulty}, Description(schema={}, config={}))
     assert len(program._told) == 2
+
+
+def test_an_environment_that_is_asked_ends_with_whoever_asks(tmp_path: Path) -> None:
+    """The asker is killed, so that its deadline and its sweeping never come."""
+    fifo = str(tmp_path / "fifo")
+    os.mkfifo(fifo)
+    reading = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    asked = f"import time\nheld = open({fifo!r}, 'w')\nprint('up', file=held, flush=True)\ntime.sleep(600)"
+    asker = (
+        "import sys\nfrom pathlib import Path\nfrom halteres.config.caught import run_caught\n"
+        f"run_caught([sys.executable, '-c', {asked!r}], Path({str(tmp_path)!r}), 600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", asker], env=for_child()) as process:
+        assert select.select([reading], [], [], 20)[0], "it was not started"
+        assert os.read(reading, 16) == b"up\n"
+        process.kill()
+    assert select.select([reading], [], [], 20)[0], "it lives on"
+    assert os.read(reading, 16) == b"", "its end of the pipe is closed"
+    os.close(reading)
+
+
+def test_an_environment_that_is_asked_has_a_lifeline_that_is_open(tmp_path: Path) -> None:
+    script = "import os; print(os.fstat(int(os.environ['HALTERES_LIFELINE_FD'])).st_size)"
+    assert run_caught([sys.executable, "-c", script], tmp_path, 20).out == "0\n"

@@ -8,7 +8,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+LONGEST_NAME = 100  # characters
+
+
+def _checked(names: list[str] | None) -> list[str] | None:
+    if any(len(name) > LONGEST_NAME for name in names or ()):
+        raise PydanticCustomError("name_too_long", "a name has {most} characters at most", {"most": LONGEST_NAME})
+    return names
+
+
+ShortNames = AfterValidator(_checked)
 
 RunId = Annotated[
     str | None, Field(description="run id (a unique beginning will do) or name; default: the only active run")

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import math
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,16 +18,21 @@ from typing import Any
 from pydantic import ValidationError
 
 from halteres.agent.caller import Caller
+from halteres.agent.defects import Defect, recorded
+from halteres.agent.depth import check_depth
+from halteres.agent.fitting import fitted
 from halteres.agent.remedies import next_call
+from halteres.agent.shortening import clipped, echoed
 from halteres.agent.table import BY_NAME
 from halteres.agent.tool import Result, Tool
-from halteres.errors import HalteresError, ServerError, UserError, as_answer, boundary, unknown
+from halteres.errors import HalteresError, UserError, as_answer, boundary, unknown
 from halteres.redaction import Redactor
-
-_log = logging.getLogger(__name__)
 
 LONGEST_ECHO = 120
 """Characters of a refused value that are told back."""
+
+MOST_PROBLEMS = 8
+"""So many are told; whoever has more mends those first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,23 +48,19 @@ class Reply:
 async def call(name: str, arguments: Mapping[str, Any] | None, caller: Caller) -> Reply:
     """Call a tool by name. Whatever goes wrong is an answer; only cancellation leaves as an exception."""
     try:
-        with boundary(_Unforeseen, f"{name}"):
+        with boundary(Defect, f"{name}"):
             found = _tool(name)
             checked = _checked(found, arguments or {})
             result = await _run(found, caller, checked)
             return _told(result)
     except HalteresError as error:
-        return _refused(name, error)
+        return _refused(name, error, arguments or {})
 
 
 def _told(result: Result) -> Reply:
     body = result.model_dump(mode="json", exclude_unset=True)
     last = body.pop("next")
     return Reply(body=_sealed({**body, "next": last}), images=result.images)
-
-
-class _Unforeseen(ServerError):
-    """A defect of ours; the log has the traceback under the id in the text."""
 
 
 async def _run(found: Tool, caller: Caller, arguments: Mapping[str, Any]) -> Result:
@@ -79,6 +78,7 @@ def _tool(name: str) -> Tool:
 
 def _checked(found: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that were given, validated. A text that is empty counts as not given (some hosts fill them in)."""
+    check_depth(arguments)
     given = {name: value for name, value in arguments.items() if value != "" or name == "value"}
     try:
         model = found.arguments.model_validate(given)
@@ -90,7 +90,8 @@ def _checked(found: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
 def _invalid(found: Tool, error: ValidationError) -> UserError:
     known = list(found.arguments.model_fields)
     problems = [_problem(detail, known) for detail in error.errors(include_url=False)]
-    sentences = "; ".join(f"{problem['field']}: {problem['rule']}" for problem in problems)
+    sentences = "; ".join(f"{problem['field']}: {problem['rule']}" for problem in problems[:MOST_PROBLEMS])
+    sentences += f"; and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
     return UserError(
         f"{found.name} cannot be called so: {sentences}.",
         "",
@@ -102,7 +103,7 @@ def _invalid(found: Tool, error: ValidationError) -> UserError:
 
 
 def _problem(detail: Any, known: list[str]) -> dict[str, Any]:
-    field = ".".join(str(part) for part in detail["loc"])
+    field = clipped(".".join(str(part) for part in detail["loc"]), LONGEST_ECHO)
     rule = detail["msg"].replace("Input should be", "must be")
     if detail["type"] == "extra_forbidden":
         rule = f"there is no such argument (there are: {', '.join(known) or 'none'})"
@@ -117,18 +118,30 @@ def _short(value: Any) -> Any:
     return text if len(text) <= LONGEST_ECHO else f"{text[:LONGEST_ECHO]}..."
 
 
-def _refused(name: str, error: HalteresError) -> Reply:
-    if isinstance(error, _Unforeseen):
-        number = secrets.token_hex(4)
-        _log.error("%s (%s)", error.what, number, exc_info=error.__cause__ or error)
-        error = ServerError(error.what, f"This is a defect of ours; the log has it as {number}.", "Report it.")
-    body = as_answer(error)
-    body["next"] = next_call(name, error)
+def _refused(name: str, error: HalteresError, arguments: Mapping[str, Any]) -> Reply:
+    if isinstance(error, Defect):
+        error = recorded(error.what, error.__cause__ or error)
+    body = _with_few_problems(as_answer(error))
+    body["next"] = next_call(name, error, _draft(arguments))
     return Reply(body=_sealed(body), failed=True, status=error.status)
 
 
+def _with_few_problems(body: dict[str, Any]) -> dict[str, Any]:
+    """The first problems, and how many there are where that is not all."""
+    problems = body.get("problems") or []
+    few = [{**problem, "got": echoed(problem.get("got"), LONGEST_ECHO)} for problem in problems[:MOST_PROBLEMS]]
+    count = {"num_problems": len(problems)} if len(problems) > MOST_PROBLEMS else {}
+    return {**body, "problems": few, **count} if problems else body
+
+
+def _draft(arguments: Any) -> str | None:
+    """The draft that a call names; it may be one that no tool can be called with."""
+    named = arguments.get("draft") if isinstance(arguments, Mapping) else None
+    return named if isinstance(named, str) else None
+
+
 def _sealed(body: dict[str, Any]) -> dict[str, Any]:
-    return Redactor.of_this_process().json(_finite(body))
+    return fitted(Redactor.of_this_process().json(_finite(body)))
 
 
 def _finite(value: Any) -> Any:

@@ -36,7 +36,7 @@ def _only_active() -> RunDirectory:
     raise RunNotFound(
         "No run is active, and no run_id was given.",
         f"The newest are {_listed(runs)}." if runs else "There are no runs yet.",
-        "" if runs else "rl_start_training()",
+        "" if runs else "rl_list_environments()",
         did_you_mean=runs[0].run_id if runs else None,
         active_runs=[],
     )

@@ -1,65 +1,119 @@
 """What to call after an error: the rooms speak of commands, an agent needs calls.
 
-Owns: the call that mends each kind of error.
+Owns: the call that mends each kind of error; a sentence where no call does.
 Never: makes it.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from halteres.agent.wording import in_calls
+from halteres.agent.wording import in_calls, worded
 from halteres.errors import HalteresError
 
 
-def next_call(name: str, error: HalteresError) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A call that failed."""
+
+    tool: str
+    error: HalteresError
+    draft: str | None  # that it named; None: the caller's own
+
+    @property
+    def guess(self) -> str | None:
+        """What was meant by the name that nothing has."""
+        return self.error.details.get("did_you_mean")
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """Name -> field of everything the tool takes; nothing where there is no such tool."""
+        from halteres.agent.table import BY_NAME  # here: tools of the table ask for remedies themselves
+
+        return BY_NAME[self.tool].arguments.model_fields if self.tool in BY_NAME else {}
+
+
+def next_call(name: str, error: HalteresError, draft: str | None = None) -> str:
     """One line for the answer to a failed call of tool `name`: the error's own where it is a call, else by its code."""
     if error.next.startswith("rl_"):
         return error.next
     by_code = _BY_CODE.get(error.code)
-    return by_code(name, error) if by_code else error.next or "rl_health_check()"
+    if by_code is None:
+        return in_calls(error.next) or "rl_health_check()"
+    return by_code(Failed(tool=name, error=error, draft=draft))
 
 
-def _environment(name: str, error: HalteresError) -> str:
-    guess = error.details.get("did_you_mean")
-    return f"rl_select_environment({json.dumps(guess)})" if guess else "rl_list_environments()"
+def _environment(failed: Failed) -> str:
+    if failed.guess is None:
+        return "rl_list_environments()"
+    return worded("rl_select_environment", failed.guess, draft=failed.draft)
 
 
-def _run(name: str, error: HalteresError) -> str:
-    guess = error.details.get("did_you_mean")
-    return f"{name}(run_id={json.dumps(guess)})" if guess else "rl_list_runs()"
+def _run(failed: Failed) -> str:
+    """The same call, of the run that was meant: tools name a run, or runs, by different arguments."""
+    if failed.guess is None:
+        return "rl_list_runs()"
+    if "run_ids" in failed.arguments:
+        return worded(failed.tool, run_ids=[failed.guess])
+    argument = next((one for one in ("run_id", "resume_from") if one in failed.arguments), None)
+    return worded(failed.tool, **{argument: failed.guess}) if argument else "rl_list_runs()"
 
 
-def _again(name: str, error: HalteresError) -> str:
-    return f"{name}(...) again with the fields mended" if error.details.get("problems") else error.next
+def _missing(failed: Failed) -> str:
+    """Where it is a run's checkpoint that is missing, its environment is there, to start anew."""
+    if environment := failed.error.details.get("environment"):
+        return worded("rl_start_training", environment=environment)
+    return in_calls(failed.error.next) or "rl_list_runs()"
 
 
-def _checked(name: str, error: HalteresError) -> str:
-    is_model = error.details.get("field") == "inference.model"
-    return 'rl_get_current_config(field="model")' if is_model else "rl_start_training(dry_run=true)"
+def _again(failed: Failed) -> str:
+    """What such a setting may be; where nothing may be selected yet, whose settings could be shown, a sentence."""
+    details = failed.error.details
+    if failed.tool == "rl_edit_config" and details.get("field"):
+        return worded("rl_get_current_config", field=details["field"], draft=failed.draft)
+    if details.get("problems"):
+        return f"call {failed.tool} again with the fields mended"
+    return in_calls(failed.error.next) or "rl_health_check()"
 
 
-def _capped(name: str, error: HalteresError) -> str:
-    if active := error.details.get("active_runs"):
-        run = json.dumps(active[-1])
-        return f'rl_check_status({run}, wait_s=45, until="terminal") or rl_stop_training({run})'
-    return f"rl_edit_config({json.dumps(error.details.get('field'))}, {error.details.get('limit')})"
+def _checked(failed: Failed) -> str:
+    if failed.error.details.get("field") == "inference.model":
+        return worded("rl_get_current_config", field="model", draft=failed.draft)
+    return worded("rl_start_training", dry_run=True, draft=failed.draft)
 
 
-_BY_CODE: Mapping[str, Callable[[str, HalteresError], str]] = {
-    "no_environment": lambda name, error: "rl_list_environments() then rl_select_environment(name)",
+def _capped(failed: Failed) -> str:
+    details = failed.error.details
+    if active := details.get("active_runs"):
+        waiting = worded("rl_check_status", active[-1], wait_s=45, until="terminal")
+        return f"{waiting} or {worded('rl_stop_training', active[-1])}"
+    if details.get("field") is None:
+        return in_calls(failed.error.next) or "rl_get_current_config()"
+    return worded("rl_edit_config", details["field"], details.get("limit"), draft=failed.draft)
+
+
+def _missing_key(failed: Failed) -> str:
+    return f"set {failed.error.details.get('field')} where these tools are started, then call {failed.tool} again"
+
+
+_BY_CODE: Mapping[str, Callable[[Failed], str]] = {
+    "no_environment": lambda failed: "rl_list_environments() then rl_select_environment(name)",
     "environment_not_found": _environment,
-    "environment_broken": lambda name, error: "mend the file, then rl_list_environments(refresh=true)",
-    "unknown_field": lambda name, error: 'rl_get_current_config(detail="full")',
-    "locked_field": lambda name, error: "rl_get_current_config()",
+    "environment_broken": lambda failed: "mend the file, then rl_list_environments(refresh=true)",
+    "unknown_field": lambda failed: worded("rl_get_current_config", detail="full", draft=failed.draft),
+    "locked_field": lambda failed: worded("rl_get_current_config", draft=failed.draft),
     "invalid_config": _again,
     "run_not_found": _run,
+    "run_unreadable": lambda failed: (
+        f"put back a copy of {failed.error.details.get('path')} or move its folder away, then rl_list_runs()"
+    ),
     "preflight_failed": _checked,
     "policy_cap": _capped,
-    "missing_key": lambda name, error: f"set {error.details.get('field')} where these tools are started, then {name}()",
-    "disk_full": lambda name, error: "rl_health_check()",
-    "conflict": lambda name, error: in_calls(error.next) or "rl_list_runs()",
-    "not_found": lambda name, error: in_calls(error.next) or "rl_list_runs()",
-    "run_ambiguous": lambda name, error: "rl_list_runs()",
+    "missing_key": _missing_key,
+    "disk_full": lambda failed: "rl_health_check()",
+    "conflict": lambda failed: in_calls(failed.error.next) or "rl_list_runs()",
+    "not_found": _missing,
+    "run_ambiguous": lambda failed: "rl_list_runs()",
 }

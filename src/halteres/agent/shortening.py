@@ -58,6 +58,11 @@ def shortened_item(item: Any, room: int) -> Any:
     return shortened(json.dumps(item, ensure_ascii=False), room)
 
 
+def echoed(value: Any, room: int = 400) -> Any:
+    """A value that a call gave, told back: itself where it is small, else shortened."""
+    return shortened(value, room) if isinstance(value, str) else shortened_item(value, room)
+
+
 def _mark(num: int) -> str:
     return f" [... {num} characters left out ...] "
 

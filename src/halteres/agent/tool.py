@@ -42,6 +42,11 @@ class Hints:
     open_world: bool = False
 
 
+LONGEST_TEXT = 500
+"""Characters of a text among the arguments."""
+
+LONGEST_PROMPT = 32_000
+
 READS = Hints(read_only=True, idempotent=True)
 
 
@@ -68,9 +73,16 @@ class Result(BaseModel):
 
 
 class Arguments(BaseModel):
-    """Base of every tool's argument model: types are strict, unknown names are refused."""
+    """Base of every tool's argument model: types are strict, unknown names are refused, and so is a text that is longer
+    than any name or path."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, str_max_length=LONGEST_TEXT)
+
+
+class LongArguments(Arguments):
+    """Base of those of a tool that is given prompts: its other texts say themselves how long they may be."""
+
+    model_config = ConfigDict(str_max_length=LONGEST_PROMPT)
 
 
 class _Schema(GenerateJsonSchema):
@@ -120,8 +132,8 @@ def _brief(field: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def tool(*, title: str, hints: Hints) -> Callable[[Callable[..., Any]], Tool]:
-    """Make a tool of a function whose first parameter is the caller."""
+def tool(*, title: str, hints: Hints, arguments: type[Arguments] = Arguments) -> Callable[[Callable[..., Any]], Tool]:
+    """Make a tool of a function whose first parameter is the caller; its argument model is derived from `arguments`."""
 
     def make(function: Callable[..., Any]) -> Tool:
         types = get_type_hints(function, include_extras=True)
@@ -138,7 +150,7 @@ def tool(*, title: str, hints: Hints) -> Callable[[Callable[..., Any]], Tool]:
             title=title,
             description=inspect.getdoc(function) or "",
             hints=hints,
-            arguments=create_model(f"{function.__name__}_arguments", __base__=Arguments, **fields),
+            arguments=create_model(f"{function.__name__}_arguments", __base__=arguments, **fields),
             result=types["return"],
             function=function,
         )

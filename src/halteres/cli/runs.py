@@ -16,13 +16,17 @@ Run = Annotated[str, typer.Argument(help="Run id (a unique beginning will do) or
 @app.command("list")
 def list_() -> None:
     """Every run, newest first."""
-    from halteres.runs.directory import list_runs
+    from halteres.runs.directory import RunDirectory, known_runs
     from halteres.runs.reading.progress import read_progress
 
-    runs = list_runs()
-    if not runs:
+    entries = known_runs()
+    if not entries:
         typer.echo("No runs yet. Try: halteres quickstart")
-    for run in runs:
+    for entry in entries:
+        if entry.unreadable:
+            typer.echo(f"{entry.run_id}  {entry.facts.status}  {entry.path / 'run.json'} is damaged")
+            continue
+        run = RunDirectory(entry.path)
         state = run.state()
         progress = read_progress(run, state)
         reward = f"reward {progress.reward[-1][1]:.2f}" if progress.reward else ""

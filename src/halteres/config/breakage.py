@@ -13,6 +13,9 @@ from halteres.config.discovery import EnvironmentBroken
 
 TRACEBACK_LINES = 8
 
+LINK = "https://errors.pydantic.dev"
+"""pydantic ends its errors with a line that leads there, and says nothing."""
+
 
 def broken(file: Path, interpreter: str, why: str, err: str = "") -> EnvironmentBroken:
     """The error for a file that could not be run, or said nothing usable; `err` is what it wrote to stderr."""
@@ -36,7 +39,7 @@ def _line_of(file: Path, err: str) -> int | None:
 
 
 def _tail(err: str) -> list[str]:
-    return [line.rstrip() for line in err.splitlines() if line.strip()][-TRACEBACK_LINES:]
+    return [line.rstrip() for line in err.splitlines() if line.strip() and LINK not in line][-TRACEBACK_LINES:]
 
 
 def last_line(text: str) -> str:

@@ -1,7 +1,7 @@
 """Running a stranger's program so that it cannot harm us.
 
 Owns: the noun `Ended`; no secrets among its variables, a deadline, its output caught and bounded, its children swept
-up.
+up, that it ends with us.
 Never: knows what the program is for.
 """
 
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from halteres.config import environ
+from halteres.process import Lifeline, die_with_parent
 
 MOST_OUTPUT = 4 * 1024 * 1024
 """Bytes that are kept of the end of each stream: answers and tracebacks come last."""
@@ -37,24 +38,31 @@ class Ended:
 
 def run_caught(command: Sequence[str], folder: Path, within_s: float) -> Ended:
     """Run to the end, in a process group of its own that is swept up afterwards. TimeoutError after the deadline."""
-    child = subprocess.Popen(
+    with contextlib.closing(Lifeline.open()) as lifeline:
+        child = _start(command, folder, lifeline)
+        streams = [_Stream(stream) for stream in (child.stdout, child.stderr) if stream is not None]
+        try:
+            child.wait(within_s)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"not within {within_s:g} s") from None
+        finally:
+            _sweep(child)
+    out, err = (stream.text() for stream in streams)
+    return Ended(code=child.returncode, out=out, err=err)
+
+
+def _start(command: Sequence[str], folder: Path, lifeline: Lifeline) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
         command,
         cwd=folder,
-        env=environ.for_stranger(),
+        env=environ.for_stranger(HALTERES_LIFELINE_FD=str(lifeline.read_end)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        pass_fds=(lifeline.read_end,),
         process_group=0,
+        preexec_fn=die_with_parent,
     )
-    streams = [_Stream(stream) for stream in (child.stdout, child.stderr) if stream is not None]
-    try:
-        child.wait(within_s)
-    except subprocess.TimeoutExpired:
-        raise TimeoutError(f"not within {within_s:g} s") from None
-    finally:
-        _sweep(child)
-    out, err = (stream.text() for stream in streams)
-    return Ended(code=child.returncode, out=out, err=err)
 
 
 class _Stream:

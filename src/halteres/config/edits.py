@@ -19,13 +19,15 @@ from halteres.config.settings import ENV_WIRING, SECTIONS, wiring_of
 from halteres.errors import nearest
 
 ALIASES: Mapping[str, str] = {
-    "tokenizer_name": "inference.model",
     "model_name": "inference.model",
     "steps_per_eval": "trainer.eval_every",
     "save_checkpoint_interval": "trainer.checkpoint_every",
     "wandb_name": "run.name",
 }
 """The seeds' names for our settings, where they differ from ours."""
+
+IN_FILES: Mapping[str, str] = {"tokenizer_name": "inference.model"}
+"""Wiring that in a file, a config's or a policy's, says what it is filled in from; as an edit it is refused."""
 
 SWITCHES: Mapping[str, str] = {
     "slurm": "Halteres starts a run's processes on this machine: start it inside the job that SLURM gave you",
@@ -82,7 +84,7 @@ class Edit:
     def _unknown(self, field: str) -> Problem:
         """An unknown section: perhaps the seeds' name of one."""
         section = self.name.rpartition(".")[0]
-        meant = Edit(name=field, value=self.value).key
+        meant = IN_FILES.get(field) or Edit(name=field, value=self.value).key
         guess = meant if meant in OWN_KEYS else nearest(section, (*SECTIONS, "env"))
         return UnknownSetting(field=self.name, got=self.value, did_you_mean=guess)
 

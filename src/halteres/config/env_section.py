@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from halteres.config.limits import LARGEST_BATCH
+from halteres.config.numbers import endless
 from halteres.config.problem import Problem
 from halteres.config.program import Description
 from halteres.config.settings import ENV_WIRING
@@ -18,11 +20,16 @@ DEFAULT_GROUP_SIZE, DEFAULT_BATCH_SIZE = 16, 128
 
 _GROUP_RULE = "must be at least 2: an answer's advantage is how much better it is than the others of its group"
 
+_AT_MOST = f"must be at most {LARGEST_BATCH}: the trajectory server takes no larger batch"
+
 
 def effective(given: Mapping[str, Any], told: Description) -> dict[str, Any]:
-    """The environment's values as they will hold, without what a run fills in itself."""
+    """The environment's values as they will hold, without what a run fills in itself, and what no JSON can say and only
+    the environment itself can set."""
     env = {**told.config, **({} if told.schema else given)}
-    env = {name: value for name, value in env.items() if name not in ENV_WIRING}
+    env = {
+        name: value for name, value in env.items() if name not in ENV_WIRING and (name in given or not endless(value))
+    }
     group = env.setdefault("group_size", DEFAULT_GROUP_SIZE)
     if env.get("batch_size") in (None, -1):
         whole_groups = max(1, DEFAULT_BATCH_SIZE // group) if isinstance(group, int) and group > 0 else 1
@@ -37,6 +44,10 @@ def batch_problem(env: Mapping[str, Any]) -> Problem | None:
         return Problem(field="env.batch_size", got=batch, rule="must be a positive integer")
     if group < 2:
         return Problem(field="env.group_size", got=group, rule=_GROUP_RULE, suggest=(8, 16))
+    if group > LARGEST_BATCH:
+        return Problem(field="env.group_size", got=group, rule=_AT_MOST)
+    if batch > LARGEST_BATCH:
+        return Problem(field="env.batch_size", got=batch, rule=_AT_MOST, suggest=(LARGEST_BATCH // group * group,))
     if batch % group:
         below = batch // group * group
         near = tuple(value for value in (below, below + group) if value)

@@ -7,6 +7,7 @@ Never: is read at import; each function reads when called.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -96,21 +97,51 @@ def _past_proxies() -> dict[str, str]:
 
 
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIALS")
+_SECRET_WORDS = ("PASS", "PASSWD", "PWD", "PAT", "PASSPHRASE")  # as last words alone: there is PWD, and SSH_ASKPASS
+_ADDRESS = ("_URL", "_PROXY", "_DSN")
+_LOGIN = re.compile(r"(?P<before>^|://)[^\s/:@]*:(?P<password>[^\s/]+)@")
 
 
 def for_stranger(**changes: str) -> dict[str, str]:
-    """The environment for a child that gets no secrets: `for_child` without anything named like one."""
-    return {name: value for name, value in for_child(**changes).items() if not name.upper().endswith(_SECRET)}
+    """The environment for a child that gets no secrets: `for_child` without anything named like one, and with no login
+    in an address."""
+    return {
+        name: _LOGIN.sub(r"\g<before>", value) if _is_address(name) else value
+        for name, value in for_child(**changes).items()
+        if not _is_secret(name)
+    }
 
 
 def with_keys(*names: str, **changes: str) -> dict[str, str]:
-    """The environment for a child that gets no secrets but these."""
-    return {**for_stranger(**changes), **{name: value for name, value in secrets().items() if name in names}}
+    """The environment for a child that gets no secrets but these; and, where there are any, the proxies with their
+    logins: a key is for somebody outside."""
+    given = {name for name in os.environ if name in names or (names and name.upper().endswith("_PROXY"))}
+    told = {name: os.environ[name] for name in given if name.upper() != "NO_PROXY"}
+    return {**for_stranger(), **told, **changes}
 
 
 def secrets() -> dict[str, str]:
-    """Variables of this process that are named like secrets, and set."""
-    return {name: value for name, value in os.environ.items() if name.upper().endswith(_SECRET) and value}
+    """What is secret in this process's variables, by their names: values of those named like secrets, passwords within
+    addresses."""
+    found = {name: _secret(name, value) for name, value in os.environ.items()}
+    return {name: secret for name, secret in found.items() if secret}
+
+
+def _secret(name: str, value: str) -> str:
+    if _is_secret(name):
+        return value
+    login = _LOGIN.search(value) if _is_address(name) else None
+    return login["password"] if login else ""
+
+
+def _is_secret(name: str) -> bool:
+    words = name.upper()
+    own = words not in ("PWD", "OLDPWD") and words.rpartition("_")[2] in _SECRET_WORDS
+    return words.endswith(_SECRET) or own
+
+
+def _is_address(name: str) -> bool:
+    return name.upper().endswith(_ADDRESS)
 
 
 def is_set(name: str) -> bool:

@@ -16,13 +16,22 @@ from pydantic import ValidationError
 from halteres.config.edits import OWN_KEYS, SWITCHES, Edit, names_beside, nearest_setting
 from halteres.config.env_section import batch_problem, effective
 from halteres.config.locks import HELD_WIRING, over_cap, policy_lock, policy_locks, same, wiring_lock
-from halteres.config.numbers import TEXT, odd_numbers, truth_for_number
+from halteres.config.numbers import TEXT, number_in_text, odd_numbers, truth_for_number
 from halteres.config.policies import Policy
 from halteres.config.problem import Problem, UnknownSetting, refusal
 from halteres.config.program import Description, EnvironmentProgram, confirm, describe, find_program
 from halteres.config.projection import Sections
-from halteres.config.settings import ENV_WIRING, SECTIONS, RunSettings, Section, Settings, TrainerSettings
+from halteres.config.settings import (
+    ENV_WIRING,
+    SECTIONS,
+    InferenceSettings,
+    RunSettings,
+    Section,
+    Settings,
+    TrainerSettings,
+)
 from halteres.config.sources import Source, Sources
+from halteres.errors import InvalidConfig
 
 STEPS = "trainer.total_steps"
 
@@ -88,11 +97,26 @@ class Gathering:
         if isinstance(trainer := parts["trainer"], TrainerSettings):
             self.problems.extend(filter(None, [over_cap(self.policy, trainer.total_steps)]))
         if self.problems:
-            raise refusal([_with_names(problem, told) for problem in self.problems])
+            raise self._refusal(told)
         confirm(environment, env, told)
         held = {key.removeprefix("env."): self.policy.lock[key] for key in HELD_WIRING if key in self.policy.lock}
         settings = Settings.model_validate({**parts, "env": {**env, **held}})
         return Resolved(settings=settings, sources=self.sources, coerced=dict(_coerced(self.edits, settings)))
+
+    def _refusal(self, told: Description) -> InvalidConfig:
+        """The error for everything that is wrong, under the names that were given."""
+        refused = refusal([self._as_given(problem, told) for problem in self.problems])
+        named = {problem.field for problem in self.problems}
+        numbers = {edit.name: _number(edit, told) for edit in self.edits}
+        fine = {edit.name for edit in self.edits} - {self._names.get(field, field) for field in named}
+        if coerced := {name: number for name, number in numbers.items() if number is not None and name in fine}:
+            refused.details["coerced"] = coerced
+        return refused
+
+    def _as_given(self, problem: Problem, told: Description) -> Problem:
+        """With the name that was given; with those that there are, where there is none of that name."""
+        named = replace(problem, field=self._names.get(problem.field, problem.field))
+        return replace(named, available=names_beside(told.fields)) if isinstance(named, UnknownSetting) else named
 
     def _environment(self) -> EnvironmentProgram:
         """The environment's file; a path is made absolute, so that it means the same from any folder."""
@@ -142,8 +166,8 @@ class Gathering:
             is_unknown = bool(told.schema) and name not in told.fields
             self.problems.append(self._unknown(problem.field, problem.got, told.fields) if is_unknown else problem)
         known = {problem.field for problem in self.problems}
-        odd = odd_numbers(told.schema, {**env, **given})
-        self.problems.extend(problem for problem in odd if problem.field not in known)
+        odd = {one.field: one for values in (env, given) for one in odd_numbers(told.schema, values)}
+        self.problems.extend(problem for field, problem in odd.items() if field not in known)
         if not known & {"env.batch_size", "env.group_size"}:
             self.problems.extend(filter(None, [batch_problem(env)]))
         for edit in self.edits:
@@ -152,11 +176,15 @@ class Gathering:
 
     def _refuse_wiring(self, told: Description) -> None:
         for key, source in self.sources.items():
-            lock = wiring_lock(key, told.config)
+            lock = wiring_lock(key, {**told.config, "tokenizer_name": self._model})
             if lock is not None and source != "policy":
                 value = self.policy.lock.get(key, lock.value)
                 section, _, name = key.partition(".")
                 self.problems.append(replace(lock, value=value).refused(self._names[key], self.sections[section][name]))
+
+    @property
+    def _model(self) -> Any:
+        return self.sections["inference"].get("model", InferenceSettings().model)
 
     def _unknown(self, key: str, got: Any, env_fields: frozenset[str] = frozenset()) -> Problem:
         return UnknownSetting(
@@ -166,9 +194,11 @@ class Gathering:
         )
 
 
-def _with_names(problem: Problem, told: Description) -> Problem:
-    """With the names that there are, where it has one that there is not."""
-    return replace(problem, available=names_beside(told.fields)) if isinstance(problem, UnknownSetting) else problem
+def _number(edit: Edit, told: Description) -> float | None:
+    """The number that an edit gives as text, where one is wanted."""
+    section, _, name = edit.key.partition(".")
+    schema = SECTIONS[section].model_json_schema() if section in SECTIONS else told.schema
+    return number_in_text(schema.get("properties", {}).get(name, {}), edit.value)
 
 
 def _coerced(edits: list[Edit], settings: Settings) -> Iterator[tuple[str, Any]]:

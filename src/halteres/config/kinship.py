@@ -1,6 +1,7 @@
 """Which class of a file is its environment: it derives from a root, whatever lies between.
 
-Owns: the roots; following bases through aliases, generics, and files beside the one that is looked at.
+Owns: the roots; following bases through aliases, generics, files beside the one that is looked at, and the built-in
+environments.
 Never: imports or runs a file, knows where environments are looked for.
 """
 
@@ -9,6 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from halteres.config.outline import UNREADABLE, Kind, Outline, read_outline
+
+BUILT_IN, _PACKAGE = "halteres.environments", Path(__file__).resolve().parents[2]
 
 ROOTS = frozenset({"BaseEnv", "SingleTurnEnv"})
 """Classes that are no environments themselves, and from which environments derive."""
@@ -49,7 +52,7 @@ def _is_environment(base: str, file: Path, outline: Outline, known: set[str], se
     module, name = _imported(base, outline)
     if name in ROOTS:
         return True
-    source = _beside(file, module)
+    source = _source(file, module)
     if source is None or source in seen:
         return False
     try:
@@ -66,6 +69,14 @@ def _imported(base: str, outline: Outline) -> tuple[str, str]:
     owner, _, name = base.rpartition(".")
     module, member = outline.imports.get(owner, ("", ""))
     return (f"{module}.{member}".strip(".") if member else module, name) if module else ("", "")
+
+
+def _source(file: Path, module: str) -> Path | None:
+    """The file of a module that can be followed."""
+    if module.startswith(f"{BUILT_IN}."):
+        built_in = _PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
+        return built_in if built_in.is_file() else None
+    return _beside(file, module)
 
 
 def _beside(file: Path, module: str) -> Path | None:

@@ -33,8 +33,22 @@ def odd_numbers(schema: Mapping[str, Any], values: Mapping[str, Any]) -> Iterato
         if isinstance(value, bool) and (types := _types(fields.get(name, {}))) and "boolean" not in types:
             if types & {"integer", "number"}:
                 yield Problem(field=f"env.{name}", got=value, rule=NUMBER)
-        elif _endless(value):
+        elif endless(value):
             yield Problem(field=f"env.{name}", got=value, rule=FINITE)
+
+
+def number_in_text(field: Mapping[str, Any], value: Any) -> float | None:
+    """The number that a text says, for a field whose JSON Schema has numbers and no texts; None where it says none."""
+    types = _types(field)
+    if not isinstance(value, str) or "string" in types or not types & {"integer", "number"}:
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    if "integer" in types and number.is_integer():
+        return int(number)
+    return number if "number" in types and math.isfinite(number) else None
 
 
 def _kinds(annotation: Any) -> set[Any]:
@@ -47,9 +61,10 @@ def _types(field: Mapping[str, Any]) -> set[str]:
     return {str(one["type"]) for one in (field, *field.get("anyOf", ())) if isinstance(one.get("type"), str)}
 
 
-def _endless(value: Any) -> bool:
+def endless(value: Any) -> bool:
+    """Whether there is a number in it, however deep, that is not finite."""
     if isinstance(value, Mapping):
-        return any(_endless(item) for item in value.values())
+        return any(endless(item) for item in value.values())
     if isinstance(value, (list, tuple)):
-        return any(_endless(item) for item in value)
+        return any(endless(item) for item in value)
     return isinstance(value, float) and not math.isfinite(value)

@@ -1,13 +1,14 @@
 """The policy file: what the operator of this machine locks and caps.
 
-Owns: the nouns `Policy` and `Caps`, reading HALTERES_HOME/policy.yaml, the policies that come with the package.
-Never: applies a lock (`config.files`), ends a run at a cap (the supervisor), speaks of a model's policy.
+Owns: the nouns `Policy`, `Caps` and `KeysRequired`, reading HALTERES_HOME/policy.yaml, the policies of the
+package.
+Never: applies a lock (`config.gathering`), ends a run at a cap (the supervisor), speaks of a model's policy.
 
     extends: hermes-compat          # or: default
     lock: {trainer: {learning_rate: 4.0e-5}, env.group_size: 8}    # names as in rl_edit_config will do
     caps: {max_steps: 500, max_hours: 2, max_tokens: 5.0e7, max_concurrent_runs: 1}
     min_status_interval_s: 0
-    require_keys: []
+    require_keys: []                # to start; or: {gate: [], start: [], test: []}
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from halteres.config import environ
-from halteres.config.edits import OWN_KEYS, Edit, nearest_setting
+from halteres.config.edits import IN_FILES, OWN_KEYS, Edit, nearest_setting
 from halteres.config.problem import Problem, UnknownSetting
 from halteres.config.settings import ENV_WIRING, SECTIONS, wiring_of
 from halteres.errors import HalteresError, InvalidConfig, nearest
@@ -37,7 +38,9 @@ class PolicyCap(InvalidConfig):
 def _meant(name: str) -> str:
     """The setting that a name means; an environment's field that the run fills in means ours that it is filled from."""
     field = name.removeprefix("env.")
-    return name if name.startswith("env.") and field not in ENV_WIRING else Edit(name=field, value=None).key
+    if name.startswith("env.") and field not in ENV_WIRING:
+        return name
+    return IN_FILES.get(field) or Edit(name=field, value=None).key
 
 
 class _Part(BaseModel):
@@ -48,9 +51,17 @@ class Caps(_Part):
     """Budgets of one run, and how many may go on at once. None: no cap."""
 
     max_steps: Annotated[int | None, Field(ge=1, description="optimiser steps of one run")] = None
-    max_hours: Annotated[float | None, Field(gt=0, description="hours from a run's creation to its end")] = None
+    max_hours: Annotated[float | None, Field(gt=0, description="hours of one run; a resumed one counts anew")] = None
     max_tokens: Annotated[float | None, Field(gt=0, description="sampled tokens that one run trains on")] = None
     max_concurrent_runs: Annotated[int | None, Field(ge=1, description="runs that go on at once")] = None
+
+
+class KeysRequired(_Part):
+    """Variables that must be set, by what cannot be done without them."""
+
+    gate: Annotated[tuple[str, ...], Field(description="the tools are offered")] = ()
+    start: Annotated[tuple[str, ...], Field(description="a run starts")] = ()
+    test: Annotated[tuple[str, ...], Field(description="an environment is tested")] = ()
 
 
 class Policy(_Part):
@@ -60,7 +71,14 @@ class Policy(_Part):
     lock: Annotated[dict[str, Any], Field(description="section.field -> the value that holds")] = {}
     caps: Caps = Caps()
     min_status_interval_s: Annotated[float, Field(ge=0, description="between two looks at an unchanged run")] = 0
-    require_keys: Annotated[tuple[str, ...], Field(description="variables that must be set to start or test")] = ()
+    require_keys: Annotated[KeysRequired, Field(description="variables that must be set; a list: to start")] = (
+        KeysRequired()
+    )
+
+    @field_validator("require_keys", mode="before")
+    @classmethod
+    def _to_start(cls, given: Any) -> Any:
+        return {"start": given} if isinstance(given, list | tuple) else given
 
     @field_validator("lock", mode="before")
     @classmethod
@@ -99,10 +117,12 @@ HERMES_COMPAT = Policy(
         "trainer.checkpoint_every": 25,
     },
     min_status_interval_s=1800,
-    require_keys=("TINKER_API_KEY", "OPENROUTER_API_KEY"),
+    require_keys=KeysRequired(
+        gate=("TINKER_API_KEY", "WANDB_API_KEY"), start=("TINKER_API_KEY",), test=("OPENROUTER_API_KEY",)
+    ),
 )
-"""What the seeds locked (seed 002, LOCKED_FIELDS), in our sections. Addresses are wiring everywhere: the one told is
-the seeds', a run's own is written into its config file."""
+"""What the seeds locked and asked for (seed 002, LOCKED_FIELDS), in our sections. Addresses are wiring
+everywhere: the one told is the seeds', a run's own is written into its config file."""
 
 BUILT_IN: Mapping[str, Policy] = {policy.name: policy for policy in (DEFAULT, HERMES_COMPAT)}
 

@@ -14,6 +14,9 @@ from typing import Any
 
 from halteres.errors import InvalidConfig
 
+MOST_LISTED, LONGEST_GOT = 8, 120
+"""Problems that a sentence tells, and characters of a refused value in it."""
+
 NEXT = "Nothing was changed; mend these settings and try again."
 
 
@@ -44,7 +47,9 @@ class Problem:
         """The problem as one clause."""
         hint = f"; did you mean '{self.did_you_mean}'?" if self.did_you_mean else ""
         near = f" (try {' or '.join(str(value) for value in self.suggest)})" if self.suggest else ""
-        got = f" = {self.got!r}" if self.got is not None else ""
+        given = repr(self.got)
+        given = given if len(given) <= LONGEST_GOT else f"{given[:LONGEST_GOT]}..."
+        got = f" = {given}" if self.got is not None else ""
         return f"{self.field}{got}: {self.rule}{near}{hint}"
 
     @property
@@ -109,7 +114,8 @@ def as_json(value: Any) -> Any:
 
 
 def _listing(problems: Sequence[Problem], next: str) -> InvalidConfig:
-    listed = "; ".join(problem.sentence for problem in problems)
+    listed = "; ".join(problem.sentence for problem in problems[:MOST_LISTED])
+    listed += f"; and {len(problems) - MOST_LISTED} more" if len(problems) > MOST_LISTED else ""
     return InvalidConfig(f"{len(problems)} settings cannot be used.", _ended(listed), next, **_details(problems))
 
 

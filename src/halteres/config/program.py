@@ -106,7 +106,10 @@ def describe(environment: EnvironmentProgram, values: Mapping[str, Any]) -> Desc
 
 
 def last_failure(file: Path) -> str | None:
-    """Why this very file could not describe itself when it was last asked; None where it could, or was not asked."""
+    """Why this very file could not describe itself when it was last asked; None where it could, or was not asked.
+
+    It holds until the file changes or is asked again, whatever becomes of its neighbours.
+    """
     try:
         return remembered.recall(_failure_key(file))
     except OSError:
@@ -128,7 +131,8 @@ def _keep(key: str, told: Description) -> None:
 
 
 def _failure_key(file: Path) -> str:
-    return f"failure\n{remembered.stamp(file)}"
+    looked = file.stat()
+    return f"failure\n{file}\n{looked.st_mtime_ns}\n{looked.st_size}"
 
 
 def _key(environment: EnvironmentProgram, values: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ What the seeds' format has no word for travels in a section `halteres`, which ot
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,9 @@ _FROM_TINKER = {
     "save_checkpoint_interval": ("trainer", "checkpoint_every"),
 }
 _TINKER_DROPPED = frozenset(("checkpoint_dir", "wandb_group", "wandb_run_name", "wandb_run_suffix", "tool_call_parser"))
+SERVER: Mapping[str, Any] = {"weight": 1.0, "num_requests_for_eval": 256, "timeout": 3600}
+"""What the seeds' files say of the inference server beside its address (seed 002)."""
+
 _SEED_SECTIONS = frozenset(("env", "openai", "tinker", "slurm", "testing", "halteres"))
 
 
@@ -70,20 +73,24 @@ def from_seed_format(data: Mapping[str, Any], problems: list[Problem]) -> Sectio
     return sections
 
 
-def to_seed_format(settings: Settings, addresses: Addresses) -> dict[str, Any]:
-    """The config file of a run: what the environment reads, and any trainer of that format."""
+def to_seed_format(settings: Settings, addresses: Addresses, own: Collection[str] = frozenset[str]()) -> dict[str, Any]:
+    """The config file of a run: what the environment reads, and any trainer of that format.
+
+    Args:
+        own: fields that hold the environment's own values; those of them that are empty are left out.
+    """
     trainer = settings.trainer
     run_name = f"{settings.run.environment_name}-{addresses.run_id}"
     return {
         "env": {
-            **settings.env,
+            **{name: value for name, value in settings.env.items() if value not in (None, "") or name not in own},
             "tokenizer_name": addresses.tokenizer,
             "rollout_server_url": addresses.api_url,
             "total_steps": trainer.total_steps,
             "steps_per_eval": trainer.eval_every,
             "seed": settings.run.seed,
             "use_wandb": settings.env.get("use_wandb", False),  # there only where the operator's policy locks it
-            "wandb_name": run_name,
+            "wandb_name": settings.run.name or run_name,
             "run_dir": addresses.run_dir,
         },
         "openai": [
@@ -92,12 +99,15 @@ def to_seed_format(settings: Settings, addresses: Addresses) -> dict[str, Any]:
                 "base_url": f"{addresses.service_url.rstrip('/')}/runs/{addresses.run_id}/v1",
                 "api_key": addresses.api_key,
                 "server_type": "sglang",
+                "tokenizer_name": addresses.tokenizer,  # else atroposlib looks for the model's name on the hub
+                **SERVER,
             }
         ],
         "tinker": {
             **{name: getattr(trainer, field) for name, (_, field) in _FROM_TINKER.items()},
             "wandb_project": settings.run.wandb_project or environ.wandb_project(),
             "wandb_run_name": run_name,
+            "checkpoint_dir": f"{addresses.run_dir}/service",
         },
         "slurm": False,
         "testing": False,

@@ -61,7 +61,9 @@ class RunSettings(Section):
 class InferenceSettings(Section):
     """The base model and where it is served."""
 
-    model: Annotated[str, Field(description="'halteres/tiny', a model folder, or a name the service knows")] = TINY
+    model: Annotated[
+        str, Field(min_length=1, description="'halteres/tiny', a model folder, or a name the service knows")
+    ] = TINY
     threads: Annotated[int | None, Field(ge=1, description="engine threads; default: cores - 1, at least 1")] = None
     engine: Annotated[
         Literal["torch", "scripted"], Field(description="what computes; 'scripted' has no weights and learns nothing")

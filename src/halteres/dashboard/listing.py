@@ -14,8 +14,8 @@ from halteres.dashboard.sparks import spark_of
 from halteres.errors import NotFound
 from halteres.runs.directory import known_runs
 from halteres.runs.reading.alerts import read_alerts
-from halteres.runs.reading.roster import Entry
-from halteres.runs.state import RunState, read_state
+from halteres.runs.reading.roster import UNREADABLE, Entry
+from halteres.runs.state import RunState, RunUnreadable, read_state
 
 ERROR_LENGTH = 200
 """Characters; the run's own page has the whole sentence."""
@@ -33,6 +33,9 @@ def _row(run: Entry) -> Iterator[dict[str, Any]]:
     """One row; none of a run that was removed while we looked."""
     try:
         state = read_state(run.path / "run.json")
+    except RunUnreadable as error:
+        yield _damaged(run, error)
+        return
     except NotFound:
         return
     spark = spark_of(run.path / "metrics.jsonl")
@@ -52,6 +55,27 @@ def _row(run: Entry) -> Iterator[dict[str, Any]]:
         "curve": [float(f"{value:.4g}") for value in spark.rewards],
         "alerts": [alert.rule for alert in read_alerts(run.path / "events.jsonl")],
         "error": _error(state),
+    }
+
+
+def _damaged(run: Entry, error: RunUnreadable) -> dict[str, Any]:
+    """The row of a run whose run.json cannot be read."""
+    return {
+        "run_id": run.run_id,
+        "name": run.facts.name,
+        "environment": run.facts.environment,
+        "model": "",
+        "status": UNREADABLE,
+        "phase": None,
+        "step": 0,
+        "total_steps": 0,
+        "created_at": run.facts.created_at,
+        "ended_at": run.facts.created_at,
+        "reward": None,
+        "evaluation": None,
+        "curve": [],
+        "alerts": [],
+        "error": error.what,
     }
 
 

@@ -19,6 +19,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from halteres import process as own_process
 from halteres.clients.trajectories import EnvironmentClient
 from halteres.config.settings import Wiring
@@ -168,11 +170,18 @@ def author_error(file: Path, doing: str, error: BaseException) -> EnvironmentFai
     place = f"{file}:{line}" if line else str(file)
     return EnvironmentFailed(
         f"The environment file {place} cannot {doing}.",
-        f"{type(error).__name__}: {error}.",
-        "Mend the file, then run it with 'describe'.",
+        f"{_told(error).rstrip('.')}.",
+        f"Mend it, then run: python {file} describe",
         file=str(file),
         line=line,
     )
+
+
+def _told(error: BaseException) -> str:
+    if not isinstance(error, ValidationError):
+        return f"{type(error).__name__}: {error}"
+    found = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False)]
+    return f"{error.title} refuses {'; '.join(found)}"
 
 
 def _settings(kind: Kind, arguments: Arguments) -> Effective[BaseEnvConfig]:

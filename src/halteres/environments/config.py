@@ -81,7 +81,9 @@ class BaseEnvConfig(BaseModel):
     use_wandb: Annotated[bool, Field(description="accepted for compatibility; metrics go to the run directory")] = False
     thinking_mode: Annotated[bool, Field(description="accepted for compatibility; write a system_prompt")] = False
     reasoning_effort: Annotated[str | None, Field(description="accepted for compatibility")] = None
-    max_reasoning_tokens: Annotated[int | None, Field(description="accepted for compatibility")] = None
+    max_reasoning_tokens: Annotated[int | None, Field(ge=1024, le=32_000, description="accepted for compatibility")] = (
+        None
+    )
     custom_thinking_prompt: Annotated[str | None, Field(description="accepted for compatibility")] = None
 
     tokenizer_name: Annotated[

@@ -109,10 +109,10 @@ class Records:
         """One row of metrics.jsonl; a `step` among the metrics wins."""
         self._append("metrics.jsonl", {"step": step, "t": time.time(), "src": src, **metrics})
 
-    def notice(self, rule: str, step: int, evidence: str, remedy: str) -> None:
+    def notice(self, rule: str, step: int, evidence: str, remedy: str, **figures: float | None) -> None:
         """What nobody else can see, among the run's events: the supervisor makes an alert of it."""
         event = {"t": time.time(), "type": "notice", "rule": rule, "step": step, "evidence": evidence, "remedy": remedy}
-        self._append("events.jsonl", event)
+        self._append("events.jsonl", {**event, **figures})
 
     def end(self, error: HalteresError) -> None:
         """Write control/failure.json: why the environment's process ends, for whoever tells of the run's end."""

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 POLL_S = 0.05
 LAST_WORDS_S = 2.0
 WARN_AFTER_DROPPED = 64  # groups in a row
+SOLVED = 0.9  # share of answers from which on equal scores are no trouble
 
 
 class Serving:
@@ -172,12 +173,15 @@ class Serving:
         """
         number, limit = self._dropped_in_a_row, self._env.config.max_dropped_groups
         reasons = ", ".join(sorted({reason for _, reason in settled.dropped})) or "nothing was collected"
-        evidence = f"{number} groups in a row were dropped (last: {reasons})."
-        remedy = "Make the task easier or harder, or the groups larger, so that some answers of a task are better."
+        step = settled.drawn.batch_step
+        share = self._env.records.tally(step).row().get("train/percent_correct")
+        evidence, remedy = f"{number} groups in a row were dropped (last: {reasons}).", _to_vary(share)
+        if share is not None:
+            evidence = f"{evidence} {share:.0%} of the step's answers were right."
         if limit and number >= limit:
             raise EnvironmentFailed(f"{self._env.title} gives the trainer nothing to learn from.", evidence, remedy)
         log.warning("%s", evidence)
-        self._env.records.notice("no_reward_variance", settled.drawn.batch_step, evidence, remedy)
+        self._env.records.notice("no_reward_variance", step, evidence, remedy, percent_correct=share)
 
     def _note_failure(self, step: int, ordinal: int, item: object, failures: tuple[FailedRollout, ...]) -> None:
         """Record a failed group.
@@ -247,6 +251,15 @@ class Serving:
         for step, figures in self._env.records.close(before=self._env.curr_step + 2).items():
             self._env.records.log(step, figures)
         await self._call("cleanup", self._env.cleanup)
+
+
+def _to_vary(share: float | None) -> str:
+    """What would make scores differ, by the share of answers that are right."""
+    if share is not None and share >= SOLVED:
+        return "Nothing is left to learn: only harder tasks would teach more."
+    if share == 0.0:
+        return "See whether the scorer would know a right answer; if so, make the task easier or the groups larger."
+    return "Make the task easier or harder, or the groups larger, so that some answers of a task are better."
 
 
 def _given_up(env: BaseEnv, number: int, last: FailedRollout) -> EnvironmentFailed:

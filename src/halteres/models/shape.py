@@ -1,7 +1,7 @@
 """A base model's size, read off its folder without loading it.
 
 Owns: the figures of config.json that decide memory and speed; counting parameters in safetensors headers.
-Never: reads a weight, imports torch, judges what fits (`runs.footprint`).
+Never: reads a weight, imports torch, judges what fits (`runs.starting.footprint`).
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from halteres.config import environ
 from halteres.config.files import Resolved, resolve_settings
@@ -26,13 +27,14 @@ from halteres.observe.metrics import Row, read_rows
 from halteres.runs import identity, lock
 from halteres.runs.reading.lost import verdict_over
 from halteres.runs.reading.roster import Entry, roster
-from halteres.runs.state import RESERVE, RunState, read_state, write_state
+from halteres.runs.state import RESERVE, RunState, RunUnreadable, read_state, unreadable, write_state
 
 __all__ = [
     "RunAmbiguous",
     "RunDirectory",
     "RunNotFound",
     "RunState",
+    "RunUnreadable",
     "active_runs",
     "find_run",
     "known_runs",
@@ -86,15 +88,22 @@ class RunDirectory:
 
     def resolved(self, edits: Sequence[str] = ()) -> Resolved:
         """The run's settings, with edits, and which of them are edits."""
-        settings = Settings.model_validate_json((self.path / "settings.json").read_bytes())
+        settings = self._settings()
         if not edits:
             return Resolved(settings=settings, sources=NOTHING_GIVEN)
         return resolve_settings(None, None, edits, base=settings)
 
     def environment_config(self) -> dict[str, Any]:
         """The environment's own settings as they held in the run."""
-        config = yaml.safe_load((self.path / "config.yaml").read_text())
-        return dict(config.get("env") or {})
+        file = self.path / "config.yaml"
+        try:
+            config = yaml.safe_load(file.read_text())
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise unreadable(file, " ".join(str(error).split())) from error
+        env = (config.get("env") or {}) if isinstance(config, dict) else None
+        if not isinstance(env, dict):
+            raise unreadable(file, "it holds no settings")
+        return dict(env)
 
     def metrics(self) -> list[Row]:
         """Rows of metrics.jsonl, as written (`observe.metrics.merge_by_step` joins them)."""
@@ -105,12 +114,12 @@ class RunDirectory:
         return [{**row, "seq": seq} for seq, row in enumerate(read_rows(self.path / "events.jsonl"), 1)]
 
     def checkpoints(self) -> list[Row]:
-        """Checkpoints, oldest first: {name, step, state_path, sampler_path, final, t}."""
-        return read_rows(self.path / "checkpoints.jsonl")
+        """Checkpoints, oldest first: {name, step, state_path, sampler_path, final, t}. What is none is left out."""
+        return [row for row in read_rows(self.path / "checkpoints.jsonl") if _is_checkpoint(row)]
 
     def newest_checkpoint(self) -> Row | None:
-        """The last checkpoint that training can go on from."""
-        resumable = [row for row in self.checkpoints() if row.get("state_path")]
+        """The last checkpoint that training can go on from; one of step 0 is no better than a start."""
+        resumable = [row for row in self.checkpoints() if row.get("state_path") and row["step"] > 0]
         return max(reversed(resumable), key=lambda row: row["step"], default=None)
 
     def log(self, role: str) -> Path:
@@ -128,6 +137,17 @@ class RunDirectory:
         except OSError:
             return None
 
+    def _settings(self) -> Settings:
+        file = self.path / "settings.json"
+        try:
+            return Settings.model_validate_json(file.read_bytes())
+        except OSError as error:
+            raise unreadable(file, error.strerror or str(error)) from error
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"])) or "the whole of it"
+            raise unreadable(file, f"{where}: {first['msg']}") from error
+
     def _lost(self) -> RunState:
         """The verdict over a run whose supervisor is gone, written if nobody else is just doing so."""
         try:
@@ -143,6 +163,11 @@ class RunDirectory:
             return state if state.terminal else verdict_over(self, state)
 
 
+def _is_checkpoint(row: Row) -> bool:
+    paths = (row.get("state_path"), row.get("sampler_path"))
+    return isinstance(row.get("step"), int) and all(isinstance(path, str | None) for path in paths)
+
+
 def runs_home() -> Path:
     """The folder of all runs: HALTERES_HOME/runs."""
     return environ.home() / "runs"
@@ -156,8 +181,8 @@ def new_run_id() -> str:
 
 
 def list_runs() -> list[RunDirectory]:
-    """Every run, newest first."""
-    return [RunDirectory(entry.path) for entry in roster(runs_home())]
+    """Every run that can be read, newest first."""
+    return [RunDirectory(entry.path) for entry in roster(runs_home()) if not entry.unreadable]
 
 
 def known_runs() -> list[Entry]:
@@ -177,6 +202,8 @@ def _active(entries: Sequence[Entry]) -> list[RunDirectory]:
 def _as_it_is(entry: Entry) -> Entry | None:
     try:
         return entry.with_state(RunDirectory(entry.path).state())
+    except RunUnreadable:
+        return entry.damaged
     except NotFound:  # removed while we looked
         return None
 

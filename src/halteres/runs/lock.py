@@ -1,18 +1,22 @@
-"""Whether a run is supervised: the flock on its `lock` file.
+"""Locks on files, which the kernel frees with their last holder, however that one died.
 
-Owns: taking and handing on that lock. The kernel frees it with its last holder, however that one died.
-Never: writes anything into the file.
+Owns: the lock of a run's supervisor, a test's tester (taken or refused at once, handed on, asked after); locks that are
+waited for, and who holds one of those.
+Never: waits without a deadline; writes into the lock of a run or a test.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from halteres.errors import Conflict
+from halteres.errors import Conflict, NotReady
+
+LOOK_EVERY_S = 0.01
 
 
 def take(file: Path) -> int:
@@ -55,3 +59,51 @@ def taken(file: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def locked(file: Path, within_s: float, what: str) -> Iterator[None]:
+    """Hold the lock for the length of a block; whoever comes later waits, `within_s` at most.
+
+    Args:
+        file: made where it is not there; its folder must be.
+        within_s: how long to wait for whoever holds it.
+        what: of the error: what cannot be done now.
+
+    Raises:
+        NotReady: somebody else held it all the time; it says who.
+        OSError: the file cannot be made.
+    """
+    ends = time.monotonic() + within_s
+    while (descriptor := _attempt(file)) is None:
+        if time.monotonic() > ends:
+            raise NotReady(what, f"{_holder(file)} holds {file}.", "Try again in a moment.")
+        time.sleep(LOOK_EVERY_S)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _attempt(file: Path) -> int | None:
+    """The lock's descriptor; None where another has it, or took the file away while we did."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    is_ours = False
+    try:
+        with suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours = os.path.samestat(os.fstat(descriptor), file.stat())
+        if is_ours:
+            with suppress(OSError):  # a full disk: the lock holds all the same
+                os.pwrite(descriptor, f"{os.getpid():<10}".encode(), 0)
+        return descriptor if is_ours else None
+    finally:
+        if not is_ours:
+            os.close(descriptor)
+
+
+def _holder(file: Path) -> str:
+    try:
+        return f"Process {int(file.read_text())}"
+    except (OSError, ValueError):
+        return "Another process"

@@ -6,14 +6,14 @@ Never: touches a service that somebody else started.
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from halteres.clients import plain
 from halteres.config import environ
 from halteres.errors import NotReady, ProcessFailed
 from halteres.files import tail
+from halteres.process import Lifeline
 from halteres.runs.directory import RunDirectory
 
 READY_WITHIN_S = 300.0  # a large model takes its time to load
@@ -30,7 +31,12 @@ ENDS_WITHIN_S = 15.0
 
 @contextmanager
 def served(
-    model: str, run: RunDirectory | None = None, *, arguments: Sequence[str] = (), log: Path | None = None
+    model: str,
+    run: RunDirectory | None = None,
+    *,
+    arguments: Sequence[str] = (),
+    log: Path | None = None,
+    given_up: threading.Event | None = None,
 ) -> Iterator[str]:
     """The URL of a service that can sample `model` and, given a run, its checkpoints.
 
@@ -39,6 +45,7 @@ def served(
         run: whose state it works on; its own service is used where it is alive.
         arguments: further ones of `python -m halteres.service`.
         log: the service's log; its state lies beside it where there is no run. Default: both end with it.
+        given_up: set by another thread, it ends the wait for a service that is loading: that raises NotReady.
     """
     if run is not None and not run.state().terminal and (url := run.state().urls.get("service")):
         yield url
@@ -46,7 +53,7 @@ def served(
     with tempfile.TemporaryDirectory(prefix="halteres-") as folder:
         log = log or Path(folder) / "service.log"
         state = (run.path if run is not None else log.parent) / "service"
-        with _started(("--state", str(state), "--model", model, *arguments), log) as url:
+        with _started(("--state", str(state), "--model", model, *arguments), log, given_up or threading.Event()) as url:
             yield url
 
 
@@ -67,36 +74,41 @@ def post(url: str, body: dict[str, Any], deadline_s: float = 120.0) -> dict[str,
 
 
 @contextmanager
-def _started(arguments: Sequence[str], log: Path) -> Iterator[str]:
-    listener = socket.create_server(("127.0.0.1", 0))
-    lifeline, ours = os.pipe()
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    command = [sys.executable, "-m", "halteres.service", "--listen-fd", str(listener.fileno()), *arguments]
+def _started(arguments: Sequence[str], log: Path, given_up: threading.Event) -> Iterator[str]:
+    with ExitStack() as held:
+        lifeline = Lifeline.open()
+        held.callback(lifeline.close)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            process = _spawn(arguments, listener, lifeline, log)
+        held.callback(_end, process)
+        _wait_until_ready(url, process, log, given_up)
+        yield url
+
+
+def _spawn(arguments: Sequence[str], listener: socket.socket, lifeline: Lifeline, log: Path) -> subprocess.Popen[bytes]:
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
+        return subprocess.Popen(
+            [sys.executable, "-m", "halteres.service", "--listen-fd", str(listener.fileno()), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            pass_fds=(listener.fileno(), lifeline),
-            env=environ.for_stranger(HALTERES_LIFELINE_FD=str(lifeline)),
+            pass_fds=(listener.fileno(), lifeline.read_end),
+            env=environ.for_stranger(HALTERES_LIFELINE_FD=str(lifeline.read_end)),
             start_new_session=True,
         )
-    listener.close()
-    os.close(lifeline)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
     try:
-        _wait_until_ready(url, process, log)
-        yield url
-    finally:
-        os.close(ours)  # the lifeline ends, and so does the service
-        process.terminate()
-        try:
-            process.wait(ENDS_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        process.wait(ENDS_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
-def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path, given_up: threading.Event) -> None:
     ends = time.monotonic() + READY_WITHIN_S
     while time.monotonic() < ends:
         if process.poll() is not None:
@@ -106,7 +118,8 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> 
             plain.get_json(f"{url}/api/v1/healthz", deadline_s=5)
             return
         except (plain.Refused, NotReady):
-            time.sleep(ASK_EVERY_S)
+            if given_up.wait(ASK_EVERY_S):
+                raise NotReady("The training service is not waited for any longer.") from None
     raise NotReady(
         "The training service was not ready in time.", f"It had {READY_WITHIN_S:.0f} s.", "Try: halteres doctor"
     )

@@ -56,10 +56,10 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     processes: dict[str, dict[str, Any]] = {}
     urls: dict[str, str] = {}
     service_given: bool = False  # somebody else's service: never stopped
-    policy: str | None = None  # name of the policy file that held, once there are policies (the run.json of the spec)
+    policy: str | None = None  # name of the operator's policy that holds
     resumed_from: str | None = None  # run id
     resume_point: dict[str, Any] | None = None  # name, step, state_path of the checkpoint it goes on from
-    idempotency_key: str | None = None  # of the call that started it, once calls carry one (likewise)
+    idempotency_key: str | None = None  # of the call that started it, where it carried one
     schema: int = SCHEMA
 
     @property
@@ -68,12 +68,35 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         return self.status in TERMINAL
 
 
+class RunUnreadable(NotFound):
+    """The run is there, and one of the files that tell of it is damaged."""
+
+    code, status = "run_unreadable", 422
+
+
+def unreadable(file: Path, why: str) -> RunUnreadable:
+    """The error for a damaged file of a run: which, and what can be done."""
+    return RunUnreadable(
+        f"Run {file.parent.name} cannot be read: {file} is damaged ({why.rstrip('.')}).",
+        f"Its other files are as they were. Put back a copy of {file.name}, or move {file.parent} away.",
+        f"halteres runs logs {file.parent.name}",
+        run_id=file.parent.name,
+        path=str(file),
+    )
+
+
 def read_state(file: Path) -> RunState:
-    """The state in this run.json. NotFound where there is none that can be read."""
+    """The state in this run.json. NotFound where there is none, RunUnreadable where it is damaged."""
     try:
-        return msgspec.json.decode(file.read_bytes(), type=RunState)
-    except (OSError, msgspec.DecodeError) as error:
-        raise NotFound(f"There is no run in {file.parent}.", f"run.json cannot be read: {error}.") from error
+        content = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotFound(f"There is no run in {file.parent}.", "It has no run.json.") from error
+    except OSError as error:
+        raise unreadable(file, error.strerror or str(error)) from error
+    try:
+        return msgspec.json.decode(content, type=RunState)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise unreadable(file, str(error) if content.strip() else "it is empty") from error
 
 
 def write_state(file: Path, state: RunState) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 import msgspec
 
+from halteres.config.limits import LARGEST_BATCH
 from halteres.errors import InvalidData
 
 T = TypeVar("T")
@@ -20,10 +21,6 @@ T = TypeVar("T")
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 Bounded = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 Integer = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
-
-
-LARGEST_BATCH = 2**20
-"""Sequences; a batch is chosen in time and memory that grow with its size."""
 
 
 class Unprocessable(InvalidData):

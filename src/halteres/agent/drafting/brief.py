@@ -1,7 +1,7 @@
 """Settings in few words.
 
 Owns: which are the headline ones; the names under which settings are told; what differs between two.
-Never: decides a value.
+Never: decides a value; tells a long one whole.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from halteres.agent.shortening import echoed
 from halteres.config.edits import ENVIRONMENT, short_name
 from halteres.config.files import Resolved
 from halteres.config.settings import Settings
@@ -29,7 +30,7 @@ def brief(resolved: Resolved) -> dict[str, Any]:
     values = by_key(resolved.settings)
     edited = [key for key, source in resolved.sources.items() if source == "edit" and key != ENVIRONMENT]
     shown = dict.fromkeys([*HEADLINE, *edited])
-    return {short_name(key, resolved.settings.env): values[key] for key in shown if key in values}
+    return {short_name(key, resolved.settings.env): echoed(values[key]) for key in shown if key in values}
 
 
 def diff(before: Resolved, after: Resolved) -> dict[str, list[Any]]:
@@ -37,7 +38,9 @@ def diff(before: Resolved, after: Resolved) -> dict[str, list[Any]]:
     old, new = by_key(before.settings), by_key(after.settings)
     names: Collection[str] = after.settings.env
     return {
-        short_name(key, names): [old.get(key), new.get(key)] for key in {**old, **new} if old.get(key) != new.get(key)
+        short_name(key, names): [echoed(old.get(key)), echoed(new.get(key))]
+        for key in {**old, **new}
+        if old.get(key) != new.get(key)
     }
 
 

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from halteres.config import environ
 from halteres.config.files import Resolved
+from halteres.config.gathering import STEPS
+from halteres.config.policies import load_policy
+from halteres.config.settings import TrainerSettings
+from halteres.models import model_folder
 
 NOTABLY_SLOWER = 1.3
 """Times as many tokens in a step."""
@@ -25,10 +30,29 @@ def cautions(before: Resolved, after: Resolved) -> list[str]:
         found.append(f"temperature {env['temperature']:g}: training learns from samples of the policy itself, at 1")
     if trainer != before.settings.trainer or _changed(before, after, "max_token_length"):
         found.append(_too_long(env.get("max_token_length"), trainer.max_token_trainer_length))
+    if _changed(before, after, "max_token_length") or _changed(before, after, "max_new_tokens"):
+        found.append(_no_room(env.get("max_token_length"), env.get("max_new_tokens")))
     if after.settings.inference.engine == "scripted" != before.settings.inference.engine:
         found.append("engine scripted: it has no weights and learns nothing")
+    if after.settings.inference.model != before.settings.inference.model:
+        found.append(_absent(after.settings.inference.model))
     found += [f"{name} has no effect here" for name in NO_EFFECT if _changed(before, after, name) and env[name]]
     return [sentence for sentence in found if sentence]
+
+
+def lowered(resolved: Resolved) -> list[str]:
+    """What the policy's cap has made of a number of steps that nobody gave."""
+    steps, default, policy = resolved.settings.trainer.total_steps, TrainerSettings().total_steps, load_policy()
+    if resolved.sources.get(STEPS) != "policy" or STEPS in policy.lock or steps >= default:
+        return []
+    return [f"total_steps is {steps} rather than {default}: the policy '{policy.name}' allows no more (caps.max_steps)"]
+
+
+def _absent(model: str) -> str | None:
+    """A service of somebody else's may have what is not here."""
+    if environ.service_url() is not None or model_folder(model, environ.home() / "models") is not None:
+        return None
+    return f"the model '{model}' is not on this disk: no run can start with it"
 
 
 def _changed(before: Resolved, after: Resolved, field: str) -> bool:
@@ -54,3 +78,9 @@ def _too_long(longest: Any, trained: int) -> str | None:
     if not isinstance(longest, int) or longest <= trained:
         return None
     return f"max_token_trainer_length {trained} is below max_token_length {longest}: longer sequences are left out"
+
+
+def _no_room(longest: Any, answer: Any) -> str | None:
+    if not isinstance(longest, int) or not isinstance(answer, int) or not 0 < longest <= answer:
+        return None
+    return f"max_token_length {longest} is for prompt and answer together: max_new_tokens {answer} cannot be reached"

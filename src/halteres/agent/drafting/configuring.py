@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -11,34 +12,44 @@ from halteres.agent.arguments import Changes, Draft
 from halteres.agent.caller import Caller
 from halteres.agent.drafting import drafts
 from halteres.agent.drafting.brief import brief, by_key, diff
-from halteres.agent.drafting.cautions import cautions
+from halteres.agent.drafting.cautions import cautions, lowered
 from halteres.agent.drafting.fields import Setting, find_setting, settings_of
+from halteres.agent.drafting.listed import listed
 from halteres.agent.drafting.mending import mending
+from halteres.agent.drafting.sifting import current, sifted
+from halteres.agent.shortening import echoed, shortened
 from halteres.agent.tool import READS, UNSET, Hints, Result, tool
-from halteres.agent.wording import worded
+from halteres.agent.wording import significant, worded
 from halteres.config.edits import Edit, nearest_setting
 from halteres.config.files import Resolved
+from halteres.config.locks import policy_lock
 from halteres.config.policies import DEFAULT, load_policy
 from halteres.config.problem import UnknownSetting, refusal
 from halteres.errors import InvalidConfig, UserError
 
+LONGEST_MESSAGE = 400  # characters
+
 TIP = "Use rl_edit_config(field, value) to change any configurable field."
 
-MODEL_FACTS = frozenset({"name", "present", "size_gb", "need_gb", "fits", "spare_gb", "note"})
-ABSENT = "A model that is not present: put its folder below HALTERES_HOME/models, or set model to its path."
+IN_FULL = 'One with all that is known: field="NAME".'
+
+MODEL_FACTS = frozenset({"name", "present", "need_gb", "fits", "note"})
+ABSENT = "One that is not present: put its folder below HALTERES_HOME/models, or set model to its path."
 
 
 class Configuration(Result):
-    """A draft's settings. A field is {name, current_value}, in full also type, default, description, section, and what
-    is allowed; a locked one has locked_value."""
+    """A draft's settings. A field is {name, current_value}, in full also type, default, description, what is allowed;
+    asked for by its name also section, range, why it is locked; a locked one has locked_value."""
 
     environment: str
     configurable_fields: list[dict[str, Any]]
     locked_fields: list[dict[str, Any]]
     tip: str
     draft: str
+    warnings: list[str] = []
     policy: str = ""  # whose locks these are, where they are not the default ones
-    models: list[dict[str, Any]] = []  # for field="model": base models, and whether such a run fits this machine
+    discarded_edits: dict[str, Any] = {}  # earlier ones that can be no more; told once
+    models: list[dict[str, Any]] = []  # for field="model": base models, and whether such a run fits into this machine
     proposed: str = ""  # the one of them to begin with
 
 
@@ -53,6 +64,7 @@ class Edited(Result):
     draft: str
     warnings: list[str] = []
     coerced: dict[str, Any] = {}  # values that were taken for another type, as they hold now
+    discarded_edits: dict[str, Any] = {}  # earlier ones that can be no more: locked by now, or gone
 
 
 @tool(title="Show the settings", hints=READS)
@@ -63,24 +75,29 @@ def rl_get_current_config(
     draft: Draft = None,
 ) -> Configuration:
     """Show your draft's settings: those you can change with rl_edit_config, and those that are locked."""
-    chosen = drafts.load_draft(caller, draft)
-    resolved = chosen.resolve()
+    kept = current(caller, draft)
+    chosen, resolved = kept.draft, kept.draft.resolve()
     settings = settings_of(chosen, resolved)
-    is_full = detail == "full" or field is not None
+    is_full = detail == "full"
     shown = [_named(settings, field)] if field else [one for one in settings if is_full or one.is_headline]
+    rows = list(zip(shown, _rows(shown, field, is_full=is_full), strict=True))
     told = Configuration(
         environment=resolved.settings.run.environment_name,
-        configurable_fields=[one.full if is_full else one.brief for one in shown if one.lock is None],
-        locked_fields=[one.full if is_full else one.brief for one in shown if one.lock is not None],
-        tip=TIP if is_full else f'{TIP} All {len(settings)}: detail="full"; one: field="{shown[0].name}".',
+        configurable_fields=[row for one, row in rows if one.lock is None],
+        locked_fields=[row for one, row in rows if one.lock is not None],
+        tip=TIP if field else f"{TIP} {IN_FULL}" if is_full else f'{TIP} All {len(settings)}: detail="full"; {IN_FULL}',
         draft=chosen.handle,
         next=worded("rl_test_inference", draft=_told(caller, draft)),
     )
     if (policy := load_policy().name) != DEFAULT.name:
         told.policy = policy
+    if kept.discarded:
+        told.discarded_edits = dict(kept.discarded)
+    if warnings := lowered(resolved):
+        told.warnings = warnings
     if field is not None and shown[0].key == "inference.model":
         told.models, told.proposed = _models(resolved)
-        told.tip = f"{TIP} {ABSENT}"
+        told.tip = ABSENT
     return told
 
 
@@ -97,16 +114,19 @@ def rl_edit_config(
     Values are checked before anything is changed; the answer tells what was, and what is now.
     """
     here = _told(caller, draft)
-    with drafts.editing(caller, draft) as before:
-        before.check_selected()
+    with drafts.editing(caller, draft) as stored:
+        stored.check_selected()
+        kept = sifted(stored)
+        before = kept.draft
         asked = _asked(field, value, changes)
         with mending("rl_edit_config", asked, draft=here):
             after, now = before.edited(asked)
+            _check_held(asked, now)
         was = _as_it_was(before)
         drafts.save_draft(after)
-    values = {name: _value(name, given, now) for name, given in asked.items()}
+    values = {name: echoed(_value(name, given, now)) for name, given in asked.items()}
     told = Edited(
-        message=f"Updated {', '.join(f'{name} = {holds}' for name, holds in values.items())}",
+        message=shortened(f"Updated {_listed(values)}", LONGEST_MESSAGE),
         config=brief(now),
         diff=diff(was, now),
         draft=after.handle,
@@ -118,7 +138,13 @@ def rl_edit_config(
         told.warnings = warnings
     if now.coerced:
         told.coerced = dict(now.coerced)
+    if kept.discarded:
+        told.discarded_edits = dict(kept.discarded)
     return told
+
+
+def _listed(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name} = {holds}" for name, holds in values.items())
 
 
 def _told(caller: Caller, draft: str | None) -> str | None:
@@ -137,6 +163,19 @@ def _asked(field: str | None, value: Any, changes: dict[str, Any] | None) -> dic
         "",
         'rl_edit_config(field="group_size", value=16) or rl_edit_config(changes={"group_size":16})',
     )
+
+
+def _check_held(asked: Mapping[str, Any], now: Resolved) -> None:
+    """Raise LockedField for what the policy holds, also where it is asked for the very value that it holds."""
+    policy, sources = load_policy(), now.sources
+    keys = {name: Edit(name=name, value=value).key for name, value in asked.items()}
+    held = [
+        policy_lock(key, policy.lock[key], policy).refused(name, asked[name])
+        for name, key in keys.items()
+        if sources.get(key) == "policy"
+    ]
+    if held:
+        raise refusal(held)
 
 
 def _as_it_was(draft: drafts.Draft) -> Resolved:
@@ -161,16 +200,24 @@ def _named(settings: list[Setting], field: str) -> Setting:
     return found
 
 
+def _rows(shown: list[Setting], field: str | None, *, is_full: bool) -> list[dict[str, Any]]:
+    if field is not None:
+        return [one.full for one in shown]
+    return listed(shown) if is_full else [one.brief for one in shown]
+
+
 def _models(resolved: Resolved) -> tuple[list[dict[str, Any]], str]:
-    """Base models as far as they matter to a choice, and the one that is proposed."""
+    """Base models that are here, or would fit if they were, and the one that is set; and the one that is proposed."""
     from halteres.agent.starting.models import known_models, proposed
     from halteres.runs.starting.workload import workload_of
 
-    models = known_models(workload_of(resolved.settings))
-    return [_brief_facts(model.facts) for model in models], proposed(models).name
+    models, held = known_models(workload_of(resolved.settings)), resolved.settings.inference.model
+    worth_it = [one for one in models if one.present or one.fits != "no" or one.name == held]
+    return [_brief_facts(one.facts) for one in worth_it], proposed(models).name
 
 
 def _brief_facts(facts: dict[str, Any]) -> dict[str, Any]:
     """Without the note on a model that is not here: it is the same for all of them (`ABSENT`)."""
     wanted = MODEL_FACTS if facts["present"] else MODEL_FACTS - {"note"}
-    return {name: fact for name, fact in facts.items() if name in wanted}
+    told = {name: fact for name, fact in facts.items() if name in wanted}
+    return {**told, "need_gb": significant(facts["need_gb"])}

@@ -7,13 +7,11 @@ Never: starts anything, knows a face.
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -22,18 +20,22 @@ from typing import Any
 import msgspec
 
 from halteres.agent.caller import Caller
+from halteres.agent.drafting.finding import found_environment
 from halteres.config import environ
-from halteres.config.discovery import EnvironmentFile, EnvironmentNotFound, discover, find_environment
 from halteres.config.edits import ENVIRONMENT, Edit
 from halteres.config.files import Resolved, resolve_settings
 from halteres.config.problem import Problem, refusal
 from halteres.config.settings import RunSettings, Settings
 from halteres.errors import ServerError, UserError
 from halteres.files import replace_file
+from halteres.runs.lock import locked
 
 _log = logging.getLogger(__name__)
 
-_HANDLE = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_HANDLE = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,64}")  # not the names of folders
+
+WITHIN_S = 10.0
+"""How long an edit waits for another of the same draft, which may have to ask the environment."""
 
 NAME_LENGTH = 63
 """Of an environment's name in a run's: with the time it fits into run.name."""
@@ -107,16 +109,18 @@ def save_draft(draft: Draft) -> None:
 
 @contextmanager
 def editing(caller: Caller, draft: str | None) -> Iterator[Draft]:
-    """The draft, for whoever will change it: nobody else changes it meanwhile."""
+    """The draft, for whoever will change it: nobody else changes it meanwhile.
+
+    Raises:
+        NotReady: somebody else does, for longer than WITHIN_S.
+        DraftNotKept: the disk will not have it.
+    """
     handle = _handle(caller, draft)
-    with _kept(handle):
-        _file(handle).parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(_file(handle).with_name(f".{handle}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with ExitStack() as held:
+        with _kept(handle):
+            _file(handle).parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(lock_of(_file(handle)), WITHIN_S, f"The draft '{handle}' is just being edited."))
         yield _read(handle)
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,40 +139,18 @@ def choose(caller: Caller, draft: str | None, environment: str, changes: Mapping
     Raises:
         EnvironmentNotFound, EnvironmentBroken, InvalidConfig: the draft is as it was.
     """
+    found = found_environment(environment)
+    now = time.time()
+    fresh = Draft(
+        handle=_handle(caller, draft),
+        environment=environment if found.name == environment else found.file_path,
+        selected_at=now,
+        name=f"{found.name[:NAME_LENGTH]}-{datetime.fromtimestamp(now).astimezone():%Y%m%d-%H%M%S}",
+    )
+    after, resolved = fresh.edited(changes)  # may take seconds: nobody else waits for them
     with editing(caller, draft) as before:
-        found = _found(environment)
-        chosen = environment if found.name == environment else found.file_path
-        now = time.time()
-        stamp = datetime.fromtimestamp(now).astimezone().strftime("%Y%m%d-%H%M%S")
-        fresh = Draft(
-            handle=before.handle, environment=chosen, selected_at=now, name=f"{found.name[:NAME_LENGTH]}-{stamp}"
-        )
-        after, resolved = fresh.edited(changes)
         save_draft(after)
     return Selection(draft=after, file_path=found.file_path, resolved=resolved, discarded=dict(before.changes))
-
-
-def select(
-    caller: Caller, draft: str | None, environment: str, changes: Mapping[str, Any] | None = None
-) -> tuple[Draft, dict[str, Any]]:
-    """As `choose`: the draft, and the edits that were discarded."""
-    chosen = choose(caller, draft, environment, changes or {})
-    return chosen.draft, chosen.discarded
-
-
-def _found(environment: str) -> EnvironmentFile:
-    """The environment of this name, or in this file; the error has all names."""
-    try:
-        return find_environment(environment)
-    except EnvironmentNotFound as error:
-        available = [one.name for one in discover().environments]
-        guess = error.details.get("did_you_mean")
-        raise EnvironmentNotFound(
-            f"Environment '{environment}' not found.",
-            f"Did you mean '{guess}'?" if guess else "",
-            available=available,
-            did_you_mean=guess,
-        ) from error
 
 
 def _check_names(changes: Mapping[str, Any]) -> None:
@@ -191,14 +173,24 @@ def _handle(caller: Caller, draft: str | None) -> str:
     if not _HANDLE.fullmatch(handle):
         raise UserError(
             f"'{handle[:80]}' is no handle of a draft.",
-            "It is 1 to 64 letters, digits, '.', '_' and '-'.",
+            "It is 1 to 64 letters, digits, '.', '_' and '-', but not '.' or '..'.",
             field="draft",
         )
     return handle
 
 
+def drafts_home() -> Path:
+    """The folder of all drafts: HALTERES_HOME/drafts."""
+    return environ.home() / "drafts"
+
+
+def lock_of(file: Path) -> Path:
+    """What is held while a draft's file is edited."""
+    return file.with_name(f".{file.stem}.lock")
+
+
 def _file(handle: str) -> Path:
-    return environ.home() / "drafts" / f"{handle}.json"
+    return drafts_home() / f"{handle}.json"
 
 
 def _read(handle: str) -> Draft:

@@ -11,8 +11,10 @@ from pydantic import BaseModel, Field
 from halteres.agent.arguments import Changes, Draft
 from halteres.agent.caller import Caller
 from halteres.agent.drafting.brief import brief
+from halteres.agent.drafting.cautions import lowered
 from halteres.agent.drafting.drafts import choose
 from halteres.agent.drafting.mending import mending
+from halteres.agent.keeping import tidy
 from halteres.agent.tool import READS, Hints, Result, tool
 from halteres.agent.wording import worded
 from halteres.config.discovery import BrokenFile, Discovery, EnvironmentFile, discover
@@ -58,6 +60,7 @@ class Selected(Result):
     draft: str
     config: dict[str, Any]  # brief: headline settings
     discarded_edits: dict[str, Any]
+    warnings: list[str] = []
     coerced: dict[str, Any] = {}  # changes that were taken for another type, as they hold now
 
 
@@ -99,6 +102,7 @@ def rl_select_environment(
     here = draft if draft != caller.draft else None
     with mending("rl_select_environment", changes or {}, name=name, draft=here):
         chosen = choose(caller, draft, name, changes or {})
+    tidy()
     run = chosen.resolved.settings.run
     test, start = worded("rl_test_inference", draft=here), worded("rl_start_training", dry_run=True, draft=here)
     told = Selected(
@@ -112,6 +116,8 @@ def rl_select_environment(
     )
     if chosen.resolved.coerced:
         told.coerced = dict(chosen.resolved.coerced)
+    if warnings := lowered(chosen.resolved):
+        told.warnings = warnings
     return told
 
 

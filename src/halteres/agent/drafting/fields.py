@@ -128,15 +128,19 @@ def _known(draft: Draft, resolved: Resolved) -> _Known:
     theirs = told.schema or {"properties": {name: {} for name in resolved.settings.env}}
     ours = settings_schema()["$defs"]
     sections = {"env": theirs, **{section: ours[model.__name__] for section, model in SECTIONS.items()}}
+    model, name = resolved.settings.inference.model, f"{resolved.settings.run.environment_name}-{{run_id}}"
+    values = _in_force(resolved.settings)
+    if resolved.sources.get("run.name") != "edit":
+        values["run.name"] = name
     return _Known(
         schemas={f"{one}.{name}": field for one, schema in sections.items() for name, field in _followed(schema)},
         defaults={
             **{f"env.{name}": value for name, value in told.config.items()},
             **_in_force(Settings()),
-            "run.name": draft.name or None,
+            "run.name": name,
         },
-        values=_in_force(resolved.settings),
-        locks=locks_beside(told.config, load_policy()),
+        values=values,
+        locks=locks_beside({**told.config, "tokenizer_name": model}, load_policy()),
         sources=resolved.sources,
         required=frozenset(f"env.{name}" for name in theirs.get("required", ())),
     )

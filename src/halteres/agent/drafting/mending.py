@@ -12,7 +12,10 @@ from typing import Any
 
 from halteres.agent.wording import worded
 from halteres.config.edits import Edit
-from halteres.errors import InvalidConfig
+from halteres.errors import HalteresError, InvalidConfig
+
+LONGEST_CALL = 600
+"""Characters of a call that is worth telling."""
 
 
 @contextmanager
@@ -23,10 +26,16 @@ def mending(tool: str, changes: Mapping[str, Any], **arguments: Any) -> Iterator
         yield
     except InvalidConfig as error:
         if error.details.get("problems") and error.details.get("field"):
-            mended = _mended(changes, error.details["problems"])
             error.why = " ".join(part for part in (error.why, "Nothing was changed.") if part)
-            error.next = worded(tool, **arguments, changes=mended) if mended else error.next
+            error.next = mended_call(error, tool, changes, **arguments) or error.next
         raise
+
+
+def mended_call(error: HalteresError, tool: str, changes: Mapping[str, Any], **arguments: Any) -> str | None:
+    """The call that would not be refused, where every problem has a suggestion."""
+    mended = _mended({**changes, **error.details.get("coerced", {})}, error.details.get("problems") or [])
+    call = worded(tool, **arguments, changes=mended) if mended else ""
+    return call if 0 < len(call) <= LONGEST_CALL else None
 
 
 def _mended(changes: Mapping[str, Any], problems: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -25,7 +25,8 @@ from halteres.agent.tool import Tool
 
 HELP = """The agent's tools on the command line; --json prints what an agent sees.
 
-Edits go to one draft, "default" unless HALTERES_SESSION or --draft names another."""
+Edits go to one draft, "default" unless HALTERES_SESSION names another, or --draft after a command that edits or uses
+one: halteres rl get-current-config --draft NAME."""
 
 
 def tools_app() -> typer.Typer:

@@ -9,7 +9,6 @@ JSON in a text, or, where there is something to see, the host's multimodal envel
 
 from __future__ import annotations
 
-import base64
 import functools
 import json
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from typing import Any, Final, Protocol
 
 from halteres.agent.call import call
 from halteres.agent.faces.functions import own_caller
+from halteres.agent.faces.pictures import base64_of
 from halteres.agent.faces.requirements import check_rl_api_keys
 from halteres.agent.skills import skills
 from halteres.agent.table import TOOLS
@@ -77,16 +77,12 @@ async def handle(name: str, args: Mapping[str, Any], **_: Any) -> str | dict[str
     """Answer one call; what else the host passes (task_id and the like) does not matter here."""
     reply = await call(name, args, own_caller("hermes"))
     text = json.dumps(reply.body, ensure_ascii=False, indent=2)
-    pictures = [picture for file in reply.images if (picture := _picture(file))]
+    pictures = [_picture(data) for file in reply.images if (data := base64_of(file))]
     if not pictures:
         return text
     return {"_multimodal": True, "content": [{"type": "text", "text": text}, *pictures], "text_summary": text}
 
 
-def _picture(file: Path) -> dict[str, Any] | None:
-    """A PNG as the host takes it; None where it is gone: the answer names its path."""
-    try:
-        data = base64.b64encode(file.read_bytes()).decode()
-    except OSError:
-        return None
+def _picture(data: str) -> dict[str, Any]:
+    """A PNG as the host takes it."""
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}

@@ -10,6 +10,7 @@ Never: speaks to a model.
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,10 +50,10 @@ def _arguments(name: str, given: Any) -> dict[str, Any]:
     if isinstance(given, str):
         try:
             given = json.loads(given) if given.strip() else None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{name} was called with arguments that are no JSON: {error}.") from error
     if given is None:
         return {}
     if not isinstance(given, dict):
-        raise UserError(f"{name} takes a JSON object of arguments, not {json.dumps(given)[:80]}.")
+        raise UserError(f"{name} takes a JSON object of arguments, not {reprlib.repr(given)}.")
     return given

@@ -92,5 +92,5 @@ def _json_or_text(word: str) -> Any:
     """16 is a number, "16" in quotation marks a text, `some words` a text too."""
     try:
         return msgspec.json.decode(word)
-    except ValueError:
+    except (ValueError, RecursionError):
         return word

@@ -37,8 +37,8 @@ def get_missing_keys() -> list[str]:
 
 
 def _required() -> tuple[str, ...]:
-    """The keys a policy asks for; none where its file cannot be read, which every tool then tells."""
+    """The keys without which a policy hides the tools; none where its file cannot be read, which every tool tells."""
     try:
-        return load_policy().require_keys
+        return load_policy().require_keys.gate
     except InvalidConfig:
         return ()

@@ -1,12 +1,13 @@
 """The token of this machine's HTTP faces: HALTERES_HOME/token.
 
 Owns: the file, made once, for its owner alone to read; comparing without telling how far a guess was right.
-Never: keeps the token in memory (who replaces the file replaces the token at once), logs it, reads a header.
+Never: goes on with a token whose file was replaced, logs it, reads a header.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hmac
 import os
 import secrets
@@ -32,7 +33,8 @@ def token() -> str:
     try:
         if not file.exists():
             _make(file)
-        found = file.read_text().strip()
+        looked = file.stat()
+        found = _read(file, looked.st_ino, looked.st_mtime_ns, looked.st_ctime_ns, looked.st_size)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"The token file {file} cannot be used.", f"{error}.", "Mend it, or remove it.") from error
     if len(found) < SHORTEST:
@@ -47,6 +49,12 @@ def token() -> str:
 def is_token(given: str) -> bool:
     """Whether this is the token; takes as long for a near miss as for any other."""
     return hmac.compare_digest(given.encode(), token().encode())
+
+
+@functools.lru_cache(maxsize=1)
+def _read(file: Path, *_looked: int) -> str:
+    """What the file holds; read once while it looks the same."""
+    return file.read_text().strip()
 
 
 def _make(file: Path) -> None:

@@ -6,19 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
+from halteres.agent.arguments import ShortNames
 from halteres.agent.caller import Caller
 from halteres.agent.choosing import chosen_run
 from halteres.agent.judging.differing import settings_that_differ
-from halteres.agent.judging.headline import CORRECT, REWARD, Choice, choose, lower_is_better, rounded
+from halteres.agent.judging.headline import CORRECT, REWARD, Choice, choose, lower_is_better, rounded, tells_better
 from halteres.agent.judging.ranking import Entrant, Verdict, verdict
 from halteres.agent.shortening import size_of
 from halteres.agent.tool import READS, Result, tool
 from halteres.agent.wording import worded
 from halteres.errors import HalteresError
 from halteres.observe.metrics import series
-from halteres.runs.directory import RunDirectory, RunNotFound
+from halteres.runs.directory import RunDirectory, RunNotFound, RunUnreadable
 from halteres.runs.reading.intervals import Difference
 from halteres.runs.reading.outcome import outcome_of
 from halteres.runs.reading.pictures import comparison_of
@@ -27,6 +28,8 @@ ROOM = 2350
 """Characters of JSON that an answer takes; settings that do not fit are told by name alone."""
 
 MOST_METRICS = 4
+
+UNDECIDED = "none of these metrics says which run is better: reward/* and eval/* do"
 
 
 class Comparison(Result):
@@ -45,7 +48,12 @@ def rl_compare_runs(
     caller: Caller,
     run_ids: Annotated[list[str], Field(min_length=1, max_length=8, description="ids or names")],
     metrics: Annotated[
-        list[str] | None, Field(description="the first decides; default: held-out share correct, reward")
+        list[str] | None,
+        ShortNames,
+        Field(
+            max_length=32,
+            description="the first of reward/* and eval/* decides; default: held-out share correct, reward",
+        ),
     ] = None,
     plot: Annotated[bool, Field(description="show the curves as a picture too")] = True,
 ) -> Comparison:
@@ -55,9 +63,10 @@ def rl_compare_runs(
     """
     entrants, missing = _found(run_ids)
     choice = _choice(entrants, metrics)
-    decided = next((found for name in choice.names if (found := verdict(entrants, name))), None)
+    deciding = [name for name in choice.names if tells_better(name, asked=metrics or ())]
+    decided = next((found for name in deciding if (found := verdict(entrants, name))), None)
     environments = sorted({entrant.state.environment for entrant in entrants})
-    notes = [*choice.notes, *_doubts(entrants, environments)]
+    notes = [*choice.notes, *([] if deciding else [UNDECIDED]), *_doubts(entrants, environments)]
     picture = _picture(entrants, choice.names, notes) if plot else None
     facts: dict[str, Any] = {
         **({"environment": environments[0]} if len(environments) == 1 else {}),
@@ -99,7 +108,7 @@ def _entrant(run: RunDirectory) -> Entrant:
     state = run.state()
     try:
         settings = run.settings()
-    except (OSError, ValidationError):  # half a directory, or another version's: its figures can still be told
+    except RunUnreadable:  # half a directory, or another version's: its figures can still be told
         settings = None
     return Entrant(state=state, outcome=outcome_of(run, state), settings=settings)
 

@@ -84,6 +84,13 @@ def headline(figures: Mapping[str, Any]) -> list[str]:
     return [name for name in names if name not in twice]
 
 
+def tells_better(name: str, asked: Sequence[str]) -> bool:
+    """Whether a run can be the best by this metric: what is trained for, or what was asked for and should be low."""
+    if name.startswith(("reward/", "eval/")):
+        return not name.startswith(_BESIDE)
+    return name in asked and lower_is_better(name)
+
+
 def lower_is_better(name: str) -> bool:
     """Whether less of this metric is more of what is wanted."""
     return any(part in name for part in _LOWER)

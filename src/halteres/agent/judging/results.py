@@ -6,26 +6,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from halteres.agent.arguments import RunId
+from halteres.agent.arguments import RunId, ShortNames
 from halteres.agent.caller import Caller
 from halteres.agent.choosing import chosen_run
 from halteres.agent.judging.headline import CORRECT, GREEDY, SCORE, Choice, choose, headline, rounded
 from halteres.agent.judging.history import curves, history
 from halteres.agent.shortening import shortened
 from halteres.agent.tool import READS, Result, tool
+from halteres.agent.watching.alarms import first_call, left_of
+from halteres.agent.watching.following import further, next_after
+from halteres.agent.watching.looking import Look, look_at
 from halteres.agent.wording import in_calls, worded
 from halteres.config import environ
 from halteres.errors import HalteresError
-from halteres.runs.directory import RunDirectory, runs_home
-from halteres.runs.reading.alerts import read_alerts
+from halteres.runs.directory import RunDirectory, RunUnreadable, runs_home
 from halteres.runs.reading.outcome import Outcome, Weights, outcome_of
 from halteres.runs.reading.pictures import picture_of
 from halteres.runs.reading.roster import roster
 from halteres.runs.state import RunState
 
 _GAINS = (CORRECT, GREEDY, SCORE)
+
+REMEDIES = 2
+"""Of how many alerts the next call is told too."""
 
 LAST_CHECKPOINTS = 4
 """Checkpoints that are listed; they are counted beyond that."""
@@ -48,7 +53,7 @@ class Results(Result):
     checkpoints: list[dict[str, Any]] = []
     plot: str | None = None  # path of the PNG
     cost: dict[str, Any] = {}  # minutes, engine_hours (gpu_hours, cpu_hours where the device is known), tokens
-    alerts: dict[str, int] = {}  # rule -> how often it spoke
+    alerts: list[dict[str, Any]] = []  # rule, step, times; of the newest the remedy's next call
     notes: list[str] = []
 
 
@@ -57,7 +62,9 @@ def rl_get_results(
     caller: Caller,
     run_id: RunId = None,
     metrics: Annotated[
-        list[str] | None, Field(description='names or patterns such as "eval/*"; default: the headline ones')
+        list[str] | None,
+        ShortNames,
+        Field(max_length=32, description='names or patterns such as "eval/*"; default: the headline ones'),
     ] = None,
     points: Annotated[int, Field(ge=2, le=50, description="rows of the history")] = 10,
     plot: Annotated[bool, Field(description="show the curves as a picture too")] = False,
@@ -66,7 +73,8 @@ def rl_get_results(
     tasks with its 95 % interval (paired by task; `certain`: it leaves out zero), history, weights and how to use them.
     """
     run = chosen_run(run_id)
-    state = run.state()
+    look = look_at(run)
+    state = look.state
     outcome = outcome_of(run, state)
     asked = choose(metrics, {name for row in outcome.rows for name in row}) if metrics else None
     notes = _notes(state, outcome, asked)
@@ -79,10 +87,10 @@ def rl_get_results(
         **_checkpoints(run),
         **({"plot": str(picture) if picture else None} if plot else {}),
         "cost": _cost(state, outcome),
-        "alerts": {alert.rule: alert.times for alert in read_alerts(run.path / "events.jsonl")},
+        "alerts": _alerts(look),
         **({"notes": notes} if notes else {}),
     }
-    answer = Results(**facts, next=_next(run, state, outcome))
+    answer = Results(**facts, next=_next(look, outcome))
     return answer.showing(picture) if picture else answer
 
 
@@ -108,7 +116,7 @@ def _seed_keys(run: RunDirectory, state: RunState) -> dict[str, Any]:
 def _project(run: RunDirectory) -> str:
     try:
         return run.settings().run.wandb_project or environ.wandb_project()
-    except (OSError, ValidationError):  # half a run directory, or one of another version: the figures can still be told
+    except RunUnreadable:  # half a run directory, or one of another version: the figures can still be told
         return environ.wandb_project()
 
 
@@ -158,6 +166,17 @@ def _unit(device: str) -> str:
     return "gpu" if device.startswith("cuda") else device
 
 
+def _alerts(look: Look) -> list[dict[str, Any]]:
+    """Newest first; of two the call that their remedy begins with, or goes on with once the run has ended."""
+    made = ("rl_stop_training", "rl_get_results") if look.state.terminal else ()
+    told: list[dict[str, Any]] = []
+    for alert in look.alerts:
+        left = left_of(alert.remedy, *made)
+        remedy = {"remedy": first_call(left) or left} if len(told) < REMEDIES else {}
+        told.append({"rule": alert.rule, "step": alert.step, "times": alert.times, **remedy})
+    return told
+
+
 def _notes(state: RunState, outcome: Outcome, asked: Choice | None) -> list[str]:
     notes = [f"{state.code or state.status}: {shortened(in_calls(state.error), 300)}"] if state.error else []
     notes += asked.notes if asked else ()
@@ -170,11 +189,12 @@ def _notes(state: RunState, outcome: Outcome, asked: Choice | None) -> list[str]
     return notes
 
 
-def _next(run: RunDirectory, state: RunState, outcome: Outcome) -> str:
+def _next(look: Look, outcome: Outcome) -> str:
+    run, state = look.run, look.state
     if not state.terminal:
-        return worded("rl_check_status", run.run_id, wait_s=45, until="terminal")
-    if state.status != "completed" and run.newest_checkpoint():
-        return worded("rl_start_training", resume_from=run.run_id)
+        return next_after(look)
+    if call := further(look):
+        return call
     if state.status != "completed":
         return worded("rl_get_logs", run.run_id)
     if rival := _rival(run, state):

@@ -15,6 +15,9 @@ from halteres.agent.choosing import chosen_run
 from halteres.agent.judging.headline import rounded
 from halteres.agent.shortening import shortened, shortened_item, size_of
 from halteres.agent.tool import READS, Result, tool
+from halteres.agent.watching.alarms import left_of
+from halteres.agent.watching.following import next_after
+from halteres.agent.watching.looking import Look, look_at
 from halteres.agent.wording import worded
 from halteres.errors import HalteresError, NotReady, UserError
 from halteres.runs.directory import RunDirectory
@@ -159,8 +162,16 @@ def _scores(scores: Sequence[float | None]) -> Any:
 def _next(run: RunDirectory, step: int, which: Which) -> str:
     if which == "random":
         return worded("rl_get_rollouts", run.run_id, step=step, which="worst")
-    if which == "worst":
+    look = look_at(run)
+    remedy = look.pressing.remedy if look.pressing else ""
+    if which == "worst" and 'which="worst"' not in remedy:
         return worded("rl_get_rollouts", run.run_id, step=step, which="best")
-    if run.state().terminal:
-        return worded("rl_get_results", run.run_id)
-    return worded("rl_check_status", run.run_id, wait_s=45, until="eval")
+    return _after_reading(look, remedy) or next_after(look)
+
+
+def _after_reading(look: Look, remedy: str) -> str:
+    """What is left of an alert's remedy, in its words: what to do depends on what was read."""
+    if not look.state.terminal:
+        return left_of(remedy, "rl_get_rollouts")
+    left = left_of(remedy, "rl_stop_training", "rl_get_rollouts", "rl_get_results")
+    return left if look.state.resumable or "resume_from" not in left else ""

@@ -1,7 +1,8 @@
 """How long a run will take, and how much memory: measured on this machine, told as a range.
 
 Owns: on what an estimate stands, in this order: earlier runs with the same model and environment; the engine's speed
-with the lengths that a test has seen; the same with lengths that are assumed.
+with the lengths that a test has seen; the same with lengths that are assumed; where the engine was not measured yet, the
+speed of a test's answers.
 Never: guesses a speed: where none was measured there is no estimate.
 """
 
@@ -15,7 +16,7 @@ from halteres.agent.starting.lengths import Lengths
 from halteres.agent.starting.precedents import precedents
 from halteres.agent.starting.probe import Speed
 from halteres.agent.starting.span import Span
-from halteres.agent.trial.tests_store import latest_test
+from halteres.agent.trial.tests_store import TestOutcome, latest_test
 from halteres.runs.directory import active_runs
 from halteres.runs.starting.footprint import OTHERS_BYTES, PASS_TOKENS, cache_bytes, need
 from halteres.runs.starting.preflight import Ground, Plan
@@ -28,6 +29,12 @@ PER_STEP_S = Span(0.05, 0.4)
 
 OUTSIDE = (0.75, 1.4)
 """How far the engine in a run may be from its probe."""
+
+SAMPLING, TRAINING = (0.17, 1.4), (0.05, 1.0)
+"""A token in a run, in seconds of one in a test, which decodes few at once; 0.19 and 0.27 recorded on two cores."""
+
+UNSEEN_LOAD_S = Span(1, 20)
+"""A model is loaded whose engine was not measured."""
 
 NEARLY_WHOLE = 0.9
 """Of a micro-batch: sequences seldom fill it to the last token."""
@@ -77,7 +84,7 @@ def _by_speed(plan: Plan, ground: Ground, *, may_measure: bool) -> Estimate | No
     if speed is None and may_measure:
         speed = speeds.measured(engine, work)
     if speed is None:
-        return None
+        return _by_test(plan, ground)
     seen, (low, high) = _lengths(plan), OUTSIDE
     outside = (low * speed.share, high)  # what was measured beside others may go faster without them
     answers, trained = work.batch_size / speed.decode_tokens_per_s, work.batch_size / speed.train_tokens_per_s
@@ -94,9 +101,33 @@ def _by_speed(plan: Plan, ground: Ground, *, may_measure: bool) -> Estimate | No
     )
 
 
+def _by_test(plan: Plan, ground: Ground) -> Estimate | None:
+    """From how fast a test's answers came: the range is wide, for nobody has seen this machine train."""
+    outcome, work = _tested(plan), plan.demands
+    if outcome is None or not outcome.tokens_per_s or (seen := lengths.tested(outcome, work)) is None:
+        return None
+    token_s = 1 / outcome.tokens_per_s
+    sampling = (seen.answer * (work.batch_size * token_s)).wider(*SAMPLING)
+    training = (seen.sequence * (work.batch_size * token_s)).wider(*TRAINING)
+    evaluation = (seen.answer * (work.eval_sequences * token_s)).wider(*SAMPLING) + Span(1, 3)
+    evaluations = Span(1, 2 + work.evaluations(_done(ground)))
+    around = UNSEEN_LOAD_S + AROUND_ENGINE_S
+    around += Span(evaluation.low * evaluations.low, evaluation.high * evaluations.high)
+    step = sampling + training + PER_STEP_S
+    return Estimate(
+        step_s=step,
+        total_s=around + step * _steps(plan, ground),
+        basis=f"sampling as in {seen.source}; training not measured yet",
+        peak_gb=_peak_gb(plan, ground, None),
+    )
+
+
+def _tested(plan: Plan) -> TestOutcome | None:
+    return latest_test(plan.settings.run.environment, plan.settings.inference.model)
+
+
 def _lengths(plan: Plan) -> Lengths:
-    settings = plan.settings
-    outcome = latest_test(settings.run.environment_name, settings.inference.model)
+    outcome = _tested(plan)
     return (lengths.tested(outcome, plan.demands) if outcome else None) or lengths.assumed(plan.demands)
 
 

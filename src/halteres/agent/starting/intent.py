@@ -13,12 +13,13 @@ from typing import Any
 from halteres.agent.caller import Caller
 from halteres.agent.drafting.brief import diff
 from halteres.agent.drafting.drafts import choose, editing, load_draft, save_draft
-from halteres.agent.drafting.mending import mending
+from halteres.agent.drafting.mending import mended_call, mending
+from halteres.agent.drafting.sifting import current, sifted
 from halteres.agent.wording import worded
 from halteres.config import environ
 from halteres.config.discovery import EnvironmentNotFound
 from halteres.config.files import Resolved, resolve_settings
-from halteres.errors import UserError
+from halteres.errors import HalteresError, UserError
 from halteres.runs.directory import RunDirectory, find_run
 from halteres.runs.starting.preflight import Plan
 from halteres.runs.starting.start import plan_of
@@ -37,11 +38,28 @@ class Call:
     resume_from: str | None
     draft: str | None
 
+    @property
+    def handle(self) -> str:
+        """The draft that is meant."""
+        return self.draft or self.caller.draft
+
+    @property
+    def elsewhere(self) -> str | None:
+        """The draft that the next call must name; None where that is the caller's own."""
+        return self.draft if self.draft != self.caller.draft else None
+
     def again(self, **arguments: Any) -> str:
         """The call that starts the same, once selecting and editing are done."""
         changes = self.changes if self.resume_from and self.changes else None
-        elsewhere = self.draft if self.draft != self.caller.draft else None
-        return worded(TOOL, **arguments, resume_from=self.resume_from, changes=changes, name=self.name, draft=elsewhere)
+        own = {"resume_from": self.resume_from, "changes": changes, "name": self.name, "draft": self.elsewhere}
+        return worded(TOOL, **arguments, **own)
+
+    def mended(self, refused: HalteresError) -> HalteresError:
+        """A refusal to go on from a run, with the call that would not be refused."""
+        if self.resume_from and not refused.next.startswith("rl_"):
+            again = mended_call(refused, TOOL, self.changes, resume_from=self.resume_from, name=self.name)
+            refused.next = again or refused.next
+        return refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +69,7 @@ class Intent:
     resolved: Resolved
     before: Resolved  # what the changes are counted from: the environment's defaults, or the old run
     old: RunDirectory | None = None
-    discarded: Mapping[str, Any] | None = None  # edits that the draft had for another environment
+    discarded: Mapping[str, Any] | None = None  # edits that the draft had for another environment, or can have no more
 
     @property
     def plan(self) -> Plan:
@@ -87,20 +105,23 @@ def _drafted(call: Call) -> Intent:
     elif call.changes:
         with editing(call.caller, call.draft) as before:
             before.check_selected()
-            after, resolved = before.edited(call.changes)
+            kept = sifted(before)
+            after, resolved = kept.draft.edited(call.changes)
             save_draft(after)
+        discarded = kept.discarded
     else:
-        resolved = _kept(call)
+        resolved, discarded = _kept(call)
     defaults = resolve_settings(resolved.settings.run.environment, None, ())
     return Intent(resolved=resolved, before=defaults, discarded=discarded)
 
 
-def _kept(call: Call) -> Resolved:
-    """The draft as it is."""
+def _kept(call: Call) -> tuple[Resolved, Mapping[str, Any]]:
+    """The draft as it is, and what it can have no more."""
     draft = load_draft(call.caller, call.draft)
     draft.check_selected()
     try:
-        return draft.resolve()
+        kept = current(call.caller, call.draft)
+        return kept.draft.resolve(), kept.discarded
     except EnvironmentNotFound as error:
         what = f"Environment file not found for '{draft.selected}'."
         raise EnvironmentNotFound(what, error.sentence, error.next, **error.details) from error

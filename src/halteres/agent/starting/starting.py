@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
@@ -9,17 +10,20 @@ from pydantic import BaseModel, Field
 from halteres.agent.arguments import Changes, Draft
 from halteres.agent.caller import Caller
 from halteres.agent.drafting.brief import brief
+from halteres.agent.keeping import tidy
 from halteres.agent.starting.estimates import Estimate, estimate
 from halteres.agent.starting.intent import Call, Intent, intent_of
-from halteres.agent.starting.rehearsal import rehearse
+from halteres.agent.starting.rehearsal import rehearse, reward_warnings
 from halteres.agent.tool import Hints, Result, tool
 from halteres.agent.wording import worded
 from halteres.config import environ
 from halteres.config.files import Resolved
+from halteres.errors import InvalidConfig
 from halteres.runs.directory import RunDirectory
 from halteres.runs.starting.admission import run_of_key
 from halteres.runs.starting.links import ROLES
 from halteres.runs.starting.preflight import examine
+from halteres.runs.starting.run_config import sources_of
 from halteres.runs.starting.start import Start, begin_run
 from halteres.runs.state import RunState
 
@@ -57,6 +61,7 @@ class Started(Result):
     checks: list[Check] = []
     estimate: dict[str, Any] | None = None  # step_s, total_min: [low, high]; basis; peak_gb
     config_diff: dict[str, list[Any]] = {}
+    warnings: list[str] = []  # what a run is not refused for
 
 
 @tool(title="Start training", hints=Hints())
@@ -91,14 +96,18 @@ def rl_start_training(
     intent = intent_of(call)
     if dry_run:
         return Started(**rehearse(call, intent))
-    return _start(intent, idempotency_key)
+    try:
+        return _start(intent, idempotency_key, reward_warnings(intent.plan.settings, call.handle))
+    except InvalidConfig as error:
+        raise call.mended(error) from error.__cause__
 
 
-def _start(intent: Intent, key: str | None) -> Started:
+def _start(intent: Intent, key: str | None, warnings: list[str]) -> Started:
     plan = intent.plan
     start = Start(plan=plan, ground=examine(plan).demand(), sources=intent.resolved.sources, idempotency_key=key)
     expected = estimate(plan, start.ground, may_measure=False)
     run = begin_run(start)
+    tidy()
     if run.run_id != start.run_id:
         return _again(run)
     state = run.state()
@@ -107,13 +116,15 @@ def _start(intent: Intent, key: str | None) -> Started:
         told["discarded_edits"] = dict(intent.discarded)
     if expected is not None:
         told["estimate"] = expected.facts
+    if warnings:
+        told["warnings"] = warnings
     return Started(**told, next=worded("rl_check_status", run.run_id, wait_s=WAIT_S, until=_until(state, expected)))
 
 
 def _again(run: RunDirectory) -> Started:
     """The answer to a key that was used before: the first run, as it is now."""
     state = run.state()
-    told = _facts(run, state, run.resolved())
+    told = _facts(run, state, replace(run.resolved(), sources=sources_of(run.path)))
     told["message"] = "This idempotency_key has started this run already; nothing new was started."
     told["status"] = "starting" if state.status == "pending" else state.status
     if state.terminal:

@@ -21,7 +21,7 @@ from halteres.config.program import find_program
 from halteres.config.settings import InferenceSettings
 from halteres.runs.starting.preflight import MissingKey
 
-KEY = "OPENROUTER_API_KEY"
+KEY, ADDRESS = "OPENROUTER_API_KEY", "OPENROUTER_BASE_URL"
 
 OURS = "rollout_retries"
 """A setting of every environment of ours, and of no other."""
@@ -49,8 +49,10 @@ class Order:
         """
         settings = self.draft.resolve().settings
         program = find_program(settings.run.environment, settings.run.interpreter)
+        _check_set(*load_policy().require_keys.test, always=True)
         candidates = Bench(program.name, settings, self.backend).seat(self.models)
-        _check_key(any(not one.is_local for one in candidates))
+        if not all(one.is_local for one in candidates):
+            _check_set(KEY, always=False)
         found = read_environment(program.path)
         return Request(
             draft=self.draft.handle,
@@ -79,14 +81,15 @@ def _service(inference: InferenceSettings) -> tuple[str, ...]:
     return ("--engine", inference.engine, *threads)
 
 
-def _check_key(needed: bool) -> None:
-    demanded = KEY in load_policy().require_keys
-    if environ.openrouter_key() is not None or not (needed or demanded):
+def _check_set(*keys: str, always: bool) -> None:
+    """MissingKey for the first that is not set; `always`: whatever is tested."""
+    missing = next((key for key in keys if not environ.is_set(key)), None)
+    if missing is None:
         return
     remedy = 'rl_test_inference(backend="local") needs no key'
     raise MissingKey(
-        f"{KEY} not set. Required for inference testing.",
-        "Set it where these tools are started" + ("." if demanded else ", or test the local model, which needs none."),
-        f"set {KEY}, then rl_test_inference()" if demanded else f"{remedy}; {KEY} must be set for other models",
-        field=KEY,
+        f"{missing} not set. Required for inference testing.",
+        "Set it where these tools are started" + ("." if always else ", or test the local model, which needs none."),
+        f"set {missing}, then rl_test_inference()" if always else f"{remedy}; {missing} must be set for other models",
+        field=missing,
     )

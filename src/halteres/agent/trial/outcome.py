@@ -28,6 +28,7 @@ class Group:
     scores: tuple[float, ...]
     prompt: str = ""  # the last message before the answer, where there are messages
     answers: tuple[str, ...] = ()  # one for each score, or none where they are not told
+    reference: str = ""  # the right answer, where the item has a field for it
 
     @property
     def varies(self) -> bool:

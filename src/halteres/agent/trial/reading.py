@@ -6,7 +6,7 @@ Never: writes, or trips over a line that is none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ from halteres.agent.trial.folder import TestFolder
 from halteres.agent.trial.outcome import Group, Outcome
 from halteres.agent.trial.request import Candidate, Request
 from halteres.observe.metrics import Row, read_rows
+
+REFERENCES = ("answer", "solution", "target", "expected", "reference", "ground_truth", "gold", "label")
+"""What the right answer is called in an item; the first that is there."""
 
 
 def read_outcome(folder: TestFolder, request: Request, candidate: Candidate) -> Outcome:
@@ -55,12 +58,20 @@ def _groups(output: Path, rollouts: Sequence[Row]) -> Iterator[Group]:
 
 
 def _group(line: _Line, row: Row) -> Group:
-    scores, chats = tuple(line.scores), line.messages or []
+    scores, chats, reference = tuple(line.scores), line.messages or [], _reference(row.get("item"))
     if len(chats) == len(scores) and all(isinstance(chat, list) and len(chat) > 1 for chat in chats):
         answers = tuple(str(chat[-1].get("content")) for chat in chats)
-        return Group(scores=scores, prompt=str(chats[0][-2].get("content")), answers=answers)
+        return Group(scores=scores, prompt=str(chats[0][-2].get("content")), answers=answers, reference=reference)
     answers = tuple(one["text"] for one in row.get("completions", ()))
-    return Group(scores=scores, prompt=row.get("prompt", ""), answers=answers if len(answers) == len(scores) else ())
+    whole = answers if len(answers) == len(scores) else ()
+    return Group(scores=scores, prompt=row.get("prompt", ""), answers=whole, reference=reference)
+
+
+def _reference(item: Any) -> str:
+    """Of an item that is a dataclass or a mapping: in JSON both are objects."""
+    if not isinstance(item, Mapping):
+        return ""
+    return next((str(item[name]) for name in REFERENCES if item.get(name) not in (None, "")), "")
 
 
 def _ended(file: Path) -> Ended | None:

@@ -84,8 +84,10 @@ def _samples(outcome: Outcome) -> list[dict[str, Any]]:
 
 def _sample(group: Group) -> dict[str, Any]:
     ranked = sorted(range(len(group.scores)), key=lambda place: group.scores[place])
-    best, worst = group.answers[ranked[-1]], group.answers[ranked[0]]
+    best = group.answers[ranked[-1]]
+    worst = next((group.answers[place] for place in ranked if group.answers[place] != best), best)
     texts = {"prompt": group.prompt, "best": best, "worst": worst}
+    texts |= {"reference": group.reference} if group.reference else {}
     return {**{name: shortened(text, LONGEST) for name, text in texts.items()}, "scores": plain(group.scores)}
 
 

@@ -32,6 +32,10 @@ COMPLETIONS_PER_ROLLOUT = 32
 gives a score, which would go on asking for ever."""
 
 
+LEAST_GROUP = 4
+"""Of fewer answers it is chance whether their scores differ."""
+
+
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """One model that sits the test."""
 
@@ -73,6 +77,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     def rollouts(self) -> int:
         """Completions that each model is asked for."""
         return len(self.prompts) or self.num_steps * self.group_size
+
+    @property
+    def is_like_training(self) -> bool:
+        """Whether what it finds is what training would: answers sampled, several of each task, none cut shorter."""
+        own = self.env.get("max_new_tokens")
+        is_cut = self.max_tokens is not None and (not isinstance(own, int) or self.max_tokens < own)
+        is_greedy = self.temperature is not None and self.temperature <= 0
+        return not (is_cut or is_greedy or self.prompts) and self.group_size >= LEAST_GROUP
 
     @property
     def within_s(self) -> float:

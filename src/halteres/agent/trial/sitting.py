@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from halteres.agent.trial.ending import Ended, exited, hung_at, timed_out
-from halteres.agent.trial.output import Output, write_log
+from halteres.agent.trial.output import Output, folded, write_log
 from halteres.agent.trial.upstream import Upstream
 from halteres.config import environ
-from halteres.process import die_with_parent
-from halteres.runs.supervision.children import Lifeline
+from halteres.process import Lifeline, die_with_parent
 
 GRACE_S = 2.0
 TOLD = 1000  # characters of its output that an answer holds (seed 002)
@@ -45,14 +44,13 @@ class Sitting:
         """Run the command to its end, or to the deadline. OSError: it cannot be started."""
         began = time.monotonic()
         out, err = Output(), Output()
-        process = await self._start()
-        reading = asyncio.gather(out.drain(process.stdout), err.drain(process.stderr))
+        with out.pipe() as stdout, err.pipe() as stderr:
+            process = await self._start(stdout, stderr)
         try:
             unanswered = await self._until_over(process)
         finally:
             code = await _end(process)
-            with contextlib.suppress(TimeoutError):  # a descendant that left the group may hold the pipes open
-                await asyncio.wait_for(reading, GRACE_S)
+            await asyncio.gather(out.ended(GRACE_S), err.ended(GRACE_S))
         write_log(self.log, self.command, self.folder, code, out.text, err.text)
         seconds, traffic = time.monotonic() - began, self.upstream.traffic
         if code == 0 and unanswered is None:
@@ -61,7 +59,7 @@ class Sitting:
             error, why, fault = exited(code, traffic, err.text)
         else:
             error, why, fault = timed_out(self.within_s, unanswered, hung_at(self.environment_file, err.text))
-        said = {"stdout": out.text[-TOLD:], "stderr": err.text[-TOLD:]}
+        said = {"stdout": folded(out.text)[-TOLD:], "stderr": folded(err.text)[-TOLD:]}
         return Ended(error=error, why=why, fault=fault, seconds=seconds, traffic=traffic, **said)
 
     async def _until_over(self, process: asyncio.subprocess.Process) -> int | None:
@@ -83,7 +81,7 @@ class Sitting:
             await _ended(process, GRACE_S)
         return unanswered
 
-    async def _start(self) -> asyncio.subprocess.Process:
+    async def _start(self, stdout: int, stderr: int) -> asyncio.subprocess.Process:
         lifeline = {"HALTERES_LIFELINE_FD": str(self.lifeline.read_end)}
         python = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
         return await asyncio.create_subprocess_exec(
@@ -91,8 +89,8 @@ class Sitting:
             cwd=self.folder,
             env=environ.for_stranger(**lifeline, **python, **self.variables),
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
             pass_fds=(self.lifeline.read_end,),
             process_group=0,
             preexec_fn=_bounded,

@@ -17,7 +17,7 @@ import msgspec
 
 from halteres.agent.trial.folder import TestFolder, new_folder, tests_home
 from halteres.agent.trial.links import link_test
-from halteres.agent.trial.order import KEY
+from halteres.agent.trial.order import ADDRESS, KEY
 from halteres.agent.trial.request import Request
 from halteres.config import environ
 from halteres.errors import ServerError
@@ -53,7 +53,7 @@ def _spawn(folder: TestFolder, held: int, *, needs_key: bool) -> None:
         child = subprocess.Popen(
             command,
             cwd=folder.path,
-            env=environ.with_keys(*([KEY] if needs_key else [])),
+            env=environ.with_keys(*([KEY, ADDRESS] if needs_key else [])),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

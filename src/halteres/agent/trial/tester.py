@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import ExitStack, asynccontextmanager
@@ -25,8 +26,8 @@ from halteres.agent.trial.told import command_of, variables_of
 from halteres.agent.trial.upstream import Destination, Upstream
 from halteres.config import environ
 from halteres.errors import HalteresError, NotFound, ServerError, boundary
+from halteres.process import Lifeline
 from halteres.runs.served import served
-from halteres.runs.supervision.children import Lifeline
 
 LOCAL_REQUESTS, REMOTE_REQUESTS = 256, 16  # of one model, under way at once
 
@@ -73,11 +74,14 @@ class Tester:
         if one.service_url:
             yield one.service_url
             return
-        stack, log = ExitStack(), self._folder.path / "service.log"
+        stack, log, given_up = ExitStack(), self._folder.path / "service.log", threading.Event()
+        owned = served(one.base, arguments=self._asked.service, log=log, given_up=given_up)
+        starting = asyncio.ensure_future(asyncio.to_thread(stack.enter_context, owned))
         try:
-            owned = served(one.base, arguments=self._asked.service, log=log)
-            yield await asyncio.to_thread(stack.enter_context, owned)
+            yield await asyncio.shield(starting)
         finally:
+            given_up.set()
+            await asyncio.gather(starting, return_exceptions=True)  # its thread goes on where the task is cancelled
             await asyncio.to_thread(stack.close)
             shutil.rmtree(log.with_suffix(""), ignore_errors=True)  # its state
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -15,11 +17,14 @@ from pydantic import Field
 from halteres.agent.arguments import Draft, WaitSeconds
 from halteres.agent.caller import Caller
 from halteres.agent.drafting.drafts import load_draft
-from halteres.agent.tool import Hints, Result, tool
+from halteres.agent.drafting.sifting import current
+from halteres.agent.keeping import tidy
+from halteres.agent.tool import Hints, LongArguments, Result, tool
 from halteres.agent.trial.brief import brief
 from halteres.agent.trial.folder import TestFolder, find_test
 from halteres.agent.trial.order import Order
 from halteres.agent.trial.report import report
+from halteres.agent.trial.request import Request
 from halteres.agent.trial.start import start
 from halteres.agent.wording import worded
 from halteres.errors import NotReady
@@ -40,11 +45,12 @@ class Tested(Result):
     summary: dict[str, Any]
     status: str  # running, done, failed
     test_id: str
-    samples: list[dict[str, Any]] = []  # prompt, best, worst, scores
+    samples: list[dict[str, Any]] = []  # prompt, best, worst, scores, reference
+    discarded_edits: dict[str, Any] = {}  # of the draft: locked by now, or gone; told once
     responses: list[dict[str, Any]] = []  # of `prompts`: prompt, completion, score
 
 
-@tool(title="Test an environment", hints=Hints(open_world=True))
+@tool(title="Test an environment", hints=Hints(open_world=True), arguments=LongArguments)
 async def rl_test_inference(
     caller: Caller,
     num_steps: Annotated[int, Field(ge=1, le=50, description="tasks to try")] = 3,
@@ -66,7 +72,7 @@ async def rl_test_inference(
     backend: Annotated[
         Literal["local", "openrouter"] | None, Field(description="default: local for models of this machine")
     ] = None,
-    test_id: Annotated[str | None, Field(description="go on waiting for this test")] = None,
+    test_id: Annotated[str | None, Field(max_length=100, description="go on waiting for this test")] = None,
     wait_s: WaitSeconds = 45,
     draft: Draft = None,
 ) -> Tested:
@@ -75,11 +81,12 @@ async def rl_test_inference(
     Answers whether it is trainable and why. Do this before rl_start_training; it takes seconds on a local model.
     """
     ends_at = time.monotonic() + wait_s
+    discarded: Mapping[str, Any] = {}
     if test_id:
-        folder = find_test(test_id)
+        folder = await asyncio.to_thread(find_test, test_id)
     else:
         order = Order(
-            draft=load_draft(caller, draft),
+            draft=await asyncio.to_thread(load_draft, caller, draft),
             num_steps=num_steps,
             group_size=group_size,
             models=models,
@@ -88,21 +95,34 @@ async def rl_test_inference(
             temperature=temperature,
             backend=backend,
         )
-        folder = await _started(order, max(wait_s, STARTED_WITHIN_S))
+        folder, discarded = await _started(caller, order, max(wait_s, STARTED_WITHIN_S))
     await _until_ended(folder, ends_at)
-    return Tested(**await asyncio.to_thread(_answer, folder))
+    told = await asyncio.to_thread(_answer, folder)
+    if discarded:
+        told["discarded_edits"] = dict(discarded)
+    return Tested(**told)
 
 
-async def _started(order: Order, within_s: float) -> TestFolder:
-    """A test under way. NotReady where the environment takes too long to describe itself; it is not asked twice."""
-    asking = asyncio.create_task(asyncio.to_thread(order.request))
+async def _started(caller: Caller, order: Order, within_s: float) -> tuple[TestFolder, Mapping[str, Any]]:
+    """A test under way, and edits that its draft can have no more.
+
+    NotReady where the environment takes too long to describe itself; it is not asked twice.
+    """
+    asking = asyncio.create_task(asyncio.to_thread(_requested, caller, order))
     try:
         async with asyncio.timeout(within_s):
-            request = await asyncio.shield(asking)
+            request, discarded = await asyncio.shield(asking)
     except TimeoutError as error:
         asking.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else will look
         raise NotReady("The environment takes long to describe itself.", "", "rl_test_inference() again") from error
-    return await asyncio.to_thread(start, request)
+    folder = await asyncio.to_thread(start, request)
+    await asyncio.to_thread(tidy)
+    return folder, discarded
+
+
+def _requested(caller: Caller, order: Order) -> tuple[Request, Mapping[str, Any]]:
+    kept = current(caller, order.draft.handle)
+    return replace(order, draft=kept.draft).request(), kept.discarded
 
 
 async def _until_ended(folder: TestFolder, ends_at: float) -> None:

@@ -1,18 +1,23 @@
 """What earlier tests found out: for checks and estimates before a run is started.
 
 Owns: the noun `TestOutcome`, finding the newest test of an environment with a model.
-Never: starts a test; believes one that is older than the environment's file.
+Never: starts a test; believes one that is older than the environment's file, or that says little of training: of
+greedy, cut or few answers.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from halteres.agent.trial.folder import TestFolder, all_tests
-from halteres.agent.trial.request import LOCAL
+from halteres.agent.trial.request import LOCAL, Request
+from halteres.config.discovery import EnvironmentBroken, EnvironmentNotFound, find_environment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,20 +37,34 @@ class TestOutcome:
     output_file: Path  # its groups, a line each
 
 
-def latest_test(environment: str, model: str) -> TestOutcome | None:
-    """The newest finished test of this environment with this model that scored anything.
+def latest_test(environment: str, model: str, draft: str = "") -> TestOutcome | None:
+    """The newest finished test of this environment with this model that scored anything as training would.
 
     Args:
-        environment: its name, or its file's (without the suffix, as a run has it, or whole).
+        environment: its name, or its file: as a run's settings have it.
         model: as a draft names it, or an endpoint's id.
+        draft: handle; a test of this draft comes before those of others, which may have other settings.
     """
-    newest_first = sorted(all_tests(), key=_finished_at, reverse=True)
-    return next((told for folder in newest_first for told in _outcomes(folder, environment, model)), None)
+    try:
+        file = find_environment(environment).file_path
+    except (EnvironmentNotFound, EnvironmentBroken):
+        return None
+    best_first = sorted(_alike(file), key=lambda test: (test[0].draft == draft, _finished_at(test[1])), reverse=True)
+    return next((told for _, folder in best_first for told in _outcomes(folder, model)), None)
 
 
-def _outcomes(folder: TestFolder, environment: str, model: str) -> Iterator[TestOutcome]:
+def _alike(file: str) -> Iterator[tuple[Request, TestFolder]]:
+    """Tests of this file that were like training."""
+    for folder in all_tests():
+        with contextlib.suppress(OSError, msgspec.MsgspecError):  # just removed, or of another version
+            request = folder.request()
+            if request.environment_file == file and request.is_like_training:
+                yield request, folder
+
+
+def _outcomes(folder: TestFolder, model: str) -> Iterator[TestOutcome]:
     result = folder.result()
-    if result is None or environment not in _names(result) or _is_outdated(folder, result):
+    if result is None or _is_outdated(folder, result):
         return
     for one in result["models_tested"]:
         if one["model"] in (model, LOCAL + model) and one["steps_tested"]:
@@ -60,11 +79,6 @@ def _outcomes(folder: TestFolder, environment: str, model: str) -> Iterator[Test
                 finished_at=_finished_at(folder),
                 output_file=Path(one["output_file"]),
             )
-
-
-def _names(result: dict[str, Any]) -> tuple[str, ...]:
-    file = result["environment_file"]
-    return result["environment"], Path(file).stem, file
 
 
 def _is_outdated(folder: TestFolder, result: dict[str, Any]) -> bool:

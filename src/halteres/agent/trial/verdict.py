@@ -10,11 +10,18 @@ scores of every group are equal, nothing can be learnt, however good the answers
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from halteres.agent.shortening import shortened
 from halteres.agent.trial.outcome import Outcome
 
 MUCH_TRUNCATED = 0.3
 MANY_FAILURES = 0.1
+
+LONGEST_WHY = 300  # characters of what an environment's code said
+
+PARTIAL = 0.5
+"""Where an environment does not say what counts as success, a best score below it is hardly a right answer's."""
 
 TRAIN = "rl_start_training(dry_run=true)"
 AGAIN = "rl_test_inference()"
@@ -53,7 +60,7 @@ def _nothing(outcome: Outcome) -> Verdict:
     ended, file = outcome.ended, outcome.request.environment_file
     if ended is None:
         return Verdict(None, "Nothing is scored yet.", AGAIN)
-    cause = outcome.scorer_failures[-1]["why"] if outcome.scorer_failures else f"{ended.error}. {ended.why}"
+    cause = _brief(outcome.scorer_failures[-1]["why"] if outcome.scorer_failures else f"{ended.error}. {ended.why}")
     if ended.fault == "environment":
         return Verdict(False, f"No answer was scored: {cause}", f"mend {file}, then {AGAIN}")
     return Verdict(None, f"The model gave nothing to judge by: {cause}", 'rl_test_inference(backend="local")')
@@ -61,17 +68,37 @@ def _nothing(outcome: Outcome) -> Verdict:
 
 def _vary(outcome: Outcome) -> Verdict:
     varied = sum(group.varies for group in outcome.groups)
-    kinds = "both good and bad answers" if _mixed(outcome) else "answers of different scores"
-    return Verdict(True, f"{varied} of {len(outcome.groups)} groups have {kinds}", TRAIN)
+    return Verdict(True, f"{varied} of {len(outcome.groups)} groups have {_kinds(outcome)}", TRAIN)
+
+
+def _kinds(outcome: Outcome) -> str:
+    best = max(outcome.scores)
+    if not outcome.correct(outcome.scores):
+        return f"answers of different scores, but the best is {best:.4g}: no answer is right"
+    if best < PARTIAL and not outcome.request.success_above:
+        return f"answers of different scores, but the best is {best:.4g}: no answer is right, if a right one scores 1"
+    return "both good and bad answers" if _mixed(outcome) else "answers of different scores"
 
 
 def _same(outcome: Outcome) -> Verdict:
     number, correct = len(outcome.scores), outcome.correct(outcome.scores)
     if correct == number:
         return Verdict(False, f"Too easy: all {number} answers are right", f"{SETTINGS}: make its tasks harder")
+    if correct == 0 and len(set(outcome.scores)) == 1:
+        return _all_alike(outcome)
     if correct == 0:
         return Verdict(False, f"Too hard: none of {number} answers is right", _ease(outcome))
     return Verdict(False, "Within every group all answers score the same", f"{SETTINGS}: is its scorer coarse?")
+
+
+def _all_alike(outcome: Outcome) -> Verdict:
+    """Nobody is right: a scorer that knows no right answer looks the same as a task that is too hard."""
+    file = outcome.request.environment_file
+    blame = f"too hard, or the scorer in {Path(file).name} is at fault: read the samples"
+    why = f"All {len(outcome.scores)} scores are equal ({outcome.scores[0]:.4g}): {blame}"
+    if (outcome.truncated or 0) > MUCH_TRUNCATED:  # an answer that is cut off has nothing to be scored
+        return Verdict(False, why, _ease(outcome))
+    return Verdict(False, why, f"read {file} and {outcome.output_file}, mend or ease it, then {AGAIN}")
 
 
 def _ease(outcome: Outcome) -> str:
@@ -90,10 +117,15 @@ def _caveats(outcome: Outcome) -> list[str]:
         said.append(f"{outcome.truncated:.0%} of the answers are cut off")
     failed = outcome.scorer_failures
     if len(failed) > MANY_FAILURES * (outcome.completions + len(failed)):
-        said.append(f"{len(failed)} times its code failed ({failed[-1]['why'].rstrip('.')})")
+        said.append(f"{len(failed)} times its code failed ({_brief(failed[-1]['why']).rstrip('.')})")
     if outcome.ended and outcome.ended.error:
         said.append(outcome.ended.error)
     return said
+
+
+def _brief(why: str) -> str:
+    """What foreign code said may be long, and ends with where it failed; the log has all of it."""
+    return shortened(why, LONGEST_WHY)
 
 
 def _mixed(outcome: Outcome) -> bool:

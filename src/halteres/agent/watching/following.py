@@ -6,14 +6,10 @@ Never: makes it.
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Mapping
-from typing import Any
-
+from halteres.agent.watching.alarms import FOR_GOOD, first_call, left_of
 from halteres.agent.watching.looking import Look
 from halteres.agent.wording import worded
-from halteres.runs.directory import RunDirectory
+from halteres.runs.reading.chosen import chosen
 from halteres.runs.reading.mending import mending
 
 LONGEST_WAIT_S, EDITS = 50, 8
@@ -26,25 +22,46 @@ def next_after(look: Look) -> str:
         case "pending" | "starting":
             return worded("rl_check_status", run_id, wait_s=look.suggested_wait_s, until="running")
         case "stopping":
-            return worded("rl_check_status", run_id, wait_s=look.suggested_wait_s, until="terminal")
+            return _until_it_ends(look)
         case "running":
-            return _watching(look)
+            return (look.pressing and first_call(look.pressing.remedy)) or _watching(look)
         case "completed":
             return worded("rl_get_results", run_id)
         case "stopped":
-            results = worded("rl_get_results", run_id)
-            may_go_on = look.state.resumable and look.state.code != "policy_cap"  # it would be ended again at once
-            return f"{results} or {going_on(look)}" if may_go_on else results
+            results, more = worded("rl_get_results", run_id), further(look)
+            return f"{results} or {more}" if more else results
         case "failed":
-            return _mending(look)
+            return _remedy(look) or _mending(look)
+
+
+def further(look: Look) -> str | None:
+    """What may follow upon a run that has ended: what an alert in force asks for, else going on; None: nothing."""
+    if look.state.code == "policy_cap":
+        return None  # it would be ended again at once
+    if (call := _remedy(look)) or look.state.status == "completed":
+        return call
+    nothing_to_learn = look.pressing is not None and look.state.status == "stopped"
+    return going_on(look) if look.resumable and not nothing_to_learn else None
+
+
+def _remedy(look: Look) -> str | None:
+    """The call that is left of a remedy once its run has ended. A failure has its own, save where all is spoilt."""
+    alert = look.pressing
+    if alert is None or (look.state.status == "failed" and alert.rule not in FOR_GOOD):
+        return None
+    call = first_call(left_of(alert.remedy, "rl_stop_training", "rl_get_results"))
+    return call if call and (look.state.resumable or "resume_from" not in call) else None
 
 
 def going_on(look: Look) -> str:
     """Start again where it ended: from its checkpoint; where there is none, with the same settings."""
     changes = mending(look.state.code, look.given)
-    if look.state.resumable:
+    if look.failed_after_training:  # nothing is left to do but what failed: a step brings the run there again
+        changes = {**changes, "total_steps": look.state.total_steps + 1}
+    if look.resumable:
         return worded("rl_start_training", resume_from=look.run.run_id, changes=changes)
-    changes = {**_edits(look.run), **changes}
+    given = chosen(look.run)
+    changes = {**(given if len(given) <= EDITS else {}), **changes}
     return worded("rl_start_training", environment=look.state.environment, changes=changes)
 
 
@@ -52,11 +69,16 @@ def _watching(look: Look) -> str:
     """Wake at the end where it is near, else at the next evaluation, if there will be one."""
     left, every = look.progress.remaining_s, look.given.trainer.eval_every
     if left is not None and left < LONGEST_WAIT_S:
-        wait_s = min(LONGEST_WAIT_S, max(look.suggested_wait_s, math.ceil(left) + 5))
-        return worded("rl_check_status", look.run.run_id, wait_s=wait_s, until="terminal")
+        return _until_it_ends(look)
     evaluates = every > 0 and (look.step // every + 1) * every <= look.state.total_steps
-    until = "eval" if evaluates else "terminal"
-    return worded("rl_check_status", look.run.run_id, wait_s=look.suggested_wait_s, until=until)
+    if not evaluates:
+        return _until_it_ends(look)
+    return worded("rl_check_status", look.run.run_id, wait_s=look.suggested_wait_s, until="eval")
+
+
+def _until_it_ends(look: Look) -> str:
+    """It wakes at the end: a longer wait costs nothing."""
+    return worded("rl_check_status", look.run.run_id, wait_s=LONGEST_WAIT_S, until="terminal")
 
 
 def _mending(look: Look) -> str:
@@ -65,18 +87,3 @@ def _mending(look: Look) -> str:
     if look.culprit and look.culprit.process == "env":  # its own code: no setting of ours mends it
         return f"{worded('rl_get_logs', look.run.run_id, role='env')} then {going_on(look)}"
     return going_on(look)
-
-
-def _edits(run: RunDirectory) -> dict[str, Any]:
-    """What was set by hand in that run, if it is little enough to write out."""
-    try:
-        told = json.loads((run.path / "config.resolved.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    fields: Mapping[str, Any] = told if isinstance(told, dict) else {}
-    edits = {
-        name: entry.get("value")
-        for name, entry in fields.items()
-        if isinstance(entry, dict) and entry.get("source") in ("edit", "file") and not name.startswith("run.")
-    }
-    return edits if len(edits) <= EDITS else {}

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,13 @@ import msgspec
 from halteres.agent.watching.looking import Look
 from halteres.config import environ
 from halteres.config.policies import load_policy
-from halteres.errors import HalteresError
+from halteres.errors import HalteresError, NotReady
 from halteres.files import replace_file
+from halteres.runs.lock import locked
+
+LOCK = ".lock"
+WITHIN_S = 2.0
+"""A look is remembered within milliseconds."""
 
 
 class LastLook(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,14 +42,35 @@ def limited(look: Look) -> dict[str, Any] | None:
     interval_s = _interval_s()
     if interval_s <= 0:
         return None
-    file = environ.home() / "looks" / f"{look.run.run_id}.json"
-    last = _read(file)
+    with _alone():
+        return _limited(look, interval_s)
+
+
+def looks_home() -> Path:
+    """The folder of all looks: HALTERES_HOME/looks."""
+    return environ.home() / "looks"
+
+
+def _limited(look: Look, interval_s: float) -> dict[str, Any] | None:
+    file = looks_home() / f"{look.run.run_id}.json"
+    last, now = _read(file), max(look.at, time.time())  # whoever waited for the lock has looked before the other told
     if last and look.health == "healthy" and (last.status, last.phase) == (look.state.status, look.state.phase):
-        left_s = last.at + interval_s - look.at
+        left_s = last.at + interval_s - now
         if 0 < left_s <= interval_s:  # a clock that was set back limits nobody for ever
             return _answer(look, last, left_s)
-    _remember(file, look)
+    _remember(file, look, now)
     return None
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Of callers at the same time one gets the full look, and the others what it remembered. Where no lock is to be
+    had, all of them do: it is no reason not to look."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError, NotReady):
+            looks_home().mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(looks_home() / LOCK, WITHIN_S, "Another look is being remembered."))
+        yield
 
 
 def _answer(look: Look, last: LastLook, left_s: float) -> dict[str, Any]:
@@ -71,12 +99,12 @@ def _read(file: Path) -> LastLook | None:
         return None
 
 
-def _remember(file: Path, look: Look) -> None:
+def _remember(file: Path, look: Look, now: float) -> None:
     """A home that cannot be written is no reason not to look."""
     state = look.state
     with contextlib.suppress(OSError):
         if state.terminal:
             return file.unlink(missing_ok=True)
         file.parent.mkdir(parents=True, exist_ok=True)
-        seen = LastLook(at=look.at, status=state.status, phase=state.phase, step=look.step, metrics=look.metrics)
+        seen = LastLook(at=now, status=state.status, phase=state.phase, step=look.step, metrics=look.metrics)
         replace_file(file, msgspec.json.encode(seen))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from bisect import bisect_right
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import accumulate
 from typing import Annotated, Any, get_args
 
 from pydantic import Field
@@ -16,23 +18,26 @@ from halteres.agent.wording import significant, worded
 from halteres.errors import UserError, unknown
 from halteres.runs.directory import RunDirectory, known_runs
 from halteres.runs.reading.progress import last_reward
-from halteres.runs.reading.roster import Entry
+from halteres.runs.reading.roster import UNREADABLE, Entry
 from halteres.runs.state import Status
 
 ACTIVE = "active"
-STATUSES: tuple[str, ...] = (ACTIVE, *get_args(Status))
+STATUSES: tuple[str, ...] = (ACTIVE, *get_args(Status), UNREADABLE)
 
-LENGTH = 2320
-"""Characters of the list up to which runs are told in full; beyond it, older ones have the seeds' four keys alone."""
+LENGTH, LONGEST, USUAL = 2200, 7000, 20
+"""Characters of the list: for the usual number of runs, and at most. Runs are told in full as long as there is room;
+older ones in brief, and the oldest are left out."""
 
 
 class Runs(Result):
     """Runs, newest first. One is {run_id, environment, status, wandb_run_name} (seed keys) and {name, step,
-    total_steps, reward, started, minutes, resumed_from}: name and resumed_from where they say something new, the
-    others as far as the answer stays short (active and newest runs first; a smaller `limit` tells all)."""
+    total_steps, reward, started, minutes, resumed_from}: name and resumed_from where they say something new, step and
+    started always, the others as far as the answer stays short (active and newest runs first). Of an unreadable run,
+    whose run.json is damaged, only the four are told."""
 
     runs: list[dict[str, Any]]
     count: int  # of all that fit, also where fewer are listed
+    left_out: dict[str, Any] = {}  # where the answer would be too long: runs, details_of so many, more
 
 
 @tool(title="List runs", hints=READS)
@@ -46,34 +51,46 @@ def rl_list_runs(
         raise unknown(UserError, "status", status[:40], STATUSES)
     fitting = [run for run in known_runs() if _fits(run, status)]
     listed = fitting[:limit]
-    return Runs(runs=_rows(listed), count=len(fitting), next=_next(listed))
+    rows = _rows(listed, min(LONGEST, LENGTH * max(1, limit // USUAL)))
+    told = Runs(runs=rows, count=len(fitting), next=_next(listed))
+    brief = sum("step" in row and "minutes" not in row for row in rows)
+    if brief or len(rows) < len(listed):
+        told.left_out = {"runs": len(listed) - len(rows), "details_of": brief, "more": "limit=8 tells each in full"}
+    return told
 
 
 def _fits(run: Entry, status: str | None) -> bool:
     return status is None or run.facts.status == status or (status == ACTIVE and not run.ended)
 
 
-def _rows(runs: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Active runs and then the newest are told in full while the answer stays short; the order is that of `runs`."""
-    rows = {run.run_id: _seed_row(run) for run in runs}
-    length = sum(map(_length, rows.values()))
-    now = time.time()
-    for run in sorted(runs, key=lambda run: run.ended):  # stable: within each kind, newest first
+def _rows(runs: Sequence[Entry], room: int) -> list[dict[str, Any]]:
+    """While there is room, active runs and then the newest are told, and then told in full; in the order of `runs`."""
+    first = sorted(runs, key=lambda run: run.ended)  # stable: within each kind, newest first
+    rows = {run.run_id: _brief(run) for run in first}
+    ends = list(accumulate(map(_length, rows.values())))
+    kept = first[: max(1, bisect_right(ends, room))]
+    length, now = ends[len(kept) - 1] if kept else 0, time.time()
+    for run in (run for run in kept if not run.unreadable):
         row = {**rows[run.run_id], **_more(run, now)}
         length += _length(row) - _length(rows[run.run_id])
-        if length > LENGTH:
+        if length > room:
             break
         rows[run.run_id] = row
-    return list(rows.values())
+    told = {run.run_id for run in kept}
+    return [rows[run.run_id] for run in runs if run.run_id in told]
 
 
-def _seed_row(run: Entry) -> dict[str, Any]:
-    return {
+def _brief(run: Entry) -> dict[str, Any]:
+    row: dict[str, Any] = {
         "run_id": run.run_id,
         "environment": run.facts.environment,
         "status": run.facts.status,
         "wandb_run_name": f"{run.facts.environment}-{run.run_id}",
     }
+    if run.unreadable:
+        return row
+    started = datetime.fromtimestamp(run.facts.created_at, UTC).strftime("%Y-%m-%dT%H:%MZ")
+    return {**row, "step": run.facts.step, "started": started}
 
 
 def _more(run: Entry, now: float) -> dict[str, Any]:
@@ -81,10 +98,8 @@ def _more(run: Entry, now: float) -> dict[str, Any]:
     own_name = facts.name != f"{facts.environment}-{run.run_id}"
     return {
         **({"name": facts.name} if own_name else {}),
-        "step": facts.step,
         "total_steps": facts.total_steps,
         "reward": None if reward is None else significant(reward),
-        "started": datetime.fromtimestamp(facts.created_at, UTC).strftime("%Y-%m-%dT%H:%MZ"),
         "minutes": round(max(0.0, (facts.ended_at or now) - facts.created_at) / 60, 1),
         **({"resumed_from": facts.resumed_from} if facts.resumed_from else {}),
     }

@@ -23,6 +23,9 @@ from halteres.runs.directory import RunDirectory
 TAIL_BYTES, SEARCHED_BYTES = 256 << 10, 4 << 20
 """How much of a log's end is read, and is searched."""
 
+LONGEST_SEARCH = 200
+"""Characters to look for: every line is searched for each text between `|`."""
+
 LINE_LENGTH, LENGTH = 400, 5200
 """Characters of one line, and of all of them: the newest are told, as far as they go."""
 
@@ -46,7 +49,10 @@ def rl_get_logs(
         str | None, Field(description="service, engine, api, trainer, env, eval, supervisor; default: whoever failed")
     ] = None,
     lines: Annotated[int, Field(ge=1, le=40)] = 20,
-    grep: Annotated[str | None, Field(description="only lines that hold this text or match this pattern")] = None,
+    grep: Annotated[
+        str | None,
+        Field(max_length=LONGEST_SEARCH, description="only lines that hold this text, or one of several: this|that"),
+    ] = None,
 ) -> Logs:
     """Read the last lines of one process's log."""
     run = chosen_run(run_id)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from halteres.agent.watching.alarms import GRAVE, alarms, in_force
+from halteres.agent.watching.alarms import GRAVE, alarms, in_force, pressing
 from halteres.agent.wording import significant
 from halteres.observe.plots import sparkline
 from halteres.runs.directory import RunDirectory
@@ -74,14 +74,20 @@ class Look:
         return "alert" if current else "healthy"
 
     @property
+    def pressing(self) -> Alert | None:
+        """The alert in force whose remedy comes before anything else."""
+        return pressing(self.alerts, self.step)
+
+    @property
     def metrics(self) -> dict[str, float | None]:
-        """The newest figures; null where there is none yet."""
+        """The newest figures, null where there is none yet; `eval_step`: the older one that the evaluation is of."""
         progress = self.progress
         return {
             "step": progress.step,
             "reward_mean": _newest(progress.reward),
             "percent_correct": _newest(progress.correct or progress.success),
             "eval_percent_correct": _newest(progress.evaluation),
+            "eval_step": progress.evaluation[-1][0] if progress.evaluation else None,
             "loss": _newest(progress.loss),
             "kl": _newest(progress.kl),
         }
@@ -103,6 +109,17 @@ class Look:
         return {"step": newest.get("step"), "path": newest.get("state_path")} if newest else None
 
     @property
+    def failed_after_training(self) -> bool:
+        """Whether all steps were done when the run failed: its checkpoint is there, its result is not."""
+        newest = self.last_checkpoint
+        return self.state.status == "failed" and newest is not None and newest["step"] >= self.state.total_steps
+
+    @property
+    def resumable(self) -> bool:
+        """Whether training can go on from a checkpoint of it, if need be with one more step than it was given."""
+        return self.state.resumable or self.failed_after_training
+
+    @property
     def suggested_wait_s(self) -> int:
         """How long to wait before the next look pays: some ten steps."""
         if self.state.terminal:
@@ -113,9 +130,10 @@ class Look:
 
     @property
     def _is_limping(self) -> bool:
-        """A process has died, and will be started again or take the run along."""
+        """A process has died, and will be started again or take the run along; none that we have ended."""
         exits = (facts.get("exit") for facts in self.state.processes.values())
-        return self.state.status != "stopping" and any(code not in (None, 0) for code in exits)
+        are_ended = self.state.status == "stopping" or self.state.phase == "evaluation"
+        return not are_ended and any(code not in (None, 0) for code in exits)
 
 
 def look_at(run: RunDirectory) -> Look:

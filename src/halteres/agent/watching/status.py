@@ -20,6 +20,7 @@ from halteres.agent.watching.seed_keys import seed_facts
 from halteres.agent.watching.waiting import Until, wait_for
 from halteres.agent.wording import worded
 from halteres.runs.directory import RunDirectory
+from halteres.runs.reading.restarts import read_restarts
 
 
 class Looked(Result):
@@ -45,6 +46,7 @@ class Looked(Result):
     metrics: dict[str, Any] = {}  # step, reward_mean, percent_correct, eval_percent_correct, loss, kl
     trend: dict[str, Any] = {}  # reward_mean: its curve; groups_without_signal: share of the last steps' groups
     alerts: list[dict[str, Any]] = []  # rule, step, evidence, remedy
+    restarts: dict[str, int] = {}  # processes that died and were started again: how often
     health: str = ""  # healthy, alert, failing; of a run that has ended, its status
     woke: str | None = None  # what ended the wait: the event asked for, "terminal", or "wait_s"
     suggested_wait_s: int = 0
@@ -91,6 +93,8 @@ def _told(run: RunDirectory, woke: str | None) -> Looked:
     return Looked(**told)
 
 
-def _occasional(look: Look, woke: str | None) -> dict[str, str | None]:
+def _occasional(look: Look, woke: str | None) -> dict[str, Any]:
     """What is told only where there is something to tell."""
-    return {"phase": look.state.phase, "code": look.state.code, "note": look.state.note, "woke": woke}
+    state = look.state
+    restarts = read_restarts(look.run.path / "events.jsonl")
+    return {"phase": state.phase, "code": state.code, "note": state.note, "restarts": restarts, "woke": woke}

@@ -23,6 +23,9 @@ REPLY_S = 60.0
 POLL_S = 0.1
 """Pause between questions to a server that does not hold its reply."""
 
+MOST_PROBLEMS = 8
+"""Of a refusal that are told."""
+
 JSON = {"Content-Type": "application/json"}
 
 
@@ -56,8 +59,27 @@ def checked(status: int, answer: bytes, path: str) -> bytes:
         return answer
     route, text = path.partition("?")[0], answer[:2000].decode(errors="replace")
     if status < 500:
-        raise InvalidData(f"The trajectory server refused {route} with {status}.", text)
+        raise InvalidData(f"The trajectory server refused {route} with {status}.", _sentence(answer) or text)
     raise NotReady(f"The trajectory server answered {route} with {status}.", text, "Look at its log.")
+
+
+def _sentence(answer: bytes) -> str | None:
+    """What a refusal says of each field, in words; None where it is of another form."""
+    try:
+        problems = msgspec.json.decode(answer, type=_Refusal).detail[:MOST_PROBLEMS]
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    said = [f"{'.'.join(map(str, problem.loc[1:])) or 'body'}: {problem.msg.rstrip('.')}" for problem in problems]
+    return f"{'; '.join(said)}." if said else None
+
+
+class _Problem(msgspec.Struct, frozen=True):
+    loc: list[str | int]  # where: the first says in which part of the request
+    msg: str
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    detail: list[_Problem]
 
 
 def unreachable(url: str, error: Exception) -> NotReady:

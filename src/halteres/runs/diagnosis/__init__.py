@@ -5,7 +5,8 @@ Never: writes (the supervisor does), changes a run, reads a metric's history fro
 
     case        what a run was started with; the calls an agent can make about it, as text
     excursion   a condition that lasts is told once; the trend of a series; the scale of the rewards
-    learning    rules of what is learnt: no variance, no rise, entropy, hacking
+    learning    rules of what is learnt: no variance, no rise, entropy
+    hacking     the rule of what is learnt wrongly: rewards rise, held-out answers do not
     flow        rules of how it is learnt: truncation, drift, starving and idling, NaN
     pulse       rules of the clock: nothing happens any more
     diagnosis   all rules together

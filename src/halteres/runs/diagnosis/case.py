@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from halteres.config.settings import TrainerSettings
 from halteres.runs.directory import RunDirectory
+from halteres.runs.reading.chosen import chosen
 
 Changes = Mapping[str, Any]
 """section.field -> new value."""
-
-_GIVEN = ("file", "edit", "draft")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,7 @@ class Case:
     trainer: TrainerSettings
     env: Mapping[str, Any] = field(default_factory=dict)  # the environment's effective settings
     given: Changes = field(default_factory=dict)  # what the run was started with, as `changes` of a new one
+    folder: Path | None = None  # the run's; its evaluations' samples lie there
 
     @classmethod
     def of(cls, run: RunDirectory, environment: str) -> Case:
@@ -39,7 +40,8 @@ class Case:
             environment=environment,
             trainer=settings.trainer,
             env={**run.environment_config(), **settings.env},
-            given=_given(run),
+            given=chosen(run),
+            folder=run.path,
         )
 
     def logs(self, role: str) -> str:
@@ -79,6 +81,11 @@ class Case:
         gentler = {"trainer.learning_rate": _rounded(self.trainer.learning_rate / 4)}
         anew = f"{self.stop()} then {self.begin_anew(gentler)}"
         return f"{anew}: the mean reward was {best:.3g} and is lost, updates are too large."
+
+    def unscored(self) -> str:
+        """The remedy where no answer ever scored: before anything is spent on it, the scorer is looked at."""
+        larger = self.go_on_with(self.larger_groups())
+        return f"{self.rollouts('worst')}: would the scorer know a right answer? If so, easier tasks, or {larger}"
 
     def faster(self) -> Changes:
         """Twice the learning rate."""
@@ -120,13 +127,3 @@ def _changes(changes: Changes) -> str:
 
 def _rounded(value: float) -> float:
     return float(f"{value:.3g}")
-
-
-def _given(run: RunDirectory) -> Changes:
-    """Settings that somebody chose; none where the file that tells cannot be read."""
-    try:
-        told = json.loads((run.path / "config.resolved.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    rows = told.items() if isinstance(told, dict) else ()
-    return {name: row.get("value") for name, row in rows if isinstance(row, dict) and row.get("source") in _GIVEN}

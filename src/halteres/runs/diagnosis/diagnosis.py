@@ -11,7 +11,7 @@ from typing import Any
 
 from halteres.observe.metrics import Row
 from halteres.runs.diagnosis.case import Case
-from halteres.runs.diagnosis.excursion import Finding, Rewards, Rule
+from halteres.runs.diagnosis.excursion import CEILING, Finding, Rewards, Rule, number
 from halteres.runs.diagnosis.flow import (
     EnvironmentAhead,
     EnvironmentIdle,
@@ -21,7 +21,8 @@ from halteres.runs.diagnosis.flow import (
     TrainerStarved,
     Truncation,
 )
-from halteres.runs.diagnosis.learning import EntropyCollapse, Hacking, NotRising, NoVariance
+from halteres.runs.diagnosis.hacking import Hacking
+from halteres.runs.diagnosis.learning import EntropyCollapse, NotRising, NoVariance
 from halteres.runs.diagnosis.pulse import RULE, Pulse
 from halteres.runs.reading.alerts import Alert
 
@@ -54,9 +55,10 @@ class Diagnosis:
         return [_alert(name, step, finding) for name, finding in found if finding]
 
     def notice(self, event: Mapping[str, Any], *, resumable: bool) -> Alert:
-        """What a role has noticed that no row shows: {rule, step, evidence}, perhaps a remedy in words."""
+        """What a role has noticed that no row shows: {rule, step, evidence}, perhaps a remedy in words; of groups
+        without variance also percent_correct."""
         rule, step = str(event.get("rule")), event.get("step")
-        remedy = _remedy(rule, self._case, resumable)
+        remedy = self._unvaried(event) if rule == NoVariance.name else _remedy(rule, self._case, resumable)
         words = str(event.get("remedy") or "")
         return Alert(
             rule=rule,
@@ -64,6 +66,15 @@ class Diagnosis:
             evidence=str(event.get("evidence") or ""),
             remedy=f"{remedy}. {words}" if words else remedy,
         )
+
+    def _unvaried(self, event: Mapping[str, Any]) -> str:
+        """Groups of equal scores that the environment drops are in no batch: its own share correct tells why."""
+        share = number(dict(event), "percent_correct")
+        if share is not None and share >= CEILING:
+            return f"{self._case.stop()} then {self._case.results()}"
+        if share == 0.0 and self._step > 0:  # before the first batch there are no rollouts to read
+            return self._case.unscored()
+        return self._case.go_on_with(self._case.larger_groups())
 
     def look(self, processes: Mapping[str, Mapping[str, Any]], *, training: bool) -> Alert | None:
         """With every heartbeat: does anything still happen?"""
@@ -96,8 +107,6 @@ def _remedy(rule: str, case: Case, resumable: bool) -> str:
     """The call that mends what a role has noticed."""
     if rule == "temperature":
         return case.go_on_with({"env.temperature": 1.0})
-    if rule == "no_reward_variance":
-        return case.go_on_with(case.larger_groups())
     if rule == "nan_loss":  # the trainer ends itself; what it had learnt is in its last checkpoint
         return case.resume(case.slower()) if resumable else case.begin_anew(case.slower())
     return case.logs("env")

@@ -1,4 +1,4 @@
-"""Rules of what is learnt: no variance, no rise, entropy, hacking.
+"""Rules of what is learnt: no variance, no rise, entropy.
 
 Owns: their thresholds.
 Never: speaks where rewards are at their ceiling, save to say that nothing is left to learn.
@@ -6,8 +6,8 @@ Never: speaks where rewards are at their ceiling, save to say that nothing is le
 
 from __future__ import annotations
 
-import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -50,8 +50,13 @@ class NoVariance:
         return Finding(
             evidence=f"In {self.STEPS} steps in a row at least {self.SILENT:.0%} of the groups had equal scores "
             f"(now {silent:.0%}, mean reward {mean:.3g}): nothing is learnt from them.",
-            remedy=self._case.spoilt(self._rewards.best) if self._rewards.collapsed else self._larger(),
+            remedy=self._remedy(silent, mean),
         )
+
+    def _remedy(self, silent: float, mean: float) -> str:
+        if self._rewards.collapsed:
+            return self._case.spoilt(self._rewards.best)
+        return self._case.unscored() if silent >= 1.0 and mean <= self._rewards.lowest else self._larger()
 
     def _larger(self) -> str:
         return (
@@ -60,21 +65,48 @@ class NoVariance:
         )
 
 
-class NotRising:
-    """Rewards do not rise for STEPS steps, below their ceiling.
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """The line of least squares through the mean rewards of some steps."""
 
-    Flat: the line through them rises by less than SMALL of the scale, and by less than two of its standard errors.
-    Falling: by more than that, downwards, and three. Arithmetic rises by .5 of the scale in its first ten steps, and a
-    mean of 256 rollouts scatters by .03, so that its line over 20 steps is good to .025.
+    steps: int
+    middle: float
+    rise: float  # from its first to its last step
+    errors: float  # the rise in its standard errors
+
+    @classmethod
+    def through(cls, means: Sequence[float]) -> _Line:
+        return cls(len(means), fmean(means), *trend(means))
+
+    @property
+    def highest_rise(self) -> float:
+        """Two standard errors more than was seen."""
+        return self.rise + 2 * (self.rise / self.errors if self.errors else 0.0)
+
+    def __str__(self) -> str:
+        first, last = self.middle - self.rise / 2, self.middle + self.rise / 2
+        return f"Over {self.steps} steps the mean reward went from {first:.3g} to {last:.3g}"
+
+
+class NotRising:
+    """Rewards surely do not rise, or fall, below their ceiling.
+
+    Flat: the line through the last STEPS to MOST steps rises by less than SMALL of what the scale has left, even with
+    two standard errors more, and not for certain. Where rewards scatter too much for that, nothing is told.
+    Falling: the line through FALLING steps falls by FALL of the scale, and by three standard errors.
+
+    Of runs that rise by .004 a step at most 1 % are told, of flat ones with 256 rollouts a step all, after 34 steps
+    (median; tasks of equal difficulty): benchmarks/alerts.py.
     """
 
     name = "reward_flat"
-    STEPS, SMALL, LASTING = 20, 0.05, 5
+    STEPS, MOST, SMALL, LASTING = 30, 40, 0.1, 5
+    FALLING, FALL = 20, 0.05
 
     def __init__(self, case: Case, rewards: Rewards) -> None:
         self._case, self._rewards = case, rewards
-        self._means: deque[float] = deque(maxlen=self.STEPS)
-        self._excursion = Excursion(self.LASTING, calm=self.STEPS)
+        self._means: deque[float] = deque(maxlen=self.MOST)
+        self._excursion = Excursion(self.LASTING, calm=self.FALLING)
 
     def observe(self, row: Row) -> Finding | None:
         """A trainer's row."""
@@ -82,32 +114,31 @@ class NotRising:
         if mean is None:
             return None
         self._means.append(mean)
-        if len(self._means) < self.STEPS:
+        if len(self._means) < self.FALLING:
             return None
-        rise, errors = trend(self._means)
+        line, newest = _Line.through(self._means), _Line.through(list(self._means)[-self.FALLING :])
+        falls = newest.rise < -self.FALL * self._rewards.span and newest.errors < -3
         without_variance = (number(row, "groups/without_signal") or 0.0) >= NoVariance.SILENT  # that rule's to tell
-        stays = rise < self.SMALL * self._rewards.span and errors < 2
-        holds = stays and not without_variance and not self._rewards.at_ceiling(fmean(self._means))
-        if not self._excursion.begins(holds):
+        holds = (falls or self._is_flat(line)) and not without_variance
+        if not self._excursion.begins(holds and not self._rewards.at_ceiling(newest.middle)):
             return None
-        falls = rise < -self.SMALL * self._rewards.span and errors < -3
-        return self._falls(rise) if falls else self._stays(rise)
+        return self._falls(newest) if falls else self._stays(line)
 
-    def _stays(self, rise: float) -> Finding:
+    def _is_flat(self, line: _Line) -> bool:
+        left = self._rewards.highest - line.middle
+        return line.steps >= self.STEPS and line.highest_rise < self.SMALL * left and line.errors < 2
+
+    def _stays(self, line: _Line) -> Finding:
         return Finding(
-            evidence=f"{self._what(rise)}, and is not at its ceiling ({self._rewards.highest:.3g}).",
+            evidence=f"{line}, and is not at its ceiling ({self._rewards.highest:.3g}).",
             remedy=f"{self._case.rollouts('worst')}; if those are honest tries at the task: "
             f"{self._case.go_on_with(self._case.faster())}",
         )
 
-    def _falls(self, rise: float) -> Finding:
+    def _falls(self, line: _Line) -> Finding:
         slower = f"{self._case.go_on_with(self._case.slower())}, a smaller learning rate."
         remedy = self._case.spoilt(self._rewards.best) if self._rewards.collapsed else slower
-        return Finding(evidence=f"{self._what(rise)}: it falls.", remedy=remedy)
-
-    def _what(self, rise: float) -> str:
-        middle = fmean(self._means)
-        return f"Over {self.STEPS} steps the mean reward went from {middle - rise / 2:.3g} to {middle + rise / 2:.3g}"
+        return Finding(evidence=f"{line}: it falls.", remedy=remedy)
 
 
 class EntropyCollapse:
@@ -143,66 +174,3 @@ class EntropyCollapse:
             f"with ({before:.2g}), at a mean reward of {mean:.3g}: it explores no more.",
             remedy=f"{self._case.stop()} then {self._case.begin_anew(changes)}: lost entropy does not come back.",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Exam:
-    step: int
-    share: float  # of held-out tasks that were right
-    error: float | None  # standard error
-
-
-class Hacking:
-    """Held-out answers get worse while rewards rise: the scorer is being pleased, or training tasks learnt by heart.
-
-    The fall must be FALL at least, and two standard errors of the difference (an evaluation of 128 tasks is good to
-    .02); without standard errors it must be twice FALL.
-    """
-
-    name = "reward_hacking"
-    FALL, RISE, STEPS = 0.05, 0.05, 5
-
-    def __init__(self, case: Case, rewards: Rewards) -> None:
-        self._case, self._rewards = case, rewards
-        self._means: dict[int, float] = {}
-        self._best: _Exam | None = None
-        self._excursion = Excursion(1)
-
-    def observe(self, row: Row) -> Finding | None:
-        """A trainer's row, or an evaluation's."""
-        step, mean, share = row.get("step"), number(row, "reward/mean"), number(row, "eval/percent_correct")
-        if not isinstance(step, int):
-            return None
-        if mean is not None:
-            self._means[step] = mean
-        return None if share is None else self._compare(_Exam(step, share, number(row, "eval/percent_correct_stderr")))
-
-    def _compare(self, now: _Exam) -> Finding | None:
-        best = self._best
-        if best is None or now.share >= best.share:
-            self._best = now
-            self._excursion.begins(False)
-            return None
-        then, later = self._mean_around(best.step), self._mean_around(now.step)
-        if then is None or later is None or now.step <= best.step:
-            return None
-        rises = later - then >= self.RISE * self._rewards.span > 0
-        if not self._excursion.begins(best.share - now.share >= self._least(best, now) and rises):
-            return None
-        return Finding(
-            evidence=f"From step {best.step} to {now.step} the held-out share correct fell from {best.share:.3g} to "
-            f"{now.share:.3g}, while the mean reward rose from {then:.3g} to {later:.3g}.",
-            remedy=f"{self._case.rollouts('best')}: see what scores high and is wrong, mend the scorer, then "
-            f"{self._case.stop()} and {self._case.begin_anew({})}",
-        )
-
-    def _least(self, one: _Exam, other: _Exam) -> float:
-        if one.error is None or other.error is None:
-            return 2 * self.FALL
-        return max(self.FALL, 2 * math.hypot(one.error, other.error))
-
-    def _mean_around(self, step: int) -> float | None:
-        """Mean reward of the last steps up to this one; of the first ones for an evaluation before training."""
-        upto = [number for number in sorted(self._means) if number <= step][-self.STEPS :]
-        steps = upto or sorted(self._means)[: self.STEPS]
-        return fmean(self._means[number] for number in steps) if steps else None

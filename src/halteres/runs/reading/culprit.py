@@ -13,7 +13,7 @@ from typing import Any
 from halteres.runs.directory import RunDirectory
 from halteres.runs.state import RunState
 
-_BY_PHASE = {"api": "service", "trainer": "trainer", "environment": "env", "evaluation": "eval"}
+_BY_PHASE = {"api": "service", "trainer": "trainer", "environment": "env"}
 """Who a starting run was waiting for."""
 
 
@@ -38,6 +38,8 @@ def culprit(run: RunDirectory, state: RunState) -> Culprit | None:
         return Culprit("engine", None)  # where its service or we had ended it, the word would be another
     if state.exit:
         return Culprit(str(state.exit.get("process")), state.exit.get("code"))
+    if state.phase == "evaluation":
+        return None  # training was over, its processes had been ended: what failed is what comes after it
     for event in _unanswered(run):
         return Culprit(str(event.get("role")), event.get("code"))
     return Culprit(_BY_PHASE[state.phase], None) if state.phase else None

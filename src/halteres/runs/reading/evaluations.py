@@ -1,13 +1,14 @@
 """Evaluations of a run as they lie on disk, and how two of them differ.
 
 Owns: the noun `Evaluation`; which figures can be paired by held-out task.
-Never: runs an evaluation (`runs.evaluation`), scores an answer.
+Never: runs an evaluation (`runs.supervision.evaluation`), scores an answer.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ class Evaluation:
 
     step: int  # of the weights; 0: untrained
     figures: Mapping[str, float]  # by name, `eval/...`
-    samples: Path  # samples.jsonl; may be missing
+    samples: Path | None = None  # samples.jsonl; may be missing
 
 
 @dataclass(slots=True)
@@ -73,11 +74,13 @@ class _Measured:
 
 def evaluations(run: RunDirectory, rows: Iterable[Row]) -> list[Evaluation]:
     """Every evaluation that was counted, oldest first; `rows`: of metrics.jsonl, one per step."""
-    return [
-        Evaluation(step=row["step"], figures=figures, samples=run.path / "evals" / f"step_{row['step']}/samples.jsonl")
-        for row in rows
-        if (figures := _figures(row))
-    ]
+    return [evaluation(run.path, row) for row in rows if _figures(row)]
+
+
+def evaluation(folder: Path | None, row: Row) -> Evaluation:
+    """What a row tells of one; `folder`: the run's, None where there is none to find samples in."""
+    samples = folder / "evals" / f"step_{row['step']}/samples.jsonl" if folder else None
+    return Evaluation(step=row["step"], figures=_figures(row), samples=samples)
 
 
 def differences(before: Evaluation, after: Evaluation, confidence: float = CONFIDENCE) -> dict[str, Difference]:
@@ -124,6 +127,8 @@ def _apart(name: str, before: Mapping[str, float], after: Mapping[str, float], c
 
 def _measured(evaluation: Evaluation) -> dict[str, _Measured]:
     """The figures that the samples bear out, task by task."""
+    if evaluation.samples is None:
+        return {}
     try:
         facts = evaluation.samples.stat()
         found = _read(evaluation.samples, facts.st_size, facts.st_mtime_ns)
@@ -169,7 +174,12 @@ def _values(sample: _Sample) -> Iterable[tuple[str, float]]:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    return float(value) if _is_finite(value) else None
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether it is a number that a float can hold; whole numbers may be longer."""
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 def _correct(sample: _Sample) -> float | None:
@@ -187,8 +197,4 @@ _WHEN_SAMPLED: Mapping[str, Callable[[_Sample], float | None]] = {
 
 
 def _figures(row: Row) -> dict[str, float]:
-    return {
-        name: float(value)
-        for name, value in row.items()
-        if name.startswith("eval/") and isinstance(value, int | float) and math.isfinite(value)
-    }
+    return {name: float(value) for name, value in row.items() if name.startswith("eval/") and _is_finite(value)}

@@ -7,6 +7,7 @@ Never: prints, writes, waits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +43,7 @@ class Progress:
     loss: Series = ()
     kl: Series = ()  # kl_sample_train_v2: how far sampler and trainer disagree
     without_signal: Series = ()  # share of groups whose scores are all equal
+    evaluation_s: float = 0.0  # seconds that the evaluation after the last step will take, by the newest one
 
     @property
     def step_s(self) -> float | None:
@@ -50,8 +52,8 @@ class Progress:
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds left by the last steps' pace, or None before the first."""
-        return None if self.step_s is None else self.step_s * self._left
+        """Seconds left by the last steps' pace, the last evaluation included, or None before the first."""
+        return None if self.step_s is None else self.step_s * self._left + self.evaluation_s
 
     @property
     def remaining_between_s(self) -> tuple[float, float] | None:
@@ -59,7 +61,9 @@ class Progress:
         if not self.recent_s:
             return None
         ordered = sorted(self.recent_s)
-        return ordered[len(ordered) // 4] * self._left, ordered[len(ordered) * 3 // 4] * self._left
+        quartiles = ordered[len(ordered) // 4], ordered[len(ordered) * 3 // 4]
+        low, high = (step_s * self._left + self.evaluation_s for step_s in quartiles)
+        return low, high
 
     @property
     def _left(self) -> int:
@@ -70,7 +74,8 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
     """Look at the run now; `state`: where it was read just before."""
     state = state or run.state()
     rows = _rows(run.path / "metrics.jsonl")
-    reward = _series(rows, lambda row: row.reward)
+    reward, evaluation = _series(rows, lambda row: row.reward), _series(rows, lambda row: row.evaluation)
+    evaluated_last = bool(evaluation) and evaluation[-1][0] >= state.total_steps
     return Progress(
         status=state.status,
         phase=state.phase,
@@ -79,7 +84,7 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
         resumed_at=int((state.resume_point or {}).get("step", 0)),
         reward=reward,
         success=_series(rows, lambda row: row.success),
-        evaluation=_series(rows, lambda row: row.evaluation),
+        evaluation=evaluation,
         recent_s=tuple(seconds for _, seconds in _series(rows, lambda row: row.step_s)[-RECENT:]),
         alerts=read_alerts(run.path / "events.jsonl"),
         error=state.error,
@@ -87,6 +92,7 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
         loss=_series(rows, lambda row: row.loss),
         kl=_series(rows, lambda row: row.kl),
         without_signal=_series(rows, lambda row: row.without_signal),
+        evaluation_s=0.0 if evaluated_last else _last_evaluation_s(run.path / "events.jsonl"),
     )
 
 
@@ -122,12 +128,36 @@ class _Row(msgspec.Struct, kw_only=True, gc=False):
 _decoder = msgspec.json.Decoder(_Row)
 
 
+class _Event(msgspec.Struct, kw_only=True, gc=False):
+    """What is read of a row of events.jsonl."""
+
+    type: str
+    took_s: float = 0.0
+
+
+_event_decoder = msgspec.json.Decoder(_Event)
+
+
+def _last_evaluation_s(file: Path) -> float:
+    """How long the newest evaluation took; 0 before the first."""
+    for line in reversed(_lines(file)):
+        if b'"took_s"' in line:
+            with suppress(msgspec.DecodeError, UnicodeDecodeError):
+                event = _event_decoder.decode(line)
+                if event.type == "eval":
+                    return event.took_s
+    return 0.0
+
+
 def _rows(file: Path) -> list[_Row]:
+    return [row for line in _lines(file) if (row := _row(line)) is not None]
+
+
+def _lines(file: Path) -> list[bytes]:
     try:
-        lines = file.read_bytes().split(b"\n")
+        return file.read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
-    return [row for line in lines if (row := _row(line)) is not None]
 
 
 def _row(line: bytes) -> _Row | None:

@@ -2,17 +2,24 @@
 
 Owns: the noun `Entry`, reading many run.json cheaply: two hundred take a few milliseconds.
 Never: judges whether a run still lives (`directory.known_runs`), or reads anything else of it.
+
+A run whose run.json is damaged is told as `unreadable`: what became of it is not known, and it must not seem gone.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from halteres.runs.state import TERMINAL, RunState, Status
+
+UNREADABLE: Literal["unreadable"] = "unreadable"
+UNKNOWN = "unknown"
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +27,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     environment: str
-    status: Status
+    status: Status | Literal["unreadable"]
     created_at: float
     total_steps: int
     step: int = 0
@@ -42,8 +49,13 @@ class Entry:
 
     @property
     def ended(self) -> bool:
-        """Whether run.json says so; of a run that was lost it does not say so yet."""
-        return self.facts.status in TERMINAL
+        """Whether run.json says so; of a lost run it does not say so yet. An unreadable one is not waited for."""
+        return self.facts.status in TERMINAL or self.unreadable
+
+    @property
+    def unreadable(self) -> bool:
+        """Whether its run.json is damaged."""
+        return self.facts.status == UNREADABLE
 
     @property
     def described(self) -> str:
@@ -55,9 +67,14 @@ class Entry:
         facts = msgspec.structs.replace(self.facts, status=state.status, step=state.step, ended_at=state.ended_at)
         return Entry(self.path, facts)
 
+    @property
+    def damaged(self) -> Entry:
+        """The same run, where a closer look has found its run.json damaged."""
+        return Entry(self.path, msgspec.structs.replace(self.facts, status=UNREADABLE))
+
 
 def roster(home: Path) -> list[Entry]:
-    """Every run below `home`, newest first; what has no run.json that can be read is no run."""
+    """Every run below `home`, newest first; what has no run.json is no run."""
     try:
         with os.scandir(home) as folders:
             names = [folder.name for folder in folders if not folder.name.startswith(".")]
@@ -70,17 +87,33 @@ def roster(home: Path) -> list[Entry]:
 def _facts(file: str) -> Facts | None:
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError:
+        return _unreadable(file)
     try:
         return _decoder.decode(os.read(descriptor, min(os.fstat(descriptor).st_size, _AT_MOST_BYTES)))
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return None
+        return _unreadable(file)
     finally:
         os.close(descriptor)
 
 
+def _unreadable(file: str) -> Facts | None:
+    """What can be told of a run without its run.json; None of a folder that is none, or was removed while we looked."""
+    folder = os.path.dirname(file)
+    if not _RUN_ID.fullmatch(os.path.basename(folder)):
+        return None
+    try:
+        since = os.stat(folder).st_mtime
+    except OSError:
+        return None
+    return Facts(name=os.path.basename(folder), environment=UNKNOWN, status=UNREADABLE, created_at=since, total_steps=0)
+
+
 _AT_MOST_BYTES = 1 << 20
 """A run.json is a few kilobytes; what is larger was not written by a supervisor."""
+
+_RUN_ID = re.compile(r"[0-9a-f]{8}")
 
 _decoder = msgspec.json.Decoder(Facts)

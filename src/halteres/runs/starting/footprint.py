@@ -44,6 +44,9 @@ UNFREED = 1.5
 ENGINE_BYTES, OTHERS_BYTES = 450_000_000, 350_000_000
 """The engine's process without a model; service, trajectory server, trainer, environment, evaluation, supervisor."""
 
+HELD_BYTES = 48
+"""Of one token of a batch, in the processes that hold it at once: trajectory server, trainer, environment."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
@@ -69,8 +72,13 @@ def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
         weights=NUMBER * shape.parameters,
         loading=NUMBER * fused,
         working=NUMBER * (busiest + _adapter(shape, work.rank)) + cache_bytes(shape, work),
-        processes=ENGINE_BYTES if on_gpu else ENGINE_BYTES + OTHERS_BYTES,
+        processes=ENGINE_BYTES if on_gpu else ENGINE_BYTES + OTHERS_BYTES + batch_bytes(work),
     )
+
+
+def batch_bytes(work: Workload) -> int:
+    """What a batch of the longest sequences takes beside the engine."""
+    return HELD_BYTES * work.batch_size * work.positions
 
 
 def without_weights() -> int:

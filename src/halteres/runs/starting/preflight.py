@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import shutil
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from halteres.config import environ
 from halteres.config.locks import over_cap
@@ -31,6 +32,9 @@ from halteres.runs.supervision.ports import API_PORT, SERVICE_PORT
 
 FREE_BYTES = 256 * 1024 * 1024
 """What a run needs at least: logs, journal and checkpoints of the built-in model take about a tenth of it."""
+
+ROOM, LEAST_LENGTH = "room for answers", 32
+"""Tokens: a chat's own marks and one short question take as many; no answer fits beside them."""
 
 
 class MissingKey(UserError):
@@ -95,7 +99,7 @@ def examine(plan: Plan) -> Examined:
     shape = model.shape if model else None
     checks += [has_model, *([_memory(plan, shape)] if model else []), _disk(plan, shape)]
     described, environment = attempt("environment", lambda: _environment(plan.settings))
-    checks += [described, attempt("batch", lambda: check_batch(plan.settings))[0], *_caps(plan)]
+    checks += [described, attempt("batch", lambda: check_batch(plan.settings))[0], *_room(plan.settings), *_caps(plan)]
     checks += [] if plan.service_url else _ports()
     ground = None
     if model and environment and not any(check.failure for check in checks):
@@ -137,14 +141,15 @@ def is_free(port: int) -> bool:
 
 
 def _keys(policy: Policy) -> list[Check]:
-    missing = [name for name in policy.require_keys if not environ.is_set(name)]
-    if not policy.require_keys:
+    asked = policy.require_keys.start
+    missing = [name for name in asked if not environ.is_set(name)]
+    if not asked:
         return []
     if not missing:
         return [Check(name="keys")]
     failure = MissingKey(
         f"{missing[0]} not set. Add it to ~/.hermes/.env, or export it.",
-        f"The policy '{policy.name}' asks for {', '.join(policy.require_keys)}.",
+        f"The policy '{policy.name}' asks for {', '.join(asked)}.",
         "Set it where these tools are started.",
         field=missing[0],
         missing=missing,
@@ -162,12 +167,14 @@ def _memory(plan: Plan, shape: ModelShape | None) -> Check:
     there = machine.look()
     name = "gpu memory" if there.gpu and shape else "memory"
     free = (there.model_memory if shape else there.memory).free
-    needed = footprint.without_weights()
+    needed = footprint.without_weights() + footprint.batch_bytes(plan.demands)
     if shape is not None:
         needed = footprint.need(shape, plan.demands, on_gpu=there.gpu is not None).total
     figures = {"need_gb": machine.gb(needed), "free_gb": machine.gb(free)}
     if free is None or needed <= free:
         return Check(name=name, figures=figures)
+    if name == "memory" and footprint.batch_bytes(plan.demands) > needed / 2:
+        return Check(name=name, ok=False, figures=figures, failure=_too_many(plan, needed, free, figures))
     failure = TooLarge(
         f"Too little {name}: about {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free.",
         f"The model is '{plan.settings.inference.model}'.",
@@ -176,6 +183,28 @@ def _memory(plan: Plan, shape: ModelShape | None) -> Check:
         **figures,
     )
     return Check(name=name, ok=False, figures=figures, failure=failure)
+
+
+def _too_many(plan: Plan, needed: float, free: float, figures: Mapping[str, Any]) -> TooLarge:
+    """It is the batch that does not fit."""
+    work = plan.demands
+    return TooLarge(
+        f"Too little memory: about {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free.",
+        f"A batch is {work.batch_size:,} sequences of up to {work.positions:,} tokens.",
+        "Lower env.batch_size.",
+        field="env.batch_size",
+        **figures,
+    )
+
+
+def _room(settings: Settings) -> list[Check]:
+    """Whether prompts have room beside their answers: advice, for how long prompts are nobody knows yet."""
+    longest, answer = settings.env.get("max_token_length"), settings.env.get("max_new_tokens")
+    if not isinstance(longest, int) or not isinstance(answer, int) or not 0 < longest <= answer:
+        return []
+    found = f"prompt and answer together stay below max_token_length {longest}; max_new_tokens is {answer}"
+    remedy = "raise max_token_length above max_new_tokens by the length of a prompt"
+    return [Check(name=ROOM, ok=longest > LEAST_LENGTH, found=found, remedy=remedy)]
 
 
 def _disk(plan: Plan, shape: ModelShape | None) -> Check:

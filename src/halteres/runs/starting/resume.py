@@ -65,20 +65,23 @@ def resume_point(old: RunDirectory, settings: Settings, service_url: str | None)
     checkpoint = old.newest_checkpoint()
     if checkpoint is None:
         raise NotFound(
-            f"Run {old.run_id} has no checkpoint.", f"It ended at step {state.step}.", "Start it again without resume."
+            f"Run {old.run_id} has no checkpoint.",
+            f"It ended at step {state.step}.",
+            f"Start anew with its environment, {state.environment}.",
+            environment=state.environment,
         )
     _check_settings(old.settings(), settings, checkpoint["step"])
     if state.service_given and service_url is None:
         raise NotFound(
             f"The checkpoints of run {old.run_id} are in the service at {state.urls.get('service')}.",
             "It used a service that it had not started.",
-            f"Name it: --service {state.urls.get('service')}",
+            f"Set TINKER_BASE_URL={state.urls.get('service')} where it is started.",
         )
     if service_url is not None and not state.service_given:
         raise NotFound(
             f"The service at {service_url} does not have the checkpoints of run {old.run_id}.",
             "That run started a service of its own.",
-            "Resume it without --service (and without TINKER_BASE_URL).",
+            "Start it where TINKER_BASE_URL is not set, and name no service.",
         )
     return ResumePoint(run=old, checkpoint=checkpoint)
 

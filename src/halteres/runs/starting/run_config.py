@@ -13,14 +13,22 @@ import yaml
 
 from halteres.config.projection import Addresses, to_seed_format
 from halteres.config.settings import ENV_WIRING, Settings
-from halteres.config.sources import Effective, wired
+from halteres.config.sources import Effective, Sources, wired
 from halteres.files import replace_file
 from halteres.runs.state import RunState
 
+FILE = "config.resolved.json"
 
-def config_text(settings: Settings, state: RunState, path: Path, api_key: str | None = None) -> str:
-    """config.yaml of a run; before its supervisor has ports, with the default ones."""
-    config = to_seed_format(settings, _addresses(state, path, api_key))
+
+def config_text(
+    settings: Settings, state: RunState, path: Path, api_key: str | None = None, *, folder: Path | None = None
+) -> str:
+    """config.yaml of a run; before its supervisor has ports, with the default ones.
+
+    Args:
+        folder: where the run's files lie, while that is not `path` yet. config.resolved.json is among them.
+    """
+    config = to_seed_format(settings, _addresses(state, path, api_key), _own_fields(folder or path))
     # Through JSON: an environment's values may be of types that only its own interpreter knows.
     return yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False)
 
@@ -35,9 +43,23 @@ def wiring_of_run(settings: Settings, state: RunState, path: Path) -> Effective:
 
 def write_resolved(folder: Path, values: Effective) -> None:
     """config.resolved.json: these values laid over what it says already."""
-    file = folder / "config.resolved.json"
-    before = json.loads(file.read_bytes()) if file.exists() else {}
-    replace_file(file, json.dumps({**before, **values}, indent=1).encode() + b"\n")
+    replace_file(folder / FILE, json.dumps({**_written(folder), **values}, indent=1).encode() + b"\n")
+
+
+def sources_of(folder: Path) -> Sources:
+    """Where the settings of the run in this folder come from."""
+    return {key: one["source"] for key, one in _written(folder).items()}
+
+
+def _written(folder: Path) -> Effective:
+    file = folder / FILE
+    return json.loads(file.read_bytes()) if file.exists() else {}
+
+
+def _own_fields(folder: Path) -> frozenset[str]:
+    """Fields that hold the environment's own values."""
+    sources = sources_of(folder).items()
+    return frozenset(key.removeprefix("env.") for key, source in sources if source == "config_init")
 
 
 def _addresses(state: RunState, path: Path, api_key: str | None = None) -> Addresses:

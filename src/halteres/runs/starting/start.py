@@ -199,9 +199,9 @@ def _launch(start: Start, home: Path, supervisor: Sequence[str]) -> RunDirectory
 def _write(start: Start, folder: Path, path: Path) -> None:
     (folder / "settings.json").write_text(start.settings.model_dump_json(indent=1))
     (folder / "policy.json").write_text(start.plan.policy.model_dump_json(indent=1))
-    (folder / "config.yaml").write_text(config_text(start.settings, start.state(), path))
     effective = resolved(start.settings, start.sources, is_resumed=start.resume is not None)
     write_resolved(folder, {**effective, **wiring_of_run(start.settings, start.state(), path)})
+    (folder / "config.yaml").write_text(config_text(start.settings, start.state(), path, folder=folder))
     for name in ("events.jsonl", "metrics.jsonl", "checkpoints.jsonl", "heartbeat"):
         (folder / name).touch()
     if start.resume:

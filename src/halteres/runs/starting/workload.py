@@ -1,7 +1,7 @@
 """How much a run asks of its engine, read off its settings.
 
 Owns: the nouns by which memory and time are reckoned, and what stands for a setting that an environment does not have.
-Never: reckons either (`footprint`, `agent.estimates`).
+Never: reckons either (`footprint`, `agent.starting.estimates`).
 """
 
 from __future__ import annotations

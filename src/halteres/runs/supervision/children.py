@@ -1,7 +1,6 @@
 """One child process: started so that it cannot outlive us, and ended so that nothing of it remains.
 
-Owns: the lifeline (a pipe whose write end only the supervisor holds), the child's process group, its exit; that it is
-given no secrets but those named.
+Owns: the child's process group, its exit; that it is given our lifeline, and no secrets but those named.
 Never: decides what an exit means.
 """
 
@@ -14,33 +13,15 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from halteres.config import environ
-from halteres.process import die_with_parent
+from halteres.process import Lifeline, die_with_parent
 from halteres.runs import identity
 from halteres.runs.supervision.logpipe import Output, output_to
 
 GRACE_S = 10.0
 """How long a child may take to end in order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lifeline:
-    """A pipe: children hold the read end and end themselves when it does."""
-
-    read_end: int
-    write_end: int
-
-    @classmethod
-    def open(cls) -> Lifeline:
-        """A new one; neither end is inherited unless passed on."""
-        return cls(*os.pipe())
-
-    def close(self) -> None:
-        """Let go: whoever still holds the read end ends."""
-        os.close(self.write_end)
-        os.close(self.read_end)
 
 
 @dataclass(slots=True)
@@ -99,7 +80,7 @@ async def spawn(
     lifeline: Lifeline,
     descriptors: Sequence[int] = (),
     keys: Sequence[str] = (),
-    answers: bool = False,
+    answer: IO[bytes] | None = None,
 ) -> Child:
     """Start a command with its output in `log`.
 
@@ -110,7 +91,8 @@ async def spawn(
         lifeline: it ends with this.
         descriptors: handed down besides.
         keys: names of the secret variables that it may have.
-        answers: its stdout is not for the log, but for `process.communicate`.
+        answer: a file for its stdout, which is then not for the log. No pipe: a child that it leaves behind would keep
+            that open, and its exit from being known (CPython 3.11).
 
     Raises:
         OSError: there is no such program, or no process can be made.
@@ -121,7 +103,7 @@ async def spawn(
             cwd=folder,
             env=environ.with_keys(*keys, HALTERES_LIFELINE_FD=str(lifeline.read_end), PYTHONUNBUFFERED="1"),
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE if answers else output.descriptor,
+            stdout=answer or output.descriptor,
             stderr=output.descriptor,
             pass_fds=(lifeline.read_end, *descriptors),
             process_group=0,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from halteres.config.control import read_stop_request, write_stop_request
+from halteres.process import Lifeline
 from halteres.runs import identity
 from halteres.runs.diagnosis import HEARTBEAT_S, Diagnosis
 from halteres.runs.diagnosis.case import Case
@@ -25,7 +26,7 @@ from halteres.runs.reading import failures
 from halteres.runs.state import Phase
 from halteres.runs.supervision import budgets
 from halteres.runs.supervision.budgets import Budget, Cap
-from halteres.runs.supervision.children import GRACE_S, Lifeline
+from halteres.runs.supervision.children import GRACE_S
 from halteres.runs.supervision.crew import Crew, Exited, Ready, TooSlow
 from halteres.runs.supervision.ending import trainer_ended
 from halteres.runs.supervision.engine_watch import engine_of, gone, told_end
@@ -53,9 +54,6 @@ LEAST_FREE_BYTES = 4 * 1024 * 1024
 
 LOOK_EVERY_S = 0.2
 """How often the files that the roles write are looked at."""
-
-CAP_GRACE_S = 300.0
-"""How long the trainer may take to end after the step in which a cap was reached; then it is ended."""
 
 ENGINE_TOLD_WITHIN_S = 2.0
 """How long the service may take to say how its engine ended."""
@@ -101,7 +99,9 @@ class Course:
             self.lifeline.close()
             await self.news.read()  # the step that was under way may have ended yet
         if verdict.status == "stopped" and self.cap:
-            return replace(verdict, code=budgets.CODE, note=self.budget.note(self.cap))
+            newest = self.run.newest_checkpoint()
+            note = self.budget.note(self.cap, newest["step"] if newest else None)
+            return replace(verdict, code=budgets.CODE, note=note)
         return verdict
 
     @asynccontextmanager
@@ -233,11 +233,11 @@ class Course:
             return None
         if "trainer" in self.crew.ready:
             self.cap = cap
-            self.ledger.event("policy_cap", cap=cap, note=self.budget.note(cap))
+            self.ledger.event("policy_cap", cap=cap, note=self.budget.why(cap))
             with suppress(OSError):  # on a full disk the grace ends it
                 write_stop_request(self.run.path / "control" / "stop.json", "after_step")
             self.ask_to_stop(StopAsked("after_step", f"the policy's {cap}"))
-            asyncio.get_running_loop().call_later(CAP_GRACE_S, self.inbox.put_nowait, GraceOver())
+            asyncio.get_running_loop().call_later(self.budget.grace_s, self.inbox.put_nowait, GraceOver())
         elif cap == "max_hours":
             self.cap = cap
             return Verdict(status="stopped")

@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from halteres.process import Lifeline
 from halteres.runs.identity import alive
-from halteres.runs.supervision.children import GRACE_S, Child, Lifeline, spawn
+from halteres.runs.supervision.children import GRACE_S, Child, spawn
 from halteres.runs.supervision.engine_watch import gone
 from halteres.runs.supervision.ledger import Ledger
 from halteres.runs.supervision.readiness import until_ready

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 from halteres.config.program import EnvironmentProgram
 from halteres.errors import HalteresError, ProcessFailed
 from halteres.observe.metrics import append_row
-from halteres.runs.supervision.children import Child, Lifeline, spawn
+from halteres.process import Lifeline
+from halteres.runs.supervision.children import spawn
 from halteres.runs.supervision.ledger import Ledger
 
 WITHIN_S = 1800.0
 """How long one evaluation may take."""
+
+LONGEST_ANSWER = 1024 * 1024
+"""Bytes of its output, from the end, in which its figures are looked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +48,6 @@ class Evaluator:
     _asked: set[int] = field(default_factory=set)
     _pending: list[Snapshot] = field(default_factory=list)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
-    _child: Child | None = None
 
     def is_due(self, step: int, final: bool) -> bool:
         """Whether the checkpoint of this step is to be evaluated."""
@@ -92,24 +97,34 @@ class Evaluator:
             *("--openai.model_name", snapshot.sampler_path),
             *("--env.data_dir_to_save_evals", str(folder)),
         )
-        self._child = await spawn(command, log=run.log("eval"), folder=run.path, lifeline=self.lifeline, answers=True)
-        try:
-            async with asyncio.timeout(WITHIN_S):
-                output, _ = await self._child.process.communicate()
-        except TimeoutError:
-            raise ProcessFailed(f"The evaluation of step {snapshot.step} took more than {WITHIN_S:.0f} s.") from None
-        finally:
-            await self._child.end()
-        figures = _figures(self._child, output, str(run.log("eval")))
+        with tempfile.TemporaryFile(dir=folder) as answer:
+            code = await self._ran(command, answer, snapshot)
+            figures = _figures(code, _last_words(answer), str(run.log("eval")))
         row = {"step": snapshot.step, "t": time.time(), "src": "eval", **figures}
         append_row(run.path / "metrics.jsonl", row)
         self.ledger.event("eval", step=snapshot.step, took_s=round(time.monotonic() - began, 2), **figures)
 
+    async def _ran(self, command: Sequence[str], answer: IO[bytes], snapshot: Snapshot) -> int:
+        """Run it to its end, which is that of its own process; the exit code."""
+        log = self.ledger.run.log("eval")
+        child = await spawn(command, log=log, folder=self.ledger.run.path, lifeline=self.lifeline, answer=answer)
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                return await asyncio.shield(child.exited)
+        except TimeoutError:
+            raise ProcessFailed(f"The evaluation of step {snapshot.step} took more than {WITHIN_S:.0f} s.") from None
+        finally:
+            await child.end()
 
-def _figures(child: Child, output: bytes, log: str) -> Mapping[str, Any]:
+
+def _last_words(answer: IO[bytes]) -> bytes:
+    return os.pread(answer.fileno(), LONGEST_ANSWER, max(0, os.fstat(answer.fileno()).st_size - LONGEST_ANSWER))
+
+
+def _figures(code: int, output: bytes, log: str) -> Mapping[str, Any]:
     """The figures on the last line of the command's output."""
-    if child.exit_code != 0:
-        raise ProcessFailed(f"The evaluation exited with code {child.exit_code}.", f"Its log is {log}.")
+    if code != 0:
+        raise ProcessFailed(f"The evaluation exited with code {code}.", f"Its log is {log}.")
     for line in reversed(output.decode(errors="replace").splitlines()):
         try:
             told = json.loads(line)

@@ -20,10 +20,10 @@ from typing import Any
 import msgspec
 
 from halteres import process
-from halteres.errors import Conflict, HalteresError, NotFound, ServerError, boundary
+from halteres.errors import Conflict, HalteresError, ServerError, boundary
 from halteres.runs import identity, lock
 from halteres.runs.directory import RunDirectory
-from halteres.runs.state import RESERVE, Status
+from halteres.runs.state import RESERVE, RunState, Status
 from halteres.runs.stop import WAKE
 from halteres.runs.supervision.conclusion import conclude, export_adapter, final_checkpoint
 from halteres.runs.supervision.course import Course
@@ -92,10 +92,20 @@ async def _close(ledger: Ledger, verdict: Verdict) -> Status:
     end = ledger.without_secrets(end)
     if exported:
         ledger.event("weights", folder=str(exported))
-    for failure in await asyncio.to_thread(conclude, run, msgspec.structs.replace(ledger.state, **end)):
+    for failure in await asyncio.to_thread(_concluded, run, msgspec.structs.replace(ledger.state, **end)):
         ledger.event("conclusion_failed", error=failure)
     ledger.update(**end)
     return verdict.status
+
+
+def _concluded(run: RunDirectory, state: RunState) -> list[str]:
+    """What could not be made, in sentences. A defect of ours is one of them: the end must be written."""
+    try:
+        with boundary(ServerError, "Concluding"):
+            return conclude(run, state)
+    except HalteresError as error:
+        _log.exception("The run could not be concluded.")
+        return [error.sentence]
 
 
 def _with_weights(ledger: Ledger, verdict: Verdict) -> tuple[Verdict, Path | None]:
@@ -103,16 +113,12 @@ def _with_weights(ledger: Ledger, verdict: Verdict) -> tuple[Verdict, Path | Non
     if ledger.state.service_given or final_checkpoint(ledger.run) is None:
         return verdict, None  # kept by somebody else's service, or there are none
     try:
-        return verdict, export_adapter(ledger.run)
-    except (HalteresError, OSError) as error:
+        with boundary(ServerError, "Copying the final weights"):
+            return verdict, export_adapter(ledger.run)
+    except HalteresError as error:
         if verdict.status != "completed":
             return verdict, None
-        why = (
-            error
-            if isinstance(error, HalteresError)
-            else NotFound("The final weights could not be copied.", f"{error}.")
-        )
-        return Verdict(status="failed", error=why, note=verdict.note), None
+        return Verdict(status="failed", error=error, note=verdict.note), None
 
 
 def main(arguments: Sequence[str] | None = None, casting: Casting = cast) -> int:

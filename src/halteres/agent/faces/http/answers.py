@@ -7,7 +7,6 @@ Never: knows a route; answers HTML.
 from __future__ import annotations
 
 import json
-import logging
 from typing import Any, Final
 
 import msgspec
@@ -15,18 +14,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from halteres.errors import HalteresError, NotFound, ServerError, UserError, as_answer
+from halteres.agent.defects import recorded
+from halteres.errors import HalteresError, NotFound, UserError, as_answer
 from halteres.redaction import Redactor
-
-_log = logging.getLogger(__name__)
 
 JSON: Final = "application/json"
 
 MAX_BODY_BYTES = 2**20
 """Arguments are short; the longest are prompts to try."""
-
-MAX_DEPTH = 32
-"""How deep values may be nested."""
 
 CLIENT_GONE = 499
 """Written to nobody; the number is nginx's."""
@@ -62,8 +57,6 @@ async def arguments_of(request: Request) -> dict[str, Any]:
         raise _unusable(f"{error}") from error
     if not isinstance(value, dict):
         raise _unusable(f"It is {_KINDS.get(type(value), 'no object')}")
-    if _deeper_than(MAX_DEPTH, value):
-        raise _unusable(f"It is nested deeper than {MAX_DEPTH} levels")
     return value
 
 
@@ -72,20 +65,6 @@ _KINDS = {list: "an array", str: "a text", type(None): "null", bool: "a boolean"
 
 def _unusable(why: str) -> UserError:
     return UserError("The body is no JSON object of arguments.", f"{why}.", 'Send {"argument": value, ...}.')
-
-
-def _deeper_than(levels: int, value: Any) -> bool:
-    """Level by level, not by recursion: what is too deep would end that too."""
-    layer = [value]
-    for _ in range(levels):
-        layer = [item for outer in layer for item in _items(outer)]
-    return bool(layer)
-
-
-def _items(value: Any) -> Any:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
 
 
 async def _body(request: Request) -> bytes:
@@ -119,6 +98,4 @@ async def on_gone(_: Request, __: Exception) -> Response:
 
 async def on_bug(request: Request, error: Exception) -> Response:
     """A defect of ours, which is in the log."""
-    _log.error("%s %s failed.", request.method, request.url.path, exc_info=error)
-    what = f"{request.method} {request.url.path} raised {type(error).__name__}."
-    return refused(ServerError(what, "This is a defect of ours; the log has it.", "Report it."))
+    return refused(recorded(f"{request.method} {request.url.path} raised {type(error).__name__}.", error))

@@ -61,7 +61,7 @@ class TokenOnly:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on or refuse."""
-        if scope["type"] == "http" and not _carries_token(Headers(scope=scope)):
+        if scope["type"] == "http" and not carries_token(Headers(scope=scope)):
             response = refused(_NoToken("A token is needed here.", f"It is in HALTERES_HOME/{FILE}.", _HOW))
             response.headers["WWW-Authenticate"] = 'Basic realm="halteres"'
             await response(scope, receive, send)
@@ -69,7 +69,12 @@ class TokenOnly:
         await self.app(scope, receive, send)
 
 
-def _carries_token(headers: Headers) -> bool:
+def carries_token(headers: Headers) -> bool:
+    """Whether a request shows the token.
+
+    Raises:
+        InvalidConfig: there is no token that it could show.
+    """
     kind, _, given = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return is_token(given.strip())

@@ -2,7 +2,7 @@
 
 Owns: which tool each route is; that every answer is a 200 (the client reads any other as "HTTP N: body") and comes
 before it gives up, after 30 s.
-Never: decides what a tool answers; authenticates (`guard`).
+Never: decides what a tool answers; authenticates (`guard`); lets a caller without the token choose what runs (`open`).
 
 Source: seed 001, the client `rl_training_tool` over HTTP; spec agent-tools 1.10.
 """
@@ -19,9 +19,11 @@ from starlette.routing import Route
 
 from halteres.agent.faces.http.answers import answer, arguments_of, refused
 from halteres.agent.faces.http.calls import Calls
+from halteres.agent.faces.http.guard import carries_token
+from halteres.agent.faces.http.open import beyond_open
 from halteres.errors import UserError
 
-LIMIT_S = 27
+LIMIT_S = 25
 """When a call is answered for a tool that is not done; those that wait are, within 25 s."""
 
 TEST_WAIT_S = 20
@@ -64,6 +66,8 @@ class LegacyRoutes:
         async def endpoint(request: Request) -> Response:
             try:
                 arguments = {**await arguments_of(request), **request.path_params, **fixed}
+                if (refusal := beyond_open(name, arguments)) and not carries_token(request.headers):
+                    raise refusal
             except UserError as error:
                 return refused(error, 200)
             return answer((await self._calls.reply(request, name, arguments, LIMIT_S)).body)

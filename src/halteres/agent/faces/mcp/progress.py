@@ -1,13 +1,13 @@
 """Progress of a call that waits.
 
 Owns: that a client which gave a progress token hears, now and then, that its call is alive.
-Never: knows what a tool waits for; is heard by a client that did not ask.
+Never: knows what a tool waits for; is heard by a client that did not ask; spoils a call whose progress cannot be told.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +15,8 @@ from typing import Any
 
 import mcp_types as types
 from mcp.server import ServerRequestContext
+
+_log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -27,8 +29,10 @@ async def reporting(
         yield
     finally:
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        # Neither raises what the task ended with nor takes our own cancellation for the task's.
+        await asyncio.wait([task])
+        if not task.cancelled() and (error := task.exception()):
+            _log.warning("The progress of %s could not be told.", params.name, exc_info=error)
 
 
 async def _report(context: ServerRequestContext[Any, Any], params: types.CallToolRequestParams, every_s: float) -> None:

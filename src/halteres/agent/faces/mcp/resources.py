@@ -1,13 +1,12 @@
 """Runs and environments as MCP resources: for hosts and people that attach things to a conversation.
 
 Owns: the addresses rl://...; what is read for each.
-Never: tells more than the tools do; writes.
+Never: tells more than the tools and the page do; writes; uses up a look that `min_status_interval_s` allows an agent.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import csv
 import io
 import json
@@ -17,12 +16,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import mcp_types as types
+import msgspec
 from mcp.server import ServerRequestContext
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from halteres.agent.call import Reply, call
 from halteres.agent.caller import Caller
+from halteres.agent.defects import Defect, recorded
+from halteres.agent.faces.pictures import base64_of
+from halteres.dashboard.view import view_of
 from halteres.errors import HalteresError, NotFound, ServerError, boundary
 from halteres.observe.metrics import Row, merge_by_step
 from halteres.redaction import Redactor
@@ -73,15 +76,23 @@ async def read(context: Context, uri: str, caller: Caller) -> types.ReadResource
     """Read one.
 
     Raises:
-        MCPError: there is no such resource.
+        MCPError: there is no such resource, or reading it failed.
     """
     try:
-        with boundary(ServerError, f"reading {uri}"):
+        with boundary(Defect, f"reading {uri}"):
             return types.ReadResourceResult(contents=[await _read(uri, caller)])
+    except Defect as error:
+        told = recorded(error.what, error.__cause__ or error)
+        raise _refusal(told, uri, types.INTERNAL_ERROR) from None
+    except ServerError as error:
+        raise _refusal(error, uri, types.INTERNAL_ERROR) from None
     except HalteresError as error:
         modern = context.protocol_version in MODERN_PROTOCOL_VERSIONS
-        code = types.INVALID_PARAMS if modern else _NOT_FOUND_2025
-        raise MCPError(code, Redactor.of_this_process().text(error.sentence), {"uri": uri}) from None
+        raise _refusal(error, uri, types.INVALID_PARAMS if modern else _NOT_FOUND_2025) from None
+
+
+def _refusal(error: HalteresError, uri: str, code: int) -> MCPError:
+    return MCPError(code, Redactor.of_this_process().text(error.sentence), {"uri": uri})
 
 
 async def _read(uri: str, caller: Caller) -> Contents:
@@ -97,11 +108,12 @@ async def _runs(uri: str, caller: Caller) -> Contents:
 
 
 async def _status(uri: str, caller: Caller, run_id: str) -> Contents:
-    return _body(uri, await _told("rl_check_status", {"run_id": run_id}, caller))
+    view = await asyncio.to_thread(lambda: view_of(find_run(run_id)))
+    return _plain(uri, _JSON, msgspec.json.encode(view).decode())
 
 
 async def _config(uri: str, caller: Caller, run_id: str) -> Contents:
-    text = await asyncio.to_thread(lambda: (find_run(run_id).path / "config.yaml").read_text())
+    text = await asyncio.to_thread(lambda: _text_of(find_run(run_id).path / "config.yaml"))
     return _plain(uri, _YAML, text)
 
 
@@ -112,10 +124,10 @@ async def _metrics(uri: str, caller: Caller, run_id: str) -> Contents:
 
 async def _plot(uri: str, caller: Caller, run_id: str) -> Contents:
     reply = await _told("rl_get_results", {"run_id": run_id, "plot": True}, caller)
-    if not reply.images:
+    picture = await asyncio.to_thread(base64_of, reply.images[0]) if reply.images else None
+    if picture is None:
         raise NotFound(f"Run {run_id} has nothing to plot yet.")
-    picture = base64.b64encode(await asyncio.to_thread(reply.images[0].read_bytes))
-    return types.BlobResourceContents(uri=uri, mime_type=_PNG, blob=picture.decode())
+    return types.BlobResourceContents(uri=uri, mime_type=_PNG, blob=picture)
 
 
 async def _log(uri: str, caller: Caller, run_id: str, role: str) -> Contents:
@@ -128,7 +140,7 @@ async def _source(uri: str, caller: Caller, name: str) -> Contents:
     files = [found["file_path"] for found in reply.body["environments"] if found["name"] == name]
     if not files:
         raise NotFound(f"There is no environment {name}.")
-    return _plain(uri, "text/x-python", await asyncio.to_thread(Path(files[0]).read_text))
+    return _plain(uri, "text/x-python", await asyncio.to_thread(_text_of, Path(files[0])))
 
 
 _Reader = Callable[..., Awaitable[Contents]]
@@ -147,8 +159,16 @@ _READERS: tuple[tuple[re.Pattern[str], _Reader], ...] = (
 async def _told(name: str, arguments: dict[str, Any], caller: Caller) -> Reply:
     reply = await call(name, arguments, caller)
     if reply.failed:
-        raise NotFound(reply.body["error"])
+        kind = ServerError if reply.status == ServerError.status else NotFound
+        raise kind(reply.body["error"])
     return reply
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text()
+    except FileNotFoundError:
+        raise NotFound(f"There is no file {file}.") from None
 
 
 def table(rows: list[Row]) -> str:

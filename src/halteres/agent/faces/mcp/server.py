@@ -10,10 +10,8 @@ server is not used: it drops arguments it does not know, and hides what went wro
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import mcp_types as types
@@ -27,6 +25,7 @@ from halteres.agent.faces.instructions import INSTRUCTIONS
 from halteres.agent.faces.mcp import prompts, resources
 from halteres.agent.faces.mcp.listing import described
 from halteres.agent.faces.mcp.progress import reporting
+from halteres.agent.faces.pictures import base64_of
 from halteres.agent.table import BY_NAME, TOOLS
 
 Context = ServerRequestContext[Any, Any]
@@ -72,17 +71,11 @@ async def _list_tools(_: Context, __: types.PaginatedRequestParams | None) -> ty
 def result(reply: Reply) -> types.CallToolResult:
     """An answer on this wire: compact JSON as text and as structure, then its pictures."""
     text = json.dumps(reply.body, ensure_ascii=False, separators=(",", ":"))
-    pictures = [picture for file in reply.images if (picture := _picture(file))]
+    pictures = [
+        types.ImageContent(data=data, mime_type="image/png") for file in reply.images if (data := base64_of(file))
+    ]
     return types.CallToolResult(
         content=[types.TextContent(text=text), *pictures],
         structured_content=reply.body,
         is_error=reply.failed,
     )
-
-
-def _picture(file: Path) -> types.ImageContent | None:
-    """A PNG; None where it is gone: the answer names its path and says all without it."""
-    try:
-        return types.ImageContent(data=base64.b64encode(file.read_bytes()).decode(), mime_type="image/png")
-    except OSError:
-        return None

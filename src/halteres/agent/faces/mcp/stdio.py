@@ -17,6 +17,7 @@ from mcp.server.stdio import stdio_server
 
 from halteres.agent.caller import Caller
 from halteres.agent.faces.mcp.server import build
+from halteres.agent.faces.mcp.unreadable import Answering
 from halteres.config import environ
 
 _log = logging.getLogger(__name__)
@@ -38,5 +39,5 @@ async def _serve(caller: Caller) -> None:
         # stdio_server would take stderr for the wire (mcp 2.3.0).
         sys.stdout.flush()
         sys.stdout = sys.stderr
-        await server.run(read, write, server.create_initialization_options())
+        await server.run(Answering(read, write), write, server.create_initialization_options())
     os.dup2(2, 1)  # the wire is back on descriptor 1: whatever a library prints while the process ends must not be

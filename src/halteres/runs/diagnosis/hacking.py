@@ -1,0 +1,122 @@
+"""The rule of what is learnt wrongly: rewards rise, and held-out answers do not.
+
+Owns: its thresholds; which evaluations are compared, and how certain that must be.
+Never: evaluates, computes an interval.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import fmean
+
+from halteres.observe.metrics import Row
+from halteres.runs.diagnosis.case import Case
+from halteres.runs.diagnosis.excursion import CEILING, Excursion, Finding, Rewards, number
+from halteres.runs.reading.evaluations import CORRECT, SCORE, Evaluation, differences, evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """What held-out answers and rewards did between two evaluations."""
+
+    before: Evaluation
+    after: Evaluation
+    then: float  # mean reward around the first
+    later: float  # ... and around the second
+
+    @property
+    def rise(self) -> float:
+        """Of the mean reward."""
+        return self.later - self.then
+
+    def highest_gain(self, name: str, confidence: float) -> float:
+        """The most that this held-out figure can have risen; unbounded where nothing is known of its error."""
+        difference = differences(self.before, self.after, confidence).get(name)
+        return difference.interval[1] if difference and difference.interval else math.inf
+
+    def __str__(self) -> str:
+        first, last = self.before.figures[CORRECT], self.after.figures[CORRECT]
+        went = "fell" if last < first else "went"
+        return (
+            f"From step {self.before.step} to {self.after.step} the held-out share correct {went} from {first:.3g} to "
+            f"{last:.3g}, while the mean reward rose from {self.then:.3g} to {self.later:.3g}."
+        )
+
+
+class Hacking:
+    """Held-out answers do not follow the rewards: the scorer is being pleased, or training tasks learnt by heart.
+
+    Worse: below the best evaluation so far by FALL, for certain, while rewards rose by RISE of the scale. Left behind:
+    rewards rose by STRONG of the scale since the first evaluation, and held-out answers, for certain, by less than
+    FOLLOWS of that. Either must hold at two evaluations in a row. Evaluations are compared task by task where their
+    samples are there, by their standard errors otherwise; where neither is known, nothing is told.
+
+    Certain: each of the pairs that could have been compared so far has its part of CHANCE, since the best was chosen
+    by looking. Of runs whose held-out share never falls at most 1 % are told within 20 evaluations, of those that fall
+    from .6 to .4 over five (128 tasks, 4 samples) over 99 %: benchmarks/alerts.py.
+    """
+
+    name = "reward_hacking"
+    FALL, RISE, STEPS = 0.05, 0.05, 5
+    STRONG, FOLLOWS = 0.5, 0.25
+    CHANCE, IN_A_ROW = 0.01, 2
+
+    def __init__(self, case: Case, rewards: Rewards) -> None:
+        self._case, self._rewards = case, rewards
+        self._means: dict[int, float] = {}
+        self._seen: list[Evaluation] = []
+        self._excursion = Excursion(self.IN_A_ROW)
+
+    def observe(self, row: Row) -> Finding | None:
+        """A trainer's row, or an evaluation's."""
+        step, mean = row.get("step"), number(row, "reward/mean")
+        if not isinstance(step, int):
+            return None
+        if mean is not None:
+            self._means[step] = mean
+        return None if number(row, CORRECT) is None else self._look(evaluation(self._case.folder, row))
+
+    def _look(self, now: Evaluation) -> Finding | None:
+        self._seen.append(now)
+        earlier = [one for one in self._seen if one.step < now.step]
+        if not earlier or not self._means:
+            return None
+        best = max(earlier, key=lambda one: (one.figures[CORRECT], one.step))
+        from_best, from_first = self._stretch(best, now), self._stretch(earlier[0], now)
+        worse = self._is_worse(from_best)
+        if not self._excursion.begins(worse or self._is_left_behind(from_first)):
+            return None
+        return Finding(
+            evidence=str(from_best if worse else from_first),
+            remedy=f"{self._case.stop()} then {self._case.rollouts('best')}: see what scores high and is wrong, mend "
+            f"the scorer, then {self._case.begin_anew({})}",
+        )
+
+    def _is_worse(self, stretch: _Stretch) -> bool:
+        before, after = stretch.before.figures[CORRECT], stretch.after.figures[CORRECT]
+        if before - after < self.FALL or not stretch.rise >= self.RISE * self._rewards.span > 0:
+            return False
+        return stretch.highest_gain(CORRECT, self._confidence) < 0
+
+    def _is_left_behind(self, stretch: _Stretch) -> bool:
+        span, due = self._rewards.span, self.FOLLOWS * stretch.rise
+        if not stretch.rise >= self.STRONG * span > 0 or stretch.after.figures[CORRECT] + due / span >= CEILING:
+            return False
+        if stretch.highest_gain(CORRECT, self._confidence) >= due / span:
+            return False
+        return SCORE not in stretch.after.figures or stretch.highest_gain(SCORE, self._confidence) < due
+
+    @property
+    def _confidence(self) -> float:
+        """Of two-sided intervals of which one bound is looked at."""
+        return 1 - 2 * self.CHANCE / math.comb(len(self._seen), 2)
+
+    def _stretch(self, before: Evaluation, after: Evaluation) -> _Stretch:
+        return _Stretch(before, after, self._mean_around(before.step), self._mean_around(after.step))
+
+    def _mean_around(self, step: int) -> float:
+        """Mean reward of the last steps up to this one; of the first ones for an evaluation before training."""
+        steps = sorted(self._means)
+        nearest = [number for number in steps if number <= step][-self.STEPS :] or steps[: self.STEPS]
+        return fmean(self._means[number] for number in nearest)

@@ -1,0 +1,34 @@
+"""The limit on looks, for callers at the same time. What one caller is told: test_status."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from halteres.agent.watching import interval
+from halteres.agent.watching.looking import look_at
+
+from .run_scenes import make_run, short_home, supervised
+
+
+def test_of_looks_at_the_same_time_one_is_told_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have looked before either look was remembered."""
+    monkeypatch.setenv("HALTERES_HOME", str(home := short_home(tmp_path)))
+    (home / "policy.yaml").write_text("hermes-compat\n")
+    together, read = threading.Barrier(2), interval._read
+
+    def read_together(file: Path) -> object:
+        found = read(file)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            together.wait(0.5)  # both are inside only where nothing keeps them apart
+        return found
+
+    monkeypatch.setattr(interval, "_read", read_together)
+    with supervised(make_run()) as run, ThreadPoolExecutor(2) as threads:
+        looks = [look_at(run), look_at(run)]
+        answers = list(threads.map(interval.limited, reversed(looks)))
+    assert sorted(answer is None for answer in answers) == [False, True]

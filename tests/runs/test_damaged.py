@@ -1,0 +1,88 @@
+"""A run whose files were damaged is there all the same, and says which file it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from halteres.errors import NotFound
+from halteres.runs.directory import RunDirectory, RunUnreadable, find_run, known_runs, list_runs
+from halteres.runs.state import RunState, write_state
+
+RUN, OTHER = "3fa9c1d2", "3fa0aaaa"
+
+
+def run_of(home: Path, run_id: str) -> RunDirectory:
+    """A run that has completed."""
+    path = home / "runs" / run_id
+    path.mkdir(parents=True)
+    state = RunState(
+        run_id=run_id,
+        name=f"arithmetic-{run_id}",
+        environment="arithmetic",
+        environment_file="/nowhere.py",
+        interpreter="/python",
+        base_model="halteres/tiny",
+        tokenizer="/nowhere",
+        total_steps=1,
+        created_at=1.0,
+        status="completed",
+    )
+    write_state(path / "run.json", state)
+    return RunDirectory(path)
+
+
+@pytest.fixture
+def run(home: Path) -> RunDirectory:
+    run_of(home, OTHER)
+    return run_of(home, RUN)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b'{"run_id": 3}', b"\xff\xfe", b'{"step": "many"}'])
+def test_a_run_with_a_damaged_run_json_is_listed_and_names_the_file(run: RunDirectory, content: bytes) -> None:
+    file = run.path / "run.json"
+    file.write_bytes(content)
+    assert {entry.run_id: entry.facts.status for entry in known_runs()} == {RUN: "unreadable", OTHER: "completed"}
+    for asked in (RUN, "3fa9"):
+        with pytest.raises(RunUnreadable, match=str(file)) as caught:
+            find_run(asked).state()
+        assert caught.value.code == "run_unreadable"
+        assert "did_you_mean" not in caught.value.details
+    assert [one.run_id for one in list_runs()] == [OTHER]
+
+
+def test_a_folder_without_run_json_is_no_run(run: RunDirectory) -> None:
+    (run.path / "run.json").unlink()
+    assert [entry.run_id for entry in known_runs()] == [OTHER]
+    with pytest.raises(NotFound) as caught:
+        run.state()
+    assert caught.value.code == "not_found"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"trainer": {"total_steps": "many"}}'])
+def test_damaged_settings_name_their_file_without_the_library_that_reads_them(run: RunDirectory, content: str) -> None:
+    file = run.path / "settings.json"
+    file.write_text(content)
+    for read in (run.settings, run.resolved):
+        with pytest.raises(RunUnreadable) as caught:
+            read()
+        assert str(file) in caught.value.sentence
+        assert "pydantic" not in caught.value.sentence.lower()
+
+
+@pytest.mark.parametrize("content", ["[]", "env: 3", "{", "a: b: c"])
+def test_a_damaged_config_names_its_file(run: RunDirectory, content: str) -> None:
+    (run.path / "config.yaml").write_text(content)
+    with pytest.raises(RunUnreadable, match=str(run.path / "config.yaml")):
+        run.environment_config()
+
+
+def test_rows_that_are_no_checkpoints_are_passed_over(run: RunDirectory) -> None:
+    good = {"name": "step_5", "step": 5, "state_path": "tinker://x/weights/step_5", "sampler_path": None}
+    odd = [{}, {"step": "5", "state_path": "a"}, {"step": None}, {"step": 6, "state_path": 7}, {"state_path": "b"}]
+    rows = [good, *odd]
+    (run.path / "checkpoints.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows) + "[1]\n3\n{\n")
+    assert run.checkpoints() == [good]
+    assert run.newest_checkpoint() == good

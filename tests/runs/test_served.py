@@ -1,0 +1,74 @@
+"""A service for the length of a block: nothing of it is left, however the block ends or fails to begin."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from halteres.errors import NotReady
+from halteres.runs import served as module
+from halteres.runs.served import served
+
+DEADLINE_S = 20.0
+
+
+class Loading:
+    """A stand-in for Python that never becomes a service: it tells its pid and goes on loading."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log, fifo, program = folder / "service.log", folder / "fifo", folder / "python"
+        os.mkfifo(fifo)
+        program.write_text(f"#!/bin/sh\ntrap '' TERM\necho $$ > {fifo}\nexec sleep 600\n")
+        program.chmod(0o755)
+        self.program = str(program)
+        self._reading = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+
+    def pid(self) -> int:
+        """Once it is up."""
+        assert select.select([self._reading], [], [], DEADLINE_S)[0], "it was not started"
+        return int(os.read(self._reading, 64))
+
+    def close(self) -> None:
+        os.close(self._reading)
+
+
+@pytest.fixture
+def loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loading]:
+    stand_in = Loading(tmp_path)
+    monkeypatch.setattr(sys, "executable", stand_in.program)
+    monkeypatch.setattr(module, "ENDS_WITHIN_S", 0.1)
+    yield stand_in
+    stand_in.close()
+
+
+def enter(loading: Loading, given_up: threading.Event) -> None:
+    with served("m", log=loading.log, given_up=given_up):
+        raise AssertionError("it never becomes ready")
+
+
+def test_the_wait_for_a_service_that_loads_can_be_given_up_and_leaves_no_process(loading: Loading) -> None:
+    """It ignores SIGTERM, too: it is killed, and reaped."""
+    given_up = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        entered = pool.submit(enter, loading, given_up)
+        pid = loading.pid()
+        given_up.set()
+        with pytest.raises(NotReady, match="not waited for"):
+            entered.result(DEADLINE_S)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_service_that_cannot_be_started_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nowhere"))
+    before = os.listdir("/proc/self/fd")
+    for log in (tmp_path / "service.log", tmp_path / "no_folder" / "service.log"):
+        with pytest.raises(OSError), served("m", log=log):
+            pass
+    assert len(os.listdir("/proc/self/fd")) == len(before)
