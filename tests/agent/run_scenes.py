@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -118,8 +119,11 @@ def me() -> dict[str, Any]:
     return identity.identity(os.getpid())
 
 
+_HOMES = itertools.count()
+
+
 def short_home(folder: Path) -> Path:
     """A path as long as people's homes are: answers with absolute paths are measured."""
-    home = Path("/tmp") / f"halteres-{os.getpid()}"
+    home = Path("/tmp") / f"halteres-{os.getpid()}-{next(_HOMES)}"
     home.symlink_to(folder)
     return home

@@ -442,7 +442,7 @@ async def test_a_beginning_and_a_name_do(running: RunDirectory) -> None:
     assert reply.body["active_runs"] == [RUN]
 
 
-@pytest.mark.parametrize("word", ["../3fa9c1d2", "..", "/etc/passwd", "*", "3fa9c1d2/", ".\x00", "x" * 5000])
+@pytest.mark.parametrize("word", ["../3fa9c1d2", "..", "/etc/passwd", "*", "3fa9c1d2/", ".\x00", "x" * 400])
 async def test_no_word_is_a_path(running: RunDirectory, word: str) -> None:
     reply = await replied("rl_check_status", run_id=word)
     assert reply.body["code"] == "run_not_found"

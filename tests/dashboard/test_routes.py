@@ -227,7 +227,7 @@ async def test_a_run_that_is_not_there_is_told_with_the_one_that_was_meant(page:
         answer = await http.get(f"/api/runs/3fa9c1d3{what}")
         assert answer.status_code == 404
         assert (answer.json()["code"], answer.json()["did_you_mean"]) == ("run_not_found", RUN)
-        for strange in ("%2e%2e", "..%2f..", "%00", "x" * 3000):
+        for strange in ("%2e%2e", "..%2f..", "%00", "x" * 200):
             assert (await http.get(f"/api/runs/{strange}{what}")).status_code == 404
 
 

@@ -47,9 +47,9 @@ def judge(place: Place, answer: Answer) -> Iterator[Check]:
     yield from evidence.genuine(run, place, file)
     assert run is not None
     yield Check("the run began after the last change", run.state().created_at > file.stat().st_mtime)
-    test = latest_test("sums", TINY)  # an older one than the file is none
-    yield Check("a test of the file as it is says trainable", test is not None and bool(test.trainable))
     yield from evidence.honest(file, RIGHT, WRONG)
+    test = latest_test(str(file), TINY)  # an older one than the file is none
+    yield Check("a test of the file as it is says trainable", test is not None and bool(test.trainable))
     steps, rose = len(evidence.rewards(run)), evidence.rise(run)
     yield Check(f"the run has {STEPS} steps", steps >= STEPS, steps)
     yield Check(f"its reward rose by {RISE}", rose >= RISE, round(rose, 4))

@@ -1,8 +1,8 @@
 """How long a run will take, and how much memory: measured on this machine, told as a range.
 
 Owns: on what an estimate stands, in this order: earlier runs with the same model and environment; the engine's speed
-with the lengths that a test has seen; the same with lengths that are assumed; where the engine was not measured yet, the
-speed of a test's answers.
+with the lengths that a test has seen; the same with lengths that are assumed; where the engine was not measured yet,
+the speed of a test's answers.
 Never: guesses a speed: where none was measured there is no estimate.
 """
 
