@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from halteres.agent.watching import interval
-from halteres.agent.watching.looking import look_at
+from halteres.agent.watching.look import look_at
 
 from .run_scenes import make_run, short_home, supervised
 

@@ -13,7 +13,7 @@ from halteres.agent.caller import Caller
 from halteres.agent.drafting import environments
 from halteres.agent.drafting.drafts import choose, drafts_home, editing, lock_of
 from halteres.agent.keeping import DAY_S, PICTURES, TESTS, tidy
-from halteres.agent.starting import starting
+from halteres.agent.starting import start_training as starting
 from halteres.agent.trial import testing
 from halteres.agent.trial.folder import all_tests, new_folder
 from halteres.runs import lock

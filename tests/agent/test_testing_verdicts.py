@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from halteres.agent.trial import tests_store
-from halteres.agent.trial.brief import BUDGET, brief
+from halteres.agent.trial.budget import BUDGET, brief
 from halteres.agent.trial.ending import Ended, exited, hung_at, timed_out
 from halteres.agent.trial.folder import TestFolder, find_test
 from halteres.agent.trial.output import folded

@@ -11,7 +11,7 @@ import pytest
 from agent import run_scenes, scenes_results
 from agent.run_scenes import RUN, told
 
-from halteres.dashboard.columns import MOST_NAMES, MOST_POINTS, Curves
+from halteres.dashboard.curves import MOST_NAMES, MOST_POINTS, Curves
 from halteres.dashboard.sparks import POINTS, WHOLE_BYTES, spark_of
 from halteres.observe.metrics import append_row
 

@@ -13,9 +13,9 @@ from halteres.runs.directory import RunDirectory, runs_home
 from halteres.runs.reading import failures, memory
 from halteres.runs.reading.chosen import chosen
 from halteres.runs.reading.culprit import Culprit, culprit
-from halteres.runs.reading.given import Given, GivenTrainer, read_given
+from halteres.runs.reading.failure_changes import mending, smaller
+from halteres.runs.reading.lenient_settings import Given, GivenTrainer, read_given
 from halteres.runs.reading.memory import kernel_kills, ran_out
-from halteres.runs.reading.mending import mending, smaller
 from halteres.runs.reading.processes import condition
 from halteres.runs.state import RunState, write_state
 

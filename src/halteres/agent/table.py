@@ -8,7 +8,7 @@ from halteres.agent.health import rl_health_check
 from halteres.agent.judging.comparing import rl_compare_runs
 from halteres.agent.judging.results import rl_get_results
 from halteres.agent.judging.rollouts import rl_get_rollouts
-from halteres.agent.starting.starting import rl_start_training
+from halteres.agent.starting.start_training import rl_start_training
 from halteres.agent.trial.testing import rl_test_inference
 from halteres.agent.watching.listing import rl_list_runs
 from halteres.agent.watching.logs import rl_get_logs

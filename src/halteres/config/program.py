@@ -21,9 +21,9 @@ import yaml
 
 from halteres.config import remembered
 from halteres.config.breakage import broken, last_line
-from halteres.config.caught import Ended, run_caught
 from halteres.config.discovery import EnvironmentBroken, find_environment
 from halteres.config.problem import Problem
+from halteres.config.stranger import Ended, run_caught
 from halteres.errors import NotFound
 
 DEADLINE_S = 20.0

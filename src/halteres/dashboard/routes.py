@@ -24,7 +24,7 @@ from halteres.agent.choosing import chosen_run
 from halteres.agent.faces.http.answers import JSON, answer, arguments_of
 from halteres.agent.faces.http.calls import Calls
 from halteres.dashboard.changes import Changes
-from halteres.dashboard.columns import Shelf
+from halteres.dashboard.curves import Shelf
 from halteres.dashboard.door import Door, page_key, proof
 from halteres.dashboard.evaluated import evaluated
 from halteres.dashboard.guard import PageOnly, WithHeaders, cookie_name, is_admitted

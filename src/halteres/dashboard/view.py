@@ -10,11 +10,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from halteres.agent.drafting.brief import HEADLINE
-from halteres.agent.watching.alarms import in_force
+from halteres.agent.drafting.headline import HEADLINE
+from halteres.agent.watching.current_alerts import in_force
 from halteres.agent.watching.failing import failure_facts, log_tail
-from halteres.agent.watching.following import next_after
-from halteres.agent.watching.looking import Look, look_at
+from halteres.agent.watching.look import Look, look_at
+from halteres.agent.watching.next_call import next_after
 from halteres.dashboard.timeline import marks_of, timeline_of
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.alerts import Alert

@@ -11,11 +11,11 @@ from pydantic import Field
 from halteres.agent.arguments import Changes, Draft
 from halteres.agent.caller import Caller
 from halteres.agent.drafting import drafts
-from halteres.agent.drafting.brief import brief, by_key, diff
 from halteres.agent.drafting.cautions import cautions, lowered
 from halteres.agent.drafting.fields import Setting, find_setting, settings_of
+from halteres.agent.drafting.headline import brief, by_key, diff
 from halteres.agent.drafting.listed import listed
-from halteres.agent.drafting.mending import mending
+from halteres.agent.drafting.refused_edits import mending
 from halteres.agent.drafting.sifting import current, sifted
 from halteres.agent.shortening import echoed, shortened
 from halteres.agent.tool import READS, UNSET, Hints, Result, tool

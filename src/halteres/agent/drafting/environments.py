@@ -10,10 +10,10 @@ from pydantic import BaseModel, Field
 
 from halteres.agent.arguments import Changes, Draft
 from halteres.agent.caller import Caller
-from halteres.agent.drafting.brief import brief
 from halteres.agent.drafting.cautions import lowered
 from halteres.agent.drafting.drafts import choose
-from halteres.agent.drafting.mending import mending
+from halteres.agent.drafting.headline import brief
+from halteres.agent.drafting.refused_edits import mending
 from halteres.agent.keeping import tidy
 from halteres.agent.tool import READS, Hints, Result, tool
 from halteres.agent.wording import worded

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from halteres.agent.drafting.brief import HEADLINE, by_key
 from halteres.agent.drafting.drafts import Draft
+from halteres.agent.drafting.headline import HEADLINE, by_key
 from halteres.config import environ
 from halteres.config.edits import ALIASES, ENVIRONMENT, Edit, short_name
 from halteres.config.files import Resolved, settings_schema

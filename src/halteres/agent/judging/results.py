@@ -15,9 +15,9 @@ from halteres.agent.judging.headline import CORRECT, GREEDY, SCORE, Choice, choo
 from halteres.agent.judging.history import curves, history
 from halteres.agent.shortening import shortened
 from halteres.agent.tool import READS, Result, tool
-from halteres.agent.watching.alarms import first_call, left_of
-from halteres.agent.watching.following import further, next_after
-from halteres.agent.watching.looking import Look, look_at
+from halteres.agent.watching.current_alerts import first_call, left_of
+from halteres.agent.watching.look import Look, look_at
+from halteres.agent.watching.next_call import further, next_after
 from halteres.agent.wording import in_calls, worded
 from halteres.config import environ
 from halteres.errors import HalteresError

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from halteres.agent.starting import lengths, speeds
+from halteres.agent.starting.estimate_range import Span
 from halteres.agent.starting.lengths import Lengths
 from halteres.agent.starting.precedents import precedents
 from halteres.agent.starting.probe import Speed
-from halteres.agent.starting.span import Span
 from halteres.agent.trial.tests_store import TestOutcome, latest_test
 from halteres.runs.directory import active_runs
 from halteres.runs.starting.footprint import OTHERS_BYTES, PASS_TOKENS, cache_bytes, need

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from halteres.agent.starting.span import Span
+from halteres.agent.starting.estimate_range import Span
 from halteres.agent.trial.tests_store import TestOutcome
 from halteres.runs.starting.workload import Workload
 

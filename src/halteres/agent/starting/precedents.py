@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from halteres.agent.starting.span import Span, quantiles
+from halteres.agent.starting.estimate_range import Span, quantiles
 from halteres.errors import NotFound
 from halteres.observe.metrics import Row
 from halteres.runs.directory import RunDirectory, list_runs

@@ -17,12 +17,12 @@ from contextlib import ExitStack, asynccontextmanager
 import msgspec
 
 from halteres.agent.trial.ending import Ended
+from halteres.agent.trial.environment_config import command_of, variables_of
 from halteres.agent.trial.folder import TestFolder
 from halteres.agent.trial.reading import read_outcome
 from halteres.agent.trial.relay import Relay, relaying
 from halteres.agent.trial.request import COMPLETIONS_PER_ROLLOUT, REMOTE_AT_ONCE, Candidate, Request
 from halteres.agent.trial.sitting import GRACE_S, Sitting
-from halteres.agent.trial.told import command_of, variables_of
 from halteres.agent.trial.upstream import Destination, Upstream
 from halteres.config import environ
 from halteres.errors import HalteresError, NotFound, ServerError, boundary

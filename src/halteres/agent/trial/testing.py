@@ -20,7 +20,7 @@ from halteres.agent.drafting.drafts import load_draft
 from halteres.agent.drafting.sifting import current
 from halteres.agent.keeping import tidy
 from halteres.agent.tool import Hints, LongArguments, Result, tool
-from halteres.agent.trial.brief import brief
+from halteres.agent.trial.budget import brief
 from halteres.agent.trial.folder import TestFolder, find_test
 from halteres.agent.trial.order import Order
 from halteres.agent.trial.report import report

@@ -13,7 +13,7 @@ from typing import Any
 
 from halteres.agent.shortening import clipped
 from halteres.agent.watching.log_lines import cleaned
-from halteres.agent.watching.looking import Look
+from halteres.agent.watching.look import Look
 from halteres.agent.wording import in_calls
 from halteres.redaction import Redactor
 

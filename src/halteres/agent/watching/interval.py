@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from halteres.agent.watching.looking import Look
+from halteres.agent.watching.look import Look
 from halteres.config import environ
 from halteres.config.policies import load_policy
 from halteres.errors import HalteresError, NotReady

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from halteres.agent.watching.looking import Look
+from halteres.agent.watching.look import Look
 from halteres.config import environ
-from halteres.runs.reading.given import Given
+from halteres.runs.reading.lenient_settings import Given
 from halteres.runs.reading.processes import SEED_ROLES, conditions
 from halteres.runs.state import RunState
 

@@ -11,11 +11,11 @@ from halteres.agent.arguments import RunId, WaitSeconds
 from halteres.agent.caller import Caller
 from halteres.agent.choosing import chosen_run
 from halteres.agent.tool import READS, Result, tool
-from halteres.agent.watching.alarms import told_briefly
+from halteres.agent.watching.current_alerts import told_briefly
 from halteres.agent.watching.failing import failure_facts, log_tail
-from halteres.agent.watching.following import LONGEST_WAIT_S, next_after
 from halteres.agent.watching.interval import limited
-from halteres.agent.watching.looking import Look, look_at
+from halteres.agent.watching.look import Look, look_at
+from halteres.agent.watching.next_call import LONGEST_WAIT_S, next_after
 from halteres.agent.watching.seed_keys import seed_facts
 from halteres.agent.watching.waiting import Until, wait_for
 from halteres.agent.wording import worded

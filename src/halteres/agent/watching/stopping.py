@@ -11,8 +11,8 @@ from halteres.agent.arguments import RunId
 from halteres.agent.caller import Caller
 from halteres.agent.choosing import chosen_run
 from halteres.agent.tool import Hints, Result, tool
-from halteres.agent.watching.following import LONGEST_WAIT_S, next_after
-from halteres.agent.watching.looking import Look, look_at
+from halteres.agent.watching.look import Look, look_at
+from halteres.agent.watching.next_call import LONGEST_WAIT_S, next_after
 from halteres.agent.watching.waiting import Until, wait_for
 from halteres.agent.wording import worded
 from halteres.runs.stop import stop_run

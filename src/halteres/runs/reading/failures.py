@@ -14,9 +14,9 @@ import msgspec
 
 from halteres.errors import HalteresError, ProcessFailed
 from halteres.runs.directory import RunDirectory
-from halteres.runs.reading.given import read_given
+from halteres.runs.reading.failure_changes import smaller
+from halteres.runs.reading.lenient_settings import read_given
 from halteres.runs.reading.memory import Memory, kernel_kills, ran_out
-from halteres.runs.reading.mending import smaller
 
 
 class DiskFull(HalteresError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from halteres.runs.reading.given import Given
+from halteres.runs.reading.lenient_settings import Given
 
 TOKENS = 64
 """Lengths are lowered to a multiple of this many tokens."""

@@ -6,11 +6,11 @@ Never: makes it.
 
 from __future__ import annotations
 
-from halteres.agent.watching.alarms import FOR_GOOD, first_call, left_of
-from halteres.agent.watching.looking import Look
+from halteres.agent.watching.current_alerts import FOR_GOOD, first_call, left_of
+from halteres.agent.watching.look import Look
 from halteres.agent.wording import worded
 from halteres.runs.reading.chosen import chosen
-from halteres.runs.reading.mending import mending
+from halteres.runs.reading.failure_changes import mending
 
 LONGEST_WAIT_S, EDITS = 50, 8
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from halteres.agent.arguments import Changes, Draft
 from halteres.agent.caller import Caller
-from halteres.agent.drafting.brief import brief
+from halteres.agent.drafting.headline import brief
 from halteres.agent.keeping import tidy
 from halteres.agent.starting.estimates import Estimate, estimate
 from halteres.agent.starting.intent import Call, Intent, intent_of

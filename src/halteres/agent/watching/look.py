@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from halteres.agent.watching.alarms import GRAVE, alarms, in_force, pressing
+from halteres.agent.watching.current_alerts import GRAVE, alarms, in_force, pressing
 from halteres.agent.wording import significant
 from halteres.observe.plots import sparkline
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.alerts import Alert
 from halteres.runs.reading.culprit import Culprit, culprit
-from halteres.runs.reading.given import Given, read_given
+from halteres.runs.reading.lenient_settings import Given, read_given
 from halteres.runs.reading.progress import Progress, Series, read_progress
 from halteres.runs.state import RunState, Status
 
