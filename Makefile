@@ -26,7 +26,7 @@ test-clients:    ## third-party clients in environments of their own
 
 test-chaos:      ## kill every process of real runs in turn
 	@scripts/install dev
-	@scripts/test -m chaos
+	@scripts/test -n 0 -m chaos
 
 test-browser:    ## the page in a real browser
 	@scripts/install dev

@@ -9,8 +9,9 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,13 @@ SEED_KEYS = {
     },
 }
 """Of seed 002."""
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Short, as people's paths are: answers with absolute paths are measured."""
+    with tempfile.TemporaryDirectory(prefix="h-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,13 @@ class Written:
 
 
 Make = Callable[..., Written]
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Short, as people's paths are: answers with absolute paths are measured."""
+    with tempfile.TemporaryDirectory(prefix="h-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

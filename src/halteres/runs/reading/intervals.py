@@ -60,7 +60,8 @@ def paired(pairs: Sequence[Pair], spread: float, confidence: float = CONFIDENCE)
     Source: Bonett and Price (2012), the adjusted Wald interval for a difference of paired proportions: the interval
     of the plain mean after two more tasks, one that gained everything and one that lost everything. Here it is used
     for means over several samples as well, and repeated tasks count as one observation of that weight. A t interval
-    fails where few tasks change, for then nearly all differences are 0; `tests/runs/test_intervals.py` simulates how often this one holds.
+    fails where few tasks change, for then nearly all differences are 0; how often this one holds is simulated in
+    `tests/runs/test_intervals.py`.
     """
     observed = [(pair.after - pair.before, pair.weight) for pair in pairs]
     num = math.fsum(weight for _, weight in observed)
