@@ -1,7 +1,7 @@
 """How every process of ours begins and ends.
 
-Owns: the lifeline (a pipe whose end of file means: whoever started us is gone), the ban on torch where it is not
-needed, thread counts, logging to stderr without secrets.
+Owns: the lifeline (a pipe whose end of file means: whoever started us is gone), the process that outlives its maker,
+the ban on torch where it is not needed, thread counts, logging to stderr without secrets.
 Never: decides what a process does in between.
 """
 
@@ -11,10 +11,12 @@ import ctypes
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from halteres.config import environ
 from halteres.errors import InvalidConfig
@@ -103,6 +105,25 @@ def hold_lifeline(on_end: Callable[[], None] | None = None) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
+
+
+def detach(command: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str], held: int) -> None:
+    """Start a process that outlives this one: a session of its own, its output in `log`, one descriptor handed down.
+
+    While this process lives, it takes note of the other's end, so that no zombie is left.
+    """
+    with log.open("ab") as sink:
+        child = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            start_new_session=True,
+            pass_fds=(held,),
+        )
+    threading.Thread(target=child.wait, name=f"reaper of {folder.name}", daemon=True).start()
 
 
 def die_with_parent() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from halteres.errors import InvalidData
-from halteres.training.datums import num_actions, to_example, to_examples
+from halteres.training.datums import to_example, to_examples
 from halteres.types import Batch, Group
 
 C = 1.0  # the sentinel of a context token
@@ -99,10 +99,6 @@ def test_log_probabilities_that_are_misaligned_or_not_finite_are_refused(logprob
     bad = Group(tokens=((1, 2),), masks=((1, 2),), scores=(1.0,), logprobs=(logprobs,), versions=())
     with pytest.raises(InvalidData, match="Sequence 0 of group 0"):
         to_examples(Batch(groups=(bad,)), [np.ones(1)], max_length=100)
-
-
-def test_action_tokens_of_a_batch_are_counted_whether_trained_or_not() -> None:
-    assert num_actions(Batch(groups=(group(logprobs=[[C, -1.0, -2.0], [C, C, -1.0]]),))) == 3
 
 
 @pytest.mark.parametrize(

@@ -95,11 +95,6 @@ def to_example(
     )
 
 
-def num_actions(batch: Batch) -> int:
-    """Sampled tokens in the whole batch."""
-    return sum(value != CONTEXT_LOGPROB for group in batch.groups for row in group.logprobs for value in row)
-
-
 def _sequences(
     batch: Batch, advantages: Sequence[FloatArray]
 ) -> Iterator[tuple[Sequence[int], Sequence[float], float, tuple[int, int] | None]]:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
-import threading
 
 import msgspec
 
@@ -21,6 +19,7 @@ from halteres.agent.trial.order import ADDRESS, KEY
 from halteres.agent.trial.request import Request
 from halteres.config import environ
 from halteres.errors import ServerError
+from halteres.process import detach
 from halteres.runs import lock
 
 
@@ -49,15 +48,5 @@ def start(request: Request) -> TestFolder:
 
 def _spawn(folder: TestFolder, held: int, *, needs_key: bool) -> None:
     command = (sys.executable, "-m", "halteres.agent.trial", str(folder.path), "--lock-fd", str(held))
-    with (folder.path / "tester.log").open("ab") as log:
-        child = subprocess.Popen(
-            command,
-            cwd=folder.path,
-            env=environ.with_keys(*([KEY, ADDRESS] if needs_key else [])),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            pass_fds=(held,),
-        )
-    threading.Thread(target=child.wait, name=f"reaper of {folder.test_id}", daemon=True).start()
+    variables = environ.with_keys(*([KEY, ADDRESS] if needs_key else []))
+    detach(command, folder.path, folder.path / "tester.log", variables, held)

@@ -105,6 +105,7 @@ class Waiting:
 
     def __init__(self, case: Case) -> None:
         self._case = case
+        self._excursion = Excursion(self.STEPS)
 
     def _share(self, row: Row) -> tuple[float, float, float] | None:
         """Seconds waited for the batch and of the whole step, and their ratio; None where they say nothing."""
@@ -119,10 +120,6 @@ class TrainerStarved(Waiting):
     """The trainer waits for batches."""
 
     name = "trainer_starved"
-
-    def __init__(self, case: Case) -> None:
-        super().__init__(case)
-        self._excursion = Excursion(self.STEPS)
 
     def observe(self, row: Row) -> Finding | None:
         """A trainer's row."""
@@ -149,10 +146,6 @@ class EnvironmentIdle(Waiting):
     """The environment waits for the trainer."""
 
     name = "env_idle"
-
-    def __init__(self, case: Case) -> None:
-        super().__init__(case)
-        self._excursion = Excursion(self.STEPS)
 
     def observe(self, row: Row) -> Finding | None:
         """A trainer's row."""

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +22,7 @@ from halteres.config.policies import Policy, load_policy
 from halteres.config.settings import Settings
 from halteres.config.sources import NOTHING_GIVEN, Sources, resolved
 from halteres.errors import Conflict, HalteresError, InvalidConfig
+from halteres.process import detach
 from halteres.runs import lock
 from halteres.runs.directory import RunDirectory, new_run_id, runs_home
 from halteres.runs.starting.admission import admitting, run_of_key
@@ -211,18 +210,7 @@ def _write(start: Start, folder: Path, path: Path) -> None:
 
 
 def _spawn(command: Sequence[str], path: Path, held: int) -> None:
-    with (path / "logs" / "supervisor.log").open("ab") as log:
-        child = subprocess.Popen(
-            command,
-            cwd=path,
-            env=environ.for_child(),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            pass_fds=(held,),
-        )
-    threading.Thread(target=child.wait, name=f"reaper of {path.name}", daemon=True).start()
+    detach(command, path, path / "logs" / "supervisor.log", environ.for_child(), held)
 
 
 def _check_id(run_id: str, home: Path) -> None:
