@@ -1,7 +1,7 @@
 # The two commands of a fresh machine are `make quickstart` and `make test`; each installs what it needs into .venv.
 # PYTHON=/path/to/python3 chooses the interpreter, TORCH=torch==... the torch build (see scripts/torch).
 
-.PHONY: help quickstart install test test-clients test-browser test-chaos check bench clean
+.PHONY: help quickstart install test test-clients test-browser test-chaos probe-sdk compatibility check bench clean
 export PYTHON TORCH CHROMIUM
 
 help:            ## this list
@@ -23,6 +23,14 @@ test:            ## install what tests need; format, lint, types, tests
 test-clients:    ## third-party clients in environments of their own
 	@scripts/install dev
 	@scripts/test-clients
+
+probe-sdk:       ## the newest tinker SDK on the package index against the service: green or red
+	@scripts/install dev
+	@scripts/probe-sdk
+
+compatibility:   ## probe every SDK method and generation; write docs/compatibility.md
+	@scripts/install dev
+	@scripts/compatibility
 
 test-chaos:      ## kill every process of real runs in turn
 	@scripts/install dev

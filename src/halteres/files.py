@@ -1,12 +1,13 @@
 """Small dealings with files that every room has.
 
-Owns: replacing a file whole, reading the end of one.
+Owns: replacing a file whole, linking one, reading the end of one.
 Never: knows what a file means.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +36,15 @@ def replacing(file: Path) -> Iterator[Path]:
         beside.replace(file)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def linked(source: str, target: str) -> str:
+    """For `shutil.copytree`: a hard link, or a copy on another file system or one without links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+    return target
 
 
 def tail(file: Path, lines: int) -> list[str]:

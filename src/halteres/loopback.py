@@ -1,23 +1,27 @@
 """What it means to serve on the loopback only: the socket, who may talk through it, how the serving ends.
 
 Owns: listening sockets of our servers, the sentence for a port that is taken, the check that a request names this
-machine and comes from no foreign page (DNS rebinding, cross-site requests); that a signal ends a server in order.
-Never: routes, authenticates anybody, listens on another address.
+machine and comes from no foreign page (DNS rebinding, cross-site requests); that a signal ends a server in order;
+a bound on what a server reads.
+Never: routes, authenticates anybody, listens on another address unless its caller does (`beyond`).
 """
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import socket
 from types import FrameType
+from typing import Any
 from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from halteres.errors import Conflict, InvalidConfig, UserError, as_answer, as_http
+from halteres.errors import Conflict, HalteresError, InvalidConfig, UserError, as_answer, as_http
 
 HOST = "127.0.0.1"
 
@@ -40,28 +44,33 @@ BACKLOG = 1024
 """Connections that wait while a server starts or restarts."""
 
 
-def open_listener(port: int, descriptor: int | None = None) -> socket.socket:
-    """A listening socket on the loopback: the inherited one, or a new one.
+def open_listener(port: int, descriptor: int | None = None, *, host: str = HOST, beyond: bool = False) -> socket.socket:
+    """A listening socket: the inherited one, or a new one.
 
     Args:
         port: where to bind; 0 takes a free one.
-        descriptor: of a socket that listens already; `port` is then ignored.
+        descriptor: of a socket that listens already; `port` and `host` are then ignored.
+        host: an address of this machine, or a name of one.
+        beyond: it need not be of the loopback, because the server has another way to know who may talk.
 
     Raises:
-        Conflict: the port is taken.
-        InvalidConfig: the descriptor is no socket of the loopback.
+        Conflict: the port is taken, or this machine has no such address.
+        InvalidConfig: the socket is, or would be, none of the loopback.
     """
     if descriptor is not None:
-        return _inherited(descriptor)
+        return _inherited(descriptor, beyond)
+    family, address = _resolved(host, port)
+    if not beyond and not is_loopback(address[0]):
+        raise InvalidConfig(f"{host} is no address of the loopback.", f"This server has no keys and stays on {HOST}.")
     # The protocol is named because asyncio turns Nagle's algorithm (40 ms per answer) off only where it sees TCP.
-    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        bound.bind((HOST, port))
+        bound.bind(address)
     except OSError as error:
         bound.close()
         raise Conflict(
-            f"Port {port} of {HOST} cannot be used.",
+            f"Port {port} of {host} cannot be used.",
             f"{error.strerror}.",
             "Name another with --port; 0 takes a free one.",
         ) from error
@@ -69,13 +78,27 @@ def open_listener(port: int, descriptor: int | None = None) -> socket.socket:
     return bound
 
 
-def _inherited(descriptor: int) -> socket.socket:
+def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise InvalidConfig(f"'{host}' is no address.", f"{error.strerror}.", "Name one of this machine.") from error
+    family, _, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)  # `localhost` is 127.0.0.1
+    return family, address
+
+
+def is_loopback(address: str) -> bool:
+    """Whether what listens at this address is reached from this machine alone."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _inherited(descriptor: int, beyond: bool) -> socket.socket:
     try:
         found = socket.socket(fileno=descriptor)
     except OSError as error:
         raise _unusable(descriptor, f"{error.strerror}.") from error
     address = found.getsockname()
-    if found.family != socket.AF_INET or address[0] != HOST:
+    if found.family != socket.AF_INET or not (beyond or address[0] == HOST):
         found.close()
         raise _unusable(descriptor, f"It is bound to {address!r}; this server has no keys and stays on {HOST}.")
     return found
@@ -87,9 +110,12 @@ def _unusable(descriptor: int, why: str) -> InvalidConfig:
     )
 
 
-def url_of(listening: socket.socket) -> str:
-    """Where a listening socket answers."""
-    return f"http://{HOST}:{listening.getsockname()[1]}"
+def url_of(listening: socket.socket, scheme: str = "http") -> str:
+    """Where a listening socket answers; for one that listens everywhere, where it answers this machine."""
+    address, port = listening.getsockname()[:2]
+    known = ipaddress.ip_address(address.partition("%")[0])
+    name = HOST if known.is_unspecified else f"[{address}]" if known.version == 6 else address
+    return f"{scheme}://{name}:{port}"
 
 
 class Server(uvicorn.Server):
@@ -120,13 +146,16 @@ class LocalOnly:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on or refuse."""
-        if scope["type"] == "http":
-            headers = Headers(scope=scope)
-            host, origin = headers.get("host"), headers.get("origin")
-            if not is_local(f"//{host}") or (origin is not None and not is_local(origin)):
-                await JSONResponse({**as_http(FOREIGN), **as_answer(FOREIGN)}, FOREIGN.status)(scope, receive, send)
-                return
+        if scope["type"] == "http" and is_foreign(Headers(scope=scope)):
+            await JSONResponse({**as_http(FOREIGN), **as_answer(FOREIGN)}, FOREIGN.status)(scope, receive, send)
+            return
         await self.app(scope, receive, send)
+
+
+def is_foreign(headers: Headers) -> bool:
+    """Whether Host, or Origin where there is one, names something else than the loopback."""
+    host, origin = headers.get("host"), headers.get("origin")
+    return not is_local(f"//{host}") or (origin is not None and not is_local(origin))
 
 
 def is_local(url: str) -> bool:
@@ -135,3 +164,18 @@ def is_local(url: str) -> bool:
         return urlsplit(url).hostname in LOCAL_NAMES
     except ValueError:
         return False
+
+
+async def body_within(request: Request, limit: int, too_large: HalteresError) -> bytes:
+    """A request's body, of at most `limit` bytes.
+
+    Raises:
+        HalteresError: `too_large`, as soon as more has come.
+    """
+    size, chunks = 0, list[bytes]()
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise too_large
+        chunks.append(chunk)
+    return b"".join(chunks)

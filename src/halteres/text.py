@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import tokenizers
+from jinja2 import Template
 from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension
+from jinja2.meta import find_undeclared_variables
 from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -24,6 +27,10 @@ from halteres.errors import InvalidData, NotFound
 
 Message = Mapping[str, Any]
 """{"role": str, "content": str}, further keys go to the template."""
+
+
+LONG_TEXT = 2**13
+"""Characters; the library keeps Python's lock while it reads a text alone, and lets go of it for a batch."""
 
 
 class Tokenizer:
@@ -47,8 +54,7 @@ class Tokenizer:
         self.eos_token_ids = _ids(generation.get("eos_token_id", self._id(self.specials.get("eos_token"))))
         self.pad_token_id = self._id(self.specials.get("pad_token"))
         template = folder / "chat_template.jinja"
-        source = template.read_text() if template.is_file() else config.get("chat_template")
-        self._template = _sandbox().from_string(source) if isinstance(source, str) else None
+        self._templates = _templates(template.read_text() if template.is_file() else config.get("chat_template"))
 
     @property
     def eos_token_id(self) -> int:
@@ -65,8 +71,10 @@ class Tokenizer:
         return self._tokens.get_vocab_size()
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of a text; special tokens written in it are recognised."""
-        return self._tokens.encode(text, add_special_tokens=add_special_tokens).ids
+        """Token ids of a text; special tokens in it are recognised. Other threads run while a long one is read."""
+        if len(text) < LONG_TEXT:
+            return self._tokens.encode(text, add_special_tokens=add_special_tokens).ids
+        return self._tokens.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids."""
@@ -77,17 +85,18 @@ class Tokenizer:
         return self.decode([token_id], skip_special_tokens=False)
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **extra: Any) -> str:
-        """The chat template's text for these messages.
+        """The chat template's text for these messages; a folder may have a template of its own for chats with tools.
 
         Raises:
             InvalidData: the folder has no template, or the template refuses the messages.
         """
-        if self._template is None:
+        found = self._template(with_tools=bool(extra.get("tools")))
+        if found is None:
             raise InvalidData(
                 f"The tokenizer in {self.folder} has no chat template.", next="Send a plain prompt instead."
             )
         try:
-            return self._template.render(
+            return found.template.render(
                 messages=list(messages), add_generation_prompt=add_generation_prompt, **self.specials, **extra
             )
         except Exception as error:
@@ -99,8 +108,34 @@ class Tokenizer:
         """Token ids of the rendered chat."""
         return self.encode(self.render(messages, add_generation_prompt=add_generation_prompt, **extra))
 
+    def template_reads(self, name: str) -> bool:
+        """Whether the chat template looks at a variable of this name, `tools` for example."""
+        found = self._template(with_tools=name == "tools")
+        return found is not None and name in found.reads
+
+    def _template(self, *, with_tools: bool) -> _ChatTemplate | None:
+        default = self._templates.get("default")
+        return self._templates.get("tool_use", default) if with_tools else default
+
     def _id(self, token: str | None) -> int | None:
         return None if token is None else self._tokens.token_to_id(token)
+
+
+@dataclass(frozen=True, slots=True)
+class _ChatTemplate:
+    template: Template
+    reads: frozenset[str]  # names of variables that it is given from outside
+
+
+def _templates(source: Any) -> dict[str, _ChatTemplate]:
+    """Chat templates by name: most models have one, `default`; some have a list, `tool_use` among them."""
+    named = source if isinstance(source, list) else [{"name": "default", "template": source}]
+    return {one["name"]: _parsed(one["template"]) for one in named if isinstance(one.get("template"), str)}
+
+
+def _parsed(source: str) -> _ChatTemplate:
+    sandbox = _sandbox()
+    return _ChatTemplate(sandbox.from_string(source), frozenset(find_undeclared_variables(sandbox.parse(source))))
 
 
 @lru_cache(maxsize=8)

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
 
 import numpy as np
 
-from halteres.engine.protocol import Array, Datum
+from halteres.engine.pieces import joined
+from halteres.engine.protocol import Array, Datum, LossSpec, Piece, Wanted
+from halteres.engine.protocol import Sequence as Sampled
 
 PROMPT = (1, 20, 300, 41, 7)
+CROSS_ENTROPY, IMPORTANCE_SAMPLING = LossSpec(name="cross_entropy"), LossSpec(name="importance_sampling")
+
+EVERYTHING = Wanted(
+    prompt_logprobs=True,
+    topk_prompt=3,
+    topk_sampled=2,
+    targets=Array(
+        dtype="int64", shape=(4, 2), data=np.array([[20, -1], [-1, -1], [41, 0], [7, 671]], np.int64).tobytes()
+    ),
+    alternatives=5,
+)
+"""Of `PROMPT`."""
 
 
 def packed(tokens: Sequence[int]) -> bytes:
@@ -19,8 +34,8 @@ def unpacked(data: bytes) -> list[int]:
     return np.frombuffer(data, np.int32).tolist()
 
 
-def floats(data: bytes) -> list[float]:
-    return np.frombuffer(data, np.float32).tolist()
+def floats(data: bytes | Array) -> list[float]:
+    return np.frombuffer(data.data if isinstance(data, Array) else data, np.float32).tolist()
 
 
 def array(values: Sequence[float] | np.ndarray, dtype: str = "float32") -> Array:
@@ -45,4 +60,17 @@ def rewarded(tokens: Sequence[int], targets: Sequence[int], logprobs: Sequence[f
             "logprobs": array(logprobs),
             "advantages": array([advantage] * len(targets)),
         },
+    )
+
+
+async def streamed(pieces: AsyncIterator[Piece]) -> tuple[Sampled, ...]:
+    """The sequences that a stream tells of, whole, in order."""
+    found: defaultdict[int, list[Piece]] = defaultdict(list)
+    async for piece in pieces:
+        assert len(piece.tokens) >= 4
+        assert not found[piece.sample] or found[piece.sample][-1].stop_reason is None
+        found[piece.sample].append(piece)
+    wholes = [joined(found[sample]) for sample in sorted(found)]
+    return tuple(
+        Sampled(tokens=w.tokens, logprobs=w.logprobs, stop_reason=w.stop_reason or "length", top=w.top) for w in wholes
     )

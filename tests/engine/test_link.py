@@ -8,15 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from contract.requirements import proves
 
 from halteres.engine import wire
 from halteres.engine.link import LinkedEngine, connect, journalled
-from halteres.engine.protocol import Adam, Engine, LoraConfig, PassResult, SampleResult, SamplingParams
+from halteres.engine.protocol import Adam, Engine, EngineGone, LoraConfig, PassResult, SampleResult, SamplingParams
 from halteres.engine.scripted import ScriptedEngine
 from halteres.engine.server import serve
 from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, ServerError
 
-from .scenes import PROMPT, packed, weighted
+from .scenes import CROSS_ENTROPY, EVERYTHING, PROMPT, packed, streamed, weighted
 
 DATUM = weighted([5, 6, 7], [6, 7, 8])
 
@@ -26,16 +27,18 @@ async def _story(engine: Engine, folder: Path) -> list[object]:
     return [
         await engine.info(),
         await engine.create_adapter("a", LoraConfig(rank=4, seed=1, train_mlp=False)),
-        await engine.forward_backward("a", (DATUM, DATUM), "cross_entropy"),
-        await engine.forward_backward("a", (DATUM,), "cross_entropy", forward_only=True),
+        await engine.forward_backward("a", (DATUM, DATUM), CROSS_ENTROPY),
+        await engine.forward_backward("a", (DATUM,), CROSS_ENTROPY, forward_only=True),
         await engine.optim_step("a", Adam(learning_rate=1e-3)),
         await engine.save("a", str(folder / "w"), optimizer=True),
         await engine.load("b", str(folder / "w"), optimizer=True),
         await engine.snapshot("b", "s"),
         await engine.save_snapshot("s", str(folder / "s")),
         await engine.load_snapshot("t", str(folder / "s")),
-        await engine.sample("t", packed(PROMPT), 3, SamplingParams(max_tokens=9, stop_strings=("x",)), True),
+        await engine.sample("t", packed(PROMPT), 3, SamplingParams(max_tokens=9, stop_strings=("x",)), EVERYTHING),
         await engine.sample(None, packed(PROMPT), 1, SamplingParams(max_tokens=2, stop_tokens=(3, 4))),
+        await streamed(engine.stream("t", packed(PROMPT), 2, SamplingParams(max_tokens=7, seed=4))),
+        await engine.merge(str(folder / "s"), str(folder / "merged")),
         await engine.drop("b"),
     ]
 
@@ -48,7 +51,7 @@ async def test_every_method_over_the_link_equals_the_engine_itself(
 
 
 def test_every_method_of_the_protocol_travels() -> None:
-    methods = {name for name, member in inspect.getmembers(Engine, inspect.iscoroutinefunction) if name[0] != "_"}
+    methods = {name for name, member in inspect.getmembers(Engine, inspect.isfunction) if name[0] != "_"}
     assert set(wire.OPERATIONS) == methods
     assert methods <= set(dir(LinkedEngine))
 
@@ -66,6 +69,7 @@ async def test_errors_cross_with_class_words_and_details(
     assert raised.value.details == {"allowed": ["a", "b"], "at": 3}
 
 
+@proves("error:server")
 async def test_an_engines_own_bug_is_a_server_error_with_an_id_that_is_in_the_log(
     linked: LinkedEngine, scripted: ScriptedEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -93,7 +97,7 @@ async def test_calls_of_one_adapter_keep_their_order_over_the_link(linked: Linke
     await linked.create_adapter("a", LoraConfig(rank=2))
     steps = []
     for _ in range(20):
-        steps.append(linked.forward_backward("a", (DATUM,), "cross_entropy"))
+        steps.append(linked.forward_backward("a", (DATUM,), CROSS_ENTROPY))
         steps.append(linked.optim_step("a", Adam()))
     answers = await asyncio.gather(*steps)
     assert [step.version for step in answers[1::2]] == list(range(1, 21))
@@ -102,7 +106,7 @@ async def test_calls_of_one_adapter_keep_their_order_over_the_link(linked: Linke
 async def test_order_holds_between_journalled_calls_and_others(linked: LinkedEngine) -> None:
     await linked.create_adapter("a", LoraConfig(rank=2))
     with journalled("row-1"):
-        passed = asyncio.create_task(linked.forward_backward("a", (DATUM,), "cross_entropy"))
+        passed = asyncio.create_task(linked.forward_backward("a", (DATUM,), CROSS_ENTROPY))
     stepped = asyncio.create_task(linked.optim_step("a", Adam()))
     await passed
     assert (await stepped).version == 1
@@ -132,8 +136,8 @@ async def test_large_tensors_cross_whole(linked: LinkedEngine) -> None:
     generator = np.random.default_rng(0)
     rows = generator.integers(0, 672, (512, 2048))
     data = tuple(weighted(row, np.roll(row, -1), [0.5] * 2048) for row in rows)  # 16 MiB of tensors
-    passed: PassResult = await linked.forward_backward("a", data, "cross_entropy")
-    assert {len(row) for row in passed.logprobs} == {2048 * 4}
+    passed: PassResult = await linked.forward_backward("a", data, CROSS_ENTROPY)
+    assert {len(row.data) for row in passed.logprobs} == {2048 * 4}
     assert len(passed.logprobs) == 512
 
 
@@ -148,7 +152,7 @@ async def test_a_frame_that_is_too_large_is_refused_before_it_is_sent(
 
 async def test_a_repeated_journal_id_gets_the_first_answer(linked: LinkedEngine, scripted: ScriptedEngine) -> None:
     await linked.create_adapter("a", LoraConfig(rank=2))
-    await linked.forward_backward("a", (DATUM,), "cross_entropy")
+    await linked.forward_backward("a", (DATUM,), CROSS_ENTROPY)
     with journalled("row-7"):
         first = await linked.optim_step("a", Adam())
         assert await linked.optim_step("a", Adam()) == first
@@ -180,7 +184,7 @@ async def test_a_repetition_joins_the_call_that_is_under_way_even_after_a_reconn
 async def test_remembered_answers_are_bounded(
     linked: LinkedEngine, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halteres.engine.server.MAX_REMEMBERED", 2)
+    monkeypatch.setattr("halteres.engine.executions.MAX_REMEMBERED", 2)
     for row in ("1", "2", "3", "3", "2", "1"):
         with journalled(row):
             await linked.info()
@@ -208,8 +212,8 @@ async def test_a_broken_link_fails_every_waiting_call_and_every_later_one(
             ]
             await held.inside(5)
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
-        assert [type(outcome) for outcome in outcomes] == [NotReady] * 5
-        with pytest.raises(NotReady, match="gone"):
+        assert [type(outcome) for outcome in outcomes] == [EngineGone] * 5
+        with pytest.raises(EngineGone, match="gone"):
             await engine.info()
         await engine.disconnect()
 

@@ -12,18 +12,30 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from halteres.engine.protocol import Adam, LoraConfig, SamplingParams
+from halteres.engine.protocol import Adam, LoraConfig, LossSpec, SamplingParams, Wanted
 from halteres.engine.scripted import ScriptedEngine
 from halteres.errors import Conflict, InvalidData, NotFound, NotReady, ServerError, UserError
 
-from .scenes import PROMPT, array, floats, packed, rewarded, unpacked, weighted
+from .scenes import (
+    CROSS_ENTROPY,
+    EVERYTHING,
+    IMPORTANCE_SAMPLING,
+    PROMPT,
+    array,
+    floats,
+    packed,
+    rewarded,
+    streamed,
+    unpacked,
+    weighted,
+)
 
 DATUM = weighted([5, 6, 7], [6, 7, 8])
 
 
 async def stepped(engine: ScriptedEngine, adapter: str, steps: int = 1) -> None:
     for _ in range(steps):
-        await engine.forward_backward(adapter, (DATUM,), "cross_entropy")
+        await engine.forward_backward(adapter, (DATUM,), CROSS_ENTROPY)
         await engine.optim_step(adapter, Adam())
 
 
@@ -40,7 +52,7 @@ async def test_sampled_logprobs_are_those_the_pass_computes_at_the_same_version(
     for sequence in sampled.sequences:
         tokens = [*PROMPT, *unpacked(sequence.tokens)]
         passed = await engine.forward_backward(
-            "a", (weighted(tokens[:-1], tokens[1:]),), "cross_entropy", forward_only=True
+            "a", (weighted(tokens[:-1], tokens[1:]),), CROSS_ENTROPY, forward_only=True
         )
         assert floats(passed.logprobs[0])[len(PROMPT) - 1 :] == floats(sequence.logprobs)
 
@@ -64,7 +76,7 @@ async def test_sampled_tokens_are_a_function_of_version_prompt_seed_and_index(en
 async def test_logprobs_are_normalised_over_the_vocabulary(engine: ScriptedEngine) -> None:
     size = (await engine.info()).vocab_size
     row = [7] * size
-    passed = await engine.forward_backward("a", (weighted(row, range(size)),), "cross_entropy", forward_only=True)
+    passed = await engine.forward_backward("a", (weighted(row, range(size)),), CROSS_ENTROPY, forward_only=True)
     assert np.exp(floats(passed.logprobs[0])).sum() == pytest.approx(1.0, abs=1e-5)
 
 
@@ -117,7 +129,7 @@ async def test_a_stop_string_ends_the_answer_that_holds_it(engine: ScriptedEngin
 
 
 async def test_prompt_logprobs_begin_with_nan(engine: ScriptedEngine) -> None:
-    sampled = await engine.sample(None, packed(PROMPT), 1, SamplingParams(max_tokens=1), prompt_logprobs=True)
+    sampled = await engine.sample(None, packed(PROMPT), 1, SamplingParams(max_tokens=1), Wanted(prompt_logprobs=True))
     assert sampled.prompt_logprobs is not None
     values = floats(sampled.prompt_logprobs)
     assert len(values) == len(PROMPT)
@@ -126,19 +138,19 @@ async def test_prompt_logprobs_begin_with_nan(engine: ScriptedEngine) -> None:
 
 
 async def test_losses_are_sums_over_tokens(engine: ScriptedEngine) -> None:
-    only = (await engine.forward_backward("a", (DATUM,), "cross_entropy")).metrics["loss:sum"]
-    twice = await engine.forward_backward("a", (DATUM, DATUM), "cross_entropy")
+    only = (await engine.forward_backward("a", (DATUM,), CROSS_ENTROPY)).metrics["loss:sum"]
+    twice = await engine.forward_backward("a", (DATUM, DATUM), CROSS_ENTROPY)
     assert twice.metrics["loss:sum"] == pytest.approx(2 * only)
     assert only == pytest.approx(-sum(floats(twice.logprobs[0])))
     on_policy = rewarded([5, 6, 7], [6, 7, 8], floats(twice.logprobs[0]), 0.5)
-    passed = await engine.forward_backward("a", (on_policy,), "importance_sampling")
+    passed = await engine.forward_backward("a", (on_policy,), IMPORTANCE_SAMPLING)
     assert passed.metrics["loss:sum"] == pytest.approx(-1.5)
 
 
 async def test_a_step_needs_a_gradient_and_counts_versions(engine: ScriptedEngine) -> None:
     with pytest.raises(UserError, match="no gradient"):
         await engine.optim_step("a", Adam())
-    await engine.forward_backward("a", (DATUM,), "cross_entropy", forward_only=True)
+    await engine.forward_backward("a", (DATUM,), CROSS_ENTROPY, forward_only=True)
     with pytest.raises(UserError, match="no gradient"):
         await engine.optim_step("a", Adam())
     await stepped(engine, "a", 2)
@@ -160,7 +172,9 @@ async def test_a_step_needs_a_gradient_and_counts_versions(engine: ScriptedEngin
 )
 async def test_a_bad_datum_is_refused_and_leaves_no_trace(engine: ScriptedEngine, datum, loss: str, says: str) -> None:
     with pytest.raises(InvalidData, match=says):
-        await engine.forward_backward("a", (DATUM, datum) if loss != "importance_sampling" else (datum,), loss)
+        await engine.forward_backward(
+            "a", (DATUM, datum) if loss != "importance_sampling" else (datum,), LossSpec(name=loss)
+        )
     with pytest.raises(UserError, match="no gradient"):
         await engine.optim_step("a", Adam())
 
@@ -169,7 +183,7 @@ async def test_a_misshapen_array_is_refused(engine: ScriptedEngine) -> None:
     datum = weighted([5, 6], [6, 7])
     datum.inputs["weights"] = array([[1.0, 1.0]])
     with pytest.raises(InvalidData, match=r"shape \[1, 2\]"):
-        await engine.forward_backward("a", (datum,), "cross_entropy")
+        await engine.forward_backward("a", (datum,), CROSS_ENTROPY)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +256,7 @@ async def test_a_folder_that_cannot_be_written_is_told_and_leaves_nothing(
 
 async def test_names_that_are_not_there_are_told(engine: ScriptedEngine, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no adapter 'x'"):
-        await engine.forward_backward("x", (DATUM,), "cross_entropy")
+        await engine.forward_backward("x", (DATUM,), CROSS_ENTROPY)
     with pytest.raises(NotFound, match="no snapshot 'x'"):
         await engine.sample("x", packed(PROMPT), 1, SamplingParams())
     with pytest.raises(NotFound, match=r"adapter_config\.json"):
@@ -257,7 +271,7 @@ async def test_names_that_are_not_there_are_told(engine: ScriptedEngine, tmp_pat
 
 async def test_calls_of_one_adapter_run_in_the_order_they_came(engine: ScriptedEngine) -> None:
     held = engine.hold("forward_backward")
-    first = asyncio.create_task(engine.forward_backward("a", (DATUM,), "cross_entropy"))
+    first = asyncio.create_task(engine.forward_backward("a", (DATUM,), CROSS_ENTROPY))
     second = asyncio.create_task(engine.optim_step("a", Adam()))
     async with asyncio.timeout(5):
         await held.inside()
@@ -272,7 +286,7 @@ async def test_calls_of_one_adapter_run_in_the_order_they_came(engine: ScriptedE
 async def test_failures_come_as_planned_and_change_nothing(engine: ScriptedEngine) -> None:
     engine.fail_next("forward_backward", ServerError("The device is lost."))
     with pytest.raises(ServerError, match="device is lost"):
-        await engine.forward_backward("a", (DATUM,), "cross_entropy")
+        await engine.forward_backward("a", (DATUM,), CROSS_ENTROPY)
     await stepped(engine, "a")
     assert engine.calls["forward_backward"] == 2
 
@@ -321,3 +335,87 @@ async def test_a_special_token_is_text_to_a_stop_string(engine: ScriptedEngine) 
     params = SamplingParams(max_tokens=400, seed=2, stop_tokens=(), stop_strings=(end,))
     (sequence,) = (await engine.sample(None, packed(PROMPT), 1, params)).sequences
     assert (unpacked(sequence.tokens)[-1], sequence.stop_reason) == (2, "stop")
+
+
+async def test_what_is_asked_for_beside_tokens_is_the_models(engine: ScriptedEngine) -> None:
+    """Everything is a pure function of the request, and asking moves no token."""
+    await stepped(engine, "a")
+    await engine.snapshot("a", "s")
+    params = SamplingParams(max_tokens=6, seed=4, stop_tokens=())
+    result = await engine.sample("s", packed(PROMPT), 2, params, EVERYTHING)
+    assert repr(await engine.sample("s", packed(PROMPT), 2, params, EVERYTHING)) == repr(result)
+    plain = await engine.sample("s", packed(PROMPT), 2, params)
+    assert [s.tokens for s in plain.sequences] == [s.tokens for s in result.sequences]
+    rows = engine._bigram(1).logprobs(np.asarray(PROMPT[:-1]))
+    assert result.topk_prompt is not None
+    assert (result.topk_prompt.k, result.topk_prompt.length) == (3, len(PROMPT))
+    ids = np.frombuffer(result.topk_prompt.ids, np.int32).reshape(-1, 3)
+    known = np.frombuffer(result.topk_prompt.logprobs, np.float32).reshape(-1, 3)
+    assert ids[0].tolist() == [0, 0, 0]
+    assert known[0].tolist() == [-99999.0] * 3
+    assert np.array_equal(known[1:], -np.sort(-rows, axis=1)[:, :3])
+    assert result.target_logprobs is not None
+    scored = np.frombuffer(result.target_logprobs.data, np.float32).reshape(4, 2)
+    assert scored.tolist() == [[rows[0, 20], 0.0], [0.0, 0.0], [rows[2, 41], rows[2, 0]], [rows[3, 7], rows[3, 671]]]
+    assert result.alternatives is not None
+    drawn = np.frombuffer(result.alternatives.ids, np.int32).reshape(4, 5)
+    assert np.array_equal(
+        np.frombuffer(result.alternatives.logprobs, np.float32).reshape(4, 5), np.take_along_axis(rows, drawn, 1)
+    )
+    for sequence in result.sequences:
+        assert sequence.top is not None
+        assert (sequence.top.k, sequence.top.length) == (2, 6)
+
+
+async def test_alternatives_are_greedy_at_temperature_zero_and_vary_with_the_seed(engine: ScriptedEngine) -> None:
+    async def drawn(**params: float) -> bytes:
+        shape = SamplingParams(max_tokens=1, **params)  # type: ignore[arg-type]
+        result = await engine.sample(None, packed(PROMPT), 1, shape, Wanted(alternatives=64))
+        assert result.alternatives is not None
+        return result.alternatives.ids
+
+    rows = engine._bigram(0).logprobs(np.asarray(PROMPT[:-1]))
+    assert unpacked(await drawn(temperature=0)) == np.repeat(rows.argmax(1), 64).tolist()
+    assert await drawn(seed=1) != await drawn(seed=2)
+    assert len(set(unpacked(await drawn(seed=1)))) > 32
+
+
+async def test_log_probabilities_of_the_sampling_temperature_are_on_request(engine: ScriptedEngine) -> None:
+    shape = {"max_tokens": 3, "seed": 4, "stop_tokens": (), "temperature": 0.5}
+    warm = await engine.sample(None, packed(PROMPT), 1, SamplingParams(**shape, logprobs="tempered"))
+    raw = await engine.sample(None, packed(PROMPT), 1, SamplingParams(**shape))
+    tokens = unpacked(warm.sequences[0].tokens)
+    assert tokens == unpacked(raw.sequences[0].tokens)
+    rows = engine._bigram(0).logprobs(np.asarray([PROMPT[-1], *tokens[:-1]])).astype(np.float64) / 0.5
+    expected = (rows - np.log(np.exp(rows).sum(1, keepdims=True)))[range(3), tokens]
+    assert floats(warm.sequences[0].logprobs) == pytest.approx(expected, abs=1e-5)
+    cold = [
+        await engine.sample(None, packed(PROMPT), 1, SamplingParams(max_tokens=3, temperature=0, logprobs=kind))  # type: ignore[arg-type]
+        for kind in ("raw", "tempered")
+    ]
+    assert cold[0] == cold[1]
+
+
+async def test_a_stream_tells_what_sample_answers(engine: ScriptedEngine) -> None:
+    params, wanted = SamplingParams(max_tokens=20, seed=4), Wanted(topk_sampled=2)
+    told = await streamed(engine.stream(None, packed(PROMPT), 5, params, wanted))
+    assert told == (await engine.sample(None, packed(PROMPT), 5, params, wanted)).sequences
+    with pytest.raises(InvalidData, match="sampled tokens alone"):
+        await streamed(engine.stream(None, packed(PROMPT), 1, params, Wanted(prompt_logprobs=True)))
+
+
+async def test_a_stream_can_be_held_before_each_piece_and_counts_while_it_is_read(engine: ScriptedEngine) -> None:
+    held = engine.hold("piece")
+    reading = asyncio.create_task(streamed(engine.stream(None, packed(PROMPT), 1, SamplingParams(max_tokens=4))))
+    async with asyncio.timeout(5):
+        await held.inside()
+        assert (engine.calls["stream"], engine.under_way["stream"]) == (1, 1)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        assert engine.under_way["stream"] == 0
+
+
+@pytest.mark.parametrize("rank", [0, 513, 10**9])
+async def test_an_absurd_rank_is_refused(engine: ScriptedEngine, rank: int) -> None:
+    with pytest.raises(InvalidData, match="rank"):
+        await engine.create_adapter("b", LoraConfig(rank=rank))

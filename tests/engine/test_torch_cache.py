@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from contract.requirements import proves
 
 from halteres.engine.protocol import SampleResult, SamplingParams
 from halteres.engine.torch.adapter import BASE, Snapshot
@@ -63,7 +64,6 @@ def asked(
         limit=limit,
         stop_tokens=frozenset(),
         decode=decode,
-        wants_prompt_logprobs=False,
         future=Future(),
     )
 
@@ -82,7 +82,7 @@ def step(sampler: Sampler, until: Sequence[SampleRequest] = ()) -> None:
 def alone(base: BaseModel, request: SampleRequest) -> SampleResult:
     """The answer of a sampler that never had anything else."""
     sampler = Sampler(base, Limits())
-    same = replace(request, future=Future(), started=0, finished={})
+    same = replace(request, future=Future(), finished={})
     sampler.add(same)
     step(sampler, [same])
     return same.future.result()
@@ -108,6 +108,7 @@ def test_a_request_that_diverges_in_mid_answer_costs_its_neighbours_no_token(bas
     assert answers(first, last) == expected
 
 
+@proves("tenants:no-leak")
 def test_a_slot_carries_nothing_of_a_tenant_that_diverged(base: BaseModel) -> None:
     """Attention weighs what lies behind a row with 0, and 0 * NaN is NaN."""
     sampler = Sampler(poisoned(base, SICK), Limits())
@@ -241,7 +242,7 @@ def test_a_spare_cache_makes_way(base: BaseModel) -> None:
     sampler = Sampler(base, limits)
     wide, tall = asked([1, 2], n=32, limit=5), asked([1, 2], n=8, limit=200)
     for request in (wide, tall, wide):
-        again = replace(request, future=Future(), started=0, finished={})
+        again = replace(request, future=Future(), finished={})
         sampler.add(again)
         step(sampler)
         assert held(sampler) <= limits.cache_bytes

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from contract.requirements import proves
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
@@ -22,6 +23,7 @@ from halteres.engine.torch.matmul import linear
 from halteres.engine.torch.model import BaseModel, load_base
 from halteres.errors import InvalidConfig, NotFound
 
+from .scenes import CROSS_ENTROPY
 from .torch_scenes import LORA, Reference, input_of, lessons, logprobs_of, prompts, running, sample, tokens_of, trained
 
 CPU = torch.device("cpu")
@@ -79,6 +81,7 @@ def test_logits_equal_transformers(any_family: Path) -> None:
         assert (logits_of(base, tokens) - expected).abs().max() < 5e-5
 
 
+@proves("sample:greedy")
 async def test_greedy_equals_generate(any_family: Path) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -101,7 +104,7 @@ async def test_an_adapters_gradients_equal_a_float64_reference(any_family: Path,
         base, adapter = engine._base, engine._adapters["a"]
         reference = Reference(any_family, adapter.layout.named(adapter.flat.clone()), LORA.alpha / LORA.rank)
         data = lessons(6, seed=9)
-        passed = await engine.forward_backward("a", data, "cross_entropy")
+        passed = await engine.forward_backward("a", data, CROSS_ENTROPY)
         expected = [reference.logprobs(datum) for datum in data]
         for ours, theirs in zip(passed.logprobs, expected, strict=True):
             assert np.abs(logprobs_of(ours) - theirs.detach().numpy()).max() < 3e-5
@@ -165,6 +168,7 @@ def test_a_row_of_a_matmul_has_the_same_bits_whatever_the_other_rows_are() -> No
         assert torch.equal(linear(x[:rows].clone(), weight), whole[:rows])
 
 
+@proves("lora:options")
 async def test_the_same_seed_gives_the_same_adapter_and_another_seed_another(model_folder: Path) -> None:
     async with running(model_folder) as engine:
         for name, seed in (("a", 1), ("b", 1), ("c", 2)):
@@ -174,10 +178,11 @@ async def test_the_same_seed_gives_the_same_adapter_and_another_seed_another(mod
         assert not torch.equal(flats[0], flats[2])
 
 
+@proves("lora:options")
 async def test_only_the_chosen_modules_are_trained(model_folder: Path, tmp_path: Path) -> None:
     async with running(model_folder) as engine:
         await engine.create_adapter("a", LoraConfig(rank=2, train_attn=False, train_unembed=False))
-        await engine.forward_backward("a", lessons(2), "cross_entropy")
+        await engine.forward_backward("a", lessons(2), CROSS_ENTROPY)
         await engine.save("a", str(tmp_path / "a"), optimizer=False)
     leaves = {name.split(".")[-3] for name in load_file(tmp_path / "a" / "adapter_model.safetensors")}
     assert leaves == {"gate_proj", "up_proj", "down_proj"}

@@ -9,37 +9,41 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from contract.requirements import proves
 
-from halteres.engine.checks import LOSS_INPUTS, LossNotFinite
-from halteres.engine.protocol import Datum, LoraConfig
-from halteres.errors import InvalidConfig, InvalidData, NotFound, UserError, as_promise
+from halteres.engine.checks import LossNotFinite
+from halteres.engine.losses import LOSSES
+from halteres.engine.protocol import Datum, LoraConfig, LossSpec
+from halteres.errors import InvalidData, NotFound, UserError, as_promise
 
-from .scenes import array, packed
+from .scenes import CROSS_ENTROPY, IMPORTANCE_SAMPLING, array, packed
 from .torch_scenes import LORA, RATE, gradient, lessons, pair, prompts, running, trained, weights
 
 
+@proves("optim:needs-gradient")
 async def test_a_step_without_a_gradient_is_refused(model_folder: Path) -> None:
     async with running(model_folder) as engine:
         await engine.create_adapter("a", LORA)
         with pytest.raises(UserError, match="no gradient"):
             await engine.optim_step("a", RATE)
-        await engine.forward_backward("a", lessons(2), "cross_entropy", forward_only=True)
+        await engine.forward_backward("a", lessons(2), CROSS_ENTROPY, forward_only=True)
         with pytest.raises(UserError, match="no gradient"):
             await engine.optim_step("a", RATE)
 
 
+@proves("optim:needs-gradient")
 async def test_a_gradient_that_is_not_finite_moves_nothing_and_is_cleared(model_folder: Path) -> None:
     async with running(model_folder) as engine:
         await trained(engine, steps=1)
         before = weights(engine)
-        await engine.forward_backward("a", lessons(2), "cross_entropy")
+        await engine.forward_backward("a", lessons(2), CROSS_ENTROPY)
         engine._adapters["a"]._gradient[7] = float("inf")
         with pytest.raises(LossNotFinite, match="gradient is not finite"):
             await engine.optim_step("a", RATE)
         assert torch.equal(weights(engine), before)
         with pytest.raises(UserError, match="no gradient"):
             await engine.optim_step("a", RATE)
-        await engine.forward_backward("a", lessons(2), "cross_entropy")
+        await engine.forward_backward("a", lessons(2), CROSS_ENTROPY)
         assert (await engine.optim_step("a", RATE)).version == 2
 
 
@@ -53,13 +57,13 @@ async def test_a_ratio_that_overflows_is_refused_and_accumulates_nothing(model_f
     async with running(model_folder) as engine:
         await engine.create_adapter("a", LORA)
         with pytest.raises(LossNotFinite) as caught:
-            await engine.forward_backward("a", (good, bad), "importance_sampling")
+            await engine.forward_backward("a", (good, bad), IMPORTANCE_SAMPLING)
         assert caught.value.code == "nan_loss"
         told = as_promise(caught.value)
         assert told["error"].startswith("The loss is not finite at datum 1, position 3.")
         assert told["category"] == "user"
         assert not gradient(engine).any()
-        await engine.forward_backward("a", (good,), "importance_sampling")
+        await engine.forward_backward("a", (good,), IMPORTANCE_SAMPLING)
         assert torch.isfinite(gradient(engine)).all()
 
 
@@ -87,14 +91,15 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("case", MALFORMED)
+@proves("pass:bad-datum", "tenants:no-leak")
 async def test_a_malformed_datum_is_refused_by_name_and_poisons_nobody(model_folder: Path, case: str) -> None:
     bad, named = MALFORMED[case]
     async with running(model_folder) as engine:
         await engine.create_adapter("a", LORA)
-        await engine.forward_backward("a", (GOOD,), "cross_entropy")
+        await engine.forward_backward("a", (GOOD,), CROSS_ENTROPY)
         before = gradient(engine)
         with pytest.raises(InvalidData, match="Datum 1") as caught:
-            await engine.forward_backward("a", (GOOD, bad), "cross_entropy")
+            await engine.forward_backward("a", (GOOD, bad), CROSS_ENTROPY)
         assert named in caught.value.sentence
         assert torch.equal(gradient(engine), before)
         await engine.optim_step("a", RATE)
@@ -105,10 +110,10 @@ async def test_unknown_names_are_refused_with_the_known_ones(model_folder: Path)
         await engine.create_adapter("a", LORA)
         for wrong in ("cross_entropi", "q"):
             with pytest.raises(InvalidData, match="There is no loss") as caught:
-                await engine.forward_backward("a", (GOOD,), wrong)
-            assert all(name in caught.value.sentence for name in LOSS_INPUTS)
+                await engine.forward_backward("a", (GOOD,), LossSpec(name=wrong))
+            assert all(name in caught.value.sentence for name in LOSSES)
             assert caught.value.sentence.count("importance_sampling") == 1
         with pytest.raises(NotFound, match="'b'"):
-            await engine.forward_backward("b", (GOOD,), "cross_entropy")
-        with pytest.raises(InvalidConfig, match="rank"):
+            await engine.forward_backward("b", (GOOD,), CROSS_ENTROPY)
+        with pytest.raises(InvalidData, match="rank"):
             await engine.create_adapter("c", LoraConfig(rank=0))

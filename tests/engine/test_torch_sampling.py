@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from contract.requirements import proves
 
-from halteres.engine.protocol import SampleResult, SamplingParams
+from halteres.engine.protocol import SampleResult, SamplingParams, Wanted
 from halteres.engine.torch import TorchEngine
 from halteres.engine.torch.choose import Shaping, choose
 from halteres.engine.torch.decode import DecodeBatch
@@ -20,7 +21,7 @@ from halteres.engine.torch.sampler import Sampler
 from halteres.errors import InvalidData, NotReady, ServerError, UserError
 from halteres.text import load_tokenizer
 
-from .scenes import packed
+from .scenes import CROSS_ENTROPY, IMPORTANCE_SAMPLING, packed
 from .torch_scenes import (
     LORA,
     RATE,
@@ -45,7 +46,7 @@ async def test_sampled_prompt_and_training_log_probabilities_agree_also_after_st
             answers = await asyncio.gather(*(sample(engine, "s", p, n=4, seed=step, max_tokens=40) for p in asked))
             pairs = [(p, s) for p, answer in zip(asked, answers, strict=True) for s in answer.sequences]
             passed = await engine.forward_backward(
-                "a", tuple(of_answer(p, s, 1.0) for p, s in pairs), "importance_sampling"
+                "a", tuple(of_answer(p, s, 1.0) for p, s in pairs), IMPORTANCE_SAMPLING
             )
             sampled = np.concatenate([logprobs_of(s.logprobs) for _, s in pairs])
             rows = zip(passed.logprobs, pairs, strict=True)
@@ -53,7 +54,7 @@ async def test_sampled_prompt_and_training_log_probabilities_agree_also_after_st
             again = []
             for p, s in pairs:
                 params = SamplingParams(max_tokens=1)
-                result = await engine.sample("s", packed([*p, *tokens_of(s)]), 1, params, prompt_logprobs=True)
+                result = await engine.sample("s", packed([*p, *tokens_of(s)]), 1, params, Wanted(prompt_logprobs=True))
                 assert result.prompt_logprobs is not None
                 assert np.isnan(logprobs_of(result.prompt_logprobs)[0])
                 again.append(logprobs_of(result.prompt_logprobs)[len(p) :])
@@ -65,6 +66,7 @@ async def test_sampled_prompt_and_training_log_probabilities_agree_also_after_st
 
 
 @pytest.mark.parametrize("length", [5, 60, 185, 380, 600])
+@proves("sample:agrees")
 async def test_sampled_and_trained_log_probabilities_have_the_same_bits(model_folder: Path, length: int) -> None:
     """Chosen, for fp32 on a CPU: the importance ratio of an on-policy batch is exactly 1, at any length."""
     async with running(model_folder) as engine:
@@ -74,11 +76,12 @@ async def test_sampled_and_trained_log_probabilities_have_the_same_bits(model_fo
         answer = await sample(engine, "s", prompt, n=5, seed=1, max_tokens=24)
         data = tuple(of_answer(prompt, s, 1.0) for s in answer.sequences)
         for shown in (data, data[:1]):
-            passed = await engine.forward_backward("a", shown, "importance_sampling")
+            passed = await engine.forward_backward("a", shown, IMPORTANCE_SAMPLING)
             for row, sequence in zip(passed.logprobs, answer.sequences, strict=False):
-                assert row[4 * (length - 1) :] == sequence.logprobs
+                assert row.data[4 * (length - 1) :] == sequence.logprobs
 
 
+@proves("sample:seed", "tenants:no-leak")
 async def test_a_sequence_is_the_same_alone_and_among_strangers(model_folder: Path) -> None:
     """Tokens and log-probabilities, bit for bit, whatever else is in the batch and however it is sampled."""
     prompt = prompts(1, seed=11)[0]
@@ -171,6 +174,7 @@ async def test_by_default_the_models_end_token_stops(model_folder: Path) -> None
     assert all(tokens[-1] == 2 and 2 not in tokens[:-1] for tokens in ended)
 
 
+@proves("sample:max-tokens")
 async def test_the_context_limit_is_respected(model_folder: Path) -> None:
     prompt = [7] * 2040
     async with running(model_folder) as engine:
@@ -198,6 +202,7 @@ async def test_bad_requests_are_refused_one_by_one(model_folder: Path) -> None:
         assert len((await good).sequences) == 2
 
 
+@proves("tenants:no-leak")
 async def test_a_snapshot_that_has_diverged_fails_its_own_requests_only(model_folder: Path) -> None:
     async with running(model_folder) as engine:
         await trained(engine, steps=1)
@@ -223,7 +228,7 @@ async def test_a_training_request_is_served_while_a_long_decode_runs(model_folde
         await engine.create_adapter("a", LORA)
         long = asyncio.create_task(sample(engine, None, [1, 2, 3], n=16, max_tokens=2000))
         for step in range(3):
-            await engine.forward_backward("a", lessons(4, seed=step), "cross_entropy")
+            await engine.forward_backward("a", lessons(4, seed=step), CROSS_ENTROPY)
             await engine.optim_step("a", RATE)
         short = await sample(engine, None, [4, 5, 6], n=1, max_tokens=3)
         assert len(tokens_of(short.sequences[0])) == 3
@@ -234,7 +239,7 @@ async def test_a_training_request_is_served_while_a_long_decode_runs(model_folde
 async def test_a_decode_goes_on_while_a_long_pass_runs(model_folder: Path) -> None:
     async with running(model_folder, Limits(pass_tokens=64)) as engine:
         await engine.create_adapter("a", LORA)
-        long = asyncio.create_task(engine.forward_backward("a", lessons(60), "cross_entropy"))
+        long = asyncio.create_task(engine.forward_backward("a", lessons(60), CROSS_ENTROPY))
         await sample(engine, None, [1, 2, 3], max_tokens=2)
         assert not long.done()
         await long
@@ -282,29 +287,40 @@ async def test_closing_answers_everything(model_folder: Path) -> None:
             await sample(engine, None, [1, 2, 3])
 
 
-def shaping(count: int, temperature: float = 1.0, top_k: int = -1, top_p: float = 1.0) -> Shaping:
+def shaping(
+    count: int, temperature: float = 1.0, top_k: int = -1, top_p: float = 1.0, tempered: bool = False
+) -> Shaping:
     draws = (np.arange(count, dtype=np.float32) + 0.5) / count
     ones = np.ones(count, dtype=np.float32)
-    return Shaping(draws, ones * np.float32(temperature), np.full(count, top_k), ones * np.float32(top_p))
+    return Shaping(
+        uniforms_N=draws,
+        temperature_N=ones * np.float32(temperature),
+        top_k_N=np.full(count, top_k),
+        top_p_N=ones * np.float32(top_p),
+        tempered_N=np.full(count, tempered),
+        told_N=np.zeros(count, np.int64),
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_tokens_are_drawn_in_proportion_and_log_probabilities_stay_raw(temperature: float) -> None:
     torch.manual_seed(0)
     logits = torch.randn(1, 40).expand(20000, 40)
-    tokens, logprobs = choose(logits, shaping(20000, temperature))
+    chosen = choose(logits, shaping(20000, temperature))
+    tokens, logprobs = chosen.tokens_N, chosen.logprobs_N
     seen = torch.bincount(tokens, minlength=40) / 20000
     torch.testing.assert_close(seen, (logits[0] / temperature).softmax(-1), atol=2e-4, rtol=0)
     torch.testing.assert_close(logprobs, logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0])
 
 
+@proves("sample:top")
 def test_top_k_and_top_p_keep_the_right_tokens() -> None:
     logits = torch.log(torch.tensor([0.05, 0.4, 0.1, 0.3, 0.15])).expand(4000, 5)
-    assert set(choose(logits, shaping(4000, top_k=2))[0].tolist()) == {1, 3}
-    assert set(choose(logits, shaping(4000, top_p=0.75))[0].tolist()) == {1, 3, 4}
-    assert set(choose(logits, shaping(4000, top_p=1e-6))[0].tolist()) == {1}
-    assert set(choose(logits, shaping(4000, temperature=0.0))[0].tolist()) == {1}
-    tokens, _ = choose(logits, shaping(4000, top_k=2))
+    assert set(choose(logits, shaping(4000, top_k=2)).tokens_N.tolist()) == {1, 3}
+    assert set(choose(logits, shaping(4000, top_p=0.75)).tokens_N.tolist()) == {1, 3, 4}
+    assert set(choose(logits, shaping(4000, top_p=1e-6)).tokens_N.tolist()) == {1}
+    assert set(choose(logits, shaping(4000, temperature=0.0)).tokens_N.tolist()) == {1}
+    tokens = choose(logits, shaping(4000, top_k=2)).tokens_N
     assert (tokens == 1).float().mean().item() == pytest.approx(4 / 7, abs=1e-3)
 
 

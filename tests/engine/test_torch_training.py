@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from contract.requirements import proves
 
 from halteres.engine.protocol import Adam, LoraConfig
 from halteres.engine.torch.adapter import Adapter
@@ -15,6 +16,7 @@ from halteres.engine.torch.data import Example, MicroBatch, plan
 from halteres.engine.torch.limits import Limits
 from halteres.errors import ServerError
 
+from .scenes import CROSS_ENTROPY, IMPORTANCE_SAMPLING
 from .torch_scenes import (
     LORA,
     RATE,
@@ -33,6 +35,7 @@ from .torch_scenes import (
 )
 
 
+@proves("loss:importance_sampling", "loss:gradients")
 async def test_importance_sampling_and_its_gradient_equal_the_formula(model_folder: Path) -> None:
     """-sum exp(lp - q) * A, in float64 over transformers; a token without advantage may carry any finite q."""
     random = np.random.default_rng(1)
@@ -49,7 +52,7 @@ async def test_importance_sampling_and_its_gradient_equal_the_formula(model_fold
             data.append(pair(tokens, logprobs=np.where(advantages == 0, -10000.0, q), advantages=advantages))
             ratio = (logprobs - input_of(data[-1], "logprobs").where(torch.tensor(advantages != 0), logprobs)).exp()
             expected = expected - (ratio * input_of(data[-1], "advantages")).sum()
-        passed = await engine.forward_backward("a", tuple(data), "importance_sampling")
+        passed = await engine.forward_backward("a", tuple(data), IMPORTANCE_SAMPLING)
         expected.backward()
         assert passed.metrics["loss:sum"] == pytest.approx(expected.item(), abs=1e-3)
         ours = adapter.layout.named(adapter._gradient)
@@ -59,39 +62,42 @@ async def test_importance_sampling_and_its_gradient_equal_the_formula(model_fold
             torch.testing.assert_close(ours[name].double(), theirs.grad, rtol=1e-4, atol=tolerance)
 
 
+@proves("pass:logprobs")
 async def test_log_probabilities_are_real_where_the_weight_is_zero(model_folder: Path) -> None:
     (tokens,) = prompts(1, low=20)
     async with running(model_folder) as engine:
         await engine.create_adapter("a", LORA)
-        zero = await engine.forward_backward("a", (pair(tokens, weights=[0.0] * (len(tokens) - 1)),), "cross_entropy")
-        one = await engine.forward_backward("a", (pair(tokens, weights=[1.0] * (len(tokens) - 1)),), "cross_entropy")
+        zero = await engine.forward_backward("a", (pair(tokens, weights=[0.0] * (len(tokens) - 1)),), CROSS_ENTROPY)
+        one = await engine.forward_backward("a", (pair(tokens, weights=[1.0] * (len(tokens) - 1)),), CROSS_ENTROPY)
         assert zero.logprobs == one.logprobs
         assert (logprobs_of(zero.logprobs[0]) < 0).all()
         assert zero.metrics["loss:sum"] == 0
         assert one.metrics["loss:sum"] == pytest.approx(-logprobs_of(one.logprobs[0]).sum(), rel=1e-5)
 
 
+@proves("pass:metric-names")
 async def test_metric_names_hold_one_colon_and_a_known_reduction(model_folder: Path) -> None:
     async with running(model_folder) as engine:
         await engine.create_adapter("a", LORA)
-        passed = await engine.forward_backward("a", lessons(2), "cross_entropy")
+        passed = await engine.forward_backward("a", lessons(2), CROSS_ENTROPY)
         stepped = await engine.optim_step("a", RATE)
         for name in [*passed.metrics, *stepped.metrics]:
             assert name.count(":") == 1
             assert name.rpartition(":")[2] in ("sum", "mean", "min", "max")
 
 
+@proves("pass:accumulates")
 async def test_gradients_accumulate_over_calls_and_forward_only_adds_none(model_folder: Path) -> None:
     data = lessons(6)
     async with running(model_folder) as engine:
         for name in "ab":
             await engine.create_adapter(name, LORA)
-        await engine.forward_backward("a", data, "cross_entropy")
+        await engine.forward_backward("a", data, CROSS_ENTROPY)
         for half in (data[:3], data[3:]):
-            await engine.forward_backward("b", half, "cross_entropy")
-        forward = await engine.forward_backward("b", data, "cross_entropy", forward_only=True)
+            await engine.forward_backward("b", half, CROSS_ENTROPY)
+        forward = await engine.forward_backward("b", data, CROSS_ENTROPY, forward_only=True)
         torch.testing.assert_close(gradient(engine, "a"), gradient(engine, "b"), rtol=1e-4, atol=1e-4)
-        again = await engine.forward_backward("b", data, "cross_entropy")
+        again = await engine.forward_backward("b", data, CROSS_ENTROPY)
         assert forward.logprobs == again.logprobs
 
 
@@ -100,7 +106,7 @@ async def test_the_same_request_gives_the_same_bits(model_folder: Path) -> None:
         results = []
         for name in "ab":
             await trained(engine, name, steps=2)
-            results.append(await engine.forward_backward(name, lessons(9, seed=7), "cross_entropy"))
+            results.append(await engine.forward_backward(name, lessons(9, seed=7), CROSS_ENTROPY))
         assert results[0] == results[1]
         assert torch.equal(gradient(engine, "a"), gradient(engine, "b"))
 
@@ -111,7 +117,7 @@ async def test_micro_batches_of_one_equal_one_micro_batch(model_folder: Path) ->
     for limits in (Limits(pass_tokens=1), Limits(pass_tokens=1 << 20)):
         async with running(model_folder, limits) as engine:
             await trained(engine, steps=1)
-            passed = await engine.forward_backward("a", data, "cross_entropy")
+            passed = await engine.forward_backward("a", data, CROSS_ENTROPY)
             found.append((np.concatenate([logprobs_of(row) for row in passed.logprobs]), gradient(engine)))
     (one_lp, one), (eight_lp, eight) = found
     assert np.abs(one_lp - eight_lp).max() < 3e-5
@@ -145,6 +151,7 @@ def test_a_micro_batch_holds_no_more_padded_tokens_than_the_bound_however_short_
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
 
 
+@proves("optim:adamw")
 async def test_the_optimiser_is_torch_adamw(model_folder: Path) -> None:
     adam = Adam(learning_rate=3e-3, beta1=0.8, beta2=0.95, eps=1e-8, weight_decay=0.1)
     async with running(model_folder) as engine:
@@ -152,7 +159,7 @@ async def test_the_optimiser_is_torch_adamw(model_folder: Path) -> None:
         theirs = torch.nn.Parameter(weights(engine))
         optimizer = torch.optim.AdamW([theirs], lr=3e-3, betas=(0.8, 0.95), eps=1e-8, weight_decay=0.1)
         for step in range(5):
-            await engine.forward_backward("a", lessons(4, seed=step), "cross_entropy")
+            await engine.forward_backward("a", lessons(4, seed=step), CROSS_ENTROPY)
             theirs.grad = gradient(engine)
             optimizer.step()
             stepped = await engine.optim_step("a", adam)
@@ -162,6 +169,7 @@ async def test_the_optimiser_is_torch_adamw(model_folder: Path) -> None:
             assert not gradient(engine).any()
 
 
+@proves("optim:clipping")
 async def test_the_gradient_is_clipped_by_its_global_norm(model_folder: Path) -> None:
     """With eps far above the gradient Adam's step is proportional to it, so the clip is seen in the weights."""
     moves = []
@@ -169,7 +177,7 @@ async def test_the_gradient_is_clipped_by_its_global_norm(model_folder: Path) ->
         for name, clip in (("a", 0.0), ("b", 0.5), ("c", 1e9)):
             await engine.create_adapter(name, LORA)
             before = weights(engine, name)
-            await engine.forward_backward(name, lessons(4), "cross_entropy")
+            await engine.forward_backward(name, lessons(4), CROSS_ENTROPY)
             adam = Adam(learning_rate=1e6, beta1=0.0, beta2=0.0, eps=1e6, grad_clip_norm=clip)
             norm = (await engine.optim_step(name, adam)).metrics["grad_norm:mean"]
             moves.append((weights(engine, name) - before).norm().item())
@@ -188,12 +196,12 @@ async def test_a_pass_that_breaks_in_its_middle_accumulates_nothing(
 
         monkeypatch.setattr(Adapter, "end_pass", refuse)
         with pytest.raises(ServerError, match="out of memory"):
-            await engine.forward_backward("a", lessons(8), "cross_entropy")
+            await engine.forward_backward("a", lessons(8), CROSS_ENTROPY)
         monkeypatch.undo()
-        await engine.forward_backward("a", lessons(8), "cross_entropy")
+        await engine.forward_backward("a", lessons(8), CROSS_ENTROPY)
         once = gradient(engine)
         await engine.create_adapter("b", LORA)
-        await engine.forward_backward("b", lessons(8), "cross_entropy")
+        await engine.forward_backward("b", lessons(8), CROSS_ENTROPY)
         assert torch.equal(once, gradient(engine, "b"))
 
 
@@ -205,7 +213,7 @@ async def test_on_policy_the_ratio_is_one(model_folder: Path) -> None:
         prompt = prompts(1, seed=3)[0]
         answers = await sample(engine, "s", prompt, n=4, seed=5)
         data = tuple(of_answer(prompt, s, a) for s, a in zip(answers.sequences, (1, -1, 0.5, 2), strict=True))
-        passed = await engine.forward_backward("a", data, "importance_sampling")
+        passed = await engine.forward_backward("a", data, IMPORTANCE_SAMPLING)
         assert passed.metrics["loss:sum"] == pytest.approx(-2.5 * 12, rel=1e-5)
         assert passed.metrics["num_loss_tokens:sum"] == 4 * 12
 
@@ -217,7 +225,7 @@ async def test_training_teaches(model_folder: Path) -> None:
         losses = []
         for _ in range(15):
             passed = await engine.forward_backward(
-                "a", (pair(tokens, weights=[1.0] * (len(tokens) - 1)),), "cross_entropy"
+                "a", (pair(tokens, weights=[1.0] * (len(tokens) - 1)),), CROSS_ENTROPY
             )
             await engine.optim_step("a", Adam(learning_rate=1e-2))
             losses.append(passed.metrics["loss:sum"])

@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
-from halteres.engine.protocol import Adam, Datum, LoraConfig, SampleResult, SamplingParams
+from halteres.engine.protocol import Adam, Array, Datum, LoraConfig, SampleResult, SamplingParams, TopK
 from halteres.engine.protocol import Sequence as Sampled
 from halteres.engine.torch import TorchEngine
 from halteres.engine.torch.limits import Limits
 from halteres.models import TINY
 
-from .scenes import array, packed
+from .scenes import CROSS_ENTROPY, array, packed
 
 RATE = Adam(learning_rate=5e-3)
 LORA = LoraConfig(rank=8, seed=3)
@@ -56,7 +56,10 @@ def tokens_of(sampled: Sampled) -> list[int]:
     return np.frombuffer(sampled.tokens, np.int32).tolist()
 
 
-def logprobs_of(data: bytes) -> np.ndarray:
+def logprobs_of(data: bytes | Array) -> np.ndarray:
+    """Shaped as the targets, where a pass computed them."""
+    if isinstance(data, Array):
+        return np.frombuffer(data.data, np.float32).reshape(data.shape)
     return np.frombuffer(data, np.float32)
 
 
@@ -66,6 +69,12 @@ def of_answer(prompt: Sequence[int], sampled: Sampled, advantage: float) -> Datu
     logprobs, advantages = np.zeros(len(full) - 1), np.zeros(len(full) - 1)
     logprobs[start:], advantages[start:] = logprobs_of(sampled.logprobs), advantage
     return pair(full, logprobs=logprobs.tolist(), advantages=advantages.tolist())
+
+
+def lists(top: TopK | None) -> tuple[np.ndarray, np.ndarray]:
+    assert top is not None
+    ids, logprobs = np.frombuffer(top.ids, np.int32), np.frombuffer(top.logprobs, np.float32)
+    return ids.reshape(top.length, top.k), logprobs.reshape(top.length, top.k)
 
 
 async def sample(
@@ -79,7 +88,7 @@ async def trained(engine: TorchEngine, name: str = "a", steps: int = 3, config: 
     """An adapter whose weights have moved."""
     await engine.create_adapter(name, config)
     for step in range(steps):
-        await engine.forward_backward(name, lessons(seed=step), "cross_entropy")
+        await engine.forward_backward(name, lessons(seed=step), CROSS_ENTROPY)
         await engine.optim_step(name, RATE)
 
 
@@ -108,12 +117,14 @@ class Reference:
     def logprobs(self, datum: Datum) -> Tensor:
         """Of the datum's targets."""
         tokens = np.frombuffer(datum.tokens, np.int32).tolist()
-        targets = torch.tensor(np.frombuffer(datum.inputs["target_tokens"].data, np.int64).copy())
-        return self.logits(tokens).log_softmax(-1).gather(1, targets[:, None])[:, 0]
+        wanted = datum.inputs["target_tokens"]
+        targets = torch.tensor(np.frombuffer(wanted.data, np.int64).copy()).view(len(tokens), -1)
+        return self.logits(tokens).log_softmax(-1).gather(1, targets).view(wanted.shape)
 
 
 def input_of(datum: Datum, name: str) -> Tensor:
-    return torch.tensor(np.frombuffer(datum.inputs[name].data, np.float32).copy(), dtype=torch.float64)
+    values = np.frombuffer(datum.inputs[name].data, np.float32).reshape(datum.inputs[name].shape)
+    return torch.tensor(values.copy(), dtype=torch.float64)
 
 
 def gradient(engine: TorchEngine, name: str = "a") -> torch.Tensor:

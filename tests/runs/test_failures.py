@@ -27,32 +27,31 @@ def running(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     return run
 
 
-@pytest.mark.parametrize(
-    ("role", "says"),
-    [("service", "Training service was killed by SIGKILL at step 3."), ("trainer", "Trainer was killed by SIGKILL at")],
-)
-def test_a_killed_role_fails_the_run_with_its_name_its_log_and_the_way_on(
-    running: RunDirectory, role: str, says: str
-) -> None:
-    os.kill(running.state().processes[role]["pid"], signal.SIGKILL)
+def test_a_killed_trainer_fails_the_run_with_its_name_its_log_and_the_way_on(running: RunDirectory) -> None:
+    os.kill(running.state().processes["trainer"]["pid"], signal.SIGKILL)
     state = wait_for_end(running)
     assert (state.status, state.code, state.resumable) == ("failed", "process_exited", True)
-    assert state.error is not None and state.error.startswith(says)
-    assert str(running.log(role)) in state.error
+    assert state.error is not None and state.error.startswith("Trainer was killed by SIGKILL at")
+    assert str(running.log("trainer")) in state.error
     assert f"Go on from step 2: halteres train --resume {running.run_id}" in state.error
-    assert state.processes[role]["exit"] == -9
+    assert state.processes["trainer"]["exit"] == -9
     assert not survivors(state)
 
 
-def test_a_killed_engine_fails_the_run_and_is_named(running: RunDirectory) -> None:
+def test_an_engine_that_does_not_come_back_is_named_when_the_trainer_ends_for_lack_of_it(
+    running: RunDirectory,
+) -> None:
     os.kill(running.state().processes["engine"]["pid"], signal.SIGKILL)
+    wait(running, lambda _: any(event["type"] == "engine_died" for event in running.events()))
+    assert running.state().status == "running"
+    os.kill(running.state().processes["trainer"]["pid"], signal.SIGKILL)
     state = wait_for_end(running)
     assert state.status == "failed"
     assert state.error is not None and state.error.startswith("The engine ended unexpectedly at step 3.")
     assert not survivors(state)
 
 
-@pytest.mark.parametrize("role", ["env", "api"])
+@pytest.mark.parametrize("role", ["env", "api", "service"])
 def test_a_role_that_loses_nothing_is_started_again(running: RunDirectory, role: str) -> None:
     first = running.state().processes[role]["pid"]
     os.kill(first, signal.SIGKILL)

@@ -10,12 +10,14 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine, insert
 
 from halteres.errors import Conflict, InvalidConfig, NotFound
 from halteres.observe.metrics import merge_by_step, series
 from halteres.runs.directory import RunDirectory
 from halteres.runs.starting.start import start_run
 from halteres.runs.stop import stop_run
+from halteres.service.tables import BURNT, MODELS, REQUESTS, SCHEMA
 
 from .scenes import STANDIN_SUPERVISOR, StartRun, wait, wait_for_end
 
@@ -65,13 +67,35 @@ def test_the_old_run_is_left_as_it_was_and_the_new_one_needs_it_no_more(stopped:
 def test_the_services_journal_comes_along_with_the_rows_of_its_write_ahead_log(stopped: RunDirectory) -> None:
     journal = sqlite3.connect(stopped.path / "service" / "journal.sqlite")
     journal.execute("PRAGMA journal_mode=WAL")
-    journal.execute("CREATE TABLE requests (id INTEGER)")
-    journal.execute("INSERT INTO requests VALUES (7)")
+    journal.execute("CREATE TABLE checkpoints (path TEXT)")
+    journal.execute("INSERT INTO checkpoints VALUES ('tinker://r/weights/a')")
     journal.commit()  # and never closed, as after kill -9
     new = resume(stopped)
     with closing(sqlite3.connect(new.path / "service" / "journal.sqlite")) as copy:
-        assert copy.execute("SELECT id FROM requests").fetchall() == [(7,)]
+        assert copy.execute("SELECT path FROM checkpoints").fetchall() == [("tinker://r/weights/a",)]
     journal.close()
+    wait_for_end(new)
+
+
+def test_what_was_open_in_the_old_service_is_not_executed_again(stopped: RunDirectory) -> None:
+    """Requests that the old service accepted belong to its clients; its adapters are not brought back either."""
+    file = stopped.path / "service" / "journal.sqlite"
+    with closing(create_engine(f"sqlite:///{file}").connect()) as journal, journal.begin():
+        SCHEMA.create_all(journal)
+        facts = {"session_id": "s", "tenant": "local", "base_model": "b", "lora": {}, "user_metadata": {}}
+        journal.execute(insert(MODELS).values(id="s:train:0", created_at=1.0, point=7, **facts))
+        asked = {"subject": "s:train:0", "tenant": "local", "content_type": "application/json", "body": b"{}"}
+        for state in ("accepted", "done"):
+            journal.execute(
+                insert(REQUESTS).values(id=state, key=state, kind="optim_step", accepted_at=1.0, state=state, **asked)
+            )
+        journal.execute(insert(BURNT).values(model_id="s:train:0", seq=3))
+    new = resume(stopped)
+    with closing(sqlite3.connect(new.path / "service" / "journal.sqlite")) as copy:
+        assert copy.execute("SELECT id FROM requests UNION ALL SELECT seq FROM burnt").fetchall() == []
+        assert copy.execute("SELECT id, point FROM models").fetchall() == [("s:train:0", None)]
+    with closing(sqlite3.connect(file)) as old:
+        assert len(old.execute("SELECT id FROM requests").fetchall()) == 2
     wait_for_end(new)
 
 

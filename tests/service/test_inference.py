@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import tinker
+from contract.requirements import proves
 
+from halteres.clients.inference import InferenceClient, Sampling
 from halteres.errors import ServerError
 from halteres.models import TINY
 from halteres.text import load_tokenizer
@@ -27,6 +29,7 @@ async def training(scene: Scene) -> tinker.TrainingClient:
         yield training
 
 
+@proves("inference:generate")
 async def test_generate_answers_one_object_or_a_list_with_logprobs_and_versions(
     scene: Scene, training: tinker.TrainingClient
 ) -> None:
@@ -73,6 +76,7 @@ async def test_answers_come_from_the_newest_policy_and_say_its_version(
     assert (info["model"]["name"], info["engine"]["restarts"]) == (TINY, 0)
 
 
+@proves("inference:openai")
 async def test_completions_take_texts_and_tokens_one_or_many(scene: Scene, training: tinker.TrainingClient) -> None:
     tokens = TOKENIZER.encode("1 + 1 =")
     for given, count in (("1 + 1 =", 1), (tokens, 1), (["1 + 1 =", "2 + 2 ="], 2), ([tokens, tokens[:2]], 2)):
@@ -89,6 +93,7 @@ async def test_completions_take_texts_and_tokens_one_or_many(scene: Scene, train
     assert answer["object"] == "text_completion"
 
 
+@proves("inference:openai")
 async def test_chat_renders_the_template_and_answers_as_the_assistant(
     scene: Scene, training: tinker.TrainingClient
 ) -> None:
@@ -119,7 +124,7 @@ async def test_a_stop_text_ends_the_answer_and_is_cut_off(scene: Scene, training
 async def test_a_run_without_weights_answers_503_and_is_not_healthy(scene: Scene) -> None:
     for path, body in (("generate", {"text": "x"}), ("v1/completions", {"prompt": "x"})):
         status, refusal = await scene.ask(f"/runs/none/{path}", **body)
-        assert (status, "has no weights to sample from yet" in refusal["detail"]) == (503, True)
+        assert (status, "has no weights to sample from yet" in sentence(refusal)) == (503, True)
     assert (await scene.get("/runs/none/health"))[0] == 503
 
 
@@ -129,33 +134,105 @@ async def test_health_and_models_of_a_run(scene: Scene, training: tinker.Trainin
     assert [model["id"] for model in models["data"]] == [RUN, TINY]
 
 
+def sentence(refusal: dict[str, Any]) -> str:
+    """What an error says, in the shape of its route."""
+    return refusal["error"]["message"] if "error" in refusal else refusal["detail"]
+
+
+HI = [{"role": "user", "content": "Hi"}]
+
 BAD_BODIES: list[tuple[str, dict[str, Any]]] = [
     ("generate", {}),
     ("generate", {"text": "x", "input_ids": [5]}),
+    ("generate", {"text": []}),
     ("generate", {"input_ids": []}),
+    ("generate", {"input_ids": [[]]}),
     ("generate", {"input_ids": [700]}),
-    ("generate", {"input_ids": [[5]]}),
-    ("generate", {"text": "x", "stream": True}),
+    ("generate", {"input_ids": [2**40]}),
+    ("generate", {"input_ids": [[5], 5]}),
+    ("generate", {"prompt": "x", "prompt_token_ids": [5]}),
+    ("generate", {"prompt": {}}),
+    ("generate", {"prompt": "x", "logprobs": 10**6}),
+    ("generate", {"prompt": "x", "best_of": 3}),
+    ("generate", {"text": "x", "image_data": ["data:"]}),
+    ("generate", {"text": "x", "return_routed_experts": True}),
+    ("generate", {"text": "x", "sampling_params": [{}]}),
     ("generate", {"text": "x", "sampling_params": {"n": 0}}),
+    ("generate", {"text": "x", "sampling_params": {"n": 5000}}),
     ("generate", {"text": "x", "sampling_params": {"seed": 2**70}}),
     ("generate", {"text": "x", "sampling_params": {"temperature": -1}}),
+    ("generate", {"text": "x", "sampling_params": {"max_new_tokens": 0}}),
+    ("generate", {"text": "x", "sampling_params": {"max_new_tokens": 2**70}}),
+    ("generate", {"text": "x", "sampling_params": {"json_schema": "{}"}}),
+    ("generate", {"text": "x", "stream": True, "sampling_params": {"top_p": 2}}),
     ("generate", {"text": "x", "model": "tinker://a/weights/b"}),
+    ("generate", {"text": "x", "model": "tinker://../../x"}),
+    ("generate", {"text": "x", "model": "other;tinker://a/weights/b"}),
     ("v1/completions", {}),
     ("v1/completions", {"prompt": []}),
-    ("v1/completions", {"prompt": "x", "echo": True}),
+    ("v1/completions", {"prompt": ["x", 5]}),
+    ("v1/completions", {"prompt": ["x"] * 1025}),
+    ("v1/completions", {"prompt": ["x"] * 1000, "n": 1000}),
+    ("v1/completions", {"prompt": "x", "n": 2, "best_of": 3}),
+    ("v1/completions", {"prompt": "x", "logprobs": -1}),
+    ("v1/completions", {"prompt": "x", "logprobs": 1000}),
+    ("v1/completions", {"prompt": "x", "suffix": "y"}),
+    ("v1/completions", {"prompt": "x", "presence_penalty": 0.1}),
+    ("v1/completions", {"prompt": "x", "stop": ["y"] * 1000}),
+    ("v1/completions", {"prompt": "x", "stream": True, "n": 0}),
+    ("v1/chat/completions", {"messages": []}),
     ("v1/chat/completions", {"messages": [{"content": "no role"}]}),
     ("v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
     ("v1/chat/completions", {"messages": "hello"}),
+    ("v1/chat/completions", {"messages": HI, "max_tokens": 0}),
+    ("v1/chat/completions", {"messages": HI, "top_logprobs": 3}),
+    ("v1/chat/completions", {"messages": HI, "tool_choice": "required"}),
+    ("v1/chat/completions", {"messages": HI, "tools": [{"type": "function", "function": {"name": "f"}}]}),
+    ("v1/chat/completions", {"messages": HI, "reasoning_effort": "high"}),
+    ("v1/chat/completions", {"messages": HI, "response_format": {"type": "json_object"}}),
+    ("v1/chat/completions", {"messages": HI, "modalities": ["audio"]}),
+    ("v1/chat/completions", {"messages": HI, "functions": [{"name": "f"}]}),
+    ("v1/chat/completions", {"messages": HI, "continue_final_message": True, "add_generation_prompt": True}),
+    ("v1/chat/completions", {"messages": HI, "chat_template_kwargs": {"messages": []}}),
+    ("v1/messages", {"messages": HI}),
+    ("v1/messages", {"messages": [], "max_tokens": 3}),
+    ("v1/messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 3}),
+    ("v1/messages", {"messages": HI, "max_tokens": 3, "thinking": {"type": "enabled", "budget_tokens": 9}}),
+    ("v1/messages", {"messages": HI, "max_tokens": 3, "tools": [{"type": "bash_20250124", "name": "bash"}]}),
+    ("v1/messages", {"messages": HI, "max_tokens": 3, "system": [{"type": "image"}]}),
+    ("tokenize", {}),
+    ("detokenize", {"tokens": [-1]}),
+    ("detokenize", {"tokens": [2**40]}),
 ]
 
 
-async def test_every_request_that_cannot_be_used_is_answered_with_a_sentence(
-    scene: Scene, training: tinker.TrainingClient
-) -> None:
+async def test_what_cannot_be_used_is_answered_with_a_sentence_in_the_shape_of_its_route(scene: Scene) -> None:
     for path, body in BAD_BODIES:
-        status, answer = await scene.ask(f"/runs/{RUN}/{path}", **body)
+        status, answer = await scene.ask(f"/{path}", **body)
         assert 400 <= status < 500, (path, body, answer)
-        assert len(answer["detail"]) > 15, (path, body)
+        assert len(sentence(answer)) > 15, (path, body)
+        if path.startswith("v1"):
+            assert answer["error"]["type"] in ("invalid_request_error", "not_found_error")
+
+
+GARBAGE = (b"", b"[]", b"{", b'{"prompt":', b"\xff\xfe", b"5", b'"x"', b"[" * 100000, b'{"messages":' * 50000)
+
+
+async def test_garbage_is_a_400_on_every_route(scene: Scene) -> None:
+    for path in ("generate", "v1/completions", "v1/chat/completions", "v1/messages", "tokenize", "detokenize"):
+        for body in GARBAGE:
+            async with scene.http.post(f"{scene.url}/{path}", data=body) as response:
+                assert response.status == 400, (path, body[:20], await response.text())
+
+
+async def test_the_environments_own_client_is_served(scene: Scene, training: tinker.TrainingClient) -> None:
+    async with InferenceClient(f"{scene.url}/runs/{RUN}/v1") as client:
+        sampling = Sampling(max_new_tokens=12, seed=5, stop=("7",))
+        written = await client.generate(TOKENIZER.encode("1 + 1 ="), sampling, n=3)
+        assert [len(one.tokens) == len(one.logprobs) for one in written] == [True] * 3
+        assert [one.versions for one in written] == [(0, 0)] * 3
+        said = await client.chat(HI, sampling, n=2)
+        assert [one.text for one in said] == [TOKENIZER.decode(one.tokens).split("7")[0] for one in said]
 
 
 async def test_requests_of_environments_are_rows_with_their_drawn_seeds(
@@ -175,5 +252,5 @@ async def test_a_request_that_failed_is_settled_with_its_failure(scene: Scene, t
     assert (await scene.ask(f"/runs/{RUN}/generate", **body))[0] == 200
     await scene.session()  # its row is committed after those before it
     rows = scene.rows("SELECT state, outcome FROM requests WHERE kind = 'generate' ORDER BY accepted_at")
-    assert [state for state, _ in rows] == ["settled", "settled"]
+    assert [state for state, _ in rows] == ["failed_server", "done"]
     assert b"device is lost" in rows[0][1]

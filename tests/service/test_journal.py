@@ -6,11 +6,13 @@ import asyncio
 import json
 
 import tinker
+from contract.requirements import proves
 from sqlalchemy import Connection
 from tinker import types
 
 from halteres.errors import NotReady, ServerError
 from halteres.service.journal import Entry
+from halteres.service.tenants import LOCAL
 
 from .scenes import DATA, STEP, Scene, datum, prompt, trainer
 from .test_order import PROTO, pass_body
@@ -18,6 +20,7 @@ from .test_order import PROTO, pass_body
 WAIT_S = 20
 
 
+@proves("durable:journal")
 async def test_a_request_is_a_row_before_it_is_executed(scene: Scene, client: tinker.ServiceClient) -> None:
     training = await trainer(client)
     held = scene.engine.hold("forward_backward")
@@ -30,9 +33,10 @@ async def test_a_request_is_a_row_before_it_is_executed(scene: Scene, client: ti
     await output
     await training.optim_step(STEP)  # its row is committed after the first one's outcome
     [(state, _, _, outcome)] = scene.rows(query)
-    assert (state, len(outcome) > 0) == ("settled", True)
+    assert (state, len(outcome) > 0) == ("done", True)
 
 
+@proves("durable:journal")
 async def test_seeds_that_the_service_drew_are_recorded(scene: Scene, client: tinker.ServiceClient) -> None:
     training = await trainer(client, seed=None)
     sampling = await training.save_weights_and_get_sampling_client()
@@ -77,7 +81,7 @@ async def test_requests_that_come_together_share_commits(scene: Scene) -> None:
         return together(group)
 
     scene.service.journal._together = counted  # type: ignore[method-assign]
-    await asyncio.gather(*(scene.service.sessions.create({}, []) for _ in range(50)))
+    await asyncio.gather(*(scene.service.sessions.create(LOCAL, {}, []) for _ in range(50)))
     assert commits <= 2
     assert scene.rows("SELECT count(*) FROM sessions") == [(50,)]
 
@@ -88,7 +92,7 @@ async def test_a_record_that_fails_in_an_unforeseen_way_fails_alone_and_at_once(
 
     async with asyncio.timeout(WAIT_S):
         failed, session = await asyncio.gather(
-            scene.service.journal.transact(broken), scene.service.sessions.create({}, []), return_exceptions=True
+            scene.service.journal.transact(broken), scene.service.sessions.create(LOCAL, {}, []), return_exceptions=True
         )
     assert isinstance(failed, ServerError)
     assert "unforeseen" in failed.sentence

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 import tinker
+from contract.requirements import proves
 
 from halteres.service.routes import answers
 
@@ -15,6 +16,7 @@ from .test_order import passed
 WAIT_S = 20
 
 
+@proves("promise:not-ready")
 async def test_a_poll_of_an_open_promise_ends_with_408_and_says_what_it_waits_for(scene: Scene) -> None:
     model = await scene.model()
     scene.service.promises.poll_s = 0.01
@@ -24,6 +26,7 @@ async def test_a_poll_of_an_open_promise_ends_with_408_and_says_what_it_waits_fo
     assert "request 1 of this model comes first" in state["queue_state_reason"]
 
 
+@proves("promise:not-ready")
 async def test_the_sdk_polls_again_until_the_result_is_there(scene: Scene, client: tinker.ServiceClient) -> None:
     training = await trainer(client)
     scene.service.promises.poll_s = 0.01
@@ -49,6 +52,7 @@ async def test_a_poll_that_waits_is_answered_when_its_promise_is_settled(scene: 
     assert first == second == third
 
 
+@proves("promise:same-bytes")
 async def test_an_older_outcome_is_read_from_the_journal_with_the_same_bytes(scene: Scene) -> None:
     model = await scene.model()
     request_id = await passed(scene, model, 1)
@@ -71,6 +75,7 @@ async def test_polls_end_when_the_service_does(scene: Scene, client: tinker.Serv
         assert (await poll)[0] == 408
 
 
+@proves("session:heartbeat")
 async def test_a_session_that_finished_gets_410_for_its_heartbeat(scene: Scene) -> None:
     session = await scene.session()
     assert (await scene.post("session_heartbeat", {"session_id": session}))[0] == 200
@@ -80,6 +85,7 @@ async def test_a_session_that_finished_gets_410_for_its_heartbeat(scene: Scene) 
     assert (status, gone["detail"]) == (410, "The session has finished: errored.")
 
 
+@proves("connect:capabilities")
 async def test_health_is_503_until_the_engine_is_ready(scene: Scene) -> None:
     assert (await scene.get("/api/v1/healthz"))[1]["status"] == "ok"
     scene.host.state = "starting"
@@ -93,6 +99,7 @@ async def test_a_body_beyond_all_bounds_is_refused(scene: Scene, monkeypatch: py
     assert (status, "too large" in refusal["detail"]) == (400, True)
 
 
+@proves("session:finish")
 async def test_a_finished_session_leaves_the_engine_and_what_it_saved_stays(scene: Scene) -> None:
     client = await scene.client(halteres_run="r9")
     async with closing(client):

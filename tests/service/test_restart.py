@@ -10,48 +10,20 @@ from pathlib import Path
 
 import pytest
 import tinker
+from contract.requirements import proves
 from tinker import types
 
 from halteres.models import TINY
+from halteres.service.tenants import LOCAL
 
 from .scenes import DATA, STEP, Scene, closing, prompt, serving, trainer
-from .test_order import passed
 
 WAIT_S = 20
 ONE = types.SamplingParams(max_tokens=1)
 
 
-async def test_when_the_engine_dies_the_pass_under_way_fails_and_names_the_newest_checkpoint(
-    scene: Scene, client: tinker.ServiceClient
-) -> None:
+async def test_named_weights_are_loaded_again_after_the_engine_died(scene: Scene, client: tinker.ServiceClient) -> None:
     training = await trainer(client)
-    path = (await training.save_state("kept")).path
-    held = scene.engine.hold("forward_backward")
-    under_way = training.forward_backward(DATA, "cross_entropy")
-    async with asyncio.timeout(WAIT_S):
-        await held.inside()
-        await scene.host.die()
-    for lost in (under_way, training.optim_step(STEP)):
-        with pytest.raises(tinker.RequestFailedError, match=path) as caught:
-            await lost
-        assert caught.value.category is types.RequestErrorCategory.Server
-    resumed = await client.create_training_client_from_state_with_optimizer(path)
-    await resumed.forward_backward(DATA, "cross_entropy")
-    await resumed.optim_step(STEP)
-
-
-async def test_without_a_checkpoint_the_lost_adapter_says_to_save(scene: Scene, client: tinker.ServiceClient) -> None:
-    training = await trainer(client)
-    await scene.host.die()
-    with pytest.raises(tinker.RequestFailedError, match="No state of it was saved"):
-        await training.forward_backward(DATA, "cross_entropy")
-
-
-async def test_named_weights_are_sampled_from_after_the_engine_died_and_unnamed_ones_say_so(
-    scene: Scene, client: tinker.ServiceClient
-) -> None:
-    training = await trainer(client)
-    unnamed = await training.save_weights_and_get_sampling_client()
     path = (await training.save_weights_for_sampler("named")).path
     named = await client.create_sampling_client(model_path=path)
     base = await client.create_sampling_client(base_model=TINY)
@@ -59,11 +31,10 @@ async def test_named_weights_are_sampled_from_after_the_engine_died_and_unnamed_
     await scene.host.die()
     assert await named.compute_logprobs(prompt(5, 6)) == before
     await base.sample(prompt(5), 1, ONE)
-    with pytest.raises(tinker.RequestFailedError, match="had no name"):
-        await unnamed.sample(prompt(5), 1, ONE)
     assert scene.engine.calls["load_snapshot"] == 1
 
 
+@proves("promise:lost-sample")
 async def test_a_sample_under_way_when_the_engine_dies_is_drawn_again_by_itself(
     scene: Scene, client: tinker.ServiceClient
 ) -> None:
@@ -76,6 +47,7 @@ async def test_a_sample_under_way_when_the_engine_dies_is_drawn_again_by_itself(
         assert len((await waiting).sequences) == 1
 
 
+@proves("durable:known-again")
 async def test_after_a_restart_everything_that_was_named_is_known_again(tmp_path: Path) -> None:
     async with serving(tmp_path) as scene, closing(await scene.client(halteres_run="r1")) as client:
         training = await trainer(client, rank=4)
@@ -84,15 +56,11 @@ async def test_after_a_restart_everything_that_was_named_is_known_again(tmp_path
         state = (await training.save_state("state")).path
         weights = (await training.save_weights_for_sampler("weights")).path
         named = await client.create_sampling_client(model_path=weights)
-        unnamed = await training.save_weights_and_get_sampling_client()
         scored = await named.compute_logprobs(prompt(5, 6))
         first = scene.rows("SELECT id FROM requests WHERE kind = 'forward_backward'")[0][0]
         outcome = await scene.redeem(first)
-        sample = scene.rows("SELECT id FROM requests WHERE kind = 'sample'")[0][0]
-        samplers = (named._sampling_session_id, unnamed._sampling_session_id)
     async with serving(tmp_path) as scene, closing(await scene.client()) as client:
         assert await scene.redeem(first) == outcome
-        assert (await scene.post("retrieve_future", {"request_id": sample}))[0] == 410
         assert (await scene.get("/halteres/v1/info"))[1]["policies"] == {"r1": 1}
         _, answer = await scene.ask("/runs/r1/generate", text="1", sampling_params={"max_new_tokens": 1})
         assert answer["meta_info"]["policy_version"] == [1, 1]
@@ -100,25 +68,6 @@ async def test_after_a_restart_everything_that_was_named_is_known_again(tmp_path
         assert await again.compute_logprobs(prompt(5, 6)) == scored
         resumed = await client.create_training_client_from_state_with_optimizer(state)
         assert resumed.get_info().lora_rank == 4
-        body = {"seq_id": 7, "prompt": {"chunks": [{"tokens": [5]}]}, "sampling_params": {"max_tokens": 1}}
-        for sampler, lost in zip(samplers, (False, True), strict=True):
-            _, promised = await scene.post("asample", {**body, "sampling_session_id": sampler})
-            kept = await scene.redeem(promised["request_id"])
-            assert (b"error" in kept if isinstance(kept, bytes) else "error" in kept) == lost
-        request_id = await passed(scene, training.model_id, 6)
-        assert state in (await scene.redeem(request_id))["error"]
-
-
-async def test_a_promise_that_was_open_when_the_service_ended_fails_typed(tmp_path: Path) -> None:
-    async with serving(tmp_path) as scene:
-        model = await scene.model()
-        waiting = await passed(scene, model, 2)  # request 1 never came
-    async with serving(tmp_path) as scene:
-        outcome = await scene.redeem(waiting)
-        assert outcome["category"] == "server"
-        assert "lost when the service stopped" in outcome["error"]
-        assert await passed(scene, model, 2) == waiting
-        assert scene.rows("SELECT state FROM requests WHERE seq = 2") == [("lost",)]
 
 
 async def test_a_checkpoint_folder_of_another_service_is_known_by_its_place(tmp_path: Path) -> None:
@@ -169,11 +118,12 @@ with folders.written(Path(sys.argv[1])) as place:
 """
 
 
+@proves("checkpoint:whole")
 async def test_a_checkpoint_whose_replacement_was_killed_between_the_renames_is_put_back(tmp_path: Path) -> None:
     async with serving(tmp_path) as scene, closing(await scene.client()) as client:
         training = await trainer(client, rank=4)
         path = (await training.save_state("kept")).path
-        folder = scene.service.checkpoints.find(path).folder
+        folder = scene.service.checkpoints.find(path, LOCAL).folder
     command = [sys.executable, "-c", KILLED_BETWEEN_THE_RENAMES, str(folder)]
     killed = await asyncio.to_thread(subprocess.run, command, timeout=WAIT_S, check=False)
     assert killed.returncode == -signal.SIGKILL

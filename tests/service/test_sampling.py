@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tinker
+from contract.requirements import proves
 from tinker import types
 
 from halteres.errors import ProcessFailed
 from halteres.models import TINY
 from halteres.service import snapshots
+from halteres.service.limits import Allowances, Limits
+from halteres.service.options import Options
 from halteres.service.snapshots import Snapshot
 
-from .scenes import BASE, DATA, STEP, Scene, prompt, trainer
+from .scenes import BASE, DATA, STEP, Scene, closing, prompt, serving, trainer
 
 WAIT_S = 20
 END = 2  # the built-in model's end token
@@ -35,6 +39,7 @@ async def published(
     return training, await training.save_weights_and_get_sampling_client()
 
 
+@proves("sample:seed")
 async def test_the_same_seed_gives_the_same_tokens_and_samples_differ_among_themselves(
     client: tinker.ServiceClient,
 ) -> None:
@@ -45,6 +50,7 @@ async def test_the_same_seed_gives_the_same_tokens_and_samples_differ_among_them
     assert len({tuple(one.tokens) for one in first.sequences}) > 1
 
 
+@proves("sample:stop")
 async def test_stops_are_texts_tokens_or_nothing_at_all(client: tinker.ServiceClient) -> None:
     sampling = await base_client(client)
 
@@ -60,6 +66,7 @@ async def test_stops_are_texts_tokens_or_nothing_at_all(client: tinker.ServiceCl
         assert any(one.stop_reason == "stop" and len(one.tokens) < 400 for one in await ends(stop))
 
 
+@proves("sample:prompt-logprobs")
 async def test_compute_logprobs_scores_every_prompt_token_but_the_first(client: tinker.ServiceClient) -> None:
     sampling = await base_client(client)
     scored = await sampling.compute_logprobs(prompt(5, 6, 7, 8))
@@ -69,6 +76,7 @@ async def test_compute_logprobs_scores_every_prompt_token_but_the_first(client: 
     assert last == [None, None, None, scored[3]]
 
 
+@proves("sample:agrees")
 async def test_sampled_logprobs_are_those_of_the_training_pass(client: tinker.ServiceClient) -> None:
     _, sampling = await published(client, steps=1)
     drawn = (await sampling.sample(prompt(5, 6), 1, types.SamplingParams(max_tokens=5))).sequences[0]
@@ -77,6 +85,7 @@ async def test_sampled_logprobs_are_those_of_the_training_pass(client: tinker.Se
     assert not any(math.isnan(logprob) for logprob in drawn.logprobs)
 
 
+@proves("sample:snapshot")
 async def test_a_snapshot_keeps_its_weights_while_training_goes_on(scene: Scene, client: tinker.ServiceClient) -> None:
     training, before = await published(client)
     old = await before.compute_logprobs(prompt(5, 6, 7))
@@ -98,6 +107,7 @@ async def test_named_weights_are_sampled_from_by_path(scene: Scene, client: tink
     assert await from_state.compute_logprobs(prompt(5, 6)) == await ephemeral.compute_logprobs(prompt(5, 6))
 
 
+@proves("error:unknown-model")
 async def test_unknown_weights_are_answered_with_what_there_is(client: tinker.ServiceClient) -> None:
     training = await trainer(client)
     path = (await training.save_weights_for_sampler("named")).path
@@ -117,6 +127,7 @@ UNUSABLE: list[tuple[list[int], dict[str, Any], str]] = [
     ([5], {"seed": 2**64}, "seed"),
     ([5], {"stop": [""]}, "stop string is empty"),
     ([5], {"max_tokens": 0}, "max_tokens"),
+    ([5], {"stop": [2**40]}, "no token id"),
 ]
 
 
@@ -128,10 +139,97 @@ async def test_a_prompt_or_parameter_that_cannot_be_used_is_a_user_error(client:
         assert caught.value.category is types.RequestErrorCategory.User
 
 
-async def test_what_is_not_built_yet_says_so(client: tinker.ServiceClient) -> None:
+@proves("sample:topk-prompt", "sample:topk-sampled")
+async def test_the_most_likely_tokens_come_with_their_logprobs(client: tinker.ServiceClient) -> None:
     sampling = await base_client(client)
-    with pytest.raises(tinker.RequestFailedError, match="topk_prompt_logprobs comes later"):
-        await sampling.sample(prompt(5), 1, types.SamplingParams(max_tokens=1), topk_prompt_logprobs=3)
+    params = types.SamplingParams(max_tokens=4, temperature=0.0, stop=[])
+    asked: dict[str, Any] = {"include_prompt_logprobs": True, "topk_prompt_logprobs": 3, "topk_sample_logprobs": 2}
+    drawn = await sampling.sample(prompt(5, 6, 7), 2, params, **asked)
+    rows, scored = drawn.topk_prompt_logprobs, drawn.prompt_logprobs
+    assert rows is not None
+    assert scored is not None
+    assert (rows[0], [len(row or []) for row in rows[1:]]) == (None, [3, 3])
+    for row in rows[1:]:
+        assert row is not None
+        assert [logprob for _, logprob in row] == sorted((logprob for _, logprob in row), reverse=True)
+    for sequence in drawn.sequences:
+        assert sequence.topk_logprobs is not None
+        assert sequence.logprobs is not None
+        best = [row[0] for row in sequence.topk_logprobs if row]
+        assert best == list(zip(sequence.tokens, sequence.logprobs, strict=True))  # greedy
+    alone = await sampling.sample(prompt(5, 6, 7), 1, params, topk_prompt_logprobs=1)
+    assert (alone.prompt_logprobs, len(alone.topk_prompt_logprobs or [])) == (None, 3)
+    assert alone.sequences[0].topk_logprobs is None
+
+
+@proves("sample:prompt-logprobs", "sample:topk-prompt")
+async def test_only_the_last_tokens_of_a_prompt_are_scored_where_that_is_asked(client: tinker.ServiceClient) -> None:
+    sampling = await base_client(client)
+    asked: dict[str, Any] = {"include_prompt_logprobs": True, "topk_prompt_logprobs": 2}
+    one = types.SamplingParams(max_tokens=1)
+    whole = await sampling.sample(prompt(5, 6, 7, 8), 1, one, **asked)
+    last = await sampling.sample(prompt(5, 6, 7, 8), 1, one, **asked, prompt_logprobs_last_n=2)
+    assert whole.prompt_logprobs is not None
+    assert whole.topk_prompt_logprobs is not None
+    assert last.prompt_logprobs == [None, None, *whole.prompt_logprobs[2:]]
+    assert last.topk_prompt_logprobs == [None, None, *whole.topk_prompt_logprobs[2:]]
+    with pytest.raises(tinker.RequestFailedError, match="must be 1 to 3"):
+        await sampling.compute_logprobs(prompt(5, 6, 7, 8), prompt_logprobs_last_n=4)
+
+
+def ids(*rows: list[int]) -> types.TensorData:
+    return types.TensorData(
+        data=[token for row in rows for token in row], dtype="int64", shape=[len(rows), len(rows[0])]
+    )
+
+
+@proves("sample:targets")
+async def test_chosen_tokens_are_scored_dense_or_sparse(client: tinker.ServiceClient) -> None:
+    sampling = await base_client(client)
+    one = types.SamplingParams(max_tokens=1)
+    scored = await sampling.compute_logprobs(prompt(5, 6, 7))
+    dense = await sampling.sample(prompt(5, 6, 7), 1, one, target_prompt_logprobs=ids([6, -1], [-1, 7]))
+    assert dense.target_prompt_logprobs is not None
+    assert dense.target_prompt_logprobs.tolist() == [[scored[1], 0.0], [0.0, scored[2]]]
+    csr = types.TensorData(
+        data=[6, 7], dtype="int64", shape=[2, 9], sparse_crow_indices=[0, 1, 2], sparse_col_indices=[8, 3]
+    )
+    sparse = await sampling.sample(prompt(5, 6, 7), 1, one, target_prompt_logprobs=csr)
+    found = sparse.target_prompt_logprobs
+    assert found is not None
+    assert (found.data, found.shape) == (scored[1:], [2, 9])
+    assert (found.sparse_crow_indices, found.sparse_col_indices) == ([0, 1, 2], [8, 3])
+
+
+@proves("sample:alternatives")
+async def test_alternatives_are_drawn_for_every_token_of_the_prompt(client: tinker.ServiceClient) -> None:
+    sampling = await base_client(client)
+    one = types.SamplingParams(max_tokens=1, seed=4)
+    drawn = (await sampling.sample(prompt(5, 6, 7), 1, one, prompt_alt_tokens_k=5)).prompt_alt_tokens
+    again = (await sampling.sample(prompt(5, 6, 7), 1, one, prompt_alt_tokens_k=5)).prompt_alt_tokens
+    assert drawn is not None
+    assert again is not None
+    assert (drawn.tokens.shape, drawn.tokens.data) == ([2, 5], again.tokens.data)
+    token = int(drawn.tokens.tolist()[1][2])
+    assert (await sampling.compute_logprobs(prompt(5, 6, token)))[2] == pytest.approx(drawn.logprobs.tolist()[1][2])
+
+
+UNSCORABLE: list[tuple[dict[str, Any], str]] = [
+    ({"topk_prompt_logprobs": -1}, "topk_prompt_logprobs is -1"),
+    ({"topk_sample_logprobs": 10**6}, "topk_sample_logprobs is 1000000"),
+    ({"prompt_alt_tokens_k": 10**6}, "prompt_alt_tokens_k is 1000000"),
+    ({"target_prompt_logprobs": ids([6])}, "target_prompt_logprobs is int64 of shape"),
+    ({"target_prompt_logprobs": ids([6], [10**6])}, "token 1000000"),
+    ({"target_prompt_logprobs": ids([-1], [-1])}, "names no token"),
+]
+
+
+async def test_what_cannot_be_scored_is_a_user_error_that_names_the_field(client: tinker.ServiceClient) -> None:
+    sampling = await base_client(client)
+    for asked, sentence in UNSCORABLE:
+        with pytest.raises(tinker.RequestFailedError, match=sentence) as caught:
+            await sampling.sample(prompt(5, 6, 7), 1, types.SamplingParams(max_tokens=1), **asked)
+        assert caught.value.category is types.RequestErrorCategory.User
 
 
 async def test_requests_reach_the_engine_together(scene: Scene, client: tinker.ServiceClient) -> None:
@@ -144,17 +242,33 @@ async def test_requests_reach_the_engine_together(scene: Scene, client: tinker.S
         await asyncio.gather(*waiting)
 
 
-async def test_too_many_requests_at_once_are_asked_to_wait(scene: Scene, client: tinker.ServiceClient) -> None:
+@proves("retry:hold-back")
+async def test_too_many_requests_at_once_are_asked_to_wait(tmp_path: Path) -> None:
+    options = Options(limits=Allowances(default=Limits(samples=1)))
+    async with serving(tmp_path, options) as scene, closing(await scene.client()) as client:
+        sampling = await base_client(client)
+        held = scene.engine.hold("sample")
+        waiting = [sampling.sample(prompt(5, 6), 1, types.SamplingParams(max_tokens=2)) for _ in range(2)]
+        async with asyncio.timeout(WAIT_S):
+            await held.inside()
+            body = {"sampling_session_id": f"{client.holder.get_session_id()}:sample:0", "seq_id": 99, "prompt": {}}
+            assert (await scene.post("asample", body))[0] == 429
+            held.release()
+            await asyncio.gather(*waiting)  # the SDK sends the refused one again by itself
+
+
+@proves("sample:many")
+async def test_a_thousand_samples_in_flight_lose_nothing(scene: Scene, client: tinker.ServiceClient) -> None:
     sampling = await base_client(client)
-    scene.service.samples._max_under_way = 1
     held = scene.engine.hold("sample")
-    waiting = [sampling.sample(prompt(5, 6), 1, types.SamplingParams(max_tokens=2)) for _ in range(2)]
-    async with asyncio.timeout(WAIT_S):
-        await held.inside()
-        body = {"sampling_session_id": f"{client.holder.get_session_id()}:sample:0", "seq_id": 99, "prompt": {}}
-        assert (await scene.post("asample", body))[0] == 429
+    params = types.SamplingParams(max_tokens=1, stop=[])
+    waiting = [sampling.sample(prompt(5, 6), 1, params) for _ in range(1000)]
+    async with asyncio.timeout(3 * WAIT_S):
+        await held.inside(500)
         held.release()
-        await asyncio.gather(*waiting)  # the SDK sends the refused one again by itself
+        drawn = await asyncio.gather(*waiting)
+    names = {one.sequences[0].sequence_id for one in drawn}
+    assert (len(drawn), len(names)) == (1000, 1000)
 
 
 async def test_snapshots_beyond_the_bound_leave_the_engine_and_come_back_when_asked_for(

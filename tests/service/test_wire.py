@@ -1,21 +1,30 @@
-"""Binary bodies, read back by the SDK's own code."""
+"""Bodies and results on the wire, read back by the SDK's own code."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import numpy as np
 import pytest
 import zstandard
+from contract.requirements import proves
 from tinker.proto.response_conv import deserialize_forward_backward_output, deserialize_sample_response
 
-from halteres.engine.protocol import PassResult, SampleResult, Sequence
+from halteres.engine.protocol import Array, PassResult, SampleResult, Sequence, TopK, Wanted
 from halteres.errors import InvalidData
-from halteres.service.wire import bodies, codec, tinker_public_pb2
+from halteres.service.wire import bodies, codec, passes, requests, samples, tinker_public_pb2
 
 from .test_order import pass_body
 
 
+def array(*rows: object) -> Array:
+    """float32 values in the shape of the nested lists."""
+    values = np.array(rows, np.float32)
+    return Array(dtype="float32", shape=values.shape, data=values.tobytes())
+
+
 def test_datums_arrive_as_the_sdk_sent_them() -> None:
-    asked = codec.read_pass(pass_body("m:train:0", 3))
+    asked = passes.read_pass(pass_body("m:train:0", 3))
     assert (asked.model_id, asked.seq_id, asked.loss, asked.forward_only) == ("m:train:0", 3, "cross_entropy", False)
     first = asked.data[0]
     assert np.frombuffer(first.tokens, np.int32).tolist() == [5, 6, 7]
@@ -23,60 +32,129 @@ def test_datums_arrive_as_the_sdk_sent_them() -> None:
     assert (first.inputs["weights"].dtype, first.inputs["weights"].shape) == ("float32", (3,))
 
 
-def test_logprobs_arrive_per_datum_whatever_their_lengths() -> None:
-    rows = [np.arange(length, dtype=np.float32) for length in (3, 0, 5)]
-    result = PassResult(logprobs=tuple(row.tobytes() for row in rows), metrics={"loss:sum": 2.5})
-    output = deserialize_forward_backward_output(codec.write_pass(result))
-    assert [one["logprobs"].data for one in output.loss_fn_outputs] == [row.tolist() for row in rows]
+def test_the_newer_settings_win_and_a_loss_id_is_a_text() -> None:
+    message = tinker_public_pb2.ForwardBackwardRequest(model_id="m", seq_id=1, loss_fn="custom")
+    message.loss_fn_config["beta"] = 1.0
+    message.loss_fn_config["clip"] = 3.0
+    message.loss_fn_config_v2["beta"].number = 2.0
+    message.loss_fn_config_v2["loss_id"].text = "s:loss:0"
+    asked = passes.read_pass(message.SerializeToString())
+    assert (dict(asked.config), asked.loss_id) == ({"beta": 2.0, "clip": 3.0}, "s:loss:0")
+
+
+@proves("pass:logprobs", "pass:wide-targets")
+def test_logprobs_arrive_per_datum_whatever_their_shapes() -> None:
+    rows = [array(1, 2, 3), array(), array([1, 2], [3, 4]), array([5, 6]), array([1, 2, 3]), array(9)]
+    output = deserialize_forward_backward_output(
+        passes.write_pass(PassResult(logprobs=tuple(rows), metrics={"loss:sum": 2.5}))
+    )
+    assert [one["logprobs"].shape for one in output.loss_fn_outputs] == [list(row.shape) for row in rows]
+    found = [one["logprobs"].to_numpy().tobytes() for one in output.loss_fn_outputs]
+    assert found == [row.data for row in rows]
     assert output.metrics == {"loss:sum": 2.5}
 
 
-def test_samples_arrive_in_order_with_their_stop_reasons() -> None:
-    def sequence(token: int, reason: str) -> Sequence:
-        tokens, logprobs = np.full(2, token, np.int32), np.full(2, -1.5, np.float32)
-        return Sequence(tokens=tokens.tobytes(), logprobs=logprobs.tobytes(), stop_reason=reason)
+def topk(*rows: list[tuple[int, float]]) -> TopK:
+    ids = np.array([[token for token, _ in row] for row in rows], np.int32)
+    logprobs = np.array([[logprob for _, logprob in row] for row in rows], np.float32)
+    return TopK(k=len(rows[0]), length=len(rows), ids=ids.tobytes(), logprobs=logprobs.tobytes())
 
+
+def sequence(token: int, reason: Literal["stop", "length"], top: TopK | None = None) -> Sequence:
+    tokens, logprobs = np.full(2, token, np.int32), np.full(2, -1.5, np.float32)
+    return Sequence(tokens=tokens.tobytes(), logprobs=logprobs.tobytes(), stop_reason=reason, top=top)
+
+
+@proves("sample:prompt-logprobs", "sample:topk-prompt", "sample:topk-sampled")
+def test_everything_of_a_sample_arrives() -> None:
     prompt = np.array([np.nan, -1, -2], np.float32).tobytes()
-    result = SampleResult(sequences=(sequence(4, "stop"), sequence(5, "length")), version=1, prompt_logprobs=prompt)
-    response = deserialize_sample_response(codec.write_sample(result, last_n=1))
-    assert [one.tokens for one in response.sequences] == [[4, 4], [5, 5]]
-    assert [one.stop_reason for one in response.sequences] == ["stop", "length"]
-    assert response.prompt_logprobs == [None, None, -2.0]
+    filler = [(0, -99999.0), (0, -99999.0)]
+    result = SampleResult(
+        sequences=(sequence(4, "stop", topk([(4, -0.5)], [(9, -0.25)])), sequence(5, "length")),
+        version=1,
+        prompt_logprobs=prompt,
+        topk_prompt=topk(filler, [(7, -1.0), (8, -2.0)], [(6, -1.5), (5, -3.0)]),
+        target_logprobs=array([-1.0, 0.0], [-2.0, -3.0]),
+        alternatives=topk([(3, -1.0)], [(2, -4.0)]),
+    )
+    response = deserialize_sample_response(samples.write_sample(result, samples.Wish(Wanted())))
+    assert [(one.tokens, one.stop_reason) for one in response.sequences] == [([4, 4], "stop"), ([5, 5], "length")]
+    assert response.sequences[0].topk_logprobs == [[(4, -0.5)], [(9, -0.25)]]
+    assert response.sequences[1].topk_logprobs is None
+    assert response.prompt_logprobs == [None, -1.0, -2.0]
+    assert response.topk_prompt_logprobs == [None, [(7, -1.0), (8, -2.0)], [(6, -1.5), (5, -3.0)]]
+    assert response.target_prompt_logprobs is not None
+    assert response.target_prompt_logprobs.tolist() == [[-1.0, 0.0], [-2.0, -3.0]]
+    assert response.prompt_alt_tokens is not None
+    assert (response.prompt_alt_tokens.tokens.dtype, response.prompt_alt_tokens.tokens.tolist()) == (
+        "int64",
+        [[3], [2]],
+    )
+    assert response.prompt_cache_hit_tokens == 0
+    last = deserialize_sample_response(samples.write_sample(result, samples.Wish(Wanted(), last_n=1)))
+    assert last.prompt_logprobs == [None, None, -2.0]
+    assert last.topk_prompt_logprobs == [None, None, [(6, -1.5), (5, -3.0)]]
 
 
+@proves("wire:zstd")
 def test_compressed_bodies_are_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     body = pass_body("m", 1)
-    assert codec.decompressed(zstandard.compress(body), "zstd") == body
+    packed = zstandard.compress(body)
+    assert codec.decompressed(packed, "zstd") == body
+    streamed = zstandard.ZstdCompressor().compressobj()
+    assert codec.decompressed(streamed.compress(body) + streamed.flush(), "zstd") == body  # which names no size
     monkeypatch.setattr(codec, "MAX_BODY_BYTES", 2**20)
     with pytest.raises(InvalidData, match="too large"):
-        codec.decompressed(zstandard.compress(bytes(2**21)), "zstd")
-    with pytest.raises(InvalidData, match="not valid zstd"):
-        codec.decompressed(b"nonsense", "zstd")
+        codec.decompressed(zstandard.compress(bytes(2**26)), "zstd")
+    for broken in (b"nonsense", b"", packed[:-1], packed[:5], packed + b"x", packed + packed):
+        with pytest.raises(InvalidData, match="not valid zstd"):
+            codec.decompressed(broken, "zstd")
     with pytest.raises(InvalidData, match="gzip"):
         codec.decompressed(b"", "gzip")
 
 
 def test_a_broken_body_still_gives_its_model_and_number() -> None:
+    def address(kind: str, content_type: str, body: bytes) -> tuple[str, int] | None:
+        return requests.address_of(kind, content_type, body)
+
     body = pass_body("session:train:0", 300)
-    assert codec.address_of(body[:-1]) == ("session:train:0", 300)
-    assert codec.address_of(b"nonsense") is None
-    assert bodies.address_of(b'{"model_id": "m", "seq_id": 2, "path": 5}') == ("m", 2)
-    assert bodies.address_of(b"[1]") is None
+    assert address("forward_backward", codec.PROTOBUF, body[:-1]) == ("session:train:0", 300)
+    assert address("forward_backward", codec.PROTOBUF, b"nonsense") is None
+    assert address("save_weights", codec.JSON, b'{"model_id": "m", "seq_id": 2, "path": 5}') == ("m", 2)
+    assert address("forward", codec.JSON, b'{"model_id": "m", "seq_id": 2, "x": NaN}') == ("m", 2)
+    for broken in (b"[1]", b'{"model_id": "m", "seq_id": 0}', b'{"model_id": "m", "seq_id": 1e30}', b"{" * 5000):
+        assert address("optim_step", codec.JSON, broken) is None
+    noise = np.random.default_rng(0).bytes(4000)
+    assert codec.head_of(zstandard.compress(noise)[:-9], "zstd") == noise[: codec.HEAD_BYTES]
+    assert codec.head_of(zstandard.compress(body) + b"x", "zstd") == body[: codec.HEAD_BYTES]
+    assert codec.head_of(b"nonsense", "zstd") == b""
 
 
+@pytest.mark.parametrize("seq", [0, -1])
+def test_a_request_without_a_number_of_its_own_is_refused(seq: int) -> None:
+    with pytest.raises(InvalidData, match="seq_id"):
+        requests.read_request("forward_backward", codec.PROTOBUF, pass_body("m", seq))
+    with pytest.raises(InvalidData, match="seq_id"):
+        requests.read_request("optim_step", codec.JSON, b'{"model_id": "m", "seq_id": %d}' % seq)
+    with pytest.raises(InvalidData, match="seq_id"):
+        requests.read_request("forward_backward", codec.PROTOBUF, b"")
+
+
+@proves("sample:no-images")
 def test_images_and_unknown_dtypes_are_flaws_of_the_request_not_of_the_wire() -> None:
     message = tinker_public_pb2.ForwardBackwardRequest(model_id="m", seq_id=1, loss_fn="cross_entropy")
     message.data.add().model_input.add().image.data = b"x"
-    asked = codec.read_pass(message.SerializeToString())
+    asked = passes.read_pass(message.SerializeToString())
     assert asked.flaw is not None
     assert "image" in asked.flaw.sentence
     message.data[0].model_input[0].encoded_text.tokens = bytes(4)
     message.data[0].loss_fn_inputs["weights"].dense = bytes(4)
-    asked = codec.read_pass(message.SerializeToString())
+    asked = passes.read_pass(message.SerializeToString())
     assert asked.flaw is not None
     assert "dtype" in asked.flaw.sentence
 
 
+@proves("wire:null-and-unknown")
 def test_null_means_absent_and_unknown_fields_are_ignored() -> None:
     body = b'{"sampling_session_id":"s","seq_id":1,"prompt":{"chunks":[{"tokens":[1]}],"new":1},"num_samples":null,'
     asked = bodies.read(body + b'"sampling_params":{"temperature":null,"stop":null}}', bodies.Sample)
@@ -87,8 +165,29 @@ def test_null_means_absent_and_unknown_fields_are_ignored() -> None:
     )
 
 
+def test_numbers_that_are_none_are_read_where_older_sdks_write_them() -> None:
+    asked = bodies.read(
+        b'{"model_id":"m","seq_id":1,"adam_params":{"learning_rate":NaN,"eps":Infinity}}', bodies.OptimStep
+    )
+    assert asked.adam_params is not None
+    assert (np.isnan(asked.adam_params.learning_rate), asked.adam_params.eps) == (True, np.inf)
+
+
 @pytest.mark.parametrize(
-    "body", [b'{"path": 3, "x": NaN}', b'{"path": 3, "x": "\\ud800"}', b"[" * 20_000, b'{"a":' * 5_000, b"", b"\xff"]
+    "body",
+    [
+        b'{"path": 3, "x": NaN}',
+        b'{"path": 3, "x": "\\ud800"}',
+        b'{"tinker_path": "\\ud800", "x": NaN}',
+        b'{"tinker_path": "x", "y": 1' + b"0" * 5000 + b', "x": NaN}',
+        b'{"tinker_path": [NaN]}',
+        b"[" * 20_000,
+        b'{"a":' * 5_000,
+        b'{"NaN":' * 5_000,
+        b"",
+        b"\xff",
+        b"NaN",
+    ],
 )
 def test_a_body_that_cannot_be_read_is_the_callers_error(body: bytes) -> None:
     with pytest.raises(InvalidData, match="The body "):

@@ -34,7 +34,15 @@ ROOMS = {
     "rollouts": ("rollouts",),
     "trajectories": ("trajectories",),
     "training": ("training",),
-    "service": ("service", "engine.protocol", "engine.link", "engine.process", "engine.folders"),
+    "service": (
+        "service",
+        "engine.protocol",
+        "engine.link",
+        "engine.process",
+        "engine.folders",
+        "engine.graphs",
+        "engine.shapes",
+    ),
     "engine": ("engine",),
 }
 ANYTHING = ("agent", "runs", "cli", "dashboard", "rl_api_server")
@@ -44,7 +52,7 @@ FOUNDATION = {
     "types": (),
     "errors": (),
     "files": (),
-    "models": (),
+    "models": ("models", "errors", "files"),
     "config": ("config", "errors", "files", "models", "process"),
     "text": ("errors",),
     "process": ("config", "errors", "redaction"),

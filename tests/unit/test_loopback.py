@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from halteres.errors import Conflict, InvalidConfig
-from halteres.loopback import LocalOnly, open_listener
+from halteres.loopback import LocalOnly, open_listener, url_of
 
 
 async def asked(**headers: str) -> int:
@@ -68,3 +68,26 @@ def test_a_descriptor_that_is_no_socket_of_the_loopback_is_refused_with_a_senten
     everywhere = socket.create_server(("", 0))
     with pytest.raises(InvalidConfig, match=r"stays on 127\.0\.0\.1"):
         open_listener(0, everywhere.detach())
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
+def test_an_address_that_others_reach_is_refused_unless_it_may_be(host: str) -> None:
+    with pytest.raises(InvalidConfig, match=r"no address of the loopback.*stays on"):
+        open_listener(0, host=host)
+
+
+def test_who_may_listens_where_it_likes_and_says_where_it_answers_this_machine() -> None:
+    with open_listener(0, host="0.0.0.0", beyond=True) as bound:
+        assert bound.getsockname()[0] == "0.0.0.0"
+        assert url_of(bound, "https") == f"https://127.0.0.1:{bound.getsockname()[1]}"
+        with open_listener(1, os.dup(bound.fileno()), beyond=True) as inherited:
+            assert inherited.getsockname() == bound.getsockname()
+
+
+def test_this_machine_by_name_is_its_loopback() -> None:
+    with open_listener(0, host="localhost") as bound:
+        assert url_of(bound) == f"http://127.0.0.1:{bound.getsockname()[1]}"
+    with pytest.raises(InvalidConfig, match="is no address"):
+        open_listener(0, host="no such name")
+    with pytest.raises(Conflict, match=r"of 192\.0\.2\.1 cannot be used"):
+        open_listener(0, host="192.0.2.1", beyond=True)

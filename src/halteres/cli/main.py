@@ -14,10 +14,13 @@ import typer
 import halteres
 from halteres.cli import (
     chat,
+    checkpoints,
     doctor,
     env,
+    export,
     init,
     install_agent,
+    keys,
     mcp,
     models,
     quickstart,
@@ -46,6 +49,9 @@ app.add_typer(serve.app, name="serve")
 app.add_typer(env.app, name="env")
 app.add_typer(runs.app, name="runs")
 app.add_typer(models.app, name="models")
+app.add_typer(keys.app, name="keys")
+app.add_typer(checkpoints.app, name="checkpoints")
+app.command("export")(export.export)
 app.command("watch")(watch.watch)
 app.command("rl", context_settings=rl.PASSED_ON)(rl.rl)
 app.command("chat")(chat.chat)

@@ -1,37 +1,90 @@
-"""`halteres models`: which base models there are, and which fit this machine."""
+"""`halteres models`: which base models there are, which fit this machine, what they are called."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
     from halteres.agent.starting.models import KnownModel
+    from halteres.models.shelf import Shelf
 
-app = typer.Typer(help="Base models: what is here, what fits.", no_args_is_help=True)
+app = typer.Typer(help="Base models: what is here, what fits, what they are called.", no_args_is_help=True)
 
-
-@app.callback()
-def _models() -> None:  # pyright: ignore[reportUnusedFunction] - a group, though it has one verb so far
-    """Base models: what is here, what fits."""
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command("list")
-def list_(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+def list_(as_json: AsJson = False) -> None:
     """Base models on this disk, then well-known ones, each with its size and whether it fits."""
     from halteres.agent.starting.models import known_models, proposed
 
     models = known_models()
-    first = proposed(models)
+    first, registered = proposed(models), _shelf().registered()
     if as_json:
-        typer.echo(json.dumps({"models": [model.facts for model in models], "proposed": first.name}))
+        facts = [{**model.facts, "registered": model.name in registered} for model in models]
+        typer.echo(json.dumps({"models": facts, "proposed": first.name, "registered": registered}))
         return
     for model in sorted(models, key=lambda model: not model.present):
         typer.echo(_line(model) + ("   <- proposed" if model is first else ""))
+    for name, tokenizers in registered.items():
+        typer.echo(f"registered: {name} (its tokenizer is found as {', '.join(tokenizers) or 'nothing'})")
     if absent := next((model for model in models if not model.present), None):
         typer.echo(f"Those marked * are {absent.note.replace(absent.name, 'NAME')}.")
+
+
+@app.command()
+def add(
+    model: Annotated[str, typer.Argument(help="A folder in Hugging Face format, a model here, or a name of the hub.")],
+    name: Annotated[str | None, typer.Option("--as", help="What it is called. [default: its own name]")] = None,
+    copy: Annotated[bool, typer.Option("--copy", help="Copy its files, so that the folder may go.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Register a base model: it can be served by name, and clients find its tokenizer by that name without a hub."""
+    source, own_name = _source(model)
+    added = _shelf().add(source, name or own_name, copy=copy)
+    if as_json:
+        told = {"name": added.name, "folder": str(added.folder), "parameters": added.shape.parameters}
+        typer.echo(json.dumps({**told, "tokenizer_names": added.tokenizer_names}))
+        return
+    typer.echo(f"{added.name}: {added.shape.parameters / 1e6:.2f} M parameters, {source.resolve()}")
+    for known in added.tokenizer_names:
+        typer.echo(f"With HF_HUB_OFFLINE=1 clients find its tokenizer as '{known}'.")
+    typer.echo(f"Next: halteres serve --model {added.name}")
+
+
+@app.command()
+def remove(name: Annotated[str, typer.Argument(help="As `halteres models list` tells it.")]) -> None:
+    """Take a registered model off the shelf; a folder that it leads to stays."""
+    _shelf().remove(name)
+    typer.echo(f"'{name}' is registered no more.")
+
+
+def _shelf() -> Shelf:
+    from halteres.config import environ
+    from halteres.models.hub_cache import HubCache
+    from halteres.models.shelf import Shelf
+
+    return Shelf(environ.home() / "models", HubCache(environ.hub_cache()))
+
+
+def _source(named: str) -> tuple[Path, str]:
+    """The folder that is meant, and its own name; what is nowhere on this disk is asked of the hub."""
+    from halteres.config import environ
+    from halteres.models import model_folder
+    from halteres.models.download import download
+    from halteres.models.names import checked_name, suggested_name
+
+    known = model_folder(named, environ.home() / "models")
+    path = Path(named).expanduser()
+    if known is not None and known != path.absolute():
+        return known, named
+    if path.is_dir() or path.is_absolute() or named.startswith("."):
+        return path.absolute(), suggested_name(path.absolute())
+    return download(checked_name(named), environ.hub_cache()), named
 
 
 def _line(model: KnownModel) -> str:

@@ -13,19 +13,41 @@ app = typer.Typer(
     help="Serve the training service, the trajectory server, or the agent's tools.", invoke_without_command=True
 )
 
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free one.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]
+
+SampleLogprobs = Annotated[
+    str, typer.Option(metavar="raw|tempered", help="Log-probabilities of samples: at temperature 1, or at theirs.")
+]
+Host = Annotated[
+    str, typer.Option(help="Address to listen on; beyond this machine only with keys (`halteres keys create`).")
+]
+RequireKeys = Annotated[bool, typer.Option("--require-keys", help="Ask for a key also while none was made.")]
+Limit = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="A limit of every tenant; may be repeated (docs/keys.md)."),
+]
+Certificate = Annotated[Path | None, typer.Option(help="For TLS: PEM file with the certificate chain.")]
+CertificateKey = Annotated[Path | None, typer.Option(help="... and PEM file of its private key.")]
 
 
 @app.callback()
 def service(
     context: typer.Context,
     port: Port = 8001,
-    model: Annotated[str, typer.Option(help="'halteres/tiny' or a model folder.")] = "halteres/tiny",
+    model: Annotated[
+        str, typer.Option(help="'halteres/tiny', a name on the shelf (`halteres models list`), or a model folder.")
+    ] = "halteres/tiny",
     state: Annotated[
         Path | None, typer.Option(help="Folder of the service's state. [default: HALTERES_HOME/service]")
     ] = None,
     engine: Annotated[str, typer.Option(help="'torch', or 'scripted' (a deterministic fake for tests).")] = "torch",
     threads: Annotated[int | None, typer.Option(min=1, help="Engine threads. [default: cores - 1]")] = None,
+    sample_logprobs: SampleLogprobs = "raw",
+    host: Host = "127.0.0.1",
+    require_keys: RequireKeys = False,
+    limit: Limit = None,
+    certificate: Certificate = None,
+    certificate_key: CertificateKey = None,
 ) -> None:
     """Serve the Tinker API and inference (`halteres variables` prints what an SDK user exports)."""
     if context.invoked_subcommand is not None:
@@ -33,10 +55,20 @@ def service(
     from halteres.config import environ
 
     folder = state or environ.home() / "service"
-    count = ["--threads", str(threads)] if threads else []
-    _become(
-        "halteres.service", "--state", str(folder), "--port", str(port), "--model", model, "--engine", engine, *count
-    )
+    given: dict[str, object] = {
+        "state": folder,
+        "host": host,
+        "port": port,
+        "model": model,
+        "engine": engine,
+        "threads": threads,
+        "sample-logprobs": sample_logprobs,
+        "certificate": certificate,
+        "certificate-key": certificate_key,
+    }
+    named = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    limits = [f"--limit={one}" for one in limit or ()]
+    _become("halteres.service", *named, *limits, *(["--require-keys"] if require_keys else []))
 
 
 @app.command()

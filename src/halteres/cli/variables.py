@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Annotated
 
 import typer
@@ -16,13 +17,18 @@ def variables(
     ] = None,
 ) -> None:
     """Print the variables an SDK user exports: eval "$(halteres variables)"."""
-    for name, value, why in (
+    from halteres.config import environ
+
+    needed = [
         ("TINKER_BASE_URL", url or _last_served(), "where the SDK finds the service"),
         ("TINKER_API_KEY", "tml-local", "the SDK insists on a key of this form; the service asks for none on loopback"),
         ("TINKER_TELEMETRY", "0", "nothing is sent anywhere"),
-        ("HF_HUB_OFFLINE", "1", "tokenizers load from the folder the service names, without asking a hub"),
-    ):
-        typer.echo(f"export {name}={value}  # {why}")
+        ("HF_HUB_OFFLINE", "1", "tokenizers load from this disk (`halteres models add`), without asking a hub"),
+    ]
+    if environ.has_proxy():
+        needed.append(("NO_PROXY", environ.for_child()["NO_PROXY"], "the service is not asked for through the proxy"))
+    for name, value, why in needed:
+        typer.echo(f"export {name}={shlex.quote(value)}  # {why}")
 
 
 def _last_served() -> str:

@@ -144,6 +144,21 @@ def _is_address(name: str) -> bool:
     return name.upper().endswith(_ADDRESS)
 
 
+def hub_cache() -> Path:
+    """HF_HUB_CACHE (HUGGINGFACE_HUB_CACHE), or `hub` in HF_HOME (default ~/.cache/huggingface): where Hugging Face's
+    libraries look for what they would download."""
+    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    if not named:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        named = Path(os.environ.get("HF_HOME") or Path(base) / "huggingface") / "hub"
+    return Path(os.path.expandvars(named)).expanduser().absolute()
+
+
+def has_proxy() -> bool:
+    """Whether HTTP goes through a proxy: HTTP_PROXY, HTTPS_PROXY or ALL_PROXY in either spelling."""
+    return any(is_set(name) or is_set(name.lower()) for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"))
+
+
 def is_set(name: str) -> bool:
     """Whether a variable has a value: for keys whose presence alone matters."""
     return bool(os.environ.get(name))

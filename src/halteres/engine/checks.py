@@ -1,30 +1,27 @@
 """What every engine refuses, whatever holds its weights.
 
-Owns: the rules for a training datum and a sampling request, and the sentences that name what breaks them.
-Never: changes anything: a request is checked whole before its first effect, so a bad datum poisons nobody.
+Owns: the rules for tokens and for a sampling request, and the sentences that name what breaks them (`datums` has the
+rules for training data, `losses` those for a loss and its settings).
+Never: changes anything: a request is checked whole before its first effect.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from types import MappingProxyType
-
 import numpy as np
 
-from halteres.engine.protocol import Array, Datum, ModelInfo, SamplingParams
-from halteres.errors import InvalidData, UserError, nearest
+from halteres.engine.protocol import Array, ModelInfo, SamplingParams, Wanted
+from halteres.engine.wants import check_wanted
+from halteres.errors import InvalidData, UserError
 
-LOSS_INPUTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        "cross_entropy": {"target_tokens": "int64", "weights": "float32"},
-        "importance_sampling": {"target_tokens": "int64", "logprobs": "float32", "advantages": "float32"},
-    }
-)
-"""For each loss, its per-token inputs and their dtype. Source: spec of the Tinker API, forward_backward.
+MAX_SAMPLES = 4096
+"""Sequences of one sampling request."""
 
-The one place that says which losses there are; each engine maps these names to its own formulas.
-"""
+MAX_TEMPERATURE = 1e6
+
+MAX_STOPS, MAX_STOP_BYTES = 64, 1024
+"""Stop strings of one request, and the length of each: after every token the text of so many tokens is looked at."""
+
+STOP_RULE = f"strings of 1 to {MAX_STOP_BYTES} bytes; an empty list stops at nothing but the limit"
 
 
 class LossNotFinite(UserError):
@@ -46,50 +43,29 @@ def tokens_of(data: bytes) -> np.ndarray:
     return np.frombuffer(data, np.int32)
 
 
-def check_loss(name: str) -> None:
-    """Refuse a loss that is not computed.
-
-    Raises:
-        InvalidData: there is none of this name; the message names those that there are.
-    """
-    if name not in LOSS_INPUTS:
-        guess, known = nearest(name, LOSS_INPUTS), sorted(LOSS_INPUTS)
-        hint = f"Did you mean '{guess}'?" if guess else ""
-        why = f"Computed so far: {' and '.join(known)}."
-        raise InvalidData(f"There is no loss '{name}'.", why, hint, did_you_mean=guess, allowed=known)
-
-
-def check_pass(data: tuple[Datum, ...], loss: str, model: ModelInfo) -> None:
-    """Refuse a training request that cannot be computed.
-
-    Raises:
-        InvalidData: the loss is unknown, or a datum is empty, too long, misshapen, not finite or out of vocabulary.
-    """
-    check_loss(loss)
-    if not data:
-        raise InvalidData("The request holds no datum.", next="Send at least one.")
-    for index, datum in enumerate(data):
-        where = f"Datum {index}"
-        _check_tokens(tokens_of(datum.tokens), f"{where}: model_input", model)
-        for name, dtype in LOSS_INPUTS[loss].items():
-            _check_input(datum, name, dtype, where, model)
-
-
-def check_sampling(prompt: bytes, num_samples: int, params: SamplingParams, model: ModelInfo) -> int:
+def check_sampling(
+    prompt: bytes,
+    num_samples: int,
+    params: SamplingParams,
+    model: ModelInfo,
+    wanted: Wanted = Wanted(),  # noqa: B008 - frozen
+) -> int:
     """Refuse a sampling request that cannot be answered; return how many tokens a sequence may have.
 
     Raises:
-        InvalidData: the prompt or a parameter is out of range; the message names it.
+        InvalidData: the prompt, a parameter or what is wanted is out of range; the message names it.
     """
     tokens = tokens_of(prompt)
-    _check_tokens(tokens, "The prompt", model)
+    check_tokens(tokens, "The prompt", model)
     room = model.max_context_length - len(tokens)
     limit = room if params.max_tokens is None else params.max_tokens
     for name, good, rule in (
-        ("num_samples", num_samples >= 1, "at least 1"),
+        ("num_samples", 1 <= num_samples <= MAX_SAMPLES, f"1 to {MAX_SAMPLES}"),
         ("max_tokens", limit >= 1 or params.max_tokens is None, "at least 1"),
-        ("temperature", params.temperature >= 0 and math.isfinite(params.temperature), "0 (greedy) or above"),
+        ("temperature", 0 <= params.temperature <= MAX_TEMPERATURE, f"0 (greedy) to {MAX_TEMPERATURE:g}"),
         ("top_p", 0 < params.top_p <= 1, "above 0, at most 1"),
+        ("stop", len(params.stop_strings) <= MAX_STOPS, f"at most {MAX_STOPS} strings"),
+        ("stop", all(1 <= bytes_of(stop) <= MAX_STOP_BYTES for stop in params.stop_strings), STOP_RULE),
     ):
         if not good:
             raise InvalidData(f"{name} is out of range.", f"It must be {rule}.")
@@ -99,52 +75,45 @@ def check_sampling(prompt: bytes, num_samples: int, params: SamplingParams, mode
             f"The model reads {model.max_context_length} tokens, prompt and answer together.",
             "Shorten the prompt.",
         )
+    check_wanted(wanted, len(tokens), num_samples, min(limit, room), model)
     return min(limit, room)
 
 
-def _check_tokens(tokens: np.ndarray, what: str, model: ModelInfo) -> None:
+def bytes_of(text: str) -> int:
+    """Its length in UTF-8; half of a surrogate pair, which JSON can carry, counts like any other character."""
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+def check_tokens(tokens: np.ndarray, what: str, model: ModelInfo) -> None:
+    """Refuse a sequence that is empty, too long or out of vocabulary; `what` begins the sentence.
+
+    Raises:
+        InvalidData: as said.
+    """
     if len(tokens) == 0:
         raise InvalidData(f"{what} is empty.", next="Send at least one token.")
     if len(tokens) > model.max_context_length:
         raise InvalidData(
             f"{what} has {len(tokens)} tokens.", f"The model reads {model.max_context_length}.", "Shorten it."
         )
-    _check_vocabulary(tokens, what, model)
+    check_vocabulary(tokens, what, model)
 
 
-def _check_input(datum: Datum, name: str, dtype: str, where: str, model: ModelInfo) -> None:
-    value = datum.inputs.get(name)
-    if value is None:
-        raise InvalidData(
-            f"{where} has no loss function input '{name}'.", f"It has: {', '.join(sorted(datum.inputs))}."
-        )
-    length = len(datum.tokens) // 4
-    if value.dtype != dtype or value.shape != (length,):
-        raise InvalidData(
-            f"{where}: '{name}' is {value.dtype} of shape {list(value.shape)}.",
-            f"It must be {dtype} of shape [{length}], one value per input token.",
-        )
-    if len(value.data) != length * np.dtype(dtype).itemsize:
-        raise InvalidData(f"{where}: '{name}' holds {len(value.data)} bytes, which is not its shape {[length]}.")
-    values = array(value)
-    if name == "target_tokens":
-        _check_vocabulary(values, f"{where}: '{name}'", model)
-    elif not np.isfinite(values).all():
-        raise InvalidData(
-            f"{where}: '{name}' holds a NaN or infinite value.", f"First at position {_first(~np.isfinite(values))}."
-        )
+def check_vocabulary(tokens: np.ndarray, what: str, model: ModelInfo) -> None:
+    """Refuse token ids that the model does not have, whatever their shape.
 
-
-def _check_vocabulary(tokens: np.ndarray, what: str, model: ModelInfo) -> None:
+    Raises:
+        InvalidData: it names the first of them and its position.
+    """
     outside = (tokens < 0) | (tokens >= model.vocab_size)
     if outside.any():
-        at = _first(outside)
         raise InvalidData(
-            f"{what} holds token {int(tokens[at])} at position {at}.",
+            f"{what} holds token {int(tokens[outside][0])} at position {first(outside)}.",
             f"The vocabulary of {model.name} ends at {model.vocab_size - 1}.",
             "Use the model's own tokenizer.",
         )
 
 
-def _first(mask: np.ndarray) -> int:
-    return int(np.argmax(mask))
+def first(mask: np.ndarray) -> str:
+    """Where the first true value lies, as a sentence says it."""
+    return ", ".join(map(str, np.argwhere(mask)[0]))

@@ -25,7 +25,7 @@ from typing import Literal
 
 from halteres.engine.child import EngineChild
 from halteres.engine.link import LinkedEngine, connect
-from halteres.engine.protocol import Engine
+from halteres.engine.protocol import Engine, EngineGone
 from halteres.errors import HalteresError, NotReady, ProcessFailed
 from halteres.process import usable_cores
 
@@ -135,7 +135,7 @@ class EngineProcess:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
         if self._engine is not None:
-            self._engine.fail(NotReady("The engine was stopped.", next="Start the service again."))
+            self._engine.fail(EngineGone("The engine was stopped.", next="Start the service again."))
         if self._child is not None:
             await self._child.end()
             self._child = None

@@ -10,9 +10,17 @@ Every call but `sample` is executed in the order in which the service sends it f
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from collections.abc import AsyncIterator
+from typing import Any, Literal, Protocol
 
 import msgspec
+
+from halteres.errors import NotReady
+
+
+class EngineGone(NotReady):
+    """The engine that was asked has ended: another may be asked, and holds nothing of what this one held."""
+
 
 DType = Literal["float32", "int64", "int32"]
 
@@ -26,10 +34,25 @@ class Array(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Datum(msgspec.Struct, frozen=True, kw_only=True):
-    """One training example: N input tokens; every loss input has N rows."""
+    """One training example: N input tokens; every loss input has N rows, or N rows of K values each."""
 
     tokens: bytes  # N int32
-    inputs: dict[str, Array]  # target_tokens (int64), weights | logprobs, advantages (float32)
+    inputs: dict[str, Array]  # target_tokens (int64), weights | logprobs, advantages (float32); [N] or [N, K]
+
+
+class CustomLoss(msgspec.Struct, frozen=True, kw_only=True):
+    """A loss that a client wrote as a graph of operations: data, never code; `engine.graphs` says what it may hold."""
+
+    inputs: tuple[tuple[str, int], ...]  # names and ranks (0, 1 or 2), `logprobs` first
+    nodes: tuple[dict[str, Any], ...]  # in order: op, name, target, args, kwargs
+
+
+class LossSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Which loss, with its settings; those that are absent have the defaults of `engine.checks`."""
+
+    name: str
+    config: dict[str, float] = {}
+    custom: CustomLoss | None = None  # of the loss named "custom"
 
 
 class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +87,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0  # drawn by the service where the client sent none, and journalled
     stop_tokens: tuple[int, ...] | None = None
     stop_strings: tuple[str, ...] = ()
+    logprobs: Literal["raw", "tempered"] = "raw"  # of sampled tokens: at temperature 1, or at the sampling temperature
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sampling request asks for beside tokens. P is the prompt's length."""
+
+    prompt_logprobs: bool = False
+    topk_prompt: int = 0  # K most likely tokens at each prompt position
+    topk_sampled: int = 0  # K most likely tokens at each sampled position
+    targets: Array | None = None  # int64 [P - 1, K]: row i scores position i + 1; -1 is skipped
+    alternatives: int = 0  # K tokens drawn with replacement at each prompt position from 1 on, at the temperature
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +117,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 class PassResult(msgspec.Struct, frozen=True, kw_only=True):
     """Of a forward or forward-backward pass."""
 
-    logprobs: tuple[bytes, ...]  # per datum, N float32: log-softmax at temperature 1 of target_tokens
+    logprobs: tuple[Array, ...]  # per datum, float32, shaped as its target_tokens: their log-softmax at temperature 1
     metrics: dict[str, float]  # keys `name:reduction`, with `loss:sum` always
 
 
@@ -94,12 +128,22 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float]
 
 
+class TopK(msgspec.Struct, frozen=True, kw_only=True):
+    """The K most likely tokens at each of L positions, row-major; where nothing was computed id 0 and -99999."""
+
+    k: int
+    length: int
+    ids: bytes  # L x K int32
+    logprobs: bytes  # L x K float32, natural log, full vocabulary
+
+
 class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     """One sampled sequence of T tokens."""
 
     tokens: bytes  # T int32, the stop token included where one was sampled
-    logprobs: bytes  # T float32: natural log, temperature 1, full vocabulary
+    logprobs: bytes  # T float32: natural log, full vocabulary, `SamplingParams.logprobs` says at which temperature
     stop_reason: Literal["stop", "length"]
+    top: TopK | None = None
 
 
 class SampleResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +152,20 @@ class SampleResult(msgspec.Struct, frozen=True, kw_only=True):
     sequences: tuple[Sequence, ...]
     version: int  # policy version of the snapshot
     prompt_logprobs: bytes | None = None  # prompt length float32; position 0 is NaN
+    topk_prompt: TopK | None = None  # prompt length rows; row 0 is filler
+    target_logprobs: Array | None = None  # float32, shaped as `Wanted.targets`; 0 where skipped
+    alternatives: TopK | None = None  # P - 1 rows of drawn tokens
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """The next tokens of one sequence that is being sampled; the last piece of a sequence says why it stopped."""
+
+    sample: int  # number of the sequence
+    tokens: bytes  # int32, at least one
+    logprobs: bytes  # float32
+    version: int
+    top: TopK | None = None
+    stop_reason: Literal["stop", "length"] | None = None
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,7 +192,7 @@ class Engine(Protocol):
         ...
 
     async def forward_backward(
-        self, adapter: str, data: tuple[Datum, ...], loss: str, forward_only: bool = False
+        self, adapter: str, data: tuple[Datum, ...], loss: LossSpec, forward_only: bool = False
     ) -> PassResult:
         """Add the gradient of the summed loss to the adapter's; `forward_only` computes the same without gradient."""
         ...
@@ -169,9 +227,27 @@ class Engine(Protocol):
         prompt: bytes,
         num_samples: int,
         params: SamplingParams,
-        prompt_logprobs: bool = False,
+        wanted: Wanted = Wanted(),  # noqa: B008 - frozen
     ) -> SampleResult:
-        """Sample `num_samples` sequences after the prompt (int32 tokens), which is prefilled once."""
+        """Sample `num_samples` sequences after the prompt (int32 tokens), which is prefilled once.
+
+        A caller that goes away frees the rows.
+        """
+        ...
+
+    def stream(
+        self,
+        snapshot: str | None,
+        prompt: bytes,
+        num_samples: int,
+        params: SamplingParams,
+        wanted: Wanted = Wanted(),  # noqa: B008 - frozen
+    ) -> AsyncIterator[Piece]:
+        """As `sample`, told while it is written: each sequence's tokens in order. Of `wanted`, `topk_sampled` alone."""
+        ...
+
+    async def merge(self, folder: str, into: str) -> Saved:
+        """Write the whole base model with the adapter in `folder` merged in, in Hugging Face format."""
         ...
 
     async def drop(self, name: str) -> None:

@@ -1,22 +1,16 @@
 """An engine without weights, for tests of everything around an engine: ours and our users'.
 
-Owns: the whole `Engine` protocol, answered from a fixed bigram model; the hooks by which a test holds, fails or slows
-a call.
+Owns: the whole `Engine` protocol, answered from a fixed bigram model (`scripted_hooks` has the hooks by which a test
+holds, fails or slows a call).
 Never: needs torch or reads weights; a model folder's config and tokenizer are all it looks at.
 Promise: logprobs are a pure function of (tokens, policy version); samples of (policy version, prompt, seed, index).
-
-    held = engine.hold("forward_backward")     # calls stop inside from now on
-    await held.inside()                        # one is there
-    held.release()                             # they go on; later ones do not stop
-    engine.fail_next("optim_step", ServerError("The device is lost."))
-    engine.latency_s["sample"] = 0.05
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter, defaultdict, deque
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -25,45 +19,35 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from halteres.engine.bigram import Bigram, choose, draws
-from halteres.engine.checks import array, check_pass, check_sampling, tokens_of
+from halteres.engine.bigram import Bigram
+from halteres.engine.checks import array, check_sampling, tokens_of
+from halteres.engine.datums import check_pass
+from halteres.engine.folders import size_of, written
+from halteres.engine.losses import TARGETS
 from halteres.engine.protocol import (
     Adam,
+    Array,
     Datum,
+    EngineGone,
     LoraConfig,
+    LossSpec,
     ModelInfo,
     PassResult,
+    Piece,
     SampleResult,
     SamplingParams,
     Saved,
-    Sequence,
     StepResult,
+    Wanted,
 )
+from halteres.engine.scripted_hooks import Hooks
+from halteres.engine.scripted_losses import sum_of
+from halteres.engine.scripted_sampling import Asked
 from halteres.engine.scripted_weights import Weights
-from halteres.errors import Conflict, HalteresError, InvalidData, NotFound, NotReady, UserError
+from halteres.engine.shapes import check_shape
+from halteres.engine.wants import check_streamed
+from halteres.errors import Conflict, NotFound, UserError
 from halteres.text import load_tokenizer
-
-
-class Hold:
-    """Calls of one operation stop inside until `release`."""
-
-    def __init__(self) -> None:
-        self._arrived = asyncio.Semaphore(0)
-        self._released = asyncio.Event()
-
-    async def inside(self, count: int = 1) -> None:
-        """Wait until `count` calls more are inside."""
-        for _ in range(count):
-            await self._arrived.acquire()
-
-    def release(self) -> None:
-        """Let those inside and all later ones pass."""
-        self._released.set()
-
-    async def stop(self) -> None:
-        """The call's side: say that it is inside, then wait."""
-        self._arrived.release()
-        await self._released.wait()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,10 +58,11 @@ class Adapter:
     accumulated: int = 0
 
 
-class ScriptedEngine:
+class ScriptedEngine(Hooks):
     """A deterministic `Engine` over one model folder (config.json and tokenizer)."""
 
     def __init__(self, folder: Path, name: str, threads: int = 1) -> None:
+        super().__init__()
         config = _config(folder)
         self._info = ModelInfo(
             name=name,
@@ -96,21 +81,6 @@ class ScriptedEngine:
         self._snapshots: dict[str, Weights] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._closed = asyncio.Event()
-        self._holds: dict[str, Hold] = {}
-        self._failures: defaultdict[str, deque[HalteresError]] = defaultdict(deque)
-        self.latency_s: dict[str, float] = {}
-        self.calls: Counter[str] = Counter()
-
-    # Hooks
-
-    def hold(self, operation: str) -> Hold:
-        """From now on calls of this operation stop inside."""
-        self._holds[operation] = Hold()
-        return self._holds[operation]
-
-    def fail_next(self, operation: str, error: HalteresError, times: int = 1) -> None:
-        """The next `times` calls of this operation raise `error` and change nothing."""
-        self._failures[operation].extend([error] * times)
 
     # Protocol
 
@@ -124,26 +94,24 @@ class ScriptedEngine:
         async with self._inside("create_adapter", adapter):
             if adapter in self._adapters:
                 raise Conflict(f"The adapter '{adapter}' exists.", next="Drop it first or choose another name.")
-            if config.rank < 1:
-                raise InvalidData(f"The rank {config.rank} is out of range.", "It must be at least 1.")
+            check_shape(config)
             self._adapters[adapter] = Adapter(weights=Weights(lora=config, version=0))
 
     async def forward_backward(
-        self, adapter: str, data: tuple[Datum, ...], loss: str, forward_only: bool = False
+        self, adapter: str, data: tuple[Datum, ...], loss: LossSpec, forward_only: bool = False
     ) -> PassResult:
         """See `Engine`."""
         async with self._inside("forward_backward", adapter):
             found = self._adapter(adapter)
-            check_pass(data, loss, self._info)
+            config = check_pass(data, loss, self._info)
             bigram = self._bigram(found.weights.version)
-            logprobs = [
-                bigram.logprobs_of(tokens_of(datum.tokens), array(datum.inputs["target_tokens"])) for datum in data
-            ]
-            total = sum(LOSSES[loss](datum, row) for datum, row in zip(data, logprobs, strict=True))
+            logprobs = [_target_logprobs(bigram, datum) for datum in data]
+            total = sum_of(loss, config, data, logprobs)
             if not forward_only:
                 found.accumulated += len(data)
-            metrics = {"loss:sum": float(total)}
-            return PassResult(logprobs=tuple(row.tobytes() for row in logprobs), metrics=metrics)
+            metrics = {"loss:sum": total}
+            arrays = tuple(Array(dtype="float32", shape=row.shape, data=row.tobytes()) for row in logprobs)
+            return PassResult(logprobs=arrays, metrics=metrics)
 
     async def optim_step(self, adapter: str, adam: Adam) -> StepResult:
         """See `Engine`."""
@@ -195,18 +163,36 @@ class ScriptedEngine:
         prompt: bytes,
         num_samples: int,
         params: SamplingParams,
-        prompt_logprobs: bool = False,
+        wanted: Wanted = Wanted(),  # noqa: B008 - frozen
     ) -> SampleResult:
         """See `Engine`."""
         async with self._inside("sample"):
-            version = 0 if snapshot is None else self._snapshot(snapshot).version
-            limit = check_sampling(prompt, num_samples, params, self._info)
-            bigram = self._bigram(version)
-            return SampleResult(
-                sequences=self._sequences(bigram, prompt, num_samples, params, limit),
-                version=version,
-                prompt_logprobs=_prompt_logprobs(bigram, tokens_of(prompt)) if prompt_logprobs else None,
-            )
+            return self._asked(snapshot, prompt, num_samples, params, wanted).result()
+
+    async def stream(
+        self,
+        snapshot: str | None,
+        prompt: bytes,
+        num_samples: int,
+        params: SamplingParams,
+        wanted: Wanted = Wanted(),  # noqa: B008 - frozen
+    ) -> AsyncIterator[Piece]:
+        """See `Engine`."""
+        async with self._inside("stream"):
+            check_streamed(wanted)
+            for piece in self._asked(snapshot, prompt, num_samples, params, wanted).pieces():
+                await self.pause("piece")
+                await asyncio.sleep(0)  # others have their turn between two pieces
+                self._refuse_if_closed()
+                yield piece
+
+    async def merge(self, folder: str, into: str) -> Saved:
+        """See `Engine`: here it is the base model as it is, since there is nothing to merge."""
+        async with self._inside("merge"):
+            version = Weights.read(Path(folder), optimizer=False).version
+            with written(Path(into)) as place:
+                shutil.copytree(self._info.folder, place, dirs_exist_ok=True)
+            return Saved(folder=into, size_bytes=size_of(Path(into)), version=version)
 
     async def drop(self, name: str) -> None:
         """See `Engine`."""
@@ -217,8 +203,7 @@ class ScriptedEngine:
     async def close(self) -> None:
         """See `Engine`."""
         self._closed.set()
-        for hold in self._holds.values():
-            hold.release()
+        self.release_all()
 
     # Inside
 
@@ -228,19 +213,14 @@ class ScriptedEngine:
         turn = asyncio.Lock() if adapter is None else self._turns.setdefault(adapter, asyncio.Lock())
         async with turn:  # first come, first served
             self._refuse_if_closed()
-            self.calls[operation] += 1
-            if hold := self._holds.get(operation):
-                await hold.stop()
-            if delay := self.latency_s.get(operation):
-                await asyncio.sleep(delay)
-            self._refuse_if_closed()
-            if self._failures[operation]:
-                raise self._failures[operation].popleft()
-            yield
+            async with self.passed(operation):
+                self._refuse_if_closed()
+                self.fail_as_planned(operation)
+                yield
 
     def _refuse_if_closed(self) -> None:
         if self._closed.is_set():
-            raise NotReady("The engine is closed.", next="Start another.")
+            raise EngineGone("The engine is closed.", next="Start another.")
 
     def _adapter(self, name: str) -> Adapter:
         if name not in self._adapters:
@@ -255,31 +235,20 @@ class ScriptedEngine:
     def _bigram(self, version: int) -> Bigram:
         return Bigram(vocab_size=self._info.vocab_size, end_token=self._tokenizer.eos_token_id, version=version)
 
-    def _sequences(
-        self, bigram: Bigram, prompt: bytes, num_samples: int, params: SamplingParams, limit: int
-    ) -> tuple[Sequence, ...]:
+    def _asked(
+        self, snapshot: str | None, prompt: bytes, num_samples: int, params: SamplingParams, wanted: Wanted
+    ) -> Asked:
+        version = 0 if snapshot is None else self._snapshot(snapshot).version
+        limit = check_sampling(prompt, num_samples, params, self._info, wanted)
         stop_tokens = self._tokenizer.eos_token_ids if params.stop_tokens is None else params.stop_tokens
-        tokens: list[list[int]] = [[] for _ in range(num_samples)]
-        logprobs: list[list[float]] = [[] for _ in range(num_samples)]
-        stopped: set[int] = set()
-        before_S = np.full(num_samples, tokens_of(prompt)[-1])
-        for position in range(limit):
-            rows_SV = bigram.logprobs(before_S)
-            before_S = choose(rows_SV, params, draws(params.seed, prompt, num_samples, position))
-            for index in set(range(num_samples)) - stopped:
-                tokens[index].append(int(before_S[index]))
-                logprobs[index].append(float(rows_SV[index, before_S[index]]))
-                if self._stops(tokens[index], stop_tokens, params.stop_strings):
-                    stopped.add(index)
-            if len(stopped) == num_samples:
-                break
-        return tuple(
-            Sequence(
-                tokens=np.asarray(tokens[index], np.int32).tobytes(),
-                logprobs=np.asarray(logprobs[index], np.float32).tobytes(),
-                stop_reason="stop" if index in stopped else "length",
-            )
-            for index in range(num_samples)
+        return Asked(
+            bigram=self._bigram(version),
+            prompt=prompt,
+            num_samples=num_samples,
+            params=params,
+            wanted=wanted,
+            limit=limit,
+            stops=lambda tokens: self._stops(tokens, stop_tokens, params.stop_strings),
         )
 
     def _stops(self, tokens: list[int], stop_tokens: tuple[int, ...], stop_strings: tuple[str, ...]) -> bool:
@@ -289,21 +258,11 @@ class ScriptedEngine:
         return any(stop in text for stop in stop_strings)
 
 
-def _cross_entropy(datum: Datum, logprobs: np.ndarray) -> float:
-    return float(-(array(datum.inputs["weights"]).astype(np.float64) * logprobs).sum())
-
-
-def _importance_sampling(datum: Datum, logprobs: np.ndarray) -> float:
-    ratios = np.exp(logprobs.astype(np.float64) - array(datum.inputs["logprobs"]))
-    return float(-(ratios * array(datum.inputs["advantages"])).sum())
-
-
-LOSSES = {"cross_entropy": _cross_entropy, "importance_sampling": _importance_sampling}
-
-
-def _prompt_logprobs(bigram: Bigram, prompt: np.ndarray) -> bytes:
-    known = bigram.logprobs_of(prompt[:-1], prompt[1:]) if len(prompt) > 1 else np.empty(0, np.float32)
-    return np.concatenate([[np.float32(np.nan)], known]).astype(np.float32).tobytes()
+def _target_logprobs(bigram: Bigram, datum: Datum) -> np.ndarray:
+    """Of every target, shaped as they are."""
+    targets = array(datum.inputs[TARGETS])
+    before = np.repeat(tokens_of(datum.tokens), targets[0].size)
+    return bigram.logprobs_of(before, targets.reshape(-1)).reshape(targets.shape)
 
 
 def _config(folder: Path) -> dict[str, int]:

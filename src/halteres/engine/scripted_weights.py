@@ -12,11 +12,13 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from halteres.engine.folders import size_of, written
 from halteres.engine.protocol import LoraConfig, Saved
-from halteres.errors import NotFound
+from halteres.engine.shapes import foreign_shape
+from halteres.errors import InvalidData, NotFound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,22 +41,28 @@ class Weights:
 
     @classmethod
     def read(cls, folder: Path, optimizer: bool) -> Weights:
-        """Read a folder that `write` wrote.
+        """Read a folder that `write` wrote or, without the optimiser, any plain PEFT adapter: that has version 0.
 
         Raises:
             NotFound: a file is missing; the message names it.
+            InvalidData: a file cannot be read, or the adapter is none that an engine computes.
         """
-        needed = ["adapter_config.json", "adapter_model.safetensors", "state.json"]
-        missing = [name for name in needed + ["optimizer.safetensors"] * optimizer if not (folder / name).is_file()]
+        needed = ["adapter_config.json", "adapter_model.safetensors"]
+        needed += ["optimizer.safetensors", "state.json"] * optimizer
+        missing = [name for name in needed if not (folder / name).is_file()]
         if missing:
             raise NotFound(
                 f"The folder {folder} is not the checkpoint that was asked for.",
                 f"It lacks {', '.join(missing)}.",
-                "Name a folder written by save; only those saved with the optimiser can restore one.",
+                "Name a folder written by save, or a PEFT adapter; only one saved with the optimiser restores it.",
             )
-        load_file(folder / "adapter_model.safetensors")
-        state = json.loads((folder / "state.json").read_text())
-        return cls(lora=msgspec.convert(state["lora"], LoraConfig), version=state["version"])
+        try:
+            names = load_file(folder / "adapter_model.safetensors").keys()
+            if not (folder / "state.json").is_file():
+                return cls(lora=foreign_shape(folder, names), version=0)
+            return msgspec.json.decode((folder / "state.json").read_bytes(), type=cls)
+        except (msgspec.MsgspecError, SafetensorError) as error:
+            raise InvalidData(f"The checkpoint {folder} cannot be read.", f"{error}.", "Use another one.") from error
 
 
 def _adapter_config(lora: LoraConfig, base_model: str) -> dict[str, object]:
@@ -73,7 +81,7 @@ def _adapter_config(lora: LoraConfig, base_model: str) -> dict[str, object]:
 def _tensors(weights: Weights, hidden_size: int) -> dict[str, np.ndarray]:
     """One adapted projection: A from the seed, B filled with the version."""
     prefix = "base_model.model.model.layers.0.self_attn.q_proj"
-    generator = np.random.default_rng(weights.lora.seed or 0)
+    generator = np.random.default_rng((weights.lora.seed or 0) % 2**64)
     shape = (weights.lora.rank, hidden_size)
     return {
         f"{prefix}.lora_A.weight": generator.standard_normal(shape, np.float32),

@@ -1,7 +1,10 @@
 """The engine's side of the link: one engine answered on a Unix socket.
 
-Owns: calls under way, answers remembered by journal id, what becomes of an engine's own bugs.
+Owns: calls under way on each connection, their cancellation, what becomes of an engine's own bugs.
 Never: changes the order in which frames came; keeps anything across a restart.
+
+A connection that ends takes with it what only its caller can want: streams, and samples without a journal id. All other
+calls are finished: a repetition may ask for them.
 """
 
 from __future__ import annotations
@@ -9,18 +12,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from halteres.engine.executions import Answer, Execution, Remembered
 from halteres.engine.protocol import Engine
 from halteres.engine.wire import (
+    CANCEL,
+    CANCELLABLE,
     NOTHING,
     OPERATIONS,
+    STREAMED,
     Call,
     Failure,
     Reply,
@@ -30,11 +36,9 @@ from halteres.engine.wire import (
     read_frame,
     write_frame,
 )
-from halteres.errors import HalteresError, NotReady, ServerError
+from halteres.errors import HalteresError, ServerError
 
 MAX_RUNNING = 4096
-MAX_REMEMBERED = 1024
-MAX_REMEMBERED_BYTES = 64 * 2**20
 
 T = TypeVar("T")
 
@@ -49,20 +53,31 @@ class LinkServer:
         self._slots = asyncio.Semaphore(MAX_RUNNING)
         self._running: set[asyncio.Task[Any]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
-        self._answers = _Answers()
+        self._answers = Remembered()
         self.closed = asyncio.Event()  # a client asked the engine to end
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, until it ends. Calls under way are finished all the same: a repetition may ask for them."""
+        """One connection, until it ends."""
         self._writers.add(writer)
+        cancellable: dict[int, tuple[Call, asyncio.Task[None]]] = {}
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 call = decode_call(await read_frame(reader))
+                if call.operation == CANCEL:
+                    if call.number in cancellable:
+                        cancellable[call.number][1].cancel()
+                    continue
                 await self._slots.acquire()
-                replied = self._own(asyncio.create_task(self._reply(call, self._execution(call), writer)))
-                replied.add_done_callback(lambda _: self._slots.release())
+                answered = self._begun(call, writer)
+                answered.add_done_callback(lambda _: self._slots.release())
+                if call.operation in CANCELLABLE:
+                    cancellable[call.number] = call, answered
+                    answered.add_done_callback(lambda _, number=call.number: cancellable.pop(number))
         self._writers.discard(writer)
         writer.close()
+        for call, answered in cancellable.values():
+            if call.journal_id is None or call.operation in STREAMED:
+                answered.cancel()
 
     async def stop(self) -> None:
         """Cancel what runs and end every connection."""
@@ -72,71 +87,75 @@ class LinkServer:
         for writer in self._writers:
             writer.close()
 
-    def _own(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
+    def _own(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        task = asyncio.create_task(coroutine, name=name)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return task
 
-    def _execution(self, call: Call) -> asyncio.Task[Answer]:
+    def _begun(self, call: Call, writer: asyncio.StreamWriter) -> asyncio.Task[None]:
         """The call on its way into the engine, started here and now: frames keep their order."""
+        if call.operation in STREAMED:
+            return self._own(self._stream(call, writer), f"engine {call.operation}")
+        execution = self._execution(call)
+        execution.join()
+        answered = self._own(self._reply(call, execution, writer), f"engine reply {call.operation}")
+        answered.add_done_callback(lambda _: execution.leave())
+        return answered
 
-        def started() -> asyncio.Task[Answer]:
-            return self._own(asyncio.create_task(self._execute(call), name=f"engine {call.operation}"))
+    def _execution(self, call: Call) -> Execution:
+        def start() -> asyncio.Task[Answer]:
+            return self._own(self._execute(call), f"engine {call.operation}")
 
-        return (
-            started() if call.journal_id is None else self._answers.once(f"{call.operation} {call.journal_id}", started)
-        )
+        if call.journal_id is None:
+            return Execution(start())
+        return self._answers.once(f"{call.operation} {call.journal_id}", start)
 
-    async def _reply(self, call: Call, execution: asyncio.Task[Answer], writer: asyncio.StreamWriter) -> None:
-        result, failure = await asyncio.shield(execution)
-        if not writer.is_closing():
-            with suppress(ConnectionError):
-                write_frame(writer, encode(Reply(call.number, result, failure)))
-                await writer.drain()
+    async def _reply(self, call: Call, execution: Execution, writer: asyncio.StreamWriter) -> None:
+        result, failure = await asyncio.shield(execution.task)
+        await _write(writer, Reply(call.number, result, failure))
         if call.operation == "close":
             self.closed.set()
 
     async def _execute(self, call: Call) -> Answer:
-        try:
+        failures: list[Failure] = []
+        with _caught(call.operation, failures):
             arguments = OPERATIONS[call.operation].arguments.decode(call.arguments)
             result = await getattr(self._engine, call.operation)(*msgspec.structs.astuple(arguments))
             return msgspec.Raw(encode(result)), None
-        except HalteresError as error:
-            return NOTHING, packed(error)
-        except Exception as error:  # the boundary between an engine's bugs and the service
-            name = uuid.uuid4().hex[:8]
-            log.exception("Engine call %s failed, error id %s.", call.operation, name)
-            what = f"The engine failed in {call.operation} (error id {name})."
-            return NOTHING, packed(ServerError(what, f"{type(error).__name__}: {error}.", "See the engine's log."))
+        return NOTHING, failures[0]
+
+    async def _stream(self, call: Call, writer: asyncio.StreamWriter) -> None:
+        """Every piece is written before the next is asked for: a full socket holds the stream up, not the engine."""
+        failures: list[Failure] = []
+        with _caught(call.operation, failures):
+            arguments = OPERATIONS[call.operation].arguments.decode(call.arguments)
+            pieces = getattr(self._engine, call.operation)(*msgspec.structs.astuple(arguments))
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    await _write(writer, Reply(call.number, msgspec.Raw(encode(piece)), more=True))
+        await _write(writer, Reply(call.number, NOTHING, failures[0] if failures else None))
 
 
-Answer = tuple[msgspec.Raw, Failure | None]
+async def _write(writer: asyncio.StreamWriter, reply: Reply) -> None:
+    if not writer.is_closing():
+        with suppress(ConnectionError):
+            write_frame(writer, encode(reply))
+            await writer.drain()
 
 
-class _Answers:
-    """The last answers by journal id; bounded in number and bytes, the oldest go first."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[str, asyncio.Task[Answer]] = OrderedDict()
-        self._bytes = 0
-
-    def once(self, key: str, start: Callable[[], asyncio.Task[Answer]]) -> asyncio.Task[Answer]:
-        """The first call under this key, which may be done or under way; `start` makes it."""
-        if key not in self._known:
-            self._known[key] = start()
-            self._known[key].add_done_callback(lambda done: self._remember(key, done))
-        return self._known[key]
-
-    def _remember(self, key: str, task: asyncio.Task[Answer]) -> None:
-        if task.cancelled() or ((failure := task.result()[1]) and failure.kind == NotReady.__name__):
-            del self._known[key]  # no answer at all: asking again is right
-            return
-        self._bytes += memoryview(task.result()[0]).nbytes
-        while len(self._known) > MAX_REMEMBERED or self._bytes > MAX_REMEMBERED_BYTES:
-            oldest = next((known for known, old in self._known.items() if old.done()), None)
-            if oldest is None:
-                return
-            self._bytes -= memoryview(self._known.pop(oldest).result()[0]).nbytes
+@contextmanager
+def _caught(operation: str, failures: list[Failure]) -> Iterator[None]:
+    """The boundary between an engine and the service: what is raised inside becomes a failure for the wire."""
+    try:
+        yield
+    except HalteresError as error:
+        failures.append(packed(error))
+    except Exception as error:  # an engine's own bugs
+        name = uuid.uuid4().hex[:8]
+        log.exception("Engine call %s failed, error id %s.", operation, name)
+        what = f"The engine failed in {operation} (error id {name})."
+        failures.append(packed(ServerError(what, f"{type(error).__name__}: {error}.", "See the engine's log.")))
 
 
 @asynccontextmanager

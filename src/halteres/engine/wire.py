@@ -1,7 +1,14 @@
 """What crosses the engine link: frames of four bytes of length, then msgpack with raw tensor bytes.
 
-Owns: the shape of a call and of its reply, read off the signatures of `Engine`; errors that cross with their class.
+Owns: the shape of a call and of its replies, read off the signatures of `Engine`; errors that cross with their class.
 Never: opens a socket, waits for anything but the rest of a frame.
+
+    Call(7, "sample", ...)    ──▶
+                              ◀──   Reply(7, result)
+    Call(8, "stream", ...)    ──▶
+                              ◀──   Reply(8, piece, more=True), again and again
+                              ◀──   Reply(8, nothing)               or with a failure
+    Call(8, "cancel")         ──▶                                   no reply; nothing of call 8 is sent any more
 """
 
 from __future__ import annotations
@@ -9,23 +16,31 @@ from __future__ import annotations
 import asyncio
 import inspect
 import typing
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from halteres import errors
+from halteres.engine import checks, failures, protocol
 from halteres.engine.protocol import Engine
 from halteres.errors import HalteresError
 
 MAX_FRAME_BYTES = 2**31
+
+CANCEL = "cancel"
+"""The operation of a frame that gives up the call of its number."""
+
+CANCELLABLE = ("sample", "stream")
+"""Calls that end when their caller goes away; all others change something and run to their end."""
 
 
 class Call(msgspec.Struct, array_like=True):
     """One request frame."""
 
     number: int  # of the call on this connection
-    operation: str  # a method of Engine
+    operation: str  # a method of Engine, or CANCEL
     journal_id: str | None
     arguments: msgspec.Raw
 
@@ -46,6 +61,7 @@ class Reply(msgspec.Struct, array_like=True):
     number: int
     result: msgspec.Raw
     failure: Failure | None = None
+    more: bool = False  # of a stream: a piece, and others follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +69,8 @@ class Operation:
     """How one method of `Engine` travels, read off its signature."""
 
     arguments: msgspec.msgpack.Decoder[Any]
-    result: msgspec.msgpack.Decoder[Any]
+    result: msgspec.msgpack.Decoder[Any]  # of a stream: of each piece
+    streamed: bool
 
 
 def _operation(name: str) -> Operation:
@@ -61,14 +78,17 @@ def _operation(name: str) -> Operation:
     hints = typing.get_type_hints(method)
     parameters = [parameter for parameter in inspect.signature(method).parameters if parameter != "self"]
     struct = msgspec.defstruct(name, [(parameter, hints[parameter]) for parameter in parameters], array_like=True)
-    return Operation(msgspec.msgpack.Decoder(struct), msgspec.msgpack.Decoder(hints["return"]))
+    streamed = typing.get_origin(hints["return"]) is AsyncIterator
+    result = typing.get_args(hints["return"])[0] if streamed else hints["return"]
+    return Operation(msgspec.msgpack.Decoder(struct), msgspec.msgpack.Decoder(result), streamed)
 
 
 OPERATIONS = {
     name: _operation(name)
     for name, member in vars(Engine).items()
-    if inspect.iscoroutinefunction(member) and not name.startswith("_")
+    if inspect.isfunction(member) and not name.startswith("_")
 }
+STREAMED = frozenset(name for name, operation in OPERATIONS.items() if operation.streamed)
 
 NOTHING = msgspec.Raw(msgspec.msgpack.encode(None))
 decode_call = msgspec.msgpack.Decoder(Call).decode
@@ -77,7 +97,10 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 ERROR_KINDS = {
-    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, HalteresError)
+    name: kind
+    for room in (errors, checks, failures, protocol)
+    for name, kind in vars(room).items()
+    if isinstance(kind, type) and issubclass(kind, HalteresError)
 }
 
 

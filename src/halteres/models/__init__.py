@@ -35,6 +35,13 @@ def model_folder(name: str, shelf: Path) -> Path | None:
     return next((folder.absolute() for folder in (*shelved, there) if name and is_model(folder)), None)
 
 
+def names_of(folder: Path, shelf: Path) -> tuple[str, ...]:
+    """Every name that means the model in this folder: built-in, on the shelf (where links may lead to it)."""
+    there = folder.resolve()
+    known = (*_FOLDERS.items(), *on_shelf(shelf))
+    return tuple(name for name, place in known if place.resolve() == there)
+
+
 def on_shelf(shelf: Path) -> Iterator[tuple[str, Path]]:
     """Name and folder of every model on the shelf."""
     for pattern in ("*", "*/*"):

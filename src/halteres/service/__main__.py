@@ -10,26 +10,32 @@ import argparse
 import asyncio
 import logging
 import signal
+import socket
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 from halteres.engine.process import EngineCommand, EngineProcess
-from halteres.errors import HalteresError
-from halteres.loopback import open_listener
+from halteres.errors import HalteresError, InvalidConfig
+from halteres.loopback import HOST, is_loopback, open_listener
 from halteres.models import TINY
 from halteres.process import begin
 from halteres.service.base import base_model
-from halteres.service.server import serve
+from halteres.service.key_file import KeyFile
+from halteres.service.limits_file import read_allowances
+from halteres.service.options import Options
+from halteres.service.server import Tls, serve
 
 log = logging.getLogger(__name__)
 
 
 def main() -> int:
     """Run until SIGTERM, SIGINT or the end of the lifeline; exit code 0, or 1 with one sentence."""
-    options = _parser().parse_args()
+    arguments = _parser().parse_args()
     begin("service")
     try:
-        asyncio.run(_run(options))
+        asyncio.run(_run(arguments))
     except HalteresError as error:
         sys.stderr.write(f"error: {error.sentence}\n")
         return 1
@@ -38,27 +44,76 @@ def main() -> int:
     return 0
 
 
-async def _run(options: argparse.Namespace) -> None:
-    base = base_model(options.model)
-    command = EngineCommand(backend=options.engine, folder=base.folder, name=base.name, threads=options.threads)
+async def _run(arguments: argparse.Namespace) -> None:
+    base = base_model(arguments.model)
+    command = EngineCommand(backend=arguments.engine, folder=base.folder, name=base.name, threads=arguments.threads)
     host = EngineProcess(
         command,
-        options.state / "engine.log",
+        arguments.state / "engine.log",
         on_death=lambda why: log.error("%s", why),
-        on_restart=lambda: log.warning("The engine runs again; adapters that were not saved are gone."),
+        on_restart=lambda: log.warning("The engine runs again; adapters come back when they are asked for."),
     )
-    with open_listener(options.port, options.listen_fd) as bound:
-        await serve(options.state, base, host, bound)
+    options, tls = _options(arguments), _tls(arguments)
+    with _listener(arguments, options) as bound:
+        beyond = not is_loopback(bound.getsockname()[0])
+        _warn(arguments.state, beyond=beyond, tls=tls)
+        await serve(
+            arguments.state, base, host, bound, replace(options, require_keys=options.require_keys or beyond), tls
+        )
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    return Options(
+        sample_logprobs=arguments.sample_logprobs,
+        require_keys=arguments.require_keys,
+        limits=read_allowances(arguments.state, arguments.limit),
+    )
+
+
+def _tls(arguments: argparse.Namespace) -> Tls | None:
+    if arguments.certificate is None and arguments.certificate_key is None:
+        return None
+    if arguments.certificate is None or arguments.certificate_key is None:
+        raise InvalidConfig("--certificate and --certificate-key come together.")
+    tls = Tls(arguments.certificate, arguments.certificate_key)
+    tls.check()
+    return tls
+
+
+def _listener(arguments: argparse.Namespace, options: Options) -> socket.socket:
+    """Beyond the loopback only with keys."""
+    keys = KeyFile(arguments.state).read()
+    try:
+        return open_listener(
+            arguments.port, arguments.listen_fd, host=arguments.host, beyond=bool(keys) or options.require_keys
+        )
+    except InvalidConfig as error:
+        error_next = error.next or f"Make a key first: halteres keys create NAME --state {arguments.state}"
+        raise InvalidConfig(error.what, error.why, error_next) from error
+
+
+def _warn(state: Path, *, beyond: bool, tls: Tls | None) -> None:
+    """What an operator should hear at the start."""
+    if beyond and tls is None:
+        log.warning("Keys and data are readable on the way: use --certificate, or a proxy that ends TLS before it.")
+    if beyond and not any(key.state(time.time()) == "valid" for key in KeyFile(state).read()):
+        log.warning("No key of %s is valid: nobody can use this service until one is made.", state)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m halteres.service", description="The training service.")
     parser.add_argument("--state", type=Path, required=True, help="directory that everything durable is kept in")
-    parser.add_argument("--port", type=int, default=8001, help="on 127.0.0.1; 0 takes a free one")
+    parser.add_argument("--host", default=HOST, help="where to listen; beyond the loopback only with keys")
+    parser.add_argument("--port", type=int, default=8001, help="0 takes a free one")
     parser.add_argument("--listen-fd", type=int, help="an inherited socket that listens already")
     parser.add_argument("--engine", choices=("torch", "scripted"), default="torch")
-    parser.add_argument("--model", default=TINY, help="a built-in name or a model folder")
+    parser.add_argument("--model", default=TINY, help="a built-in name, a name on the shelf, or a model folder")
     parser.add_argument("--threads", type=int, help="of the engine; default: cores - 1, at least 1")
+    parser.add_argument("--require-keys", action="store_true", help="ask for a key also while none was made")
+    parser.add_argument("--limit", action="append", default=[], metavar="NAME=VALUE", help="of every tenant; see docs")
+    parser.add_argument("--sample-logprobs", choices=("raw", "tempered"), default="raw", help="of sampled tokens")
+    parser.add_argument("--certificate", type=Path, help="for TLS: PEM file with the chain")
+    parser.add_argument("--certificate-key", type=Path, help="... and the file of its private key")
     return parser
 
 

@@ -11,39 +11,45 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
 from halteres.errors import HalteresError
-from halteres.loopback import LocalOnly
-from halteres.service.inference import Inference
+from halteres.service.guard import Guard
+from halteres.service.inference.answering import Inference
+from halteres.service.keys import Keys
+from halteres.service.meter import Meter
+from halteres.service.routes.access import AccessRoutes
 from halteres.service.routes.answers import on_bug, on_error, on_missing
+from halteres.service.routes.books import BookRoutes
+from halteres.service.routes.checkpoints import CheckpointRoutes
 from halteres.service.routes.connection import ConnectionRoutes
-from halteres.service.routes.inference import InferenceRoutes
+from halteres.service.routes.downloads import DownloadRoutes
+from halteres.service.routes.immediate import ImmediateRoutes
+from halteres.service.routes.inference.table import InferenceRoutes
 from halteres.service.routes.promises import PromiseRoutes
 from halteres.service.routes.records import RecordRoutes
 from halteres.service.routes.sampling import SamplingRoutes
+from halteres.service.routes.searches import SearchRoutes
 from halteres.service.routes.training import TrainingRoutes
 from halteres.service.service import Service
 
 
 def create_app(service: Service) -> Starlette:
     """The routes over an open service; those called most come first."""
-    inference = Inference(
-        base=service.base,
-        tokenizer=service.tokenizer,
-        journal=service.journal,
-        checkpoints=service.checkpoints,
-        snapshots=service.snapshots,
-        samplers=service.samplers,
-        samples=service.samples,
-    )
     rooms = (
         PromiseRoutes(service),
         SamplingRoutes(service),
-        InferenceRoutes(inference),
+        InferenceRoutes(Inference(service)),
         TrainingRoutes(service),
+        ImmediateRoutes(service),
         ConnectionRoutes(service),
+        AccessRoutes(service),
+        CheckpointRoutes(service),
+        DownloadRoutes(service),
+        SearchRoutes(service),
         RecordRoutes(service),
+        BookRoutes(service),
     )
+    keys = Keys(service.state, required=service.options.require_keys)
     return Starlette(
         routes=[route for room in rooms for route in room.table()],
-        middleware=[Middleware(LocalOnly)],
+        middleware=[Middleware(Guard, keys=keys, meter=Meter(service.options.limits))],
         exception_handlers={HalteresError: on_error, HTTPException: on_missing, Exception: on_bug},
     )

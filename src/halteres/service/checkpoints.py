@@ -1,159 +1,196 @@
-"""Checkpoints: tinker:// paths and the folders behind them.
+"""Checkpoints: the named weights of one service.
 
-Owns: `tinker://{training run}/{weights|sampler_weights}/{name}` and its place on disk; what is known of each of them.
-Never: writes or reads weights (the engine does), deletes a checkpoint.
+Owns: what is known of each of them, who may use it, how it comes to be listed and how it goes.
+Never: writes or reads weights (the engine does).
 
-    STATE/checkpoints/<training run, ':' as '_'>/weights/<name>/           PEFT folder, optimiser, state.json
-                                                /sampler_weights/<name>/   PEFT folder
+    STATE/checkpoints/<training run, ':' as '_'>/weights/<name>/            PEFT folder, optimiser, state.json
+                                                /sampler_weights/<name>/    PEFT folder
+                                                /external_weights/<name>/   files for others, perhaps encrypted
+    STATE/trash/        folders that were deleted, for an instant: half a checkpoint never exists
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
+from sqlalchemy import delete
 
 from halteres.engine.folders import recover
 from halteres.engine.protocol import LoraConfig, Saved
 from halteres.errors import Conflict, InvalidData, NotFound, nearest
+from halteres.service import unlisted
+from halteres.service.checkpoint import Checkpoint, age
+from halteres.service.holdings import refuse_save
 from halteres.service.journal import Journal
+from halteres.service.lifetimes import checked_ttl, end_of_life
+from halteres.service.limits import Allowances
+from halteres.service.paths import KINDS, LOADABLE, Kind, TinkerPath, checked_name, parse
 from halteres.service.tables import CHECKPOINTS
-
-Kind = Literal["weights", "sampler_weights"]
-
-_KINDS: dict[str, Kind] = {"weights": "weights", "sampler_weights": "sampler_weights"}
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=@-]{0,127}")
-_RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}")
-
-
-@dataclass(frozen=True, slots=True)
-class TinkerPath:
-    """A parsed tinker:// path."""
-
-    run: str  # training run id
-    kind: Kind
-    name: str
-
-    def __str__(self) -> str:
-        return f"tinker://{self.run}/{self.kind}/{self.name}"
-
-    def folder(self, state: Path) -> Path:
-        """Where it lies."""
-        return state / "checkpoints" / self.run.replace(":", "_") / self.kind / self.name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """What is known of named weights."""
-
-    path: TinkerPath
-    folder: Path
-    version: int  # optimiser steps
-    size_bytes: int
-    base_model: str
-    lora: LoraConfig
-    created_at: float  # unix s
-    expires_at: float | None = None  # unix s
-    user_metadata: dict[str, Any] = field(default_factory=dict)
-
-
-def parse(path: str) -> TinkerPath:
-    """Read a tinker:// path.
-
-    Raises:
-        InvalidData: it is none.
-    """
-    scheme, _, rest = path.partition("://")
-    parts = rest.split("/")
-    if scheme != "tinker" or len(parts) != 3 or parts[1] not in _KINDS:
-        raise InvalidData(
-            f"'{path}' is no path of weights.",
-            next="Write tinker://TRAINING_RUN/weights/NAME or …/sampler_weights/NAME.",
-        )
-    if not _RUN.fullmatch(parts[0]) or not _NAME.fullmatch(parts[2]):
-        raise InvalidData(f"'{path}' is no path of weights.", "Its run or name holds a character that none can have.")
-    return TinkerPath(parts[0], _KINDS[parts[1]], parts[2])
-
-
-def folder_of(state: Path, tinker_path: str) -> Path:
-    """The folder that a path stands for, in a service's state directory; it need not exist.
-
-    Raises:
-        InvalidData: no tinker:// path.
-    """
-    return parse(tinker_path).folder(state)
+from halteres.service.tenants import Tenant
+from halteres.service.trash import Trash
 
 
 class Checkpoints:
     """The named weights of one service."""
 
-    def __init__(self, journal: Journal, state: Path) -> None:
-        self._journal, self._state = journal, state
+    def __init__(self, journal: Journal, state: Path, allowances: Allowances | None = None) -> None:
+        self._allowances = allowances or Allowances()
+        self._journal, self._state, self._trash = journal, state, Trash(state / "trash")
         self._known: dict[str, Checkpoint] = {}
+        self.on_removed: Callable[[str], None] = lambda _: None  # told the tinker:// path, once the name is free
 
     async def open(self) -> None:
-        """Know again what an earlier life of the service saved, and mend what its end left half replaced."""
+        """Know again what an earlier life of the service saved, and mend what its end left half done."""
         await asyncio.to_thread(self._recover)
         for row in await self._journal.rows(CHECKPOINTS):
-            path = parse(row["path"])
-            facts = {name: row[name] for name in row if name not in ("path", "model_id", "lora")}
-            lora = msgspec.convert(row["lora"], LoraConfig)
-            self._known[row["path"]] = Checkpoint(path=path, folder=path.folder(self._state), lora=lora, **facts)
+            if (checkpoint := Checkpoint.of_row(row, self._state)).folder.is_dir():
+                self._known[row["path"]] = checkpoint
+        await self.look_again()
+
+    async def look_again(self) -> None:
+        """Know those that were put here meanwhile (`halteres checkpoints add`)."""
+        for path in await asyncio.to_thread(lambda: list(unlisted.put_here(self._state))):
+            if str(path) not in self._known:
+                self._take_in(path)
 
     def _recover(self) -> None:
-        for kind in _KINDS:
+        for kind in KINDS:
             for folder in (self._state / "checkpoints").glob(f"*/{kind}"):
                 recover(folder)
+        self._trash.empty()
 
-    def all(self, run: str | None = None) -> list[Checkpoint]:
-        """Those of one training run, or all; oldest first."""
-        return [found for found in self._known.values() if run is None or found.path.run == run]
+    # Looking
+
+    def all(self, run: str | None = None, tenant: Tenant | None = None) -> list[Checkpoint]:
+        """Those of one training run, of one tenant, or all; oldest first."""
+        now = time.time()
+        return [
+            found
+            for found in self._known.values()
+            if run in (None, found.path.run) and tenant in (None, found.tenant) and not found.expired(now)
+        ]
 
     def newest(self, run: str, kind: Kind = "weights") -> Checkpoint | None:
         """The last one saved of a training run."""
-        return max((found for found in self.all(run) if found.path.kind == kind), key=_age, default=None)
+        return max((found for found in self.all(run) if found.path.kind == kind), key=age, default=None)
 
     def newest_of_session(self, session_id: str, kind: Kind) -> Checkpoint | None:
         """The last one saved of any training run of a session."""
         found = (one for one in self.all() if one.path.kind == kind and one.path.run.startswith(f"{session_id}:"))
-        return max(found, key=_age, default=None)
+        return max(found, key=age, default=None)
 
-    def find(self, path: str) -> Checkpoint:
-        """The checkpoint at a path. One that another service wrote is known by its folder.
+    def find(self, path: str, tenant: Tenant) -> Checkpoint:
+        """The checkpoint at a path, to train from or to sample: the tenant's own, or a public one.
 
         Raises:
             NotFound: there is none; the message names what exists.
+            InvalidData: it is an export, which this service reads no more.
         """
-        known = self._known.get(path) or self._read(parse(path))
-        if known is None or not known.folder.is_dir():
-            raise _missing(path, self._known)
-        return known
+        found = self.readable(path, tenant)
+        if found.path.kind not in LOADABLE:
+            raise InvalidData(
+                f"{path} is an export for others.",
+                "It may be encrypted, and it has no optimiser.",
+                "Name weights/NAME or sampler_weights/NAME of the training run.",
+            )
+        return found
 
-    def place(self, run: str, kind: Kind, name: str | None, *, overwrite: bool = False) -> TinkerPath:
-        """Where a new checkpoint goes.
+    def readable(self, path: str, tenant: Tenant) -> Checkpoint:
+        """The checkpoint of any kind at a path: the tenant's own, or a public one.
 
         Raises:
-            InvalidData: no usable name.
-            Conflict: the name is taken.
+            NotFound: there is none.
         """
-        if not name or not _NAME.fullmatch(name):
-            raise InvalidData(
-                f"'{name or ''}' cannot name a checkpoint.",
-                "It may have letters, digits and . _ + = @ -, up to 128, and no '/'.",
-                "Choose another name.",
-            )
-        path = TinkerPath(run, kind, name)
-        if path.folder(self._state).exists() and not overwrite:
+        found = self.at(path)
+        if found is None or not (found.public or found.tenant == tenant):
+            raise self._missing(path, tenant)
+        return found
+
+    def owned(self, path: str, tenant: Tenant) -> Checkpoint:
+        """The tenant's own checkpoint at a path.
+
+        Raises:
+            NotFound: it has none there.
+        """
+        found = self.at(path)
+        if found is None or found.tenant != tenant:
+            raise self._missing(path, tenant)
+        return found
+
+    def outcome_of(self, request_id: str, tenant: Tenant) -> Checkpoint | None:
+        """What a request made."""
+        return next((one for one in self.all(tenant=tenant) if one.request_id == request_id), None)
+
+    def at(self, path: str) -> Checkpoint | None:
+        """The checkpoint at a path, whoever asks; one that another service wrote, or that was put here, is known by
+        its folder.
+
+        Raises:
+            InvalidData: no tinker:// path.
+        """
+        found = self._known.get(path) or self._take_in(parse(path))
+        return found if found and not found.expired(time.time()) and found.folder.is_dir() else None
+
+    def _take_in(self, path: TinkerPath) -> Checkpoint | None:
+        folder = path.folder(self._state)
+        if any(known.folder == folder for known in self._known.values()):
+            return self._known.get(str(path))  # two paths may mean one folder; the first one has it
+        found = Checkpoint.of_folder(path, self._state)
+        if found is not None:
+            self._known[str(path)] = found
+        return found
+
+    def _missing(self, path: str, tenant: Tenant) -> NotFound:
+        known = {str(found.path): found for found in self.all(tenant=tenant)}
+        guess, newest = nearest(path, known), max(known.values(), key=age, default=None)
+        why = f"Did you mean {guess}?" if guess else f"The newest is {newest.path}." if newest else "None is saved."
+        return NotFound(f"There are no weights {path}.", why, did_you_mean=guess)
+
+    # Saving
+
+    def place(
+        self,
+        run: str,
+        kind: Kind,
+        name: str | None,
+        *,
+        tenant: Tenant,
+        overwrite: bool = False,
+        ttl_s: int | None = None,
+        request_id: str | None = None,
+    ) -> TinkerPath:
+        """Where a new checkpoint goes.
+
+        Args:
+            run: the training run.
+            kind: of weights.
+            name: its own.
+            tenant: who will own it.
+            overwrite: it may take the place of another.
+            ttl_s: how long it is to live.
+            request_id: of the request that makes it, which may be executed again: what it left itself is no obstacle.
+
+        Raises:
+            InvalidData: no usable name, or a time to live that is out of range.
+            Conflict: the name is taken.
+            LimitReached: the tenant has no room for it.
+        """
+        path = TinkerPath(run, kind, checked_name(name))
+        checked_ttl(ttl_s)
+        known = self._known.get(str(path))
+        if known is not None and known.expired(time.time()):
+            self._discard(known)
+        elif known is not None and known.folder.exists() and not overwrite and known.request_id != request_id:
             remedy = (
                 "Choose another name, or save with overwrite=True." if kind == "weights" else "Choose another name."
             )
             raise Conflict(f"The checkpoint {path} exists.", "Saved weights are not replaced by accident.", remedy)
+        refuse_save(self._allowances, self, tenant, path)
         return path
 
     def folder(self, path: TinkerPath) -> Path:
@@ -165,62 +202,73 @@ class Checkpoints:
         path: TinkerPath,
         saved: Saved,
         *,
+        tenant: Tenant,
         base_model: str,
         lora: LoraConfig,
-        ttl_s: int | None,
-        user_metadata: dict[str, Any],
+        ttl_s: int | None = None,
+        user_metadata: dict[str, Any] | None = None,
+        request_id: str | None = None,
     ) -> Checkpoint:
-        """Remember a folder that the engine wrote."""
-        now = time.time()
+        """Remember a folder that was written; whatever was known of its path before is forgotten.
+
+        Raises:
+            NotFound: somebody deleted it meanwhile.
+        """
+        folder, now = path.folder(self._state), time.time()
+        if not folder.is_dir():
+            raise NotFound(f"{path} was deleted while it was being saved.", next="Save it again.")
         checkpoint = Checkpoint(
             path=path,
-            folder=path.folder(self._state),
+            folder=folder,
             version=saved.version,
             size_bytes=saved.size_bytes,
             base_model=base_model,
             lora=lora,
+            tenant=tenant,
+            request_id=request_id,
             created_at=now,
-            expires_at=None if ttl_s is None else now + ttl_s,
-            user_metadata=user_metadata,
+            expires_at=end_of_life(ttl_s, now),
+            user_metadata=user_metadata or {},
         )
-        await self._journal.added(
-            CHECKPOINTS,
-            path=str(path),
-            model_id=path.run,
-            version=saved.version,
-            size_bytes=saved.size_bytes,
-            base_model=base_model,
-            lora=msgspec.to_builtins(lora),
-            user_metadata=user_metadata,
-            created_at=now,
-            expires_at=checkpoint.expires_at,
-        )
-        self._known[str(path)] = checkpoint
+        await self._record(checkpoint)
         return checkpoint
 
-    def _read(self, path: TinkerPath) -> Checkpoint | None:
-        folder = path.folder(self._state)
-        files = (folder / "adapter_config.json", folder / "state.json")
-        if not all(file.is_file() for file in files):
-            return None
-        adapter, state = (json.loads(file.read_text()) for file in files)
-        return Checkpoint(
-            path=path,
-            folder=folder,
-            version=state["version"],
-            size_bytes=sum(file.stat().st_size for file in folder.iterdir()),
-            base_model=adapter.get("base_model_name_or_path") or "",
-            lora=msgspec.convert(state["lora"], LoraConfig),
-            created_at=files[1].stat().st_mtime,
+    async def change(self, checkpoint: Checkpoint, **facts: Any) -> Checkpoint:
+        """Let facts of a checkpoint that was just found be others: `public`, `expires_at`."""
+        changed = replace(checkpoint, **facts)
+        await self._record(changed)
+        return changed
+
+    async def _record(self, checkpoint: Checkpoint) -> None:
+        self._known.pop(str(checkpoint.path), None)  # a replaced one is the newest again
+        self._known[str(checkpoint.path)] = checkpoint
+        await self._journal.added(CHECKPOINTS, **checkpoint.row)
+
+    # Going
+
+    async def remove(self, checkpoint: Checkpoint) -> None:
+        """Delete a checkpoint that was just found. Snapshots that the engine holds of it keep answering.
+
+        Raises:
+            ServerError: its folder cannot be moved.
+        """
+        path = str(checkpoint.path)
+        self._discard(checkpoint)
+        await self._journal.transact(
+            lambda connection: connection.execute(delete(CHECKPOINTS).where(CHECKPOINTS.c.path == path))
         )
+        await asyncio.to_thread(self._trash.empty)
 
+    async def expire(self, now: float) -> int:
+        """Delete those whose time is over at `now` (unix s); returns how many."""
+        over = [checkpoint for checkpoint in self._known.values() if checkpoint.expired(now)]
+        for checkpoint in over:
+            if self._known.get(str(checkpoint.path)) is checkpoint:  # it may have been renewed meanwhile
+                await self.remove(checkpoint)
+        return len(over)
 
-def _age(checkpoint: Checkpoint) -> float:
-    return checkpoint.created_at
-
-
-def _missing(path: str, known: dict[str, Checkpoint]) -> NotFound:
-    guess = nearest(path, known)
-    newest = max(known.values(), key=_age, default=None)
-    why = f"Did you mean {guess}?" if guess else f"The newest is {newest.path}." if newest else "None was saved yet."
-    return NotFound(f"There are no weights {path}.", why, did_you_mean=guess)
+    def _discard(self, checkpoint: Checkpoint) -> None:
+        """From here on its name is free; no instant lies between."""
+        self._trash.take(checkpoint.folder)
+        self._known.pop(str(checkpoint.path), None)
+        self.on_removed(str(checkpoint.path))

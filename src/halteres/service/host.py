@@ -13,13 +13,22 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
-from halteres.engine.protocol import Engine
-from halteres.errors import HalteresError, NotReady
+from halteres.engine.protocol import Engine, EngineGone
+from halteres.errors import HalteresError, NotReady, ServerError
 
 T = TypeVar("T")
 
 READY_S = 120.0
 """How long a request waits for an engine that is starting."""
+
+MAX_DEATHS = 3
+"""Engines that may die under one request before it is held to be the cause, and fails."""
+
+
+class EngineDied(ServerError):
+    """The engine died again and again under one request."""
+
+    code = "engine_died"
 
 
 class Host(Protocol):
@@ -80,12 +89,25 @@ async def survived(host: Host, call: Callable[[Engine], Awaitable[T]]) -> T:
     """The result of a call that needs nothing an engine held before; if that engine dies under it, the next is asked.
 
     Raises:
-        NotReady: that one died too, or none is running.
+        EngineDied: engines keep dying under this one call.
+        NotReady: no engine is running.
     """
-    engine, before = await running(host), host.restarts
-    try:
-        return await call(engine)
-    except NotReady:
-        if host.state in ("failed", "stopped"):
-            raise
-    return await call(await running(host, restarts=before + 1))
+    before = host.restarts
+    for death in range(MAX_DEATHS):
+        engine = await running(host, restarts=before + 1 if death else 0)
+        before = host.restarts
+        try:
+            return await call(engine)
+        except EngineGone:
+            if host.state in ("failed", "stopped"):
+                raise
+    raise died_under(host)
+
+
+def died_under(host: Host) -> EngineDied:
+    """Why a request under which engines keep dying is given up."""
+    return EngineDied(
+        f"The engine died {MAX_DEATHS} times while it executed this request.",
+        host.failure.sentence if host.failure else "",
+        "Send less at once: fewer, shorter or smaller pieces.",
+    )

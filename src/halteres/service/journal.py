@@ -2,7 +2,7 @@
 
 Owns: one SQLite file (WAL, synchronous NORMAL: it survives kill -9) and the one thread that touches it; transactions
 that arrive while another is being committed share the next commit.
-Never: knows what a request means; replays anything (a later issue reads these rows for that).
+Never: knows what a request means (`adapters` replays training requests, `sampling` draws samples again).
 """
 
 from __future__ import annotations
@@ -13,21 +13,24 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-from sqlalchemy import Connection, Table, bindparam, create_engine, event, func, select, update
+from sqlalchemy import Connection, Table, bindparam, create_engine, delete, event, func, or_, select, update
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import SQLAlchemyError
 
-from halteres.errors import NotReady, ServerError
-from halteres.service.tables import BURNT, REQUESTS, SCHEMA
+from halteres.errors import Conflict, NotReady, ServerError
+from halteres.service.tables import BURNT, LAYOUT, MODELS, REQUESTS, SCHEMA
+from halteres.service.tenants import LOCAL, Tenant
 
 T = TypeVar("T")
 
 Drawn = Mapping[str, int | list[int]]
 """What the service drew by lot for a request."""
+
+State = Literal["accepted", "done", "failed_user", "failed_server"]
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +43,7 @@ class Entry:
     key: str
     kind: str
     subject: str
+    tenant: Tenant = LOCAL
     seq: int | None
     content_type: str
     body: bytes
@@ -47,14 +51,13 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
-    """What became of a request in an earlier life of the service."""
+class Recorded(Entry):
+    """A row: a request, and what became of it so far."""
 
-    kind: str
-    subject: str
-    state: str
-    outcome_type: str | None
-    outcome: bytes | None
+    state: State
+    settled_at: float | None = None  # unix s
+    outcome_type: str | None = None
+    outcome: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -67,8 +70,15 @@ class _Work:
 
 # Statements are values: built once, so that SQLAlchemy compiles each of them once.
 _ACCEPT = insert(REQUESTS).on_conflict_do_nothing(index_elements=["key"])
-_SETTLE = update(REQUESTS).where(REQUESTS.c.id == bindparam("settled_id")).values(state="settled")
-_RECALL = select(*(REQUESTS.c[name] for name in Recorded.__slots__)).where(REQUESTS.c.id == bindparam("recalled_id"))
+_SETTLE = update(REQUESTS).where(REQUESTS.c.id == bindparam("settled_id"))
+_ROWS = select(*(REQUESTS.c[field.name] for field in fields(Recorded)))
+_RECALL = _ROWS.where(REQUESTS.c.id == bindparam("recalled_id"))
+_OPEN = _ROWS.where(REQUESTS.c.state == "accepted").order_by(REQUESTS.c.accepted_at)
+_SINCE = (
+    _ROWS.where(REQUESTS.c.subject == bindparam("of"), REQUESTS.c.seq > bindparam("after"))
+    .where(REQUESTS.c.state != "accepted")
+    .order_by(REQUESTS.c.seq)
+)
 
 
 class Journal:
@@ -82,7 +92,11 @@ class Journal:
         self._connection: Connection | None = None
 
     async def open(self) -> None:
-        """Open or create the file; requests that an earlier life of the service left open are lost."""
+        """Open or create the file.
+
+        Raises:
+            Conflict: it was written by a version of Halteres whose tables were others.
+        """
         await asyncio.get_running_loop().run_in_executor(self._thread, self._connect)
 
     async def close(self) -> None:
@@ -109,16 +123,48 @@ class Journal:
         """Record a request; returns the id of the row under its key, which is older if the key was used before."""
         return await self.transact(lambda connection: _accept(connection, entry))
 
-    def settle(self, request_id: str, outcome_type: str, outcome: bytes | None) -> None:
+    def settle(
+        self, request_id: str, state: State, settled_at: float, outcome_type: str, outcome: bytes | None
+    ) -> None:
         """Record how a request ended."""
-        values = {"settled_at": time.time(), "outcome_type": outcome_type, "outcome": outcome, "settled_id": request_id}
-        self.post(lambda connection: connection.execute(_SETTLE, values))
+        values = {"state": state, "settled_at": settled_at, "outcome_type": outcome_type, "outcome": outcome}
+        self.post(lambda connection: connection.execute(_SETTLE, {**values, "settled_id": request_id}))
 
     async def recall(self, request_id: str) -> Recorded | None:
-        """A request of an earlier life of the service."""
-        values = {"recalled_id": request_id}
-        row = await self.transact(lambda connection: connection.execute(_RECALL, values).mappings().one_or_none())
-        return None if row is None else Recorded(**row)
+        """The row of this id."""
+        found = await self._select(_RECALL, recalled_id=request_id)
+        return found[0] if found else None
+
+    async def left_open(self) -> list[Recorded]:
+        """Requests that an earlier life of the service accepted and did not settle, oldest first."""
+        return await self._select(_OPEN)
+
+    async def settled_since(self, subject: str, after: int) -> list[Recorded]:
+        """The settled requests of a training run with numbers above `after`, in order."""
+        return await self._select(_SINCE, of=subject, after=after)
+
+    async def settled_samples(self, sampler: str, after: float) -> list[Recorded]:
+        """The samples of a sampling session that were settled after this time (unix s), in order."""
+        query = _ROWS.where(REQUESTS.c.subject == sampler, REQUESTS.c.settled_at > after)
+        return await self._select(query.order_by(REQUESTS.c.settled_at))
+
+    async def forget(self, before: float, points: Mapping[str, int]) -> int:
+        """Delete settled requests that nobody can ask for any more; returns how many.
+
+        Args:
+            before: unix s; what was settled later stays.
+            points: training runs by id, each with the number up to which it is kept on disk: later ones stay.
+        """
+        old = (REQUESTS.c.settled_at < before) & (REQUESTS.c.state != "accepted")
+        others = REQUESTS.c.subject.notin_(select(MODELS.c.id))
+        covered = [(REQUESTS.c.subject == run) & (REQUESTS.c.seq <= seq) for run, seq in points.items()]
+        statement = delete(REQUESTS).where(old, or_(others, *covered))
+        return await self.transact(lambda connection: connection.execute(statement).rowcount)
+
+    async def _select(self, query: Any, **values: Any) -> list[Recorded]:
+        return await self.transact(
+            lambda connection: [Recorded(**row) for row in connection.execute(query, values).mappings()]
+        )
 
     def add(self, table: Table, **values: Any) -> None:
         """Insert or replace a row without waiting."""
@@ -137,18 +183,16 @@ class Journal:
         """Record that a refused request used up this number."""
         await self.added(BURNT, model_id=model_id, seq=seq)
 
-    async def last_seqs(self) -> dict[str, int]:
-        """The highest sequence number that each training run has seen, refused ones included."""
-        accepted = select(REQUESTS.c.subject, func.max(REQUESTS.c.seq)).where(REQUESTS.c.kind != "sample")
-        queries = (
-            accepted.group_by(REQUESTS.c.subject),
-            select(BURNT.c.model_id, func.max(BURNT.c.seq)).group_by("model_id"),
-        )
-        last: dict[str, int] = {}
-        for query in queries:
-            for run, seq in await self.transact(lambda connection, query=query: connection.execute(query).all()):
-                last[run] = max(last.get(run, 0), seq or 0)
-        return last
+    async def last_settled(self) -> dict[str, int]:
+        """The highest sequence number that each training run has settled."""
+        settled = select(REQUESTS.c.subject, func.max(REQUESTS.c.seq)).where(REQUESTS.c.state != "accepted")
+        query = settled.where(REQUESTS.c.subject.in_(select(MODELS.c.id))).group_by(REQUESTS.c.subject)
+        return dict(await self.transact(lambda connection: [(run, seq) for run, seq in connection.execute(query)]))
+
+    async def burnt(self) -> list[tuple[str, int]]:
+        """Every number that a refused request used up, with its training run."""
+        query = select(BURNT.c.model_id, BURNT.c.seq)
+        return await self.transact(lambda connection: [(run, seq) for run, seq in connection.execute(query)])
 
     def _submit(self, run: Callable[[Connection], T]) -> asyncio.Future[T]:
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -193,9 +237,11 @@ class Journal:
         event.listen(engine, "connect", _configure)
         self._connection = engine.connect()
         with self._connection.begin():
+            found = self._connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+            if self._connection.dialect.has_table(self._connection, REQUESTS.name) and found != LAYOUT:
+                raise _of_another_version(self._file, found)
             SCHEMA.create_all(self._connection)
-            open_still = REQUESTS.c.state == "accepted"  # whoever was to execute them is gone
-            self._connection.execute(update(REQUESTS).where(open_still).values(state="lost"))
+            self._connection.exec_driver_sql(f"PRAGMA user_version = {LAYOUT}")
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -205,7 +251,7 @@ class Journal:
 
 
 def _accept(connection: Connection, entry: Entry) -> str:
-    values = {name: getattr(entry, name) for name in Entry.__slots__}
+    values = {field.name: getattr(entry, field.name) for field in fields(Entry)}
     values |= {"accepted_at": time.time(), "state": "accepted"}
     if connection.execute(_ACCEPT, values).rowcount:
         return entry.id
@@ -217,6 +263,14 @@ def _configure(connection: Any, _: Any) -> None:
     for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=5000", "temp_store=MEMORY"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
+
+
+def _of_another_version(file: Path, layout: int) -> Conflict:
+    return Conflict(
+        f"The journal {file} was written by another version of Halteres.",
+        f"Its tables have layout {layout}; this version reads layout {LAYOUT}.",
+        "Move the state directory aside, or serve from another one; checkpoint folders can be moved over.",
+    )
 
 
 def _unwritable(error: Exception) -> NotReady:

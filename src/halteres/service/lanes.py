@@ -16,10 +16,14 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from halteres.engine.link import journalled
 from halteres.errors import HalteresError, InvalidData, NotReady, ServerError
 from halteres.service.promises import Outcome, Promise, Promises, failure
+from halteres.service.wire.requests import Request
+
+if TYPE_CHECKING:
+    from halteres.service.models import Model
 
 MAX_WAITING = 4096
 """Requests of one model that may wait for an earlier one."""
@@ -31,16 +35,24 @@ log = logging.getLogger(__name__)
 class Job:
     """One training request, ready to be executed in its turn."""
 
-    seq: int
+    model: Model
+    request: Request
     promise: Promise
-    run: Callable[[], Awaitable[Outcome]]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a lane does with a job: execute it, and once its promise is settled what may follow."""
+
+    execute: Callable[[Job], Awaitable[Outcome]]
+    afterwards: Callable[[Job], Awaitable[None]]
 
 
 class Lane:
     """One model's requests, by sequence number."""
 
-    def __init__(self, promises: Promises, tasks: asyncio.TaskGroup, next_seq: int = 0) -> None:
-        self._promises, self._tasks = promises, tasks
+    def __init__(self, promises: Promises, tasks: asyncio.TaskGroup, work: Work, next_seq: int = 0) -> None:
+        self._promises, self._tasks, self._work = promises, tasks, work
         self._next = next_seq
         self._waiting: dict[int, Job] = {}
         self._burnt: set[int] = set()
@@ -48,11 +60,12 @@ class Lane:
 
     def put(self, job: Job) -> None:
         """Execute the job once every earlier number was executed or burnt."""
-        if job.seq < self._next or job.seq in self._burnt:
-            self._promises.settle(job.promise, failure(_late(job.seq, self._next)))
+        seq = job.request.seq
+        if seq < self._next or seq in self._burnt:
+            self._promises.settle(job.promise, failure(_late(seq, self._next)))
             return
-        self._waiting[job.seq] = job
-        if job.seq != self._next:
+        self._waiting[seq] = job
+        if seq != self._next:
             job.promise.waits_for = f"request {self._next} of this model comes first"
         self._go_on()
 
@@ -61,6 +74,11 @@ class Lane:
         if seq >= self._next:
             self._burnt.add(seq)
             self._go_on()
+
+    @property
+    def settled(self) -> int:
+        """The highest number below which every one is settled or burnt; -1 where none is."""
+        return self._next - 1
 
     @property
     def idle(self) -> bool:
@@ -89,11 +107,11 @@ class Lane:
 
     async def _drain(self) -> None:
         try:
-            while (job := self._waiting.pop(self._next, None)) is not None:
+            while not self._promises.closing and (job := self._waiting.pop(self._next, None)) is not None:
                 job.promise.waits_for = "it is being executed"
-                with journalled(job.promise.request_id):
-                    outcome = await outcome_of(job.promise, job.run)
+                outcome = await outcome_of(job.promise, lambda job=job: self._work.execute(job))
                 self._promises.settle(job.promise, outcome)
+                await self._work.afterwards(job)
                 self._next += 1
                 self._skip_burnt()
         finally:

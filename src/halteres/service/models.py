@@ -1,34 +1,30 @@
-"""Training runs: a trained adapter, its order of requests, and where it lives.
+"""Training runs: who owns one, its order of requests, what is known of it.
 
-Owns: every model of this state directory; that a model whose engine is gone or whose session has finished says so,
-with the newest checkpoint's name.
-Never: executes a training request (`training` does).
+Owns: every model of this state directory.
+Never: executes a training request (`training` does), knows what an engine holds (`adapters` does).
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+from sqlalchemy import update
 
 from halteres.engine.protocol import Engine, LoraConfig
-from halteres.errors import NotFound, NotReady, ServerError, unknown
-from halteres.service.checkpoints import Checkpoints
-from halteres.service.host import Host
+from halteres.errors import NotFound, unknown
 from halteres.service.journal import Journal
-from halteres.service.lanes import Lane
+from halteres.service.lanes import Lane, Work
 from halteres.service.promises import Promises
 from halteres.service.tables import MODELS
+from halteres.service.tenants import Tenant
 
-
-class AdapterLost(ServerError):
-    """An adapter that lived only in an engine that is gone."""
-
-    code = "adapter_lost"
+if TYPE_CHECKING:
+    from halteres.service.snapshots import Snapshot
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -37,13 +33,20 @@ class Model:
 
     id: str
     session_id: str
+    tenant: Tenant
     base_model: str  # the name its client knows
     lane: Lane
-    lora: LoraConfig | None = None  # None until it is loaded from a checkpoint
+    lora: LoraConfig | None = None  # None until it is made
     user_metadata: dict[str, Any] = field(default_factory=dict)
+    created_at: float  # unix s
+    last_request_at: float  # unix s
     home: Engine | None = None  # the engine that holds its adapter
-    retired: bool = False  # its session finished, and its adapter left the engine
-    last_request_at: float = 0.0  # unix s
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # of whoever uses the adapter
+    point: int | None = None  # number of the request after which the newest restore point was taken
+    work_s: float = 0.0  # engine time since then: what bringing the adapter back would take
+    gradient: bool = False  # one waits for its step, so that no restore point can be taken
+    forgotten: bool = False  # it ended long ago, and its restore point was removed
+    inflight: Snapshot | None = None  # the newest weights published with kind "inflight"
 
 
 def model_id_of(session_id: str, seq: int) -> str:
@@ -54,112 +57,96 @@ def model_id_of(session_id: str, seq: int) -> str:
 class Models:
     """All training runs of this state directory."""
 
-    def __init__(self, journal: Journal, promises: Promises, host: Host, checkpoints: Checkpoints, tasks: Any) -> None:
-        self._journal, self._promises, self._tasks = journal, promises, tasks
-        self._host, self._checkpoints = host, checkpoints
+    def __init__(self, journal: Journal, promises: Promises, tasks: asyncio.TaskGroup, work: Work) -> None:
+        self._journal, self._promises, self._tasks, self._work = journal, promises, tasks, work
         self._known: dict[str, Model] = {}
+        self._of_session: defaultdict[str, list[Model]] = defaultdict(list)
 
     async def open(self) -> None:
-        """Know again those of an earlier life of the service; their adapters are gone."""
-        last = await self._journal.last_seqs()
+        """Know again those of an earlier life of the service."""
+        last = await self._journal.last_settled()
         for row in await self._journal.rows(MODELS):
-            self._known[row["id"]] = Model(
-                id=row["id"],
-                session_id=row["session_id"],
-                base_model=row["base_model"],
-                lane=Lane(self._promises, self._tasks, last.get(row["id"], 0) + 1),
-                lora=msgspec.convert(row["lora"], LoraConfig | None),
-                user_metadata=row["user_metadata"],
-                last_request_at=row["created_at"],
+            lora = msgspec.convert(row.pop("lora"), LoraConfig | None)
+            settled = max(
+                last.get(row["id"], -1), *(row[name] for name in ("point", "settled") if row[name] is not None), -1
             )
+            lane = self._lane(settled + 1)
+            del row["settled"]
+            self._enter(Model(**row, lora=lora, lane=lane, last_request_at=row["created_at"]))
+        for run, seq in await self._journal.burnt():
+            if run in self._known:
+                self._known[run].lane.burn(seq)
 
-    def find(self, model_id: str) -> Model:
+    def _enter(self, model: Model) -> Model:
+        self._known[model.id] = model
+        self._of_session[model.session_id].append(model)
+        return model
+
+    def _lane(self, next_seq: int = 0) -> Lane:
+        return Lane(self._promises, self._tasks, self._work, next_seq)
+
+    def find(self, model_id: str, tenant: Tenant) -> Model:
         """The training run of this id, asked for now.
 
         Raises:
-            NotFound: there is none here.
+            NotFound: the tenant has none of this id; the message names what there is.
         """
-        if (model := self._known.get(model_id)) is None:
-            raise unknown(NotFound, "training run", model_id, self._known, "Make a new training client.")
+        model = self._known.get(model_id)
+        if model is None or model.tenant != tenant:
+            known = [model.id for model in self.all(tenant)]
+            raise unknown(NotFound, "training run", model_id, known, "Make a new training client.")
         model.last_request_at = time.time()
         return model
 
-    def all(self) -> list[Model]:
-        """Every training run, oldest first."""
-        return list(self._known.values())
+    def of_id(self, model_id: str) -> Model | None:
+        """The training run of this id, whoever owns it."""
+        return self._known.get(model_id)
+
+    def all(self, tenant: Tenant | None = None) -> list[Model]:
+        """The training runs of a tenant, or every one; oldest first."""
+        return [model for model in self._known.values() if tenant in (None, model.tenant)]
 
     def of_session(self, session_id: str) -> list[Model]:
         """The training runs of a session."""
-        return [model for model in self._known.values() if model.session_id == session_id]
+        return self._of_session.get(session_id, [])
 
-    async def add(self, model_id: str, session_id: str, base_model: str, user_metadata: dict[str, Any]) -> Model:
+    async def add(
+        self, model_id: str, session_id: str, tenant: Tenant, base_model: str, user_metadata: dict[str, Any]
+    ) -> Model:
         """The training run of this id: made now, or the one made before."""
         if model_id not in self._known:
-            model = Model(
-                id=model_id,
-                session_id=session_id,
-                base_model=base_model,
-                lane=Lane(self._promises, self._tasks),
-                user_metadata=user_metadata,
-                last_request_at=time.time(),
+            now = time.time()
+            model = self._enter(
+                Model(
+                    id=model_id,
+                    session_id=session_id,
+                    tenant=tenant,
+                    base_model=base_model,
+                    lane=self._lane(),
+                    user_metadata=user_metadata,
+                    created_at=now,
+                    last_request_at=now,
+                )
             )
-            self._known[model_id] = model
-            await self.record(model)
+            await record(self._journal, model)
         return self._known[model_id]
 
-    async def record(self, model: Model) -> None:
-        """Write down what is known of it."""
-        await self._journal.added(
-            MODELS,
-            id=model.id,
-            session_id=model.session_id,
-            base_model=model.base_model,
-            lora=msgspec.to_builtins(model.lora),
-            user_metadata=model.user_metadata,
-            created_at=model.last_request_at,
-        )
-
-    async def burn(self, model_id: str, seq: int) -> None:
+    async def burn(self, model_id: str, seq: int, tenant: Tenant) -> None:
         """A request of this model was refused with a 4xx: its client will never fill the gap."""
-        if model_id in self._known:
+        model = self._known.get(model_id)
+        if model is not None and model.tenant == tenant:
             await self._journal.burn(model_id, seq)
-            self._known[model_id].lane.burn(seq)
+            model.lane.burn(seq)
 
-    async def retire(self, session_id: str) -> None:
-        """The session finished: adapters that nothing runs or waits for leave the engine; what was saved stays."""
-        for model in self.of_session(session_id):
-            if model.home is not None and model.lane.idle:
-                home, model.home, model.retired = model.home, None, True
-                with suppress(NotReady):  # that engine is gone, and the adapter with it
-                    await home.drop(model.id)
 
-    @contextmanager
-    def at_home(self, model: Model) -> Iterator[Engine]:
-        """The engine that holds the adapter.
+async def record(journal: Journal, model: Model) -> None:
+    """Write down what is known of a training run."""
+    facts = ("id", "session_id", "tenant", "base_model", "user_metadata", "created_at", "point")
+    values = {name: getattr(model, name) for name in facts}
+    await journal.added(MODELS, **values, settled=model.lane.settled, lora=msgspec.to_builtins(model.lora))
 
-        Raises:
-            AdapterLost: that engine is gone, or goes while the block runs.
-        """
-        if model.home is None or model.home is not self._host.engine:
-            raise self._lost(model)
-        try:
-            yield model.home
-        except NotReady as error:
-            raise self._lost(model) from error
 
-    def _lost(self, model: Model) -> AdapterLost:
-        newest = self._checkpoints.newest(model.id)
-        remedy = (
-            f"Resume with create_training_client_from_state_with_optimizer('{newest.path}')."
-            if newest
-            else "No state of it was saved: make a new training client, and call save_state from time to time."
-        )
-        return AdapterLost(f"The adapter of training run {model.id} is gone.", self._why_lost(model), remedy)
-
-    def _why_lost(self, model: Model) -> str:
-        if model.retired:
-            return "Its session has finished."
-        failure = self._host.failure
-        return (
-            f"It lived in an engine that stopped{f': {failure.what}' if failure else ', with the service that ran it.'}"
-        )
+async def record_point(journal: Journal, model: Model, seq: int | None) -> None:
+    """Write down that the newest restore point was taken after the request of this number, or that there is none."""
+    statement = update(MODELS).where(MODELS.c.id == model.id).values(point=seq, settled=model.lane.settled)
+    await journal.transact(lambda connection: connection.execute(statement))

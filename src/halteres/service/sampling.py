@@ -1,55 +1,72 @@
 """Sampling requests, executed.
 
-Owns: the translation of sampling parameters, seeds drawn where the client sent none, the bound on requests under way.
-Never: waits for another request: every one goes to the engine at once, which batches those that wait together.
+Owns: the translation of sampling parameters, seeds drawn where the client sent none, the bound on each tenant's
+requests under way, their turns in the engine.
+Never: lets one tenant's requests wait for another's that wait too.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from array import array
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Literal
 
-from halteres.engine.protocol import Engine, SampleResult, SamplingParams
-from halteres.errors import HalteresError, InvalidData, NotReady, UserError
+import msgspec
+
+from halteres.engine.protocol import Engine, Piece, SampleResult, SamplingParams, Wanted
+from halteres.errors import HalteresError, InvalidData, UserError
 from halteres.service.host import Host, survived
+from halteres.service.journal import Drawn, Recorded
 from halteres.service.lanes import outcome_of
-from halteres.service.promises import LOST_SAMPLE, Outcome, Promise, Promises, binary_result
-from halteres.service.samplers import Sampler, refuse_lost
+from halteres.service.limits import Allowances
+from halteres.service.promises import Outcome, Promise, Promises, binary_result, failure
+from halteres.service.samplers import Sampler, Samplers, refuse_lost
 from halteres.service.snapshots import Snapshot, Snapshots
-from halteres.service.wire.bodies import Prompt, Sample, Sampling
-from halteres.service.wire.codec import write_sample
+from halteres.service.streams import ended, outliving
+from halteres.service.tenants import Tenant
+from halteres.service.turns import Turns
+from halteres.service.wire.bodies import Prompt, Sample, Sampling, read
+from halteres.service.wire.samples import wish_of, write_sample
 
-MAX_UNDER_WAY = 2048
-"""Sampling requests at a time; beyond it clients are asked to hold back (429)."""
+PLACES, MOST_PLACES = 640, 576
+"""Sequences in the engine at a time, and of one tenant: those that it decodes together (512), and the next ones, so
+that it never waits for the link. All others wait here, where tenants take turns; the engine's own queue is first come,
+first served."""
 
 MAX_SAMPLES = 1024
 """Sequences of one request."""
 
 
-class Overloaded(HalteresError):
-    """Too many sampling requests at once."""
-
-    code, status = "overloaded", 429
+CANCELLED = failure(UserError("The request was cancelled by its client."))
 
 
 class Samples:
     """Sampling from snapshots."""
 
     def __init__(
-        self, host: Host, promises: Promises, snapshots: Snapshots, *, max_under_way: int = MAX_UNDER_WAY
+        self,
+        host: Host,
+        promises: Promises,
+        samplers: Samplers,
+        snapshots: Snapshots,
+        tasks: asyncio.TaskGroup,
+        *,
+        logprobs: Literal["raw", "tempered"] = "raw",
+        limits: Allowances = Allowances(),  # noqa: B008 - frozen
     ) -> None:
-        self._host, self._promises, self._snapshots = host, promises, snapshots
-        self._max_under_way, self._under_way = max_under_way, 0
+        self._host, self._promises, self._samplers, self._snapshots = host, promises, samplers, snapshots
+        self._tasks, self.logprobs = tasks, logprobs
+        self._running: dict[str, asyncio.Task[None]] = {}  # by request id
+        promises.draw_again_by(self.again)
+        self._limits, self._under_way, self._turns = limits, Counter[Tenant](), Turns(PLACES, MOST_PLACES)
 
-    def refuse_if_full(self) -> None:
-        """Raise Overloaded rather than take more work than can be held."""
-        if self._under_way >= self._max_under_way:
-            raise Overloaded(
-                f"{self._under_way} sampling requests are under way.",
-                f"{self._max_under_way} is the limit.",
-                "Wait a second and send it again.",
-            )
+    def refuse_if_full(self, tenant: Tenant) -> None:
+        """Raise Overloaded rather than take more work of a tenant than it may have."""
+        self._limits.of(tenant).check_samples(self._under_way[tenant])
 
     async def draw(
         self,
@@ -57,41 +74,111 @@ class Samples:
         prompt: bytes,
         num_samples: int,
         params: SamplingParams,
-        prompt_logprobs: bool = False,
+        wanted: Wanted = Wanted(),  # noqa: B008 - frozen
+        *,
+        tenant: Tenant,
     ) -> SampleResult:
-        """Sample from a snapshot, or from the base model (None). The seed is given: another engine draws the same."""
-        if not 1 <= num_samples <= MAX_SAMPLES:
-            raise InvalidData(f"num_samples is {num_samples}.", f"It must be 1 to {MAX_SAMPLES}.")
+        """Sample from a snapshot, or from the base model (None), when it is the tenant's turn. The seed is given:
+        another engine draws the same."""
+        _check_count(num_samples)
 
         async def call(engine: Engine) -> SampleResult:
             async with self._snapshots.resident(snapshot, engine):
                 name = None if snapshot is None else snapshot.name
-                return await engine.sample(name, prompt, num_samples, params, prompt_logprobs)
+                return await engine.sample(name, prompt, num_samples, params, wanted)
 
-        self._under_way += 1
-        try:
+        async with self._in_turn(tenant, num_samples):
             return await survived(self._host, call)
-        finally:
-            self._under_way -= 1
 
-    async def keep(self, promise: Promise, sampler: Sampler, asked: Sample, seed: int) -> None:
-        """Execute a client's request and settle its promise."""
-        self._promises.settle(promise, await outcome_of(promise, lambda: self._sample(sampler, asked, seed)))
+    async def stream(
+        self,
+        snapshot: Snapshot | None,
+        prompt: bytes,
+        num_samples: int,
+        params: SamplingParams,
+        wanted: Wanted = Wanted(),  # noqa: B008 - frozen
+        *,
+        tenant: Tenant,
+    ) -> AsyncGenerator[Piece, None]:
+        """As `draw`, told while it is written; a reader that goes away frees the rows."""
+        _check_count(num_samples)
+
+        async def begin(engine: Engine) -> AsyncGenerator[Piece, None]:
+            async with self._snapshots.resident(snapshot, engine):
+                name = None if snapshot is None else snapshot.name
+                async with ended(engine.stream(name, prompt, num_samples, params, wanted)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+
+        async with self._in_turn(tenant, num_samples), aclosing(outliving(self._host, begin)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    @asynccontextmanager
+    async def _in_turn(self, tenant: Tenant, num_samples: int) -> AsyncIterator[None]:
+        """One request more of the tenant's; inside the block it has its place in the engine."""
+        self._under_way[tenant] += 1
+        try:
+            async with self._turns.places(tenant, num_samples):
+                yield
+        finally:
+            self._under_way[tenant] -= 1
+
+    def start(self, promise: Promise, sampler: Sampler, asked: Sample, seed: int) -> None:
+        """Execute a client's request; its promise is settled when it is done."""
+        task = self._tasks.create_task(self._keep(promise, sampler, asked, seed), name="sample")
+        self._running[promise.request_id] = task
+        task.add_done_callback(lambda _: self._running.pop(promise.request_id, None))
+
+    def cancel(self, request_id: str) -> None:
+        """Stop a request that nobody waits for any more; unknown ones are fine."""
+        if (task := self._running.get(request_id)) is not None:
+            task.cancel()
+
+    def stop(self) -> None:
+        """The service ends: what runs is left to its successor."""
+        for task in self._running.values():
+            task.cancel()
+
+    async def again(self, row: Recorded) -> Promise:
+        """Execute a request of the journal again: the seed is in it, so the outcome is the same."""
+        promise = self._promises.adopt(row)
+        try:
+            asked = read(row.body, Sample)
+            sampler = self._samplers.find(row.subject, row.tenant)
+            self.start(promise, sampler, asked, seed_of(asked, row.drawn))
+        except HalteresError as error:
+            self._promises.settle(promise, failure(error))
+        return promise
+
+    async def _keep(self, promise: Promise, sampler: Sampler, asked: Sample, seed: int) -> None:
+        try:
+            outcome = await outcome_of(promise, lambda: self._sample(sampler, asked, seed))
+        except asyncio.CancelledError:
+            self._promises.settle(promise, CANCELLED)
+            raise
+        self._promises.settle(promise, outcome)
 
     async def _sample(self, sampler: Sampler, asked: Sample, seed: int) -> Outcome:
         refuse_lost(sampler)
-        _refuse_unbuilt(asked)
         prompt = prompt_of(asked.prompt)
-        try:
-            params = params_of(asked.sampling_params, seed)
-            sampled = await self.draw(sampler.snapshot, prompt, asked.num_samples, params, asked.prompt_logprobs)
-        except NotReady:
-            # Another engine can do the same, and the client submits the sample again by itself: for ever, so it must
-            # hear when the engine was given up. A service that stops may have a successor.
-            if self._host.state == "failed" or (sampler.snapshot is not None and sampler.snapshot.folder is None):
-                raise
-            return LOST_SAMPLE
-        return binary_result(write_sample(sampled, last_n=asked.prompt_logprobs_last_n))
+        wish = wish_of(asked, len(prompt) // 4)
+        params = msgspec.structs.replace(params_of(asked.sampling_params, seed), logprobs=self.logprobs)
+        snapshot, tenant = sampler.snapshot, sampler.tenant
+        sampled = await self.draw(snapshot, prompt, asked.num_samples, params, wish.wanted, tenant=tenant)
+        return binary_result(write_sample(sampled, wish))
+
+
+def _check_count(num_samples: int) -> None:
+    if not 1 <= num_samples <= MAX_SAMPLES:
+        raise InvalidData(f"num_samples is {num_samples}.", f"It must be 1 to {MAX_SAMPLES}.")
+
+
+def seed_of(asked: Sample, drawn: Drawn | None) -> int:
+    """The seed that a client sent, or the one drawn for its request."""
+    sent = asked.sampling_params.seed
+    found = (drawn or {}).get("seed", 0) if sent is None else sent
+    return found if isinstance(found, int) else 0
 
 
 def drawn_seed() -> int:
@@ -121,6 +208,8 @@ def params_of(asked: Sampling, seed: int) -> SamplingParams:
     tokens = tuple(one for one in stop or () if isinstance(one, int))
     if any(not text for text in strings):
         raise InvalidData("A stop string is empty.", next="Leave it out, or send stop=[] to disable every stop.")
+    if any(not -(2**31) <= token < 2**31 for token in tokens):
+        raise InvalidData("stop holds something that is no token id.", next="Send ids of the model's own tokenizer.")
     return SamplingParams(
         max_tokens=asked.max_tokens,
         temperature=asked.temperature,
@@ -148,20 +237,5 @@ def prompt_of(prompt: Prompt) -> bytes:
     """A prompt's tokens as int32."""
     for chunk in prompt.chunks:
         if chunk.type != "encoded_text":
-            raise InvalidData(f"The prompt holds a chunk of type '{chunk.type}'.", "The model reads text tokens only.")
+            raise InvalidData(f"The prompt holds a '{chunk.type[:50]}' chunk.", "The model reads text tokens only.")
     return b"".join(packed(chunk.tokens) for chunk in prompt.chunks)
-
-
-def _refuse_unbuilt(asked: Sample) -> None:
-    last_n = asked.prompt_logprobs_last_n
-    if last_n is not None and not (asked.prompt_logprobs and last_n >= 1):
-        raise InvalidData("prompt_logprobs_last_n needs prompt_logprobs and a number of at least 1.")
-    unbuilt = {
-        "topk_prompt_logprobs": asked.topk_prompt_logprobs,
-        "topk_sample_logprobs": asked.topk_sample_logprobs,
-        "target_prompt_logprobs": asked.target_prompt_logprobs is not None,
-        "prompt_alt_tokens_k": asked.prompt_alt_tokens_k,
-    }
-    for name, wanted in unbuilt.items():
-        if wanted:
-            raise UserError(f"{name} comes later.", next="Use include_prompt_logprobs or compute_logprobs.")

@@ -10,18 +10,21 @@ import asyncio
 import logging
 import os
 import socket
+import ssl
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import uvicorn
 
-from halteres.errors import HalteresError
+from halteres.errors import HalteresError, InvalidConfig
 from halteres.files import replace_file
 from halteres.loopback import Server, url_of
 from halteres.service.app import create_app
 from halteres.service.base import BaseModel
 from halteres.service.host import Host
+from halteres.service.options import Options
 from halteres.service.service import Service, locked, opened
 
 log = logging.getLogger(__name__)
@@ -33,10 +36,33 @@ DRAIN_S = 2
 """How long answers under way may take after the end was asked for."""
 
 
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """What a server shows that it is who it says."""
+
+    certificate: Path  # PEM, with the chain
+    key: Path  # PEM, private
+
+    def check(self) -> None:
+        """Read both.
+
+        Raises:
+            InvalidConfig: they cannot be used.
+        """
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key, password="")
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            raise InvalidConfig(
+                f"The certificate {self.certificate} and its key {self.key} cannot be used.",
+                f"{error}.",
+                "Give the chain with --certificate and its key, without a password, with --certificate-key: both PEM.",
+            ) from error
+
+
 class ServiceServer(Server):
     """A server that ends open polls before it waits for connections."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, tls: Tls | None = None) -> None:
         self._service = service
         super().__init__(
             uvicorn.Config(
@@ -50,6 +76,8 @@ class ServiceServer(Server):
                 timeout_graceful_shutdown=DRAIN_S,
                 h11_max_incomplete_event_size=2**20,
                 server_header=False,
+                ssl_certfile=tls.certificate if tls else None,
+                ssl_keyfile=tls.key if tls else None,
             )
         )
 
@@ -59,42 +87,48 @@ class ServiceServer(Server):
         super().end()
 
 
-async def serve(state: Path, base: BaseModel, host: Host, bound: socket.socket) -> None:
+async def serve(
+    state: Path, base: BaseModel, host: Host, bound: socket.socket, options: Options, tls: Tls | None = None
+) -> None:
     """Serve until a signal comes, or the engine cannot be started.
 
     Raises:
         HalteresError: the state directory is taken, or the engine cannot be started.
     """
     with locked(state):
-        async with opened(state, base, host) as service:
-            server = ServiceServer(service)
-            starting = asyncio.create_task(_start(host, state, bound, server), name="engine start")
+        async with opened(state, base, host, options) as service:
+            server = ServiceServer(service, tls)
+            url = url_of(bound, "https" if tls else "http")
+            tending = asyncio.create_task(_tend(host, state, url, bound, server), name="engine")
             try:
                 await server.serve(sockets=[bound])
             finally:
-                starting.cancel()
-                failure = (await asyncio.gather(starting, return_exceptions=True))[0]
+                tending.cancel()
+                failure = (await asyncio.gather(tending, return_exceptions=True))[0]
         if isinstance(failure, HalteresError):
             raise failure
 
 
-async def _start(host: Host, state: Path, bound: socket.socket, server: ServiceServer) -> None:
+async def _tend(host: Host, state: Path, url: str, bound: socket.socket, server: ServiceServer) -> None:
+    """Start the engine; name it, and every later one, in the card."""
     try:
         await host.start()
-        _write_card(state, host, bound)
-        log.info("The training service answers on %s (state in %s).", url_of(bound), state)
     except HalteresError:
         server.end()
         raise
+    log.info("The training service answers on %s (state in %s).", url, state)
+    while True:
+        _write_card(state, host, url, bound)
+        await host.until("ready", restarts=host.restarts + 1)
 
 
-def _write_card(state: Path, host: Host, bound: socket.socket) -> None:
+def _write_card(state: Path, host: Host, url: str, bound: socket.socket) -> None:
     """service.json: who answers where."""
     card = {
         "pid": os.getpid(),
         "engine_pid": host.pid,
         "port": bound.getsockname()[1],
-        "url": url_of(bound),
+        "url": url,
         "started_at": time.time(),
     }
     replace_file(state / "service.json", msgspec.json.encode(card))

@@ -6,7 +6,8 @@ Never: knows HTTP.
     STATE/lock               held by flock while a service runs here
     STATE/journal.sqlite     accepted requests, sessions, models, samplers, checkpoints
     STATE/checkpoints/       named weights
-    STATE/spill/             unnamed snapshots that had to leave the engine; emptied at start
+    STATE/points/            restore points of training runs
+    STATE/spill/             unnamed snapshots that had to leave the engine
     STATE/engine.log         the engine's standard error
 """
 
@@ -21,16 +22,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from halteres.errors import Conflict, ServerError
+from halteres.service.adapters import Adapters
 from halteres.service.base import BaseModel
 from halteres.service.checkpoints import Checkpoints
+from halteres.service.custom_losses import CustomLosses
+from halteres.service.exports import Exports
 from halteres.service.host import Host
 from halteres.service.journal import Journal
 from halteres.service.models import Models
+from halteres.service.options import Options
 from halteres.service.promises import Promises
+from halteres.service.reaper import Reaper
 from halteres.service.samplers import Samplers
 from halteres.service.sampling import Samples
 from halteres.service.sessions import Sessions
 from halteres.service.snapshots import Snapshots
+from halteres.service.takeover import take_up
 from halteres.service.training import Training
 from halteres.text import Tokenizer, load_tokenizer
 
@@ -42,15 +49,18 @@ class Service:
     state: Path
     base: BaseModel
     host: Host
+    options: Options
     journal: Journal
     promises: Promises
     sessions: Sessions
+    losses: CustomLosses
     checkpoints: Checkpoints
     snapshots: Snapshots
+    adapters: Adapters
     samplers: Samplers
     samples: Samples
     models: Models
-    training: Training
+    reaper: Reaper
     tokenizer: Tokenizer
     tasks: asyncio.TaskGroup
 
@@ -87,49 +97,74 @@ def _lock(descriptor: int, state: Path) -> None:
 
 
 @asynccontextmanager
-async def opened(state: Path, base: BaseModel, host: Host) -> AsyncIterator[Service]:
-    """A service over a host that somebody starts; when the block ends the host is stopped."""
+async def opened(state: Path, base: BaseModel, host: Host, options: Options | None = None) -> AsyncIterator[Service]:
+    """A service over a host that somebody starts; when the block ends the host is stopped.
+
+    What is open then stays accepted in the journal: the next service on this state goes on with it.
+    """
     journal = Journal(state / "journal.sqlite")
     await journal.open()
     try:
         async with asyncio.TaskGroup() as tasks:
-            service = _assembled(state, base, host, journal, tasks)
+            service = _assembled(state, base, host, journal, tasks, options or Options())
             await service.sessions.open()
             await service.checkpoints.open()
+            await service.losses.open()
             await service.models.open()
-            await service.samplers.open()
+            await service.samplers.open(service.models)
+            await take_up(service.journal, service.promises, service.models, service.samples)
+            reaping = tasks.create_task(service.reaper.run(), name="reaper")
             try:
                 yield service
             finally:
                 service.promises.close()
-                await host.stop()  # whatever waits for the engine fails now, typed
+                reaping.cancel()
+                service.samples.stop()
+                await host.stop()  # whatever waits for the engine fails now, and is not settled
     finally:
         await journal.close()
 
 
-def _assembled(state: Path, base: BaseModel, host: Host, journal: Journal, tasks: asyncio.TaskGroup) -> Service:
+def _assembled(
+    state: Path, base: BaseModel, host: Host, journal: Journal, tasks: asyncio.TaskGroup, options: Options
+) -> Service:
     promises = Promises(journal)
     sessions = Sessions(journal)
-    checkpoints = Checkpoints(journal, state)
+    losses = CustomLosses(journal)
+    checkpoints = Checkpoints(journal, state, options.limits)
     snapshots = Snapshots(host, state / "spill", tasks)
+    checkpoints.on_removed = snapshots.forget
+    adapters = Adapters(host, journal, snapshots, losses, state / "points", tasks, replay_s=options.replay_s)
     samplers = Samplers(journal, sessions, checkpoints, snapshots, base)
-    models = Models(journal, promises, host, checkpoints, tasks)
     training = Training(
-        host=host, models=models, checkpoints=checkpoints, sessions=sessions, samplers=samplers, snapshots=snapshots
+        journal=journal,
+        adapters=adapters,
+        checkpoints=checkpoints,
+        sessions=sessions,
+        samplers=samplers,
+        snapshots=snapshots,
+        losses=losses,
+        exports=Exports(checkpoints, base),
     )
+    models = Models(journal, promises, tasks, training.work)
     return Service(
+        options=options,
         state=state,
         base=base,
         host=host,
         journal=journal,
         promises=promises,
         sessions=sessions,
+        losses=losses,
         checkpoints=checkpoints,
         snapshots=snapshots,
+        adapters=adapters,
         samplers=samplers,
-        samples=Samples(host, promises, snapshots),
+        samples=Samples(
+            host, promises, samplers, snapshots, tasks, logprobs=options.sample_logprobs, limits=options.limits
+        ),
         models=models,
-        training=training,
+        reaper=Reaper(journal, sessions, models, adapters, checkpoints, options),
         tokenizer=load_tokenizer(str(base.folder)),
         tasks=tasks,
     )

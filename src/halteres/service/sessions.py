@@ -1,7 +1,7 @@
 """Sessions: one client's connection to the service, kept alive by heartbeats.
 
-Owns: their ids, metadata and ends; which run a session belongs to (`user_metadata.halteres_run`).
-Never: ends a silent session: what it made stays usable.
+Owns: their ids, owners, metadata and ends; which run a session belongs to (`user_metadata.halteres_run`).
+Never: ends a silent session: what it made stays usable (its adapters leave the engine, and come back when asked for).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from sqlalchemy import update
 from halteres.errors import NotFound
 from halteres.service.journal import Journal
 from halteres.service.tables import SESSIONS
+from halteres.service.tenants import Tenant
 
 RUN_KEY = "halteres_run"
 
@@ -25,10 +26,15 @@ class Session:
     """One client."""
 
     id: str
+    tenant: Tenant
+    tags: list[str]
     user_metadata: dict[str, Any]
+    project_id: str | None = None
+    display_name: str | None = None
     created_at: float  # unix s
     last_seen: float  # unix s
     finished: str | None = None  # success, errored or interrupted
+    finished_at: float | None = None  # unix s
 
     @property
     def run(self) -> str | None:
@@ -46,39 +52,66 @@ class Sessions:
 
     async def open(self) -> None:
         """Know again those of an earlier life of the service."""
+        now = time.time()  # nobody could be heard meanwhile
         for row in await self._journal.rows(SESSIONS):
-            del row["tags"]
-            self._known[row["id"]] = Session(**row, last_seen=row["created_at"])
+            self._known[row["id"]] = Session(**row, last_seen=now)
 
-    async def create(self, user_metadata: dict[str, Any], tags: list[str]) -> Session:
+    async def create(
+        self,
+        tenant: Tenant,
+        user_metadata: dict[str, Any],
+        tags: list[str],
+        project_id: str | None = None,
+        display_name: str | None = None,
+    ) -> Session:
         """A new session."""
         now = time.time()
-        session = Session(id=str(uuid.uuid4()), user_metadata=user_metadata, created_at=now, last_seen=now)
-        await self._journal.added(
-            SESSIONS, id=session.id, tags=tags, user_metadata=user_metadata, created_at=now, finished=None
+        session = Session(
+            id=str(uuid.uuid4()),
+            tenant=tenant,
+            tags=tags,
+            user_metadata=user_metadata,
+            project_id=project_id,
+            display_name=display_name,
+            created_at=now,
+            last_seen=now,
         )
+        facts = ("id", "tenant", "tags", "user_metadata", "project_id", "display_name", "created_at")
+        await self._journal.added(SESSIONS, **{name: getattr(session, name) for name in facts})
         self._known[session.id] = session
         return session
 
-    def find(self, session_id: str) -> Session:
+    def find(self, session_id: str, tenant: Tenant) -> Session:
         """The session of this id, seen now.
 
         Raises:
-            NotFound: there is none here.
+            NotFound: the tenant has none of this id.
         """
-        if (session := self._known.get(session_id)) is None:
+        session = self._known.get(session_id)
+        if session is None or session.tenant != tenant:
             raise NotFound(f"There is no session '{session_id}' here.", next="Make a new ServiceClient.")
         session.last_seen = time.time()
         return session
 
-    def finish(self, session_id: str, reason: str) -> None:
-        """The client is done; the first reason stays."""
-        session = self.find(session_id)
-        if session.finished is None:
-            session.finished = reason
-            statement = update(SESSIONS).where(SESSIONS.c.id == session_id).values(finished=reason)
-            self._journal.post(lambda connection: connection.execute(statement))
+    def of_model(self, session_id: str) -> Session:
+        """The session of a training run or sampler that was found for its owner; it is not seen by this."""
+        return self._known[session_id]
 
-    def all(self) -> list[Session]:
-        """Every session, oldest first."""
-        return list(self._known.values())
+    def finish(self, session: Session, reason: str) -> None:
+        """The client is done; the first reason stays."""
+        if session.finished is None:
+            session.finished, session.finished_at = reason, time.time()
+            self._update(session, finished=reason, finished_at=session.finished_at)
+
+    def move(self, session: Session, project_id: str) -> None:
+        """Into another project."""
+        session.project_id = project_id
+        self._update(session, project_id=project_id)
+
+    def all(self, tenant: Tenant | None = None) -> list[Session]:
+        """The sessions of a tenant, or every one; oldest first."""
+        return [session for session in self._known.values() if tenant in (None, session.tenant)]
+
+    def _update(self, session: Session, **values: Any) -> None:
+        statement = update(SESSIONS).where(SESSIONS.c.id == session.id).values(**values)
+        self._journal.post(lambda connection: connection.execute(statement))

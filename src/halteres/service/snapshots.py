@@ -1,7 +1,8 @@
 """Snapshots: immutable weights for sampling, in the engine or on disk.
 
 Owns: which snapshots the engine holds, loading those that have a folder when they are asked for, a bound on how many
-are held (the ones unused for longest leave; those without a folder are written to one first).
+are held (the ones unused for longest leave; those without a folder are written to one first). Unnamed ones that no
+folder holds come back with their adapter (`adapters`), which takes them again.
 Never: changes weights; removes one that is being sampled from.
 """
 
@@ -11,23 +12,25 @@ import asyncio
 import logging
 import shutil
 import uuid
-from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from halteres.engine.protocol import Engine
-from halteres.errors import HalteresError, ServerError
+from halteres.errors import HalteresError, ServerError, UserError
+from halteres.files import linked
 from halteres.service.checkpoints import Checkpoint
 from halteres.service.host import Host
+from halteres.service.models import Model
 
 MAX_HELD = 16
 """Snapshots in the engine at a time."""
 
 MAX_SPILLED = 32
-"""Unnamed snapshots on disk at a time; a trainer makes one with every step and seldom comes back to an old one."""
+"""Unnamed snapshots of one training run on disk; a trainer makes one with every step and seldom goes back to one."""
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +48,8 @@ class Snapshot:
     version: int  # policy version
     base_model: str
     name: str = field(default_factory=lambda: f"snapshot-{uuid.uuid4().hex}")  # in the engine
+    model: Model | None = None  # of unnamed ones: the training run ...
+    seq: int | None = None  # ... and the number of the request that published them
     path: str | None = None  # tinker:// path, of named ones
     folder: Path | None = None  # where it can be loaded from again
     home: Engine | None = None  # the engine that holds it
@@ -59,20 +64,60 @@ class Snapshots:
         self._host, self._spill, self._tasks, self._max_held = host, spill, tasks, max_held
         self._held: OrderedDict[str, Snapshot] = OrderedDict()  # by name, unused for longest first
         self._named: dict[str, Snapshot] = {}  # by tinker:// path
-        self._spilled: deque[Snapshot] = deque()  # oldest first
-        shutil.rmtree(spill, ignore_errors=True)  # of an earlier life: nobody can name them any more
+        self._unnamed: dict[tuple[str, int], Snapshot] = {}  # by training run and number
+        self._spilled: defaultdict[str, deque[Snapshot]] = defaultdict(deque)  # by training run, oldest first
+        self._bring_back: Callable[[Snapshot, Engine], Awaitable[None]] | None = None
 
-    async def publish(self, home: Engine, adapter: str, base_model: str) -> Snapshot:
-        """Copy an adapter's weights."""
-        snapshot = Snapshot(version=0, base_model=base_model, home=home)
-        snapshot.version = await home.snapshot(adapter, snapshot.name)
+    def bring_back_by(self, bring_back: Callable[[Snapshot, Engine], Awaitable[None]]) -> None:
+        """Who takes unnamed weights again that no folder holds."""
+        self._bring_back = bring_back
+
+    async def publish(self, home: Engine, model: Model, seq: int) -> Snapshot:
+        """Copy an adapter's weights, for the request of this number."""
+        snapshot = Snapshot(version=0, base_model=model.base_model, home=home, model=model, seq=seq)
+        snapshot.version = await home.snapshot(model.id, snapshot.name)
         self._hold(snapshot)
+        self._unnamed[model.id, seq] = snapshot
         return snapshot
+
+    def unnamed(self, model: Model, seq: int, name: str, version: int) -> Snapshot:
+        """The weights that an earlier life of the service published with the request of this number."""
+        snapshot = Snapshot(version=version, base_model=model.base_model, name=name, model=model, seq=seq)
+        folder = self._spill / name
+        if folder.is_dir():
+            snapshot.folder = folder
+            self._spilled[model.id].append(snapshot)
+        self._unnamed[model.id, seq] = snapshot
+        return snapshot
+
+    async def sweep(self) -> None:
+        """Remove folders of an earlier life that no sampling session means any more."""
+        meant = {snapshot.name for snapshot in self._unnamed.values()}
+        for folder in self._spill.glob("*"):
+            if folder.name not in meant:
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    async def taken_again(self, model: Model, seq: int, engine: Engine) -> None:
+        """The adapter is again what it was when it was published with this number."""
+        snapshot = self._unnamed.get((model.id, seq))
+        if snapshot is not None and snapshot.folder is None and snapshot.home is not engine:
+            await engine.snapshot(model.id, snapshot.name)
+            snapshot.home = engine
+            self._hold(snapshot)
+
+    async def keep(self, model: Model, engine: Engine) -> None:
+        """Write a training run's unnamed weights that only the engine holds."""
+        published = [snapshot for (run, _), snapshot in self._unnamed.items() if run == model.id]
+        for snapshot in published:
+            if snapshot.folder is None and snapshot.home is engine:
+                await self._write(snapshot, engine)
 
     def name(self, snapshot: Snapshot, path: str, folder: Path) -> None:
         """The snapshot was saved there."""
         snapshot.path, snapshot.folder = path, folder
         self._named[path] = snapshot
+        if snapshot.model is not None and snapshot.seq is not None:
+            self._unnamed.pop((snapshot.model.id, snapshot.seq), None)
 
     def of(self, checkpoint: Checkpoint) -> Snapshot:
         """The snapshot of named weights; it is loaded when it is first used."""
@@ -84,9 +129,17 @@ class Snapshots:
         return self._named[path]
 
     def forget(self, path: str) -> None:
-        """The weights at this path were replaced: samplers made from now on load the new ones, and no others."""
-        if (replaced := self._named.pop(path, None)) is not None:
-            replaced.folder = None
+        """The weights at this path were deleted: whoever samples from them goes on while the engine holds them."""
+        if (deleted := self._named.pop(path, None)) is not None:
+            deleted.folder = None
+
+    async def detach(self, path: str) -> None:
+        """The weights at this path are about to be replaced: samplers made before keep theirs, in a folder of links."""
+        replaced = self._named.pop(path, None)
+        if replaced is not None and replaced.folder is not None:
+            kept = self._spill / replaced.name
+            await asyncio.to_thread(shutil.copytree, replaced.folder, kept, copy_function=linked, dirs_exist_ok=True)
+            replaced.folder = kept
 
     @asynccontextmanager
     async def resident(self, snapshot: Snapshot | None, engine: Engine) -> AsyncIterator[None]:
@@ -110,14 +163,23 @@ class Snapshots:
 
     async def _load(self, snapshot: Snapshot, engine: Engine) -> None:
         if snapshot.folder is None:
-            raise SnapshotLost(
-                f"These sampler weights (policy version {snapshot.version}) are gone.",
-                "They had no name, and the engine that held them stopped, or many newer ones took their place.",
-                "Make a new sampling client; save_weights_for_sampler(name) keeps weights on disk.",
-            )
+            await self._take_again(snapshot, engine)
+            return
         snapshot.version = await engine.load_snapshot(snapshot.name, str(snapshot.folder))
         snapshot.home = engine
         self._hold(snapshot)
+
+    async def _take_again(self, snapshot: Snapshot, engine: Engine) -> None:
+        if self._bring_back is not None:
+            with suppress(UserError, ServerError):  # the adapter cannot come back, nor can what was published from it
+                await self._bring_back(snapshot, engine)
+        if snapshot.home is not engine:
+            unnamed = "They had no name, and many newer ones took their place."
+            raise SnapshotLost(
+                f"These sampler weights (policy version {snapshot.version}) are gone.",
+                f"{snapshot.path} was deleted or replaced." if snapshot.path else unnamed,
+                "Make a new sampling client; save_weights_for_sampler(name) keeps weights on disk.",
+            )
 
     def _hold(self, snapshot: Snapshot) -> None:
         self._touch(snapshot)
@@ -147,10 +209,15 @@ class Snapshots:
     async def _write(self, snapshot: Snapshot, home: Engine) -> None:
         folder = self._spill / snapshot.name
         await home.save_snapshot(snapshot.name, str(folder))
+        if snapshot.folder is not None:
+            return  # somebody else wrote it meanwhile
         snapshot.folder = folder
-        self._spilled.append(snapshot)
-        while len(self._spilled) > MAX_SPILLED:
-            oldest = self._spilled.popleft()
+        spilled = self._spilled[snapshot.model.id if snapshot.model else ""]
+        spilled.append(snapshot)
+        while len(spilled) > MAX_SPILLED:
+            oldest = spilled.popleft()
             if oldest.folder is not None and oldest.path is None:
                 await asyncio.to_thread(shutil.rmtree, oldest.folder, ignore_errors=True)
                 oldest.folder = None
+                if oldest.model is not None and oldest.seq is not None:
+                    self._unnamed.pop((oldest.model.id, oldest.seq), None)

@@ -1,11 +1,11 @@
 """The journal's tables.
 
-Owns: their columns.
+Owns: their columns, and the number of this layout.
 Never: reads or writes them.
 
     requests     id, dedupe key, kind, whom it concerns, seq, body, drawn seeds; later its state and outcome
     sessions     one client's connection
-    models       training runs
+    models       training runs, each with the point from which its adapter can be brought back
     samplers     sampling sessions
     checkpoints  named weights on disk
     burnt        sequence numbers that a refused request used up
@@ -13,7 +13,10 @@ Never: reads or writes them.
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, BigInteger, Boolean, Column, Float, LargeBinary, MetaData, String, Table
+from sqlalchemy import JSON, BigInteger, Boolean, Column, Float, Index, LargeBinary, MetaData, String, Table
+
+LAYOUT = 2
+"""Written into the file (PRAGMA user_version); a journal of another layout is refused."""
 
 SCHEMA = MetaData()
 
@@ -23,26 +26,34 @@ REQUESTS = Table(
     Column("id", String, primary_key=True),
     Column("key", String, nullable=False, unique=True),
     Column("kind", String, nullable=False),
-    Column("subject", String, nullable=False, index=True),  # training run, sampling session or run
+    Column("subject", String, nullable=False),  # training run, sampling session or run
+    Column("tenant", String, nullable=False),
     Column("seq", BigInteger),
     Column("content_type", String, nullable=False),
     Column("body", LargeBinary, nullable=False),  # as it came, decompressed
     Column("drawn", JSON(none_as_null=True)),  # seeds that the service drew for it
     Column("accepted_at", Float, nullable=False),  # unix s
-    Column("state", String, nullable=False),  # accepted, settled, lost
+    Column("state", String, nullable=False),  # accepted, done, or failed_user, failed_server
     Column("settled_at", Float),
     Column("outcome_type", String),
-    Column("outcome", LargeBinary),  # of training requests; samples are drawn again
+    Column("outcome", LargeBinary),  # of training requests and of failures; samples are drawn again
+    Index("requests_of_subject", "subject", "seq"),
+    Index("requests_by_settling", "settled_at"),
+    Index("requests_open", "state", sqlite_where=Column("state") == "accepted"),
 )
 
 SESSIONS = Table(
     "sessions",
     SCHEMA,
     Column("id", String, primary_key=True),
+    Column("tenant", String, nullable=False),
     Column("tags", JSON, nullable=False),
     Column("user_metadata", JSON, nullable=False),
+    Column("project_id", String),
+    Column("display_name", String),
     Column("created_at", Float, nullable=False),
     Column("finished", String),  # its reason
+    Column("finished_at", Float),
 )
 
 MODELS = Table(
@@ -50,10 +61,13 @@ MODELS = Table(
     SCHEMA,
     Column("id", String, primary_key=True),
     Column("session_id", String, nullable=False, index=True),
+    Column("tenant", String, nullable=False),
     Column("base_model", String, nullable=False),
     Column("lora", JSON, nullable=False),
     Column("user_metadata", JSON, nullable=False),
     Column("created_at", Float, nullable=False),
+    Column("point", BigInteger),  # number of the request after which its newest restore point was taken
+    Column("settled", BigInteger),  # ... and up to which everything was settled then
 )
 
 SAMPLERS = Table(
@@ -61,9 +75,14 @@ SAMPLERS = Table(
     SCHEMA,
     Column("id", String, primary_key=True),
     Column("session_id", String, nullable=False, index=True),
+    Column("tenant", String, nullable=False),
     Column("base_model", String, nullable=False),
-    Column("model_path", String),  # None: the base model, or an ephemeral snapshot
-    Column("ephemeral", Boolean, nullable=False),
+    Column("model_path", String),  # of named weights
+    Column("model_id", String),  # of unnamed ones: the training run ...
+    Column("seq", BigInteger),  # ... the number of the request that published them
+    Column("snapshot", String),  # ... and their name in the engine
+    Column("version", BigInteger),  # ... and policy version
+    Column("inflight", Boolean, nullable=False),
     Column("created_at", Float, nullable=False),
 )
 
@@ -72,11 +91,14 @@ CHECKPOINTS = Table(
     SCHEMA,
     Column("path", String, primary_key=True),
     Column("model_id", String, nullable=False, index=True),
+    Column("tenant", String, nullable=False),
     Column("version", BigInteger, nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
     Column("base_model", String, nullable=False),
     Column("lora", JSON, nullable=False),
     Column("user_metadata", JSON, nullable=False),
+    Column("public", Boolean, nullable=False),
+    Column("request_id", String),  # whose outcome it is
     Column("created_at", Float, nullable=False),
     Column("expires_at", Float),
 )

@@ -1,27 +1,33 @@
 """Training requests, executed: what each of them asks of the engine, and the result its promise gets.
 
-Owns: the translation between the Tinker API's training calls and the engine's; naming and recording what was saved.
-Never: decides when (a model's lane does), parses bodies.
+Owns: which request does what; naming and recording what was saved; the result of each.
+Never: decides when (a model's lane does), parses bodies, brings back what an engine lost (`adapters` does).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeVar
 
-import msgspec
-
-from halteres.engine.protocol import Adam, Engine, LoraConfig
+from halteres.engine.protocol import Engine, PassResult, Saved, StepResult
 from halteres.errors import InvalidData, UserError
+from halteres.service import calls
+from halteres.service.adapters import Adapters
 from halteres.service.checkpoints import Checkpoints
-from halteres.service.host import Host, survived
-from halteres.service.models import Model, Models
+from halteres.service.custom_losses import CustomLosses
+from halteres.service.exports import Exports
+from halteres.service.journal import Journal
+from halteres.service.lanes import Job, Work
+from halteres.service.models import Model, record
 from halteres.service.promises import Outcome, binary_result, result
 from halteres.service.samplers import Samplers
 from halteres.service.sessions import Sessions
-from halteres.service.snapshots import Snapshots
-from halteres.service.wire.bodies import LoadWeights, OptimStep, SaveWeights
-from halteres.service.wire.codec import PassRequest, write_pass
+from halteres.service.snapshots import Snapshot, Snapshots
+from halteres.service.wire.bodies import LoadWeights, SaveWeights
+from halteres.service.wire.passes import write_pass
+from halteres.service.wire.requests import Request
+
+T = TypeVar("T")
 
 
 class Training:
@@ -30,114 +36,169 @@ class Training:
     def __init__(
         self,
         *,
-        host: Host,
-        models: Models,
+        journal: Journal,
+        adapters: Adapters,
         checkpoints: Checkpoints,
         sessions: Sessions,
         samplers: Samplers,
         snapshots: Snapshots,
+        losses: CustomLosses,
+        exports: Exports,
     ) -> None:
-        self._host, self._models, self._checkpoints = host, models, checkpoints
+        self._journal, self._adapters, self._checkpoints = journal, adapters, checkpoints
         self._sessions, self._samplers, self._snapshots = sessions, samplers, snapshots
+        self._losses, self._exports = losses, exports
+        self._methods = {
+            "create_model": self.create,
+            "load_weights": self.load,
+            "forward_backward": self.run_pass,
+            "forward": self.run_pass,
+            "optim_step": self.step,
+            "save_weights": self.save,
+            "save_weights_for_sampler": self.publish,
+            "save_weights_external": self.export,
+        }
 
-    async def create(self, model: Model, lora: LoraConfig) -> Outcome:
+    @property
+    def work(self) -> Work:
+        """What a lane does with its jobs."""
+        return Work(self._execute, self._afterwards)
+
+    async def _execute(self, job: Job) -> Outcome:
+        return await self._methods[job.request.kind](job.model, job.request)
+
+    async def _afterwards(self, job: Job) -> None:
+        outcome = job.promise.outcome
+        if job.request.kind == "optim_step" and outcome is not None and outcome.state == "done":
+            await self._adapters.consider_point(job.model, job.request.seq)
+
+    async def create(self, model: Model, request: Request) -> Outcome:
         """A new adapter."""
-
-        async def call(engine: Engine) -> None:
-            await engine.create_adapter(model.id, lora)
-            model.home, model.lora = engine, lora
-
-        await survived(self._host, call)
-        await self._models.record(model)
+        made = await self._adapters.surviving(
+            model, lambda engine: calls.create(engine, model, request), made_here=True
+        )
+        model.lora = made
+        await record(self._journal, model)
         return result({"type": "create_model", "model_id": model.id})
 
-    async def load(self, model: Model, asked: LoadWeights) -> Outcome:
-        """Make or replace the adapter from saved state."""
-        checkpoint = self._checkpoints.find(asked.path)
+    async def load(self, model: Model, request: Request) -> Outcome:
+        """Make or replace the adapter from saved state; the restore point is part of it, for what lies at the path may
+        change."""
+        asked = _of(LoadWeights, request)
+        found = self._checkpoints.find(asked.path, model.tenant)
 
-        async def call(engine: Engine) -> None:
-            await engine.load(model.id, str(checkpoint.folder), asked.optimizer)
-            model.home, model.lora, model.retired = engine, checkpoint.lora, False
+        async def load(engine: Engine) -> None:
+            await engine.load(model.id, str(found.folder), asked.optimizer)
+            await self._adapters.write_point(model, engine, request.seq)
 
-        await survived(self._host, call)
-        await self._models.record(model)
+        await self._adapters.surviving(model, load, made_here=True)
+        model.lora, model.gradient = found.lora, False
+        await record(self._journal, model)
+        await self._adapters.point_written(model, request.seq)
         return result({"type": "load_weights", "path": asked.path, "model_id": model.id})
 
-    async def forward_backward(self, model: Model, asked: PassRequest) -> Outcome:
+    async def run_pass(self, model: Model, request: Request) -> Outcome:
         """A pass; its gradient is added to the model's, unless it is a forward pass alone."""
-        if asked.flaw is not None:
-            raise asked.flaw
-        with self._models.at_home(model) as engine:
-            passed = await engine.forward_backward(model.id, asked.data, asked.loss, asked.forward_only)
+
+        async def run(engine: Engine) -> PassResult:
+            return await calls.run_pass(engine, model, request, self._losses)
+
+        passed = await self._adapters.surviving(model, run)
+        model.gradient = model.gradient or request.kind == "forward_backward"
         return binary_result(write_pass(passed))
 
-    async def optim_step(self, model: Model, asked: OptimStep) -> Outcome:
+    async def step(self, model: Model, request: Request) -> Outcome:
         """One step of Adam."""
-        adam = _adam(asked)
-        with self._models.at_home(model) as engine:
-            stepped = await engine.optim_step(model.id, adam)
+
+        async def run(engine: Engine) -> StepResult:
+            return await calls.step(engine, model, request)
+
+        stepped = await self._adapters.surviving(model, run)
+        model.gradient = False
         finite = {name: value for name, value in stepped.metrics.items() if math.isfinite(value)}  # JSON has no others
         return result({"type": "optim_step", "metrics": {**finite, "policy_version:max": float(stepped.version)}})
 
-    async def save(self, model: Model, asked: SaveWeights) -> Outcome:
+    async def save(self, model: Model, request: Request) -> Outcome:
         """State to go on from: adapter, optimiser, step."""
-        path = self._checkpoints.place(model.id, "weights", asked.path, overwrite=asked.overwrite)
-        self._snapshots.forget(str(path))  # from here on the folder may hold other weights than its snapshot
-        with self._models.at_home(model) as engine:
-            saved = await engine.save(model.id, str(self._checkpoints.folder(path)), True)
+        asked = _of(SaveWeights, request)
+        path = self._checkpoints.place(
+            model.id,
+            "weights",
+            asked.path,
+            overwrite=asked.overwrite,
+            ttl_s=asked.ttl_seconds,
+            tenant=model.tenant,
+            request_id=request.id,
+        )
+        folder = str(self._checkpoints.folder(path))
+        await self._snapshots.detach(str(path))  # from here on the folder may hold other weights than its snapshot
+
+        async def save(engine: Engine) -> Saved:
+            return await engine.save(model.id, folder, True)
+
+        saved = await self._adapters.surviving(model, save)
         self._snapshots.forget(str(path))  # whoever asked meanwhile may have loaded the old ones
-        await self._checkpoints.add(path, saved, **_facts(model, asked))
+        await self._checkpoints.add(path, saved, **_facts(model, request))
         return result({"type": "save_weights", "path": str(path)})
 
-    async def publish(self, model: Model, asked: SaveWeights) -> Outcome:
+    async def publish(self, model: Model, request: Request) -> Outcome:
         """Immutable weights to sample from, on disk if they are named."""
-        if asked.kind != "snapshot":
-            raise UserError(f"Sampler weights of kind '{asked.kind}' come later.", next="Save with kind='snapshot'.")
+        asked = _of(SaveWeights, request)
+        if asked.kind not in ("snapshot", "inflight"):
+            raise UserError(f"There are no sampler weights of kind '{asked.kind}'.", next="Use snapshot or inflight.")
         if asked.path is None:
-            return await self._publish_ephemeral(model, asked.sampling_session_seq_id)
-        path = self._checkpoints.place(model.id, "sampler_weights", asked.path)
+            return await self._publish_unnamed(model, request, asked)
+        path = self._checkpoints.place(
+            model.id, "sampler_weights", asked.path, ttl_s=asked.ttl_seconds, tenant=model.tenant, request_id=request.id
+        )
         folder = self._checkpoints.folder(path)
-        with self._models.at_home(model) as engine:
-            snapshot = await self._snapshots.publish(engine, model.id, model.base_model)
-            saved = await engine.save_snapshot(snapshot.name, str(folder))
-        await self._checkpoints.add(path, saved, **_facts(model, asked))
+
+        async def publish(engine: Engine) -> tuple[Snapshot, Saved]:
+            snapshot = await self._snapshots.publish(engine, model, request.seq)
+            return snapshot, await engine.save_snapshot(snapshot.name, str(folder))
+
+        snapshot, saved = await self._adapters.surviving(model, publish)
+        await self._checkpoints.add(path, saved, **_facts(model, request))
         self._snapshots.name(snapshot, str(path), folder)
-        self._samplers.published(self._sessions.find(model.session_id), snapshot)
+        self._samplers.published(self._sessions.of_model(model.session_id), snapshot)
         return result({"type": "save_weights_for_sampler", "path": str(path)})
 
-    async def _publish_ephemeral(self, model: Model, seq: int | None) -> Outcome:
+    async def _publish_unnamed(self, model: Model, request: Request, asked: SaveWeights) -> Outcome:
+        seq = asked.sampling_session_seq_id
         if seq is None:
             raise InvalidData("The sampler weights have no name and no sampling session.", next="Send path.")
-        with self._models.at_home(model) as engine:
-            snapshot = await self._snapshots.publish(engine, model.id, model.base_model)
-        sampler = await self._samplers.add_ephemeral(model.session_id, seq, snapshot)
-        self._samplers.published(self._sessions.find(model.session_id), snapshot)
+
+        async def publish(engine: Engine) -> Snapshot:
+            return await self._snapshots.publish(engine, model, request.seq)
+
+        snapshot = await self._adapters.surviving(model, publish)
+        session = self._sessions.of_model(model.session_id)
+        sampler = await self._samplers.add_unnamed(session, seq, snapshot, inflight=asked.kind == "inflight")
+        self._samplers.published(session, snapshot)
         return result({"type": "save_weights_for_sampler", "sampling_session_id": sampler.id, "path": None})
 
-    async def save_external(self, model: Model, asked: SaveWeights) -> Outcome:
-        """Refused in its turn, so that its sequence number is used up."""
-        raise UserError(
-            f"The export '{asked.path}' of training run {model.id} comes later.",
-            "Saved state is a PEFT folder already.",
-            "Use save_state(name) and read the folder in the service's state directory.",
-        )
+    async def export(self, model: Model, request: Request) -> Outcome:
+        """Files for others: a PEFT folder, encrypted where that is asked for."""
+        asked = _of(SaveWeights, request)
+
+        async def write(engine: Engine) -> dict[str, Any]:
+            return await self._exports.write(engine, model, asked, request.id)
+
+        return result({"type": "save_weights_external", **await self._adapters.surviving(model, write)})
 
 
-def _adam(asked: OptimStep) -> Adam:
-    if asked.optimizer_params is not None:
-        kind = asked.optimizer_params.get("type")
-        raise InvalidData(f"There are no '{kind}' steps here.", "This service trains with Adam.", "Send AdamParams.")
-    fields = msgspec.structs.asdict(asked.adam_params) if asked.adam_params else {}
-    for name, value in fields.items():
-        if value < 0 or not math.isfinite(value):
-            raise InvalidData(f"{name} is {value}.", "It must be a finite number of at least 0.")
-    return Adam(**fields)
-
-
-def _facts(model: Model, asked: SaveWeights) -> dict[str, Any]:
+def _facts(model: Model, request: Request) -> dict[str, Any]:
+    asked = _of(SaveWeights, request)
     return {
+        "tenant": model.tenant,
         "base_model": model.base_model,
         "lora": model.lora,
         "ttl_s": asked.ttl_seconds,
         "user_metadata": asked.user_metadata,
+        "request_id": request.id,
     }
+
+
+def _of(kind: type[T], request: Request) -> T:
+    assert isinstance(request.asked, kind)  # noqa: S101 - for the type checker
+    return request.asked

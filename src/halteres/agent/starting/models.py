@@ -93,7 +93,8 @@ def _here() -> Iterator[tuple[str, Path]]:
     for name in builtin_names():
         if (folder := model_folder(name, shelf())) is not None:
             yield name, folder
-    yield from on_shelf(shelf())
+    own = {folder.resolve() for name in builtin_names() if (folder := model_folder(name, shelf()))}
+    yield from ((name, folder) for name, folder in on_shelf(shelf()) if folder.resolve() not in own)
 
 
 def _on_disk(name: str, folder: Path, work: Workload, there: machine.Machine) -> KnownModel:

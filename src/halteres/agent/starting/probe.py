@@ -25,12 +25,13 @@ import numpy as np
 
 from halteres import process
 from halteres.engine.process import EngineCommand, EngineProcess
-from halteres.engine.protocol import Adam, Array, Datum, Engine, LoraConfig, ModelInfo, SamplingParams
+from halteres.engine.protocol import Adam, Array, Datum, Engine, LoraConfig, LossSpec, ModelInfo, SamplingParams
 from halteres.errors import HalteresError
 
 T = TypeVar("T")
 
 ADAPTER = SNAPSHOT = "probe"
+LOSS = LossSpec(name="importance_sampling")
 LONG_ENOUGH_S = 1.0
 """A figure measured over less time is measured again with four times the work."""
 
@@ -140,7 +141,7 @@ class _Probe:
     async def _train(self, tokens: int) -> float:
         length = min(self.shape.sequence_tokens, tokens)
         data = tuple(self._datum(length) for _ in range(max(1, tokens // length)))
-        took, _ = await _timed(lambda: self.engine.forward_backward(ADAPTER, data, "importance_sampling"))
+        took, _ = await _timed(lambda: self.engine.forward_backward(ADAPTER, data, LOSS))
         self._tell(train_tokens_per_s=len(data) * length / took, pass_tokens=len(data) * length)
         return took
 
@@ -150,7 +151,7 @@ class _Probe:
             await self.engine.snapshot(ADAPTER, SNAPSHOT)
 
         if self.speed.update_s:  # the second time there is no gradient left over
-            await self.engine.forward_backward(ADAPTER, (self._datum(8),), "importance_sampling")
+            await self.engine.forward_backward(ADAPTER, (self._datum(8),), LOSS)
         took, _ = await _timed(update)
         self._tell(update_s=took)
 

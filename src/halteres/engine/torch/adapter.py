@@ -1,7 +1,7 @@
 """A trainable adapter: weights, gradient, optimiser state, version.
 
-Owns: AdamW on one flat buffer; what happens to the gradient, and when.
-Never: sees data; shares a tensor with a snapshot.
+Owns: AdamW on one flat buffer; what happens to the gradient, and when; copies of it all for the disk.
+Never: sees data; shares a tensor with a snapshot or a copy.
 
     forward_backward ──▶ pass gradient ──whole pass succeeded──▶ gradient ──optim_step──▶ weights, version + 1
 """
@@ -35,12 +35,22 @@ class Snapshot:
         """A snapshot that owns `flat`."""
         return cls(layout=layout, flat=flat, weights=layout.views(flat), version=version)
 
+    def checkpoint(self) -> Checkpoint:
+        """The same weights, for the disk.
+
+        Raises:
+            UserError: the base model has none.
+        """
+        if self.layout is None or self.flat is None:
+            raise UserError("The base model has no adapter to save.", next="Name a snapshot of an adapter.")
+        return Checkpoint(layout=self.layout, flat=self.flat, version=self.version, adam=None)
+
 
 BASE = Snapshot(layout=None, flat=None, weights={}, version=0)
 """The base model without an adapter."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class AdamState:
     """Moments over the flat buffer, and the steps they have seen."""
 
@@ -49,12 +59,22 @@ class AdamState:
     steps: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Checkpoint:
+    """What of an adapter is kept on disk; nobody changes it any more."""
+
+    layout: Layout
+    flat: Tensor
+    version: int
+    adam: AdamState | None  # None: weights alone
+
+
 class Adapter:
     """One adapter; its leaves are views of `flat`, their gradients views of the pass gradient."""
 
     def __init__(self, layout: Layout, flat: Tensor, version: int = 0, adam: AdamState | None = None) -> None:
         self.layout, self.flat, self.version = layout, flat, version
-        self.adam = adam or AdamState(first=torch.zeros_like(flat), second=torch.zeros_like(flat))
+        self.adam = adam or AdamState(torch.zeros_like(flat), torch.zeros_like(flat))
         self._gradient, self._pass_gradient = torch.zeros_like(flat), torch.zeros_like(flat)
         self._accumulated = False
         self.weights = _leaves(layout, flat, self._pass_gradient)
@@ -72,8 +92,14 @@ class Adapter:
         """An immutable copy of the weights."""
         return Snapshot.of(self.layout, self.flat.clone(), self.version)
 
+    def checkpoint(self, optimizer: bool) -> Checkpoint:
+        """A copy in main memory; what happens to the adapter from now on is not in it."""
+        own = self.adam
+        adam = AdamState(_kept(own.first), _kept(own.second), own.steps) if optimizer else None
+        return Checkpoint(layout=self.layout, flat=_kept(self.flat), version=self.version, adam=adam)
+
     def step(self, adam: Adam) -> StepResult:
-        """Apply and clear the gradient.
+        """Apply and clear the gradient. Whatever raises here has changed no weight and no moment.
 
         Raises:
             UserError: no gradient was accumulated.
@@ -93,9 +119,10 @@ class Adapter:
                 f"Its norm is {norm}. The weights are untouched, the gradient has been cleared.",
                 "Look for huge importance ratios, advantages or weights in the data; lower the learning rate.",
             )
+        scratch = torch.empty_like(self.flat)  # where memory ends, it ends before anything has changed
         if adam.grad_clip_norm > 0:
             self._gradient.mul_(min(1.0, adam.grad_clip_norm / (norm + 1e-6)))
-        _adamw(self.flat, self._gradient, self.adam, adam)
+        _adamw(self.flat, self._gradient, self.adam, adam, scratch)
         for lora in self.weights.values():
             lora.fuse()
         self._clear()
@@ -126,12 +153,16 @@ def _leaves(layout: Layout, flat: Tensor, gradient: Tensor) -> dict[Projection, 
     }
 
 
-def _adamw(weights: Tensor, gradient: Tensor, state: AdamState, adam: Adam) -> None:
+def _kept(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _adamw(weights: Tensor, gradient: Tensor, state: AdamState, adam: Adam, scratch: Tensor) -> None:
     """One step of torch.optim.AdamW's update (decoupled decay; eps outside the root), in place."""
     state.steps += 1
     state.first.lerp_(gradient, 1 - adam.beta1)
     state.second.mul_(adam.beta2).addcmul_(gradient, gradient, value=1 - adam.beta2)
     correction1, correction2 = 1 - adam.beta1**state.steps, 1 - adam.beta2**state.steps
-    denominator = state.second.sqrt().div_(math.sqrt(correction2)).add_(adam.eps)
+    denominator = torch.sqrt(state.second, out=scratch).div_(math.sqrt(correction2)).add_(adam.eps)
     weights.mul_(1 - adam.learning_rate * adam.weight_decay)
     weights.addcdiv_(state.first, denominator, value=-adam.learning_rate / correction1)

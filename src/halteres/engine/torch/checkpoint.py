@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -24,17 +23,14 @@ from torch import Tensor
 
 from halteres.engine.folders import size_of, written
 from halteres.engine.protocol import LoraConfig, Saved
-from halteres.engine.torch.adapter import AdamState, Adapter
+from halteres.engine.shapes import CONFIG
+from halteres.engine.torch.adapter import AdamState, Checkpoint
+from halteres.engine.torch.foreign import read_foreign
 from halteres.engine.torch.lora import Layout
 from halteres.engine.torch.model import BaseModel
 from halteres.errors import InvalidData, NotFound
 
-CONFIG, WEIGHTS, STATE, OPTIMIZER = (
-    "adapter_config.json",
-    "adapter_model.safetensors",
-    "state.json",
-    "optimizer.safetensors",
-)
+WEIGHTS, STATE, OPTIMIZER = "adapter_model.safetensors", "state.json", "optimizer.safetensors"
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,65 +41,51 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     adam_steps: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """A checkpoint that was read and fits the base model."""
-
-    layout: Layout
-    flat: Tensor
-    version: int
-    adam: AdamState | None
-
-
-def write_checkpoint(
-    folder: Path, base_name: str, layout: Layout, flat: Tensor, version: int, adam: AdamState | None
-) -> Saved:
+def write_checkpoint(folder: Path, base_name: str, checkpoint: Checkpoint) -> Saved:
     """Write a folder, whole or not at all.
 
     Raises:
         ServerError: the disk is full or the place cannot be written.
     """
-    state = State(version=version, lora=layout.config, adam_steps=adam.steps if adam else 0)
+    layout, adam = checkpoint.layout, checkpoint.adam
+    state = State(version=checkpoint.version, lora=layout.config, adam_steps=adam.steps if adam else 0)
     with written(folder) as place:
         (place / CONFIG).write_text(json.dumps(_peft_config(layout, base_name), indent=2))
         (place / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
-        _save(layout.named(flat), place / WEIGHTS)
+        _save(layout.named(checkpoint.flat), place / WEIGHTS)
         if adam is not None:
             moments = {"first": adam.first, "second": adam.second}
             named = {kind: layout.named(moment) for kind, moment in moments.items()}
             _save({f"{kind}.{n}": t for kind, found in named.items() for n, t in found.items()}, place / OPTIMIZER)
-    return Saved(folder=str(folder), size_bytes=size_of(folder), version=version)
+    return Saved(folder=str(folder), size_bytes=size_of(folder), version=checkpoint.version)
 
 
-def write_adapter(folder: Path, base_name: str, adapter: Adapter, optimizer: bool) -> Saved:
-    """Write a trainable adapter."""
-    adam = adapter.adam if optimizer else None
-    return write_checkpoint(folder, base_name, adapter.layout, adapter.flat, adapter.version, adam)
-
-
-def read_checkpoint(folder: Path, base: BaseModel, *, optimizer: bool) -> Loaded:
-    """Read a folder.
+def read_checkpoint(folder: Path, base: BaseModel, *, optimizer: bool) -> Checkpoint:
+    """Read a folder: one of ours, or (without the optimiser) any plain PEFT adapter that fits; that one has version 0.
 
     Raises:
         NotFound: a file that is needed is missing.
-        InvalidData: unreadable, or made for another base model.
+        InvalidData: unreadable, made for another base model, or asking for what this engine does not compute.
     """
-    needed = (CONFIG, WEIGHTS, STATE, *((OPTIMIZER,) if optimizer else ()))
+    own = (folder / STATE).is_file()
+    needed = (CONFIG, WEIGHTS, *((OPTIMIZER, STATE) if optimizer else ()))
     missing = [name for name in needed if not (folder / name).is_file()]
     if missing:
         raise NotFound(
             f"The folder {folder} is not the checkpoint that was asked for.",
             f"It lacks {', '.join(missing)}.",
-            "Name a folder written by save; only those saved with the optimiser can restore one.",
+            "Name a folder written by save, or a PEFT adapter; only those saved with the optimiser can restore one.",
         )
+    tensors = _load(folder / WEIGHTS)
+    if not own:
+        return read_foreign(folder, tensors, base)
     try:
         state = msgspec.json.decode((folder / STATE).read_bytes(), type=State)
-        tensors = load_file(folder / WEIGHTS)
-        moments = load_file(folder / OPTIMIZER) if optimizer else {}
-    except (msgspec.MsgspecError, SafetensorError, OSError) as error:
-        raise InvalidData(f"The checkpoint {folder} cannot be read.", f"{error}.", "Use another checkpoint.") from error
+    except (msgspec.MsgspecError, OSError) as error:
+        raise _unreadable(folder, error) from error
     layout = Layout.of(base, state.lora)
-    return Loaded(
+    moments = _load(folder / OPTIMIZER) if optimizer else {}
+    return Checkpoint(
         layout=layout,
         flat=_flat(layout, tensors, base, folder),
         version=state.version,
@@ -111,12 +93,23 @@ def read_checkpoint(folder: Path, base: BaseModel, *, optimizer: bool) -> Loaded
     )
 
 
+def _load(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise _unreadable(file.parent, error) from error
+
+
+def _unreadable(folder: Path, error: Exception) -> InvalidData:
+    return InvalidData(f"The checkpoint {folder} cannot be read.", f"{error}.", "Use another checkpoint.")
+
+
 def _adam(layout: Layout, moments: Mapping[str, Tensor], steps: int, base: BaseModel, folder: Path) -> AdamState:
     def moment(kind: str) -> Tensor:
         own = {name.removeprefix(f"{kind}."): t for name, t in moments.items() if name.startswith(f"{kind}.")}
         return _flat(layout, own, base, folder)
 
-    return AdamState(first=moment("first"), second=moment("second"), steps=steps)
+    return AdamState(moment("first"), moment("second"), steps)
 
 
 def _save(tensors: Mapping[str, Tensor], file: Path) -> None:

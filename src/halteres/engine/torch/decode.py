@@ -7,24 +7,28 @@ Promise: a row's tokens and log-probabilities do not depend on its neighbours.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from halteres.engine.protocol import TopK
 from halteres.engine.torch.adapter import Snapshot
 from halteres.engine.torch.attention import Cached, Prefill
 from halteres.engine.torch.cache import POSITION_STEP, Extent, SlotCache, round_up
-from halteres.engine.torch.choose import Shaping, choose
+from halteres.engine.torch.choose import Chosen, Shaping, choose
 from halteres.engine.torch.draws import as_seed, uniforms
-from halteres.engine.torch.forward import hidden_states, target_logprobs
+from halteres.engine.torch.forward import hidden_states
 from halteres.engine.torch.functions import project
 from halteres.engine.torch.heads import Grid
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.model import BaseModel
-from halteres.engine.torch.requests import Row, SampleRequest
+from halteres.engine.torch.requests import Newest, Row, SampleRequest
+from halteres.engine.torch.scores import Share, score_prompt
 from halteres.errors import UserError
 
 ROW_STEP = 8
@@ -39,6 +43,8 @@ _COLUMNS = np.dtype(
         ("temperature", np.float32),
         ("top_k", np.int64),
         ("top_p", np.float32),
+        ("tempered", np.bool_),
+        ("told", np.int64),  # most likely tokens that are told with every token
     ]
 )
 
@@ -56,6 +62,14 @@ class DecodeBatch:
     def requests(self) -> set[SampleRequest]:
         """Those that have rows here."""
         return {row.request for row in self.rows}
+
+    def abandon(self) -> dict[SampleRequest, list[int]]:
+        """Let go of every row, and of a cache that nobody may trust; the samples that are lost, by request."""
+        lost: defaultdict[SampleRequest, list[int]] = defaultdict(list)
+        for row in self.rows:
+            lost[row.request].append(row.sample)
+        self.sound, self.rows = False, []
+        return lost
 
     @property
     def extent(self) -> Extent:
@@ -94,22 +108,23 @@ class DecodeBatch:
         """Rows at the end for requests with one prompt."""
         start = len(self.rows)
         for request, count in sharing:
-            samples = range(request.started, request.started + count)
-            request.started += count
+            samples, params = list(islice(request.unstarted, count)), request.params
             self._grow(len(self.rows) + count)
             rows = slice(len(self.rows), len(self.rows) + count)
             values = {
                 "token": 0,
                 "position": len(request.tokens) - 1,
-                "seed": as_seed(request.params.seed),
-                "sample": np.arange(samples.start, samples.stop, dtype=np.uint64),
-                "temperature": request.params.temperature,
-                "top_k": request.params.top_k,
-                "top_p": request.params.top_p,
+                "seed": as_seed(params.seed),
+                "sample": np.array(samples, dtype=np.uint64),
+                "temperature": params.temperature,
+                "top_k": params.top_k if 0 < params.top_k < self.base.vocabulary else -1,
+                "top_p": params.top_p,
+                "tempered": params.logprobs == "tempered",
+                "told": request.wanted.topk_sampled,
             }
             for name, value in values.items():
                 self._columns[name][rows] = value
-            self.rows += [Row(request, sample) for sample in samples]
+            self.rows += [Row(request, request.unstarted.popleft()) for _ in samples]
         return range(start, len(self.rows))
 
     def _prefill(self, prompts: Sequence[Sequence[tuple[SampleRequest, int]]], slots: list[range]) -> Tensor:
@@ -134,21 +149,20 @@ class DecodeBatch:
     def _prefill_chunk(
         self, prompts: Sequence[Sequence[tuple[SampleRequest, int]]], slots: list[range], length: int
     ) -> Tensor:
-        tokens = np.zeros((len(prompts), length + 1), dtype=np.int64)
+        tokens = np.zeros((len(prompts), length), dtype=np.int64)
         for row, sharing in zip(tokens, prompts, strict=True):
             row[: len(sharing[0][0].tokens)] = sharing[0][0].tokens
         tokens_BT = torch.from_numpy(tokens).to(self.base.device)
         grid, weights = Grid.padded(self.base, len(prompts), length), self.snapshot.weights
         attention = Prefill(grid, self.cache, slots, [len(sharing[0][0].tokens) for sharing in prompts])
-        hidden_ND = hidden_states(self.base, weights, tokens_BT[:, :-1].reshape(-1), grid, attention)
+        hidden_ND = hidden_states(self.base, weights, tokens_BT.view(-1), grid, attention)
         hidden_BTD = hidden_ND.view(len(prompts), length, -1)
         for row, sharing in enumerate(prompts):
-            wanting = [request for request, _ in sharing if request.wants_prompt_logprobs]
-            if wanting:
-                logprobs_T = target_logprobs(
-                    self.base, weights, hidden_BTD[row], tokens_BT[row, 1:], self.limits.head_elements
-                )
-                _give_prompt_logprobs(wanting, logprobs_T.cpu().numpy())
+            length = len(sharing[0][0].tokens)
+            shares = [Share(request.wanted, request.params, tokens_BT[row, :length]) for request, _ in sharing]
+            score_prompt(self.base, weights, hidden_BTD[row], length, shares, self.limits.head_elements)
+            for (request, _), share in zip(sharing, shares, strict=True):
+                request.scores = share.scores()
         return hidden_BTD
 
     def _advance(self, first: int, hidden_ND: Tensor) -> None:
@@ -158,31 +172,40 @@ class DecodeBatch:
         """
         last = first + hidden_ND.shape[0]
         self._columns["position"][first:last] += 1
-        tokens, logprobs = self._sample(hidden_ND, self._shaping(first, last))
-        self._columns["token"][first:last] = tokens
-        broken = {self.rows[first + int(i)].request for i in np.flatnonzero(~np.isfinite(logprobs))}
-        newest = enumerate(zip(tokens.tolist(), logprobs.tolist(), strict=True), start=first)
-        ended = [i for i, pair in newest if self.rows[i].request not in broken and self.rows[i].take(*pair)]
+        newest = self._sample(hidden_ND, self._shaping(first, last))
+        self._columns["token"][first:last] = [new.token for new in newest]
+        rows = self.rows[first:last]
+        broken = {row.request for row, new in zip(rows, newest, strict=True) if not math.isfinite(new.logprob)}
+        taken = enumerate(zip(rows, newest, strict=True), start=first)
+        ended = [i for i, (row, new) in taken if row.request not in broken and row.take(new)]
         self._remove(ended)
         if broken:
             self._break(broken)
 
-    def _sample(self, hidden_ND: Tensor, shaping: Shaping) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and log-probabilities; the logits of a few rows at a time."""
+    def _sample(self, hidden_ND: Tensor, shaping: Shaping) -> list[Newest]:
+        """A token for every row; the logits of a few rows at a time."""
         size = max(ROW_STEP, self.limits.head_elements // self.base.vocabulary // ROW_STEP * ROW_STEP)
-        lora, tokens, logprobs = self.snapshot.weights.get(self.base.head), [], []
+        lora, found, tops = self.snapshot.weights.get(self.base.head), list[Chosen](), dict[int, TopK]()
         for start in range(0, hidden_ND.shape[0], size):
             rows_CD = hidden_ND[start : start + size]
             logits_CV = project(_padded(rows_CD), self.base.head, lora)[: rows_CD.shape[0]]
-            tokens_C, logprobs_C = choose(logits_CV, shaping[start : start + size])
-            tokens.append(tokens_C)
-            logprobs.append(logprobs_C)
-        return torch.cat(tokens).cpu().numpy(), torch.cat(logprobs).cpu().numpy()
+            found.append(choose(logits_CV, shaping[start : start + size]))
+            tops.update({start + row: top for row, top in found[-1].tops.items()})
+        tokens = torch.cat([chosen.tokens_N for chosen in found]).tolist()
+        logprobs = torch.cat([chosen.logprobs_N for chosen in found]).tolist()
+        return list(map(Newest, tokens, logprobs, map(tops.get, range(len(tokens)))))
 
     def _shaping(self, first: int, last: int) -> Shaping:
         columns = {name: values[first:last] for name, values in self._columns.items()}
         draws_N = uniforms(columns["seed"], columns["sample"], columns["position"].astype(np.uint64))
-        return Shaping(draws_N, columns["temperature"], columns["top_k"], columns["top_p"])
+        return Shaping(
+            uniforms_N=draws_N,
+            temperature_N=columns["temperature"],
+            top_k_N=columns["top_k"],
+            top_p_N=columns["top_p"],
+            tempered_N=columns["tempered"],
+            told_N=columns["told"],
+        )
 
     def _break(self, requests: set[SampleRequest]) -> None:
         error = UserError(
@@ -227,10 +250,3 @@ class DecodeBatch:
 def _padded(rows_CD: Tensor) -> Tensor:
     missing = -rows_CD.shape[0] % ROW_STEP
     return torch.cat([rows_CD, rows_CD.new_zeros((missing, rows_CD.shape[1]))]) if missing else rows_CD
-
-
-def _give_prompt_logprobs(requests: Sequence[SampleRequest], logprobs_T: np.ndarray) -> None:
-    """Position 0 has no prediction and is NaN."""
-    for request in requests:
-        known = logprobs_T[: len(request.tokens) - 1]
-        request.prompt_logprobs = np.concatenate([[np.float32(np.nan)], known]).astype("<f4").tobytes()

@@ -1,13 +1,14 @@
 """`Engine` on torch: asynchronous outside, one thread inside.
 
 Owns: the adapters and snapshots by name; each call as work for that thread.
-Never: computes on the event loop; changes an adapter outside the order of calls.
+Never: computes on the event loop; changes an adapter outside the order of calls; holds training up for the disk: what
+is saved is copied in its turn, and written by another thread.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -17,27 +18,35 @@ import numpy as np
 import torch
 
 from halteres.engine.checks import check_sampling, tokens_of
+from halteres.engine.pieces import PieceQueue
 from halteres.engine.protocol import (
     Adam,
     Datum,
     LoraConfig,
+    LossSpec,
     ModelInfo,
     PassResult,
+    Piece,
     SampleResult,
     SamplingParams,
     Saved,
     StepResult,
+    Wanted,
 )
-from halteres.engine.torch.adapter import BASE, Adapter, Snapshot
-from halteres.engine.torch.checkpoint import read_checkpoint, write_adapter, write_checkpoint
+from halteres.engine.torch.adapter import BASE, Adapter, Checkpoint, Snapshot
+from halteres.engine.torch.checkpoint import read_checkpoint, write_checkpoint
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.lora import Layout
+from halteres.engine.torch.memory import attempt
+from halteres.engine.torch.merge import merge_into
 from halteres.engine.torch.model import BaseModel, load_base
 from halteres.engine.torch.passes import run_pass
 from halteres.engine.torch.requests import SampleRequest
 from halteres.engine.torch.sampler import Sampler
 from halteres.engine.torch.worker import Call, Slices, Worker
-from halteres.errors import Conflict, NotFound, UserError
+from halteres.engine.torch.writing import Writer
+from halteres.engine.wants import check_streamed
+from halteres.errors import Conflict, HalteresError, NotFound
 from halteres.text import load_tokenizer
 
 
@@ -61,6 +70,7 @@ class TorchEngine:
         self._adapters: dict[str, Adapter] = {}
         self._snapshots: dict[str, Snapshot] = {}
         self._worker = Worker(Sampler(self._base, self._limits), threads, self._limits.turn_steps)
+        self._writer = Writer()
 
     async def info(self) -> ModelInfo:
         """See `Engine`."""
@@ -79,7 +89,7 @@ class TorchEngine:
         await self._call("create_adapter", create)
 
     async def forward_backward(
-        self, adapter: str, data: tuple[Datum, ...], loss: str, forward_only: bool = False
+        self, adapter: str, data: tuple[Datum, ...], loss: LossSpec, forward_only: bool = False
     ) -> PassResult:
         """See `Engine`."""
 
@@ -95,14 +105,13 @@ class TorchEngine:
 
     async def save(self, adapter: str, folder: str, optimizer: bool) -> Saved:
         """See `Engine`."""
-        return await self._call(
-            "save", lambda: write_adapter(Path(folder), self._info.name, self._adapter(adapter), optimizer)
-        )
+        return await self._saved("save", folder, lambda: self._adapter(adapter).checkpoint(optimizer))
 
     async def load(self, adapter: str, folder: str, optimizer: bool) -> StepResult:
         """See `Engine`."""
 
         def read() -> StepResult:
+            self._writer.wait_for(Path(folder))
             found = read_checkpoint(Path(folder), self._base, optimizer=optimizer)
             self._adapters[adapter] = Adapter(found.layout, found.flat, found.version, found.adam)
             return StepResult(version=found.version, metrics={})
@@ -122,6 +131,7 @@ class TorchEngine:
         """See `Engine`."""
 
         def read() -> int:
+            self._writer.wait_for(Path(folder))
             found = read_checkpoint(Path(folder), self._base, optimizer=False)
             self._snapshots[snapshot] = Snapshot.of(found.layout, found.flat, found.version)
             return found.version
@@ -131,13 +141,7 @@ class TorchEngine:
     async def save_snapshot(self, snapshot: str, folder: str) -> Saved:
         """See `Engine`."""
 
-        def write() -> Saved:
-            found = self._snapshot(snapshot)
-            if found.layout is None or found.flat is None:
-                raise UserError("The base model has no adapter to save.", next="Name a snapshot of an adapter.")
-            return write_checkpoint(Path(folder), self._info.name, found.layout, found.flat, found.version, None)
-
-        return await self._call("save_snapshot", write)
+        return await self._saved("save_snapshot", folder, lambda: self._snapshot(snapshot).checkpoint())
 
     async def sample(
         self,
@@ -145,25 +149,43 @@ class TorchEngine:
         prompt: bytes,
         num_samples: int,
         params: SamplingParams,
-        prompt_logprobs: bool = False,
+        wanted: Wanted = Wanted(),  # noqa: B008 - frozen
     ) -> SampleResult:
         """See `Engine`."""
-        limit = check_sampling(prompt, num_samples, params, self._info)
-        stops = self._base.eos_tokens if params.stop_tokens is None else params.stop_tokens
-        request = SampleRequest(
-            snapshot=self._snapshot(snapshot),
-            prompt=prompt,
-            tokens=tokens_of(prompt).astype(np.int64),
-            num_samples=num_samples,
-            params=params,
-            limit=limit,
-            stop_tokens=frozenset(stops),
-            decode=self._decode,
-            wants_prompt_logprobs=prompt_logprobs,
-            future=Future(),
-        )
+        request = self._request(snapshot, prompt, num_samples, params, wanted)
         self._worker.submit(request)
         return await asyncio.wrap_future(request.future)
+
+    async def stream(
+        self,
+        snapshot: str | None,
+        prompt: bytes,
+        num_samples: int,
+        params: SamplingParams,
+        wanted: Wanted = Wanted(),  # noqa: B008 - frozen
+    ) -> AsyncIterator[Piece]:
+        """See `Engine`."""
+        check_streamed(wanted)
+        request, pieces = self._request(snapshot, prompt, num_samples, params, wanted), PieceQueue()
+        request.pieces = pieces
+        request.future.add_done_callback(lambda answer: pieces.end(_failure(answer)))
+        self._worker.submit(request)
+        try:
+            async for piece in pieces.read():
+                yield piece
+        finally:
+            request.future.cancel()
+
+    async def merge(self, folder: str, into: str) -> Saved:
+        """See `Engine`."""
+
+        def merge() -> Saved | HalteresError:
+            return attempt("merge", lambda: merge_into(Path(into), Path(self._info.folder), Path(folder), self._base))
+
+        merged = await asyncio.to_thread(merge)
+        if isinstance(merged, HalteresError):
+            raise merged
+        return merged
 
     async def drop(self, name: str) -> None:
         """See `Engine`."""
@@ -177,6 +199,41 @@ class TorchEngine:
     async def close(self) -> None:
         """See `Engine`."""
         await asyncio.to_thread(self._worker.close)
+        await asyncio.to_thread(self._writer.close)
+
+    def _request(
+        self, snapshot: str | None, prompt: bytes, num_samples: int, params: SamplingParams, wanted: Wanted
+    ) -> SampleRequest:
+        limit = check_sampling(prompt, num_samples, params, self._info, wanted)
+        stops = self._base.eos_tokens if params.stop_tokens is None else params.stop_tokens
+        return SampleRequest(
+            snapshot=self._snapshot(snapshot),
+            prompt=prompt,
+            tokens=tokens_of(prompt).astype(np.int64),
+            num_samples=num_samples,
+            params=params,
+            limit=limit,
+            stop_tokens=frozenset(stops),
+            decode=self._decode,
+            future=Future(),
+            wanted=wanted,
+        )
+
+    async def _saved(self, name: str, folder: str, copied: Callable[[], Checkpoint]) -> Saved:
+        """Copied in its turn, written while others have theirs; also if the caller goes away meanwhile."""
+        place = Path(folder)
+
+        def queue() -> Future[Saved | HalteresError]:
+            checkpoint = copied()
+            return self._writer.write(
+                place, lambda: attempt(name, lambda: write_checkpoint(place, self._info.name, checkpoint))
+            )
+
+        writing = await self._call(name, queue)
+        saved = await asyncio.shield(asyncio.wrap_future(writing))
+        if isinstance(saved, HalteresError):
+            raise saved
+        return saved
 
     async def _call(self, name: str, work: Callable[[], Any]) -> Any:
         """A short call: one slice."""
@@ -207,6 +264,12 @@ class TorchEngine:
     def _decode(self, tokens: list[int]) -> str:
         tokenizer = load_tokenizer(self._info.folder)
         return tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+def _failure(answer: Future[SampleResult]) -> HalteresError | None:
+    """Why a stream ended early; whoever cancelled it reads no more."""
+    failure = None if answer.cancelled() else answer.exception()
+    return failure if isinstance(failure, HalteresError) else None
 
 
 def _info(base: BaseModel, folder: Path, name: str, threads: int) -> ModelInfo:

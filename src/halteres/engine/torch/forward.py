@@ -40,12 +40,17 @@ def hidden_states(base: BaseModel, lora: LoraWeights, tokens_N: Tensor, grid: Gr
     return rms_norm(x_ND, base.final_norm_D, base.norm_eps)
 
 
-def target_logprobs(base: BaseModel, lora: LoraWeights, hidden_ND: Tensor, targets_N: Tensor, elements: int) -> Tensor:
-    """log-softmax at temperature 1 of each token's target, N; at most `elements` logits exist at once."""
+def target_logprobs(base: BaseModel, lora: LoraWeights, hidden_ND: Tensor, targets: Tensor, elements: int) -> Tensor:
+    """log-softmax at temperature 1 of each token's target, or targets: N or N x K, as they are.
+
+    At most `elements` logits exist at once.
+    """
     rows = max(8, elements // base.vocabulary)
     head = lora.get(base.head)
     tensors = head.tensors if head is not None else ()
-    return _TargetLogprobs.apply(hidden_ND, targets_N, base.head, head, rows, *tensors)  # pyright: ignore[reportReturnType]
+    targets_NK = targets.view(targets.shape[0], -1)
+    found_NK = _TargetLogprobs.apply(hidden_ND, targets_NK, base.head, head, rows, *tensors)
+    return found_NK.view_as(targets)  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def _chunks(count: int, size: int) -> Iterator[slice]:
@@ -57,28 +62,29 @@ class _TargetLogprobs(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_ND: Tensor, targets_N: Tensor, head: Projection, lora: Lora | None, rows: int, *tensors: Tensor
+        ctx: Any, x_ND: Tensor, targets_NK: Tensor, head: Projection, lora: Lora | None, rows: int, *tensors: Tensor
     ) -> Tensor:
-        logprobs_N = x_ND.new_empty(x_ND.shape[0])
+        logprobs_NK = x_ND.new_empty(targets_NK.shape)
         for chunk in _chunks(x_ND.shape[0], rows):
             logits_CV, _ = project_forward(x_ND[chunk], head, lora)
             logprobs_CV = torch.log_softmax(logits_CV, dim=1)
-            logprobs_N[chunk] = logprobs_CV.gather(1, targets_N[chunk, None]).squeeze(1)
-        ctx.save_for_backward(x_ND, targets_N)
+            logprobs_NK[chunk] = logprobs_CV.gather(1, targets_NK[chunk])
+        ctx.save_for_backward(x_ND, targets_NK)
         ctx.head, ctx.lora, ctx.rows = head, lora, rows
-        return logprobs_N
+        return logprobs_NK
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        (x_ND, targets_N), (g_N, *_) = ctx.saved_tensors, grads
+        (x_ND, targets_NK), (g_NK, *_) = ctx.saved_tensors, grads
         dx_ND = torch.zeros_like(x_ND)
-        live_M = g_N.nonzero().squeeze(1)
+        live_M = g_NK.any(1).nonzero().squeeze(1)
         sums: list[Tensor] = []
         for chunk in _chunks(live_M.shape[0], ctx.rows):
             rows_C = live_M[chunk]
-            x_CD, g_C1 = x_ND[rows_C], g_N[rows_C, None]
+            x_CD, g_CK = x_ND[rows_C], g_NK[rows_C]
             logits_CV, h_CR = project_forward(x_CD, ctx.head, ctx.lora)
-            d_CV = torch.softmax(logits_CV, dim=1).mul_(-g_C1).scatter_add_(1, targets_N[rows_C, None], g_C1)
+            d_CV = torch.softmax(logits_CV, dim=1).mul_(-g_CK.sum(1, keepdim=True))
+            d_CV.scatter_add_(1, targets_NK[rows_C], g_CK)
             dx_CD, *rest = project_backward(d_CV, x_CD, h_CR, ctx.head, ctx.lora, True)
             dx_ND[rows_C] = dx_CD  # pyright: ignore[reportArgumentType]
             found = [tensor for tensor in rest if tensor is not None]

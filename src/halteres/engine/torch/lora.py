@@ -9,15 +9,16 @@ A's of one projection lie next to each other, so the stacked A of a fused projec
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from halteres.engine.protocol import LoraConfig
+from halteres.engine.shapes import check_shape
+from halteres.engine.torch.draws import as_seed
 from halteres.engine.torch.model import BaseModel, Projection
-from halteres.errors import InvalidConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,19 +67,14 @@ class Layout:
         """The layout of an adapter on this base.
 
         Raises:
-            InvalidConfig: a rank below 1, or nothing to train.
+            InvalidData: a rank out of range, or nothing to train.
         """
+        check_shape(config)
         chosen: list[Projection] = []
         for layer in base.layers:
             chosen += (layer.qkv, layer.out) if config.train_attn else ()
             chosen += (layer.gate_up, layer.down) if config.train_mlp else ()
         chosen += (base.head,) if config.train_unembed else ()
-        if config.rank < 1 or not chosen:
-            raise InvalidConfig(
-                "This adapter would have no weights.",
-                f"rank is {config.rank}, and {len(chosen)} projections are chosen.",
-                "Use a rank of at least 1 and one of train_attn, train_mlp, train_unembed.",
-            )
         return cls(config, tuple(chosen))
 
     @property
@@ -93,8 +89,33 @@ class Layout:
         return sum(rank * (len(p.parts) * p.inputs + p.weight_ED.shape[0]) for p in self.projections)
 
     def views(self, flat: Tensor) -> dict[Projection, Lora]:
-        """The adapter's tensors in a flat buffer, as views."""
-        rank, start, found = self.config.rank, 0, {}
+        """The adapter's tensors in a flat buffer, as views, and its B's fused."""
+        return {
+            projection: _fused(projection, a_RD, b, self.config.rank, self.scale)
+            for projection, a_RD, b in self._split(flat)
+        }
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """The tensors by PEFT's names, as views: `<module>.lora_A.weight` (rank x in), `lora_B` (out x rank)."""
+        rank, found = self.config.rank, dict[str, Tensor]()
+        for projection, a_RD, b in self._split(flat):
+            for i, part in enumerate(projection.parts):
+                found[f"base_model.model.{part.module}.lora_A.weight"] = a_RD[i * rank : (i + 1) * rank]
+                found[f"base_model.model.{part.module}.lora_B.weight"] = b[i]
+        return found
+
+    def initial(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """A fresh flat buffer: A kaiming-uniform (as PEFT draws it), B zero. Same seed, same numbers; no seed is 0."""
+        generator = torch.Generator().manual_seed(as_seed(self.config.seed or 0))
+        flat = torch.zeros(self.size)
+        for _, a_RD, _ in self._split(flat):
+            bound = 1 / math.sqrt(a_RD.shape[1])
+            a_RD.uniform_(-bound, bound, generator=generator)
+        return flat.to(device=device, dtype=dtype)
+
+    def _split(self, flat: Tensor) -> Iterator[tuple[Projection, Tensor, tuple[Tensor, ...]]]:
+        """Each projection with its stacked A and its B's, as views."""
+        rank, start = self.config.rank, 0
 
         def take(rows: int, columns: int) -> Tensor:
             nonlocal start
@@ -103,28 +124,7 @@ class Layout:
 
         for projection in self.projections:
             a_RD = take(len(projection.parts) * rank, projection.inputs)
-            b = tuple(take(part.stop - part.start, rank) for part in projection.parts)
-            found[projection] = _fused(projection, a_RD, b, rank, self.scale)
-        return found
-
-    def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """The tensors by PEFT's names, as views: `<module>.lora_A.weight` (rank x in), `lora_B` (out x rank)."""
-        rank, views, found = self.config.rank, self.views(flat), {}
-        for projection in self.projections:
-            lora = views[projection]
-            for i, part in enumerate(projection.parts):
-                found[f"base_model.model.{part.module}.lora_A.weight"] = lora.a_RD[i * rank : (i + 1) * rank]
-                found[f"base_model.model.{part.module}.lora_B.weight"] = lora.b[i]
-        return found
-
-    def initial(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """A fresh flat buffer: A kaiming-uniform (as PEFT draws it), B zero. Same seed, same numbers; no seed is 0."""
-        generator = torch.Generator().manual_seed(self.config.seed or 0)
-        flat = torch.zeros(self.size)
-        for lora in self.views(flat).values():
-            bound = 1 / math.sqrt(lora.a_RD.shape[1])
-            lora.a_RD.uniform_(-bound, bound, generator=generator)
-        return flat.to(device=device, dtype=dtype)
+            yield projection, a_RD, tuple(take(part.stop - part.start, rank) for part in projection.parts)
 
 
 def _fused(projection: Projection, a_RD: Tensor, b: tuple[Tensor, ...], rank: int, scale: float) -> Lora:

@@ -1,27 +1,29 @@
 """Forward and forward-backward passes.
 
 Owns: a pass from checked datums to log-probabilities in their order, one micro-batch at a time.
-Never: applies a gradient; mixes adapters (several in one pass: a later version).
+Never: applies a gradient; mixes adapters (several in one pass: a later version); knows a formula.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections import defaultdict
+from collections.abc import Generator, Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from halteres.engine.checks import LossNotFinite
-from halteres.engine.protocol import Datum, ModelInfo, PassResult
+from halteres.engine.losses import settled
+from halteres.engine.protocol import Array, Datum, LossSpec, ModelInfo, PassResult
 from halteres.engine.torch.adapter import Adapter
 from halteres.engine.torch.attention import Causal
-from halteres.engine.torch.data import Example, MicroBatch, plan, read_examples
+from halteres.engine.torch.custom import CustomObjective
+from halteres.engine.torch.data import Example, MicroBatch, micro_batches, read_examples
 from halteres.engine.torch.forward import hidden_states, target_logprobs
 from halteres.engine.torch.heads import Grid
 from halteres.engine.torch.limits import Limits
-from halteres.engine.torch.losses import Loss, find_loss
+from halteres.engine.torch.losses import LOSSES
 from halteres.engine.torch.model import BaseModel
+from halteres.engine.torch.objectives import Objective, PerToken
 
 
 def run_pass(
@@ -29,7 +31,7 @@ def run_pass(
     info: ModelInfo,
     adapter: Adapter,
     data: tuple[Datum, ...],
-    loss: str,
+    loss: LossSpec,
     limits: Limits,
     *,
     forward_only: bool,
@@ -37,56 +39,59 @@ def run_pass(
     """Yields between micro-batches, so that others get their turn; nothing counts unless the whole pass succeeds.
 
     Raises:
-        InvalidData: unknown loss, or an unusable datum.
+        InvalidData: unknown loss or setting, an unusable datum, or a custom loss that fails.
         LossNotFinite: the first token whose loss is NaN or infinite, by datum and position.
     """
     examples = read_examples(data, loss, info)
-    formula = find_loss(loss)
-    logprobs, total = [b""] * len(examples), 0.0
+    objective = _objective(loss)
+    logprobs: dict[int, Array] = {}
+    metrics: list[Mapping[str, float]] = [{"loss:sum": 0.0, "num_tokens:sum": float(sum(map(len, examples)))}]
     adapter.begin_pass()
-    for indices in plan([len(example) for example in examples], limits.pass_tokens):
-        batch = MicroBatch.of([examples[i] for i in indices], base.device)
+    for batch in micro_batches(examples, limits.pass_tokens, base.device):
         with torch.set_grad_enabled(not forward_only):
-            logprobs_N, loss_N = _micro_batch(base, adapter, batch, formula, limits)
-        _check_finite(loss_N, batch, indices)
-        if not forward_only:
-            loss_N.sum().backward()
-        rows = logprobs_N.detach().view(batch.rows, batch.length).cpu().numpy()
-        for row, i in zip(rows, indices, strict=True):
-            logprobs[i] = row[: len(examples[i])].tobytes()
-        total += float(loss_N.detach().double().sum())
+            found = _logprobs(base, adapter, batch, limits)
+        value = objective(found.detach(), batch, not forward_only)
+        if value.gradient is not None:
+            found.backward(value.gradient)
+        logprobs |= _by_datum(found.detach(), batch.examples)
+        metrics.append({"loss:sum": value.total, **value.metrics})
         yield
     if not forward_only:
         adapter.end_pass()
-    return PassResult(logprobs=tuple(logprobs), metrics=_metrics(examples, formula, total))
+    ordered = tuple(logprobs[index] for index in range(len(examples)))
+    return PassResult(logprobs=ordered, metrics=_merged(metrics, len(examples)))
 
 
-def _micro_batch(
-    base: BaseModel, adapter: Adapter, batch: MicroBatch, loss: Loss, limits: Limits
-) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and loss per token."""
+def _objective(loss: LossSpec) -> Objective:
+    return CustomObjective(loss.custom) if loss.custom is not None else PerToken(LOSSES[loss.name], settled(loss))
+
+
+def _logprobs(base: BaseModel, adapter: Adapter, batch: MicroBatch, limits: Limits) -> Tensor:
+    """Of every target, shaped as they are."""
     grid = Grid.padded(base, batch.rows, batch.length)
     hidden_ND = hidden_states(base, adapter.weights, batch.tokens_N, grid, Causal(grid))
-    logprobs_N = target_logprobs(base, adapter.weights, hidden_ND, batch.targets_N, limits.head_elements)
-    return logprobs_N, loss.per_token(logprobs_N, batch.inputs)
+    targets_NK = batch.targets.flatten(0, 1)
+    return target_logprobs(base, adapter.weights, hidden_ND, targets_NK, limits.head_elements).view_as(batch.targets)
 
 
-def _check_finite(loss_N: Tensor, batch: MicroBatch, indices: Sequence[int]) -> None:
-    finite_N = torch.isfinite(loss_N.detach())
-    if bool(finite_N.all()):
-        return
-    row, position = divmod(int((~finite_N).nonzero()[0]), batch.length)
-    raise LossNotFinite(
-        f"The loss is not finite at datum {indices[row]}, position {position}.",
-        "An importance ratio exp(logprob - sampler's logprob) overflowed, or the adapter's weights have diverged. "
-        "Nothing of this request was accumulated.",
-        "Check that 'logprobs' belong to these tokens; lower the learning rate and resume from a checkpoint.",
-    )
-
-
-def _metrics(examples: Sequence[Example], formula: Loss, total: float) -> dict[str, float]:
+def _by_datum(logprobs: Tensor, examples: Sequence[Example]) -> dict[int, Array]:
+    rows = logprobs.cpu().numpy()
     return {
-        "loss:sum": total,
-        "num_tokens:sum": float(sum(map(len, examples))),
-        "num_loss_tokens:sum": float(sum(int(np.count_nonzero(e.inputs[formula.scale])) for e in examples)),
+        example.index: Array(dtype="float32", shape=example.targets.shape, data=row[: len(example)].tobytes())
+        for row, example in zip(rows, examples, strict=True)
     }
+
+
+def _merged(found: Sequence[Mapping[str, float]], num_datums: int) -> dict[str, float]:
+    """Micro-batches' metrics as one, by the reduction that a key ends with."""
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for metrics in found:
+        for key, value in metrics.items():
+            values[key].append(value)
+    return {key: _reduced(key.rpartition(":")[2], several, num_datums) for key, several in values.items()}
+
+
+def _reduced(reduction: str, values: Sequence[float], num_datums: int) -> float:
+    if reduction == "max":
+        return max(values)
+    return sum(values) / (num_datums if reduction == "mean" else 1)

@@ -1,28 +1,45 @@
 """A sampling request on its way: the rows it still needs, the sequences it has.
 
-Owns: when a row ends, and when the request is answered.
+Owns: when a row ends, when the request is answered, what a stream has been told.
 Never: touches a tensor.
+
+A request can begin again: its draws are a function of (seed, sample, position), so what it lost comes back bit for bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from halteres.engine.protocol import SampleResult, SamplingParams, Sequence
+from halteres.engine.checks import bytes_of
+from halteres.engine.pieces import PieceQueue, end_to_end
+from halteres.engine.protocol import Piece, SampleResult, SamplingParams, Sequence, TopK, Wanted
 from halteres.engine.torch.adapter import Snapshot
+from halteres.engine.torch.scores import PromptScores
+
+StopReason = Literal["stop", "length"]
 
 Decode = Callable[[list[int]], str]
 """The text of tokens, special ones by name."""
 
 
+class Newest(NamedTuple):
+    """A token that was just sampled."""
+
+    token: int
+    logprob: float
+    top: TopK | None = None  # of length 1, where the request wants one
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class SampleRequest:
-    """One call of `sample`."""
+    """One call of `sample` or `stream`."""
 
     snapshot: Snapshot
     prompt: bytes  # int32
@@ -32,29 +49,63 @@ class SampleRequest:
     limit: int  # new tokens per sequence
     stop_tokens: frozenset[int]
     decode: Decode
-    wants_prompt_logprobs: bool
     future: Future[SampleResult]
-    prompt_logprobs: bytes | None = None
-    started: int = 0  # samples that have, or had, a row
+    wanted: Wanted = Wanted()  # noqa: RUF009 - frozen
+    pieces: PieceQueue | None = None  # where a stream goes
+    scores: PromptScores | None = None
+    unstarted: deque[int] = field(init=False)  # samples without a row
     finished: dict[int, Sequence] = field(default_factory=dict)
+    told: dict[int, int] = field(default_factory=dict)  # of a stream: tokens of each sample that were sent
+
+    def __post_init__(self) -> None:
+        self.unstarted = deque(range(self.num_samples))
 
     @property
     def waiting(self) -> int:
         """Samples that have no row yet."""
-        return self.num_samples - self.started
+        return len(self.unstarted)
 
     @property
     def full_length(self) -> int:
         """Positions a sequence may take."""
         return len(self.tokens) + self.limit
 
+    @property
+    def needs(self) -> int:
+        """Positions of all its sequences: how much memory it takes, compared with others."""
+        return self.num_samples * self.full_length
+
+    def begin_again(self, samples: Iterable[int]) -> None:
+        """These samples have lost their rows and wait for new ones, before those that never had one."""
+        self.unstarted.extendleft(sorted(samples, reverse=True))
+
+    def tell(self, sample: int, length: int, newest: Newest, stop_reason: StopReason | None) -> None:
+        """Send the newest token, number `length` of its sequence, unless a row that was lost already did."""
+        if self.pieces is None or length <= self.told.get(sample, 0):
+            return
+        self.told[sample] = length
+        piece = Piece(
+            sample=sample,
+            tokens=np.int32(newest.token).tobytes(),
+            logprobs=np.float32(newest.logprob).tobytes(),
+            version=self.snapshot.version,
+            top=newest.top,
+            stop_reason=stop_reason,
+        )
+        self.pieces.put(piece)
+
     def finish(self, sample: int, sequence: Sequence) -> None:
         """One sequence is complete; the last one answers the request."""
         self.finished[sample] = sequence
         if len(self.finished) == self.num_samples:
-            sequences = tuple(self.finished[i] for i in range(self.num_samples))
+            scores = self.scores or PromptScores()
             result = SampleResult(
-                sequences=sequences, version=self.snapshot.version, prompt_logprobs=self.prompt_logprobs
+                sequences=tuple(self.finished[i] for i in range(self.num_samples)),
+                version=self.snapshot.version,
+                prompt_logprobs=scores.prompt_logprobs,
+                topk_prompt=scores.topk,
+                target_logprobs=scores.targets,
+                alternatives=scores.alternatives,
             )
             with suppress(InvalidStateError):  # cancelled
                 self.future.set_result(result)
@@ -73,28 +124,39 @@ class Row:
     sample: int
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    tops: list[TopK] = field(default_factory=list)
 
-    def take(self, token: int, logprob: float) -> bool:
+    def take(self, newest: Newest) -> bool:
         """Add a token; True if the row ended with it (its request has the sequence then)."""
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-        request = self.request
-        stopped = token in request.stop_tokens or (bool(request.params.stop_strings) and self._ends_in_stop())
-        if not stopped and len(self.tokens) < request.limit:
+        self.tokens.append(newest.token)
+        self.logprobs.append(newest.logprob)
+        if newest.top is not None:
+            self.tops.append(newest.top)
+        reason, request = self._stop_reason(newest.token), self.request
+        if request.pieces is not None:
+            request.tell(self.sample, len(self.tokens), newest, reason)
+        if reason is None:
             return False
         request.finish(
             self.sample,
             Sequence(
                 tokens=np.array(self.tokens, dtype="<i4").tobytes(),
                 logprobs=np.array(self.logprobs, dtype="<f4").tobytes(),
-                stop_reason="stop" if stopped else "length",
+                stop_reason=reason,
+                top=end_to_end(self.tops),
             ),
         )
         return True
 
+    def _stop_reason(self, token: int) -> StopReason | None:
+        request = self.request
+        if token in request.stop_tokens or (request.params.stop_strings and self._ends_in_stop()):
+            return "stop"
+        return "length" if len(self.tokens) >= request.limit else None
+
     def _ends_in_stop(self) -> bool:
         """A stop string ends in the newest token. Only a tail is decoded: a token holds at least one byte of text."""
         stops = self.request.params.stop_strings
-        tail = max(len(stop.encode()) for stop in stops) + 4
+        tail = max(map(bytes_of, stops)) + 4
         text = self.request.decode(self.tokens[-tail:])
         return any(stop in text for stop in stops)

@@ -5,20 +5,25 @@ Never: runs on more than one thread.
 
 A request that waits when a step begins enters before that step, whatever else is being decoded: the requests that
 many environments send within a few milliseconds decode together.
+
+Where memory ends, the request that needs most of those concerned fails, alone; the others begin again, and give the
+same bits. Any other failure of a batch fails its requests.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from functools import partial
 
+from halteres.engine.failures import EngineOutOfMemory
 from halteres.engine.torch.admission import Admission, CachePool, Entries
 from halteres.engine.torch.decode import DecodeBatch
 from halteres.engine.torch.limits import Limits
+from halteres.engine.torch.memory import attempt
 from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.requests import SampleRequest
-from halteres.errors import HalteresError, ServerError, boundary
+from halteres.errors import HalteresError
 
 
 class Sampler:
@@ -45,13 +50,11 @@ class Sampler:
         self._drop_empty()
         if self._waiting:
             for batch, entries in self._admitted().items():
-                with self._failing(batch, [request for request, _ in entries]):
-                    batch.admit(entries)
+                self._run(batch, partial(batch.admit, entries), [request for request, _ in entries])
             self._drop_empty()
         if self._batches:
             batch = self._batches[0]
-            with self._failing(batch):
-                batch.step()
+            self._run(batch, batch.step)
             self._batches.rotate(-1)
             self._drop_empty()
 
@@ -81,14 +84,20 @@ class Sampler:
             if batch.sound:
                 self._pool.give_back(batch.cache, [other.extent for other in self._batches])
 
-    @contextmanager
-    def _failing(self, batch: DecodeBatch, entering: Iterable[SampleRequest] = ()) -> Iterator[None]:
-        """What goes wrong inside fails this batch's requests, and nobody else's."""
-        try:
-            with boundary(ServerError, "A decode step"):
-                yield
-        except HalteresError as error:
-            batch.sound = False
-            for request in batch.requests.union(entering):
-                request.fail(error)
-            batch.forget(batch.requests)
+    def _run(self, batch: DecodeBatch, work: Callable[[], None], entering: Iterable[SampleRequest] = ()) -> None:
+        """What goes wrong inside concerns this batch's requests, and nobody else."""
+        failure = attempt("a decode step", work)
+        if not isinstance(failure, HalteresError):
+            return
+        lost = batch.abandon()
+        concerned = list(dict.fromkeys((*lost, *entering)))
+        failed = concerned
+        if isinstance(failure, EngineOutOfMemory):
+            failed, self._pool.spare = [max(concerned, key=lambda request: request.needs)], None
+        for request in failed:
+            request.fail(failure)
+        for request in reversed(concerned):
+            if request not in failed:
+                request.begin_again(lost.get(request, ()))
+                if request not in self._waiting:
+                    self._waiting.appendleft(request)

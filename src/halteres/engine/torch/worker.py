@@ -19,9 +19,11 @@ from typing import Any
 
 import torch
 
+from halteres.engine.protocol import EngineGone
+from halteres.engine.torch.memory import attempt
 from halteres.engine.torch.requests import SampleRequest
 from halteres.engine.torch.sampler import Sampler
-from halteres.errors import HalteresError, NotReady, ServerError, boundary
+from halteres.errors import HalteresError
 
 Slices = Generator[None, None, Any]
 """A call in slices; its return value is the answer."""
@@ -51,7 +53,7 @@ class Call:
 
 def closed_error() -> HalteresError:
     """What calls of a closed engine get."""
-    return NotReady("The engine is closed.", next="Start another.")
+    return EngineGone("The engine is closed.", next="Start another.")
 
 
 class Worker:
@@ -70,7 +72,7 @@ class Worker:
         """Queue a call or a sampling request; its future is answered from the worker's thread.
 
         Raises:
-            NotReady: the engine is closed.
+            EngineGone: the engine is closed.
         """
         with self._news:
             if self._closed:
@@ -79,7 +81,7 @@ class Worker:
             self._news.notify()
 
     def close(self) -> None:
-        """End after the current slice; what has no answer yet fails with NotReady."""
+        """End after the current slice; what has no answer yet fails with EngineGone."""
         with self._news:
             self._closed = True
             self._news.notify()
@@ -114,24 +116,20 @@ class Worker:
                 self._calls.append(item)
 
     def _decode_step(self) -> None:
-        try:
-            with boundary(ServerError, "Sampling"), torch.inference_mode():
-                self._sampler.step()
-        except HalteresError as error:  # the sampler itself is broken: nobody may wait for ever
-            self._sampler.fail_all(error)
+        with torch.inference_mode():
+            failure = attempt("sampling", self._sampler.step)
+        if isinstance(failure, HalteresError):  # the sampler itself is broken: nobody may wait for ever
+            self._sampler.fail_all(failure)
 
     def _run_slice(self, call: Call) -> None:
         """One slice of the oldest call. A call that has begun runs to its end, also if its caller went away."""
-        try:
-            with boundary(ServerError, call.name):
-                ended = call.advance()
-        except HalteresError as error:
+        outcome = attempt(call.name, call.advance)
+        if outcome is not False:
             self._calls.popleft()
+        if isinstance(outcome, HalteresError):
+            call.slices = None  # a broken pass holds its tensors no longer
             with suppress(InvalidStateError):  # cancelled
-                call.future.set_exception(error)
-            return
-        if ended:
-            self._calls.popleft()
+                call.future.set_exception(outcome)
 
     def _fail_all(self) -> None:
         self._take_inbox()

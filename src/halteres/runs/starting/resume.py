@@ -12,12 +12,11 @@ is whole.
 
 from __future__ import annotations
 
-import os
 import shutil
 import sqlite3
 import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from halteres.config import environ
 from halteres.config.problem import Problem, refusal
 from halteres.config.settings import Settings
 from halteres.errors import Conflict, NotFound
+from halteres.files import linked
 from halteres.models import model_folder
 from halteres.observe.metrics import append_row
 from halteres.runs import identity
@@ -144,7 +144,7 @@ def _copy_service_state(source: Path, target: Path) -> None:
     """Checkpoints and journal, and nothing else: what the new service appends to must not be the old one's."""
     target.mkdir(exist_ok=True)
     if (source / "checkpoints").is_dir():
-        shutil.copytree(source / "checkpoints", target / "checkpoints", copy_function=_link, dirs_exist_ok=True)
+        shutil.copytree(source / "checkpoints", target / "checkpoints", copy_function=linked, dirs_exist_ok=True)
     if (source / JOURNAL).is_file():
         _copy_journal(source, target)
 
@@ -155,15 +155,16 @@ def _copy_journal(source: Path, target: Path) -> None:
         if (source / name).is_file():
             shutil.copy2(source / name, target / name)
     with closing(sqlite3.connect(target / JOURNAL)) as copy:
+        _close(copy)
         copy.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # whole, also where the old service died with rows in its log
 
 
-def _link(source: str, target: str) -> str:
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without links
-        shutil.copy2(source, target)
-    return target
+def _close(copy: sqlite3.Connection) -> None:
+    """What was open there must not be executed again here, nor its adapters brought back: checkpoints come along."""
+    for statement in ("DELETE FROM requests", "DELETE FROM burnt", "UPDATE models SET point = NULL"):
+        with suppress(sqlite3.OperationalError):  # a journal of another version, which the service refuses by itself
+            copy.execute(statement)
+    copy.commit()
 
 
 def _step_of(name: str) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,11 +29,12 @@ from halteres.runs.supervision.budgets import Budget, Cap
 from halteres.runs.supervision.children import GRACE_S
 from halteres.runs.supervision.crew import Crew, Exited, Ready, TooSlow
 from halteres.runs.supervision.ending import trainer_ended
-from halteres.runs.supervision.engine_watch import engine_of, gone, told_end
+from halteres.runs.supervision.engine_watch import another, engine_of, gone, told_end
 from halteres.runs.supervision.evaluation import Evaluator
 from halteres.runs.supervision.ledger import Ledger
 from halteres.runs.supervision.messages import (
     DiskFull,
+    EngineBack,
     EngineGone,
     GraceOver,
     LookedAround,
@@ -175,7 +176,9 @@ class Course:
                 slow = failures.too_slow(self.run, role.name, role.title, role.ready_within_s)
                 return Verdict(status="failed", error=slow)
             case EngineGone(code):
-                return self._engine_died(code)
+                self._engine_died(code)
+            case EngineBack(engine):
+                self.ledger.process("engine", **engine)
             case DiskFull():
                 return Verdict(status="failed", error=failures.disk_full(self.run))
             case Exited():
@@ -197,29 +200,41 @@ class Course:
         if engine is None:
             return
         self.ledger.process("engine", **engine)
-        if (self.run.path / "service" / "engine.log").exists():
+        if (self.run.path / "service" / "engine.log").exists() and not self.run.log("engine").is_symlink():
             self.run.log("engine").symlink_to(Path("..", "service", "engine.log"))
+        if self.engine_watch:
+            self.engine_watch.cancel()
+        self.engine_watch = asyncio.create_task(self._follow_engine(engine), name="engine watch")
 
-        async def watch() -> None:
+    async def _follow_engine(self, engine: Mapping[str, Any]) -> None:
+        """Tell of every end of an engine, and of the next one that its service starts."""
+        while True:
             await gone(engine)
+            code = None
             with suppress(TimeoutError):
                 async with asyncio.timeout(ENGINE_TOLD_WITHIN_S):
-                    await self.inbox.put(EngineGone(await told_end(self.run.log("service"), engine["pid"])))
-                    return
-            if self.crew.exit_code("service") is None:  # else it took its engine along, and its own exit is told
-                await self.inbox.put(EngineGone(None))
-
-        self.engine_watch = asyncio.create_task(watch(), name="engine watch")
+                    code = await told_end(self.run.log("service"), engine["pid"])
+            if self.crew.exit_code("service") is not None:
+                return  # it took its engine along, and its own exit is told
+            await self.inbox.put(EngineGone(code))
+            engine = await another(self.run.path / "service", engine["pid"])
+            await self.inbox.put(EngineBack(engine))
 
     @property
     def _engine_is_gone(self) -> bool:
         engine = self.ledger.state.processes.get("engine")
-        return engine is not None and engine.get("exit") is None and not identity.alive(engine)
+        return engine is not None and not identity.alive(engine)
 
-    def _engine_died(self, code: int | None) -> Verdict:
-        """Its service would start another, but what the engine held is not rebuilt yet."""
+    def _engine_died(self, code: int | None) -> None:
+        """Its service starts another, and brings back what this one held."""
         facts = {"exit": "unknown", "state": "ended"} if code is None else {"exit": code, "state": f"exited ({code})"}
         self.ledger.process("engine", **facts)
+        self.ledger.event("engine_died", exit=code, note="The service starts another, and adapters come back.")
+
+    def _without_engine(self) -> Verdict:
+        """The service has given its engine up, and the trainer could not go on."""
+        code = (self.ledger.state.processes.get("engine") or {}).get("exit")
+        code = code if isinstance(code, int) else None
         self.service_lost = True
         verdict = self._died("service", "The engine", code, ready=True)
         if verdict.error:
@@ -246,7 +261,6 @@ class Course:
     async def _on_exit(self, exited: Exited) -> Verdict | None:
         await self.news.read()  # what it wrote last tells how it ended
         role, code = exited.role, exited.code
-        self.service_lost |= role.name == "service"
         if role.name == "trainer" and code == 0:
             limit = self.stage.scene.settings.run.max_minutes
             return trainer_ended(self.run, self.ledger.state, limit, stop_asked=self.stop_asked is not None)
@@ -254,12 +268,13 @@ class Course:
             return Verdict(status="stopped", note=f"{role.title} {failures.how(code)} while the run was stopping.")
         if role.name == "env" and code == 0 and await self._queue_suffices():
             return None
-        if role.name != "service" and self._engine_is_gone:
-            return None  # because of that: the engine's own end will be told
+        if role.name == "trainer" and self._engine_is_gone:
+            return self._without_engine()
         if role.restarts:
             if await self.crew.restart(role):
                 return None
             self.ledger.event("restarts_used_up", role=role.name)
+        self.service_lost |= role.name == "service"
         return self._died(role.name, role.title, code, ready=exited.was_ready)
 
     def _died(self, role: str, title: str, code: int | None, *, ready: bool) -> Verdict:
@@ -296,8 +311,6 @@ class Course:
             match await self.inbox.get():
                 case StopAsked():
                     return "a stop was requested."
-                case EngineGone():
-                    return "the engine ended."
                 case Exited(role, code) if role.name == "service":
                     return f"the training service {failures.how(code)}."
                 case _:

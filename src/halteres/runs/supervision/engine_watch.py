@@ -54,6 +54,13 @@ async def gone(who: Mapping[str, Any]) -> None:
         os.close(descriptor)
 
 
+async def another(service_folder: Path, than: int) -> dict[str, Any]:
+    """The engine that a service started after the one of this pid; returns once it is ready."""
+    while (engine := engine_of(service_folder)) is None or engine["pid"] == than:  # noqa: ASYNC110 - a file tells nobody
+        await asyncio.sleep(LOOK_EVERY_S)
+    return engine
+
+
 async def told_end(service_log: Path, pid: int) -> int:
     """The exit code of an engine that has ended, negative for a signal; returns once its service's log tells.
 

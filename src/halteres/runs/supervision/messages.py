@@ -6,7 +6,9 @@ Never: decides what follows from one (`course`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from halteres.config.control import Mode
 from halteres.errors import HalteresError
@@ -30,6 +32,13 @@ class EngineGone:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineBack:
+    """The service has started another engine."""
+
+    engine: Mapping[str, Any]  # its entry for run.json
+
+
+@dataclass(frozen=True, slots=True)
 class DiskFull:
     """Nothing more can be written: not every process notices, and some would wait for ever."""
 
@@ -44,7 +53,7 @@ class GraceOver:
     """The trainer was asked to end at one of the policy's caps, and has not."""
 
 
-Message = StopAsked | EngineGone | DiskFull | LookedAround | GraceOver | Ready | TooSlow | Exited
+Message = StopAsked | EngineGone | EngineBack | DiskFull | LookedAround | GraceOver | Ready | TooSlow | Exited
 """Whatever happens to a run."""
 
 

@@ -78,6 +78,7 @@ def _service(scene: Scene, listener: Listener) -> Role:
         ready=Answers(f"{listener.url}/api/v1/healthz"),
         ready_within_s=300,
         listener=listener,
+        restarts=2,  # what it accepted is in its journal, and its clients ask again by themselves
     )
 
 

@@ -15,7 +15,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from halteres.errors import HalteresError, InvalidData, NotReady, ServerError, as_http
+from halteres.errors import HalteresError, InvalidData, ServerError, as_http
+from halteres.loopback import body_within
 from halteres.service.wire.codec import JSON, MAX_BODY_BYTES
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ def answer(value: Any, status: int = 200) -> Response:
 
 def refused(error: HalteresError) -> Response:
     """An error's answer."""
-    headers = {"Retry-After": "1"} if isinstance(error, NotReady) else None
+    headers = {"Retry-After": str(error.details.get("retry_after_s", 1))} if error.status in (429, 503) else None
     return Response(_encode(as_http(error)), error.status, headers, JSON)
 
 
@@ -40,13 +41,8 @@ async def body_of(request: Request) -> bytes:
     Raises:
         InvalidData: it is larger than any client sends.
     """
-    size, chunks = 0, []
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > MAX_BODY_BYTES:
-            raise InvalidData("The body is too large.", f"{MAX_BODY_BYTES // 2**20} MiB are the limit.", "Send less.")
-        chunks.append(chunk)
-    return b"".join(chunks)
+    why = f"{MAX_BODY_BYTES // 2**20} MiB are the limit."
+    return await body_within(request, MAX_BODY_BYTES, InvalidData("The body is too large.", why, "Send less."))
 
 
 async def on_error(_: Request, error: Exception) -> Response:

@@ -1,20 +1,29 @@
-"""Redeeming promises: retrieve_future.
+"""Redeeming promises: retrieve_future, retrieve_futures, cancel_future.
 
-Source: tinker SDK 0.38.0, lib/api_future_impl.py: 408 is polled again silently, a 200 `try_again` is logged each time.
+Source: tinker SDK 0.38.0, lib/api_future_impl.py: 408 is polled again silently, a 200 `try_again` is logged each time;
+lib/session_futures_poller.py.
 """
 
 from __future__ import annotations
+
+import asyncio
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from halteres.errors import InvalidData, NotFound
-from halteres.service.promises import Outcome
+from halteres.errors import NotFound
+from halteres.service.completions import Completions
+from halteres.service.promises import LOST_SAMPLE, SAMPLE, Outcome
 from halteres.service.routes.answers import answer, body_of
 from halteres.service.service import Service
-from halteres.service.wire import bodies
-from halteres.service.wire.codec import PROTOBUF
+from halteres.service.tenants import tenant_of
+from halteres.service.wire import bodies, polls
+from halteres.service.wire.codec import JSON, PROTOBUF
+from halteres.service.wire.json_outcomes import as_json
+
+INLINE_BYTES = 256 * 1024
+"""Up to here a result is answered at once; of a larger one a client is told the size first, if it asked to be."""
 
 
 class PromiseRoutes:
@@ -22,27 +31,61 @@ class PromiseRoutes:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._completions = Completions(service.journal, service.promises)
 
     def table(self) -> list[Route]:
         """The routes."""
-        return [Route("/api/v1/retrieve_future", self.retrieve, methods=["POST"])]
+        return [
+            Route("/api/v1/retrieve_future", self.retrieve, methods=["POST"]),
+            Route("/api/v1/retrieve_futures", self.retrieve_many, methods=["POST"]),
+            Route("/api/v1/cancel_future", self.cancel, methods=["POST"]),
+        ]
 
     async def retrieve(self, request: Request) -> Response:
         """POST retrieve_future: the outcome, or after 30 s a 408 that says what the request waits for."""
-        asked = bodies.read(await body_of(request), bodies.Retrieve)
-        found = await self._service.promises.redeem(asked.request_id)
-        if found is None:
-            raise NotFound(f"There is no promise '{asked.request_id}' here.", next="Send the request again.")
+        asked = bodies.read(await body_of(request), polls.Retrieve)
+        found = await self._service.promises.redeem(asked.request_id, tenant_of(request))
         if isinstance(found, Outcome):
-            _refuse_old(request, found)
-            return Response(found.body, found.status, media_type=found.content_type)
+            return await _told(request, found, sized=asked.allow_metadata_only)
+        if found is None:
+            return _unknown(request, asked.request_id)
         ready = self._service.host.state == "ready"
         reason = found.waits_for if ready else "the engine is starting"
         return answer({"queue_state": "active" if ready else "paused_capacity", "queue_state_reason": reason}, 408)
 
+    async def retrieve_many(self, request: Request) -> Response:
+        """POST retrieve_futures: which samples of a client of a sampling session were settled since it last asked."""
+        asked = bodies.read(await body_of(request), polls.RetrieveMany)
+        sampler = self._service.samplers.find(asked.target.sampling_session_id, tenant_of(request))
+        poll_s = self._service.promises.poll_s
+        hold_s = poll_s if asked.timeout is None else min(asked.timeout, poll_s)
+        found, cursor = await self._completions.after(
+            sampler.id, asked.target.cloned_sampler_id, asked.prev_cursor, hold_s
+        )
+        return answer({"completions": found, "cursor": cursor})
 
-def _refuse_old(request: Request, found: Outcome) -> None:
-    """SDKs before 0.18 read JSON only; that form comes with them."""
-    accepted = request.headers.get("accept", "*/*")
-    if found.content_type == PROTOBUF and PROTOBUF not in accepted and "*/*" not in accepted:
-        raise InvalidData("This result is given as protobuf only.", "Your client accepts JSON.", "Use tinker 0.38.")
+    async def cancel(self, request: Request) -> Response:
+        """POST cancel_future: a sample that nobody waits for any more is not sampled further."""
+        asked = bodies.read(await body_of(request), polls.Retrieve)
+        found = self._service.promises.find(asked.request_id, tenant_of(request))
+        if found is not None and found.kind == SAMPLE:
+            self._service.samples.cancel(found.request_id)
+        return Response(status_code=204)
+
+
+async def _told(request: Request, found: Outcome, *, sized: bool) -> Response:
+    """An outcome, as JSON where the client reads JSON: SDKs before 0.18 read nothing else, those since 0.25 no JSON."""
+    body, content_type = found.body, found.content_type
+    if content_type == PROTOBUF and JSON in request.headers.get("accept", ""):
+        large = len(body) > INLINE_BYTES
+        body, content_type = await asyncio.to_thread(as_json, body) if large else as_json(body), JSON
+    if sized and len(body) > INLINE_BYTES and found.status == 200:
+        return answer({"status": "complete_metadata", "response_payload_size": len(body)})
+    return Response(body, found.status, media_type=content_type)
+
+
+def _unknown(request: Request, request_id: str) -> Response:
+    """No such promise: a sampling client, which says that it is one, submits its sample again by itself."""
+    if request.headers.get("x-tinker-request-type") == "Sample":
+        return Response(LOST_SAMPLE.body, LOST_SAMPLE.status, media_type=LOST_SAMPLE.content_type)
+    raise NotFound(f"There is no promise '{request_id[:100]}' here.", next="Send the request again.")

@@ -1,46 +1,23 @@
-"""What exists: training runs, checkpoints, sessions (the SDK's RestClient).
+"""What exists: training runs, sessions (the SDK's RestClient).
 
-Source: tinker SDK 0.38.0, lib/public_interfaces/rest_client.py.
+Source: tinker SDK 0.38.0, lib/public_interfaces/rest_client.py. `access_scope` changes nothing: a tenant has access to
+what it owns.
 """
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from halteres.errors import InvalidData, UserError
-from halteres.service.checkpoints import Checkpoint
 from halteres.service.models import Model
-from halteres.service.routes.answers import answer, body_of
+from halteres.service.routes.answers import answer
+from halteres.service.routes.checkpoints import described, run_without_model
+from halteres.service.routes.pages import page_of, texts, timestamp
 from halteres.service.service import Service
-from halteres.service.wire import bodies
-
-T = TypeVar("T")
-
-_TYPES = {"weights": "training", "sampler_weights": "sampler"}
-_RUN = "/api/v1/training_runs/{run_id}"
-
-LATER = {
-    "/api/v1/retrieve_futures": "Polling a whole sampling session",
-    "/api/v1/cancel_future": "Cancelling a sample",
-    "/api/v1/join_sampling_session": "Joining a sampling session",
-    "/api/v1/create_custom_loss": "A custom loss on the server",
-    "/api/v1/copy_weights": "Copying weights",
-    "/api/v1/sessions/search": "Searching sessions",
-    "/api/v1/forward": "The JSON forward call of SDKs before 0.25",
-    "/api/v1/auth/token": "Exchanging keys for tokens",
-    f"{_RUN}/checkpoints/{{kind}}/{{name}}": "Deleting a checkpoint",
-    f"{_RUN}/checkpoints/{{kind}}/{{name}}/publish": "Publishing a checkpoint",
-    f"{_RUN}/checkpoints/{{kind}}/{{name}}/ttl": "Changing a checkpoint's lifetime",
-    f"{_RUN}/checkpoints/{{kind}}/{{name}}/external_weights_urls": "Downloading an export",
-    f"{_RUN}/checkpoints/{{kind}}/{{name}}/archive": "Downloading an archive",
-}
-"""Routes of the API that are refused with a sentence until they are built."""
+from halteres.service.tenants import tenant_of
 
 
 class RecordRoutes:
@@ -51,115 +28,58 @@ class RecordRoutes:
 
     def table(self) -> list[Route]:
         """The routes."""
-        methods = ["GET", "POST", "PUT", "DELETE"]
         return [
-            Route("/api/v1/weights_info", self.weights_info, methods=["POST"]),
             Route("/api/v1/training_runs", self.training_runs),
-            Route(_RUN, self.training_run),
-            Route(f"{_RUN}/checkpoints", self.run_checkpoints),
-            Route("/api/v1/checkpoints", self.checkpoints),
+            Route("/api/v1/training_runs/{run_id}", self.training_run),
             Route("/api/v1/sessions", self.sessions),
-            *(Route(path, self.later, methods=methods) for path in LATER),
             Route("/api/v1/sessions/{session_id}", self.session),
         ]
 
-    async def weights_info(self, request: Request) -> Response:
-        """POST weights_info."""
-        found = self._service.checkpoints.find(bodies.read(await body_of(request), bodies.WeightsInfo).tinker_path)
-        lora = found.lora
-        return answer(
-            {
-                "base_model": found.base_model or self._service.base.name,
-                "is_lora": True,
-                "lora_rank": lora.rank,
-                "train_unembed": lora.train_unembed,
-                "train_mlp": lora.train_mlp,
-                "train_attn": lora.train_attn,
-            }
-        )
-
     async def training_runs(self, request: Request) -> Response:
-        """GET training_runs, newest first."""
-        page, cursor = _page(self._service.models.all()[::-1], request)
+        """GET training_runs, newest first; with `project_id` those of its sessions."""
+        project = request.query_params.get("project_id")
+        runs = [run for run in self._service.models.all(tenant_of(request)) if project in (None, self._project(run))]
+        page, cursor = page_of(runs[::-1], request)
         return answer({"training_runs": [self._run(model) for model in page], "cursor": cursor})
 
     async def training_run(self, request: Request) -> Response:
         """GET training_runs/{id}."""
-        return answer(self._run(self._service.models.find(request.path_params["run_id"])))
-
-    async def run_checkpoints(self, request: Request) -> Response:
-        """GET training_runs/{id}/checkpoints."""
-        model = self._service.models.find(request.path_params["run_id"])
-        return answer({"checkpoints": [_checkpoint(found) for found in self._service.checkpoints.all(model.id)]})
-
-    async def checkpoints(self, request: Request) -> Response:
-        """GET checkpoints, newest first."""
-        page, cursor = _page(self._service.checkpoints.all()[::-1], request)
-        return answer({"checkpoints": [_checkpoint(found) for found in page], "cursor": cursor})
+        run, tenant = request.path_params["run_id"], tenant_of(request)
+        if self._service.models.of_id(run) is None and (alone := run_without_model(self._service, run, tenant)):
+            return answer(alone)
+        return answer(self._run(self._service.models.find(run, tenant)))
 
     async def sessions(self, request: Request) -> Response:
         """GET sessions, newest first."""
-        page, _ = _page(self._service.sessions.all()[::-1], request)
+        page, _ = page_of(self._service.sessions.all(tenant_of(request))[::-1], request)
         return answer({"sessions": [session.id for session in page]})
 
     async def session(self, request: Request) -> Response:
         """GET sessions/{id}."""
-        session = self._service.sessions.find(request.path_params["session_id"])
+        session = self._service.sessions.find(request.path_params["session_id"], tenant_of(request))
         return answer(
             {
                 "training_run_ids": [model.id for model in self._service.models.of_session(session.id)],
                 "sampler_ids": self._service.samplers.of_session(session.id),
-                "user_metadata": session.user_metadata,
+                "user_metadata": texts(session.user_metadata),
+                "display_name": session.display_name,
             }
         )
 
-    async def later(self, request: Request) -> Response:
-        """A route that is not built yet."""
-        what = LATER[request.scope["route"].path]
-        raise UserError(f"{what} comes later.", "This service does not have it yet.", "See docs for what it has.")
+    def _project(self, model: Model) -> str | None:
+        return self._service.sessions.of_model(model.session_id).project_id
 
     def _run(self, model: Model) -> dict[str, Any]:
         newest = {kind: self._service.checkpoints.newest(model.id, kind) for kind in ("weights", "sampler_weights")}
         return {
             "training_run_id": model.id,
             "base_model": model.base_model,
-            "model_owner": "local",
+            "model_owner": model.tenant,
             "is_lora": True,
             "corrupted": False,
             "lora_rank": model.lora.rank if model.lora else None,
-            "last_request_time": _time(model.last_request_at),
-            "last_checkpoint": _checkpoint(newest["weights"]),
-            "last_sampler_checkpoint": _checkpoint(newest["sampler_weights"]),
-            "user_metadata": {name: str(value) for name, value in model.user_metadata.items()},
+            "last_request_time": timestamp(model.last_request_at),
+            "last_checkpoint": described(newest["weights"]),
+            "last_sampler_checkpoint": described(newest["sampler_weights"]),
+            "user_metadata": texts(model.user_metadata),
         }
-
-
-def _checkpoint(found: Checkpoint | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
-    return {
-        "checkpoint_id": f"{found.path.kind}/{found.path.name}",
-        "checkpoint_type": _TYPES[found.path.kind],
-        "time": _time(found.created_at),
-        "tinker_path": str(found.path),
-        "size_bytes": found.size_bytes,
-        "public": False,
-        "user_metadata": found.user_metadata or None,
-        "expires_at": None if found.expires_at is None else _time(found.expires_at),
-    }
-
-
-def _time(at: float) -> str:
-    return datetime.datetime.fromtimestamp(at, datetime.UTC).isoformat()
-
-
-def _page(items: Sequence[T], request: Request) -> tuple[Sequence[T], dict[str, int]]:
-    try:
-        limit = int(request.query_params.get("limit", 20))
-        offset = int(request.query_params.get("offset", 0))
-    except ValueError as error:
-        raise InvalidData("limit and offset are numbers.") from error
-    if limit < 0 or offset < 0:
-        raise InvalidData("limit and offset are not negative.")
-    cursor = {"offset": offset, "limit": limit, "total_count": len(items)}
-    return items[offset : offset + limit], cursor

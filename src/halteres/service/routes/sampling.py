@@ -5,15 +5,24 @@ Source: tinker SDK 0.38.0, lib/public_interfaces/sampling_client.py.
 
 from __future__ import annotations
 
+import secrets
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from halteres.service.promises import SAMPLE
+from halteres.service.completions import CLONE
+from halteres.service.journal import Entry
+from halteres.service.promises import SAMPLE, new_id
 from halteres.service.routes.answers import answer, body_of
-from halteres.service.sampling import MAX_SAMPLES, drawn_seed
+from halteres.service.sampling import MAX_SAMPLES, drawn_seed, seed_of
 from halteres.service.service import Service
+from halteres.service.tenants import tenant_of
 from halteres.service.wire import bodies
+from halteres.service.wire.codec import JSON
+
+MAX_CLIENTS = 2**63 // CLONE
+"""Copies of one sampling client, so that the number of each one's requests fits 64 bits."""
 
 
 class SamplingRoutes:
@@ -27,38 +36,55 @@ class SamplingRoutes:
         return [
             Route("/api/v1/asample", self.asample, methods=["POST"]),
             Route("/api/v1/create_sampling_session", self.create_sampling_session, methods=["POST"]),
+            Route("/api/v1/join_sampling_session", self.join_sampling_session, methods=["POST"]),
             Route("/api/v1/samplers/{sampler_id}", self.sampler),
         ]
 
     async def create_sampling_session(self, request: Request) -> Response:
         """POST create_sampling_session: answered at once."""
         asked = bodies.read(await body_of(request), bodies.CreateSamplingSession)
-        session = self._service.sessions.find(asked.session_id)
+        session = self._service.sessions.find(asked.session_id, tenant_of(request))
         sampler = await self._service.samplers.create(
-            session.id, asked.sampling_session_seq_id, asked.base_model, asked.model_path
+            session, asked.sampling_session_seq_id, asked.base_model, asked.model_path
         )
         return answer({"type": "create_sampling_session", "sampling_session_id": sampler.id})
 
+    async def join_sampling_session(self, request: Request) -> Response:
+        """POST join_sampling_session: a number for a copy of a sampling client, drawn so that no two copies share one.
+
+        Drawn rather than counted: a copy that an earlier life of the service knew may not have sent anything yet.
+        """
+        asked = bodies.read(await body_of(request), bodies.SamplerId)
+        self._service.samplers.find(asked.sampling_session_id, tenant_of(request))
+        counter = 1 + secrets.randbelow(MAX_CLIENTS - 1)
+        return answer({"type": "join_sampling_session", "client_counter": counter})
+
     async def sampler(self, request: Request) -> Response:
         """GET samplers/{id}."""
-        sampler = self._service.samplers.find(request.path_params["sampler_id"])
+        sampler = self._service.samplers.find(request.path_params["sampler_id"], tenant_of(request))
         return answer({"sampler_id": sampler.id, "base_model": sampler.base_model, "model_path": sampler.model_path})
 
     async def asample(self, request: Request) -> Response:
         """POST asample: a promise, and an id for each sequence that it will have."""
         body = await body_of(request)
         asked = bodies.read(body, bodies.Sample)
-        sampler = self._service.samplers.find(asked.sampling_session_id)
+        sampler = self._service.samplers.find(asked.sampling_session_id, tenant_of(request))
         key = f"{sampler.id}/{asked.seq_id}"
         if self._service.promises.known(key) is None:
-            self._service.samples.refuse_if_full()
-        seed = asked.sampling_params.seed
-        drawn = {"seed": drawn_seed()} if seed is None else None
-        promise, new = await self._service.promises.accept(
-            SAMPLE, key, sampler.id, seq=asked.seq_id, body=body, drawn=drawn
+            self._service.samples.refuse_if_full(sampler.tenant)
+        entry = Entry(
+            id=new_id(),
+            key=key,
+            kind=SAMPLE,
+            subject=sampler.id,
+            tenant=sampler.tenant,
+            seq=asked.seq_id,
+            content_type=JSON,
+            body=body,
+            drawn={"seed": drawn_seed()} if asked.sampling_params.seed is None else None,
         )
+        promise, new = await self._service.promises.accept(entry)
         if new:
-            work = self._service.samples.keep(promise, sampler, asked, drawn["seed"] if drawn else seed or 0)
-            self._service.tasks.create_task(work, name="sample")
+            self._service.samples.start(promise, sampler, asked, seed_of(asked, entry.drawn))
         sequences = [f"{key}/{index}" for index in range(min(asked.num_samples, MAX_SAMPLES))]
         return answer({"request_id": promise.request_id, "sample_sequence_ids": sequences})

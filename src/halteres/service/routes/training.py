@@ -2,31 +2,48 @@
 
 Every parseable request of a sequence is accepted, and whatever is wrong with it is its promise's failure: a 4xx would
 leave a gap that its client never fills.
-Source: tinker SDK 0.38.0, lib/public_interfaces/training_client.py.
+Source: tinker SDK 0.38.0, lib/public_interfaces/training_client.py; 0.9.0 to 0.24.1 for the JSON passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
-import msgspec
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from halteres.engine.protocol import LoraConfig
 from halteres.errors import HalteresError, InvalidData, NotFound
-from halteres.service.journal import Drawn
+from halteres.service.holdings import refuse_model
+from halteres.service.journal import Drawn, Entry
 from halteres.service.lanes import Job
 from halteres.service.models import Model, model_id_of
-from halteres.service.promises import Outcome, Promise
+from halteres.service.promises import new_id
 from halteres.service.routes.answers import answer, body_of
 from halteres.service.sampling import drawn_seed
 from halteres.service.service import Service
-from halteres.service.wire import bodies, codec
+from halteres.service.tenants import Tenant, tenant_of
+from halteres.service.wire import bodies, codec, passes
+from halteres.service.wire.requests import Asked, Request, address_of, read_request
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+LARGE_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Posted:
+    """A request of a training sequence as it came."""
+
+    kind: str
+    content_type: str
+    body: bytes
+    tenant: Tenant
+    asked: Asked
 
 
 class TrainingRoutes:
@@ -34,115 +51,77 @@ class TrainingRoutes:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._training = service.training
 
     def table(self) -> list[Route]:
         """The routes."""
         handlers = {
-            "forward_backward": self.forward_backward,
-            "optim_step": self.optim_step,
-            "save_weights_for_sampler": self.save_weights_for_sampler,
-            "save_weights": self.save_weights,
-            "save_weights_external": self.save_weights_external,
+            "forward_backward": self.run_pass,
+            "forward": self.run_pass,
+            "optim_step": self.numbered,
+            "save_weights_for_sampler": self.numbered,
+            "save_weights": self.numbered,
+            "save_weights_external": self.numbered,
             "load_weights": self.load_weights,
             "create_model": self.create_model,
             "get_info": self.get_info,
         }
         return [Route(f"/api/v1/{name}", handler, methods=["POST"]) for name, handler in handlers.items()]
 
-    async def create_model(self, request: Request) -> Response:
+    async def create_model(self, request: HttpRequest) -> Response:
         """POST create_model: the first request of its model, number 0."""
-        body = await body_of(request)
-        asked = bodies.read(body, bodies.CreateModel)
-        if asked.optimizer_config.type not in ("adamw", "adam"):
-            raise InvalidData(f"There is no optimiser '{asked.optimizer_config.type}' here.", next="Use adamw.")
-        session = self._service.sessions.find(asked.session_id)
+        posted = await self._read(request)
+        asked = _of(bodies.CreateModel, posted)
+        session = self._service.sessions.find(asked.session_id, posted.tenant)
         base = self._service.base.check(asked.base_model)
-        drawn: dict[str, Any] = {"seed": drawn_seed()} if asked.lora_config.seed is None else {}
-        lora = LoraConfig(**{**msgspec.structs.asdict(asked.lora_config), **drawn})
+        drawn = {"seed": drawn_seed()} if asked.lora_config.seed is None else None
         model_id = model_id_of(session.id, asked.model_seq_id)
-        model = await self._service.models.add(model_id, session.id, base, asked.user_metadata)
-        return await self._accept(
-            "create_model", model, 0, body, lambda: self._training.create(model, lora), drawn=drawn or None
-        )
+        refuse_model(self._service, session, model_id, asked.lora_config.rank)
+        model = await self._service.models.add(model_id, session.id, session.tenant, base, asked.user_metadata)
+        return await self._accept(posted, model, 0, drawn)
 
-    async def load_weights(self, request: Request) -> Response:
+    async def load_weights(self, request: HttpRequest) -> Response:
         """POST load_weights: into a model, or making one."""
-        body = await body_of(request)
-        asked = await self._read(body, bodies.LoadWeights)
+        posted = await self._read(request)
+        asked = _of(bodies.LoadWeights, posted)
         if asked.model_id is not None and asked.seq_id is not None:
-            model, seq = self._service.models.find(asked.model_id), asked.seq_id
-        elif asked.session_id is not None and asked.model_seq_id is not None:
-            model, seq = await self._model_to_load(asked.session_id, asked.model_seq_id, asked), 0
-        else:
-            raise InvalidData(
-                "The load names no model.", next="Send model_id and seq_id, or session_id and model_seq_id."
-            )
-        return await self._accept("load_weights", model, seq, body, lambda: self._training.load(model, asked))
+            return await self._accept(posted, self._service.models.find(asked.model_id, posted.tenant), asked.seq_id)
+        if asked.session_id is not None and asked.model_seq_id is not None:
+            return await self._accept(posted, await self._model_to_load(asked, posted.tenant), 0)
+        raise InvalidData("The load names no model.", next="Send model_id and seq_id, or session_id and model_seq_id.")
 
-    async def _model_to_load(self, session_id: str, seq: int, asked: bodies.LoadWeights) -> Model:
-        session = self._service.sessions.find(session_id)
-        base = self._service.base.check(asked.base_model or self._base_of(asked.path))
-        return await self._service.models.add(model_id_of(session.id, seq), session.id, base, asked.user_metadata)
+    async def _model_to_load(self, asked: bodies.LoadWeights, tenant: Tenant) -> Model:
+        session = self._service.sessions.find(asked.session_id or "", tenant)
+        base = self._service.base.check(asked.base_model or self._base_of(asked.path, tenant))
+        model_id = model_id_of(session.id, asked.model_seq_id or 0)
+        refuse_model(self._service, session, model_id)
+        return await self._service.models.add(model_id, session.id, tenant, base, asked.user_metadata)
 
-    def _base_of(self, path: str) -> str:
+    def _base_of(self, path: str, tenant: Tenant) -> str:
         """The base model as the checkpoint's own client knew it; a path without a checkpoint fails in its turn."""
         try:
-            return self._service.checkpoints.find(path).base_model or self._service.base.name
+            return self._service.checkpoints.find(path, tenant).base_model or self._service.base.name
         except HalteresError:
             return self._service.base.name
 
-    async def forward_backward(self, request: Request) -> Response:
-        """POST forward_backward (protobuf)."""
-        if request.headers.get("content-type", "").split(";")[0].strip() != codec.PROTOBUF:
-            raise InvalidData(
-                "The body of forward_backward is no protobuf.",
-                "SDKs before 0.25 send JSON; they come later.",
-                "Use tinker 0.38.",
-            )
-        body = codec.decompressed(await body_of(request), request.headers.get("content-encoding"))
-        try:
-            asked = codec.read_pass(body)
-        except InvalidData:
-            await self._burn(codec.address_of(body))
-            raise
-        model = self._service.models.find(asked.model_id)
-        kind = "forward" if asked.forward_only else "forward_backward"
-        run = lambda: self._training.forward_backward(model, asked)  # noqa: E731
-        return await self._accept(kind, model, asked.seq_id, body, run, content_type=codec.PROTOBUF)
+    async def run_pass(self, request: HttpRequest) -> Response:
+        """POST forward_backward (protobuf, or JSON of SDKs before 0.25), forward (JSON)."""
+        posted = await self._read(request)
+        asked = _of(passes.PassRequest, posted)
+        model = self._service.models.find(asked.model_id, posted.tenant)
+        return await self._accept(posted, model, asked.seq_id)
 
-    async def optim_step(self, request: Request) -> Response:
-        """POST optim_step."""
-        body = await body_of(request)
-        asked = await self._read(body, bodies.OptimStep)
-        model = self._service.models.find(asked.model_id)
-        return await self._accept(
-            "optim_step", model, asked.seq_id, body, lambda: self._training.optim_step(model, asked)
-        )
+    async def numbered(self, request: HttpRequest) -> Response:
+        """POST optim_step, save_weights, save_weights_for_sampler, save_weights_external."""
+        posted = await self._read(request)
+        asked = posted.asked
+        assert isinstance(asked, bodies.OptimStep | bodies.SaveWeights)  # noqa: S101 - for the type checker
+        model = self._service.models.find(asked.model_id, posted.tenant)
+        return await self._accept(posted, model, asked.seq_id)
 
-    async def save_weights(self, request: Request) -> Response:
-        """POST save_weights."""
-        return await self._save("save_weights", request, self._training.save)
-
-    async def save_weights_for_sampler(self, request: Request) -> Response:
-        """POST save_weights_for_sampler: named, or ephemeral with a sampling session of its own."""
-        return await self._save("save_weights_for_sampler", request, self._training.publish)
-
-    async def save_weights_external(self, request: Request) -> Response:
-        """POST save_weights_external."""
-        return await self._save("save_weights_external", request, self._training.save_external)
-
-    async def _save(
-        self, kind: str, request: Request, save: Callable[[Model, bodies.SaveWeights], Awaitable[Outcome]]
-    ) -> Response:
-        body = await body_of(request)
-        asked = await self._read(body, bodies.SaveWeights)
-        model = self._service.models.find(asked.model_id)
-        return await self._accept(kind, model, asked.seq_id, body, lambda: save(model, asked))
-
-    async def get_info(self, request: Request) -> Response:
+    async def get_info(self, request: HttpRequest) -> Response:
         """POST get_info."""
-        model = self._service.models.find(bodies.read(await body_of(request), bodies.ModelId).model_id)
+        asked = bodies.read(await body_of(request), bodies.ModelId)
+        model = self._service.models.find(asked.model_id, tenant_of(request))
         if model.lora is None:
             raise NotFound(f"The training run {model.id} was never loaded.", next="Make a new training client.")
         data = {"model_name": model.base_model, "tokenizer_id": str(self._service.base.folder)}
@@ -157,38 +136,48 @@ class TrainingRoutes:
             }
         )
 
-    async def _accept(
-        self,
-        kind: str,
-        model: Model,
-        seq: int,
-        body: bytes,
-        run: Callable[[], Awaitable[Outcome]],
-        *,
-        content_type: str = codec.JSON,
-        drawn: Drawn | None = None,
-    ) -> Response:
+    async def _accept(self, posted: Posted, model: Model, seq: int, drawn: Drawn | None = None) -> Response:
         """Record a request and put it in its model's lane; a repetition gets the same promise."""
         model.lane.refuse_if_full()
-        key = f"{model.id}/{seq}"
-        promise, new = await self._service.promises.accept(
-            kind, key, model.id, seq=seq, body=body, content_type=content_type, drawn=drawn
+        forward = isinstance(posted.asked, passes.PassRequest) and posted.asked.forward_only
+        entry = Entry(
+            id=new_id(),
+            key=f"{model.id}/{seq}",
+            kind="forward" if forward else posted.kind,
+            subject=model.id,
+            tenant=model.tenant,
+            seq=seq,
+            content_type=posted.content_type,
+            body=posted.body,
+            drawn=drawn,
         )
+        promise, new = await self._service.promises.accept(entry)
         if new:
-            model.lane.put(Job(seq, promise, run))
-        return answer(_promised(promise, model))
+            asked = Request(id=entry.id, kind=entry.kind, seq=seq, asked=posted.asked, drawn=drawn or {})
+            model.lane.put(Job(model, asked, promise))
+        return answer({"request_id": promise.request_id, "model_id": model.id})
 
-    async def _read(self, body: bytes, kind: type[T]) -> T:
+    async def _read(self, request: HttpRequest) -> Posted:
+        """The request, by its path and content type; a number that can be read of a broken one is used up."""
+        kind, tenant = request.url.path.rsplit("/", 1)[1], tenant_of(request)
+        content_type = request.headers.get("content-type", codec.JSON).split(";")[0].strip()
+        encoding, sent, plain = request.headers.get("content-encoding"), await body_of(request), b""
         try:
-            return bodies.read(body, kind)
+            plain = await _aside(len(sent), codec.decompressed, sent, encoding)
+            asked = await _aside(len(plain), read_request, kind, content_type, plain)
         except InvalidData:
-            await self._burn(bodies.address_of(body))
+            if (address := address_of(kind, content_type, plain or codec.head_of(sent, encoding))) is not None:
+                await self._service.models.burn(*address, tenant)
             raise
-
-    async def _burn(self, address: tuple[str, int] | None) -> None:
-        if address is not None:
-            await self._service.models.burn(*address)
+        return Posted(kind=kind, content_type=content_type, body=plain, tenant=tenant, asked=asked)
 
 
-def _promised(promise: Promise, model: Model) -> dict[str, str]:
-    return {"request_id": promise.request_id, "model_id": model.id}
+async def _aside(size: int, read: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+    """Read a body; a large one in a thread, so that other requests do not wait."""
+    return await asyncio.to_thread(read, *args, **named) if size > LARGE_BYTES else read(*args, **named)
+
+
+def _of(kind: type[T], posted: Posted) -> T:
+    """What was posted, as its route's kind of request."""
+    assert isinstance(posted.asked, kind)  # noqa: S101 - for the type checker
+    return posted.asked

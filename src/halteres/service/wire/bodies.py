@@ -7,7 +7,8 @@ Source: tinker SDK 0.38.0, types/.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+import json
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -19,6 +20,11 @@ Metadata = dict[str, Any]
 
 Counter = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """A client's counter; of unpickled sampling clients it reaches 1e18."""
+
+Small = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+"""A number of things; which of them make sense is for whoever counts them to say."""
+
+Large = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class CreateSession(msgspec.Struct, kw_only=True):
@@ -40,7 +46,7 @@ class Heartbeat(msgspec.Struct, kw_only=True):
 class Reason(msgspec.Struct, kw_only=True):
     """How a session ended."""
 
-    type: str = "success"
+    type: Literal["success", "errored", "interrupted"] = "success"
 
 
 class Finish(msgspec.Struct, kw_only=True):
@@ -52,8 +58,8 @@ class Finish(msgspec.Struct, kw_only=True):
 class Lora(msgspec.Struct, kw_only=True):
     """Of create_model."""
 
-    rank: int = 32
-    seed: int | None = None
+    rank: Small = 32
+    seed: Large | None = None
     train_unembed: bool = True
     train_mlp: bool = True
     train_attn: bool = True
@@ -110,9 +116,10 @@ class SaveWeights(msgspec.Struct, kw_only=True):
     path: str | None = None
     sampling_session_seq_id: Counter | None = None
     kind: str = "snapshot"
-    ttl_seconds: int | None = None
+    ttl_seconds: Large | None = None
     overwrite: bool = False
     user_metadata: Metadata = {}
+    age_encryption_recipients: list[str] | None = None  # of save_weights_external
 
 
 class LoadWeights(msgspec.Struct, kw_only=True):
@@ -144,6 +151,16 @@ class Chunk(msgspec.Struct, kw_only=True):
     tokens: list[int] = []
 
 
+class Tensor(msgspec.Struct, kw_only=True):
+    """An array; with row pointers and columns it is sparse (CSR), and `data` holds the listed cells."""
+
+    data: list[int | float]
+    dtype: str
+    shape: list[int] | None = None
+    sparse_crow_indices: list[int] | None = None
+    sparse_col_indices: list[int] | None = None
+
+
 class Prompt(msgspec.Struct, kw_only=True):
     """A prompt in chunks."""
 
@@ -153,11 +170,11 @@ class Prompt(msgspec.Struct, kw_only=True):
 class Sampling(msgspec.Struct, kw_only=True):
     """How to sample."""
 
-    max_tokens: int | None = None
-    seed: int | None = None
+    max_tokens: Small | None = None
+    seed: int | None = None  # one out of range fails the promise
     stop: str | int | list[str | int] | None = None
     temperature: float = 1.0
-    top_k: int = -1
+    top_k: Small = -1
     top_p: float = 1.0
 
 
@@ -168,25 +185,58 @@ class Sample(msgspec.Struct, kw_only=True):
     seq_id: Counter
     prompt: Prompt
     sampling_params: Sampling = msgspec.field(default_factory=Sampling)
-    num_samples: int = 1
-    prompt_logprobs: bool = False
-    prompt_logprobs_last_n: int | None = None
-    topk_prompt_logprobs: int = 0
-    topk_sample_logprobs: int = 0
-    target_prompt_logprobs: Metadata | None = None
-    prompt_alt_tokens_k: int = 0
+    num_samples: Small = 1
+    prompt_logprobs: bool | None = False
+    prompt_logprobs_last_n: Small | None = None
+    topk_prompt_logprobs: Small = 0
+    topk_sample_logprobs: Small = 0
+    target_prompt_logprobs: Tensor | None = None
+    prompt_alt_tokens_k: Small = 0
 
 
-class Retrieve(msgspec.Struct, kw_only=True):
-    """POST retrieve_future."""
+class SamplerId(msgspec.Struct, kw_only=True):
+    """POST join_sampling_session."""
 
-    request_id: str
+    sampling_session_id: str
+
+
+class CreateCustomLoss(msgspec.Struct, kw_only=True):
+    """POST create_custom_loss. What the graph may hold, `engine.graphs` says."""
+
+    session_id: str
+    custom_loss_seq_id: Counter
+    name: str = ""
+    inputs: list[Any] = []
+    graph: Metadata = {}
+
+
+class Project(msgspec.Struct, kw_only=True):
+    """PUT sessions/{id}/project."""
+
+    project_id: str
 
 
 class WeightsInfo(msgspec.Struct, kw_only=True):
     """POST weights_info."""
 
     tinker_path: str
+
+
+class Ttl(msgspec.Struct, kw_only=True):
+    """PUT …/ttl. Null is for ever; a body without the field says nothing."""
+
+    ttl_seconds: int | None | msgspec.UnsetType = msgspec.UNSET
+
+
+class CopyWeights(msgspec.Struct, kw_only=True):
+    """POST copy_weights: into a project, or into a session's training run."""
+
+    source_path: str
+    destination_project_id: str | None = None
+    session_id: str | None = None
+    model_seq_id: Counter | None = None
+    ttl_seconds: int | None = None
+    weights_access_token: str | None = None
 
 
 def read(body: bytes, kind: type[T]) -> T:
@@ -198,11 +248,11 @@ def read(body: bytes, kind: type[T]) -> T:
     try:
         try:
             return msgspec.json.decode(body, type=kind)
-        except msgspec.ValidationError:
-            return _read_with_nulls(body, kind)
+        except msgspec.DecodeError:  # null for absent, or NaN
+            return msgspec.convert(_without_nulls(_decoded(body)), type=kind)
     except msgspec.ValidationError as error:
         raise InvalidData("The body does not fit.", f"{error}.") from error
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise InvalidData("The body is not JSON.", f"{error}.") from error
     except RecursionError as error:
         raise InvalidData("The body is nested too deeply to be read.") from error
@@ -211,14 +261,22 @@ def read(body: bytes, kind: type[T]) -> T:
 def address_of(body: bytes) -> tuple[str, int] | None:
     """Model and sequence number of a body whose other fields are broken, where they can still be read."""
     try:
-        found = msgspec.json.decode(body)
-        return msgspec.convert(found["model_id"], str), msgspec.convert(found["seq_id"], int)
-    except (msgspec.MsgspecError, KeyError, TypeError, RecursionError):
+        found = _decoded(body)
+        return msgspec.convert(found["model_id"], str), msgspec.convert(found["seq_id"], Counter)
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
-def _read_with_nulls(body: bytes, kind: type[T]) -> T:
-    return msgspec.convert(_without_nulls(msgspec.json.decode(body)), type=kind)
+def _decoded(body: bytes) -> Any:
+    """Any JSON, and NaN and Infinity too, which httpx before 0.28 writes for older SDKs."""
+    try:
+        return msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        if b"NaN" not in body and b"Infinity" not in body:
+            raise
+    found = json.loads(body)
+    msgspec.json.encode(found)  # refuses half a surrogate pair, which the journal cannot hold
+    return found
 
 
 def _without_nulls(value: Any) -> Any:

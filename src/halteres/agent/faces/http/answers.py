@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from halteres.agent.defects import recorded
 from halteres.errors import HalteresError, NotFound, UserError, as_answer
+from halteres.loopback import body_within
 from halteres.redaction import Redactor
 
 JSON: Final = "application/json"
@@ -29,6 +30,9 @@ CLIENT_GONE = 499
 
 class _TooLarge(UserError):
     status = 413
+
+
+_LIMIT = ("The body is too large.", f"{MAX_BODY_BYTES // 2**10} KiB are the limit.", "Send less.")
 
 
 def answer(body: Any, status: int = 200) -> Response:
@@ -48,7 +52,7 @@ async def arguments_of(request: Request) -> dict[str, Any]:
     Raises:
         UserError: it is no JSON object, or too large.
     """
-    body = await _body(request)
+    body = await body_within(request, MAX_BODY_BYTES, _TooLarge(*_LIMIT))
     if not body.strip():
         return {}
     try:
@@ -65,16 +69,6 @@ _KINDS = {list: "an array", str: "a text", type(None): "null", bool: "a boolean"
 
 def _unusable(why: str) -> UserError:
     return UserError("The body is no JSON object of arguments.", f"{why}.", 'Send {"argument": value, ...}.')
-
-
-async def _body(request: Request) -> bytes:
-    size, chunks = 0, []
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > MAX_BODY_BYTES:
-            raise _TooLarge("The body is too large.", f"{MAX_BODY_BYTES // 2**10} KiB are the limit.", "Send less.")
-        chunks.append(chunk)
-    return b"".join(chunks)
 
 
 async def on_error(_: Request, error: Exception) -> Response:

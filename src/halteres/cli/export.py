@@ -1,0 +1,43 @@
+"""`halteres export`: an adapter as a PEFT folder, merged into its base model, or as GGUF."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def export(
+    what: Annotated[str, typer.Argument(help="A run (its result), a tinker:// path, or a PEFT folder.")],
+    out: Annotated[Path, typer.Option(help="The folder to write: a new one, or an empty one.")],
+    form: Annotated[
+        Literal["peft", "merged", "gguf"],
+        typer.Option("--format", help="The adapter alone; the whole model; one file for llama.cpp."),
+    ] = "peft",
+    model: Annotated[
+        str | None, typer.Option(help="The base model to merge into. [default: the one it was trained on]")
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="State directory of a tinker:// path. [default: the service's, and every run's]")
+    ] = None,
+    converter: Annotated[
+        Path | None, typer.Option(help="llama.cpp's convert_hf_to_gguf.py. [default: the one on PATH]")
+    ] = None,
+) -> None:
+    """Write weights for other programs: PEFT, vLLM, SGLang, transformers, llama.cpp."""
+    import asyncio
+
+    from halteres.runs.reading.adapter import adapter_of, base_of
+    from halteres.service.conversion import write_adapter, write_gguf, write_merged
+
+    adapter = adapter_of(what, state)
+    if form == "peft":
+        size = write_adapter(adapter.folder, out)
+    elif form == "merged":
+        size = asyncio.run(write_merged(base_of(adapter, model), adapter.folder, out))
+    else:
+        size = asyncio.run(write_gguf(base_of(adapter, model), adapter.folder, out, converter=converter))
+    typer.echo(f"{out}: {size / 1e6:.1f} MB")
+    if form == "peft":
+        typer.echo(f"Next: vllm serve {model or adapter.model or 'BASE'} --enable-lora --lora-modules NAME={out}")

@@ -1,0 +1,162 @@
+"""What every engine refuses of a training request, and the loss inputs of a request that is sound.
+
+Owns: the rules for a datum and its loss inputs, and the sentences that name what breaks them; thresholds per token.
+Never: changes anything: a request is checked whole before its first effect, so a bad datum poisons nobody.
+
+N tokens of a datum, K targets of a token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from halteres.engine.checks import array, check_tokens, check_vocabulary, first, tokens_of
+from halteres.engine.losses import CLIP_HIGH, CLIP_LOW, TARGETS, LossKind, find_kind, settled
+from halteres.engine.protocol import Array, CustomLoss, Datum, DType, LossSpec, ModelInfo
+from halteres.errors import InvalidData
+
+MAX_TARGETS = 256
+"""Targets of one token."""
+
+_SIZES = {"float32": 4, "int64": 8, "int32": 4}
+
+
+def check_pass(data: tuple[Datum, ...], loss: LossSpec, model: ModelInfo) -> Mapping[str, float]:
+    """Refuse a training request that cannot be computed; return the loss's settings.
+
+    Raises:
+        InvalidData: the loss or a setting of it is unknown, or a datum is empty, too long, misshapen, not finite or
+            out of vocabulary; the message names the datum and the input.
+    """
+    config = settled(loss)
+    if not data:
+        raise InvalidData("The request holds no datum.", next="Send at least one.")
+    kind = find_kind(loss.name)
+    for index, datum in enumerate(data):
+        where = f"Datum {index}"
+        check_tokens(tokens_of(datum.tokens), f"{where}: model_input", model)
+        shape = _check_targets(datum, kind, where, model)
+        if loss.custom is not None:
+            _check_custom(datum, loss.custom, shape, where)
+        else:
+            for name in kind.inputs:
+                _check_floats(datum, name, shape, where)
+            _check_thresholds(datum, kind, config, where)
+            _check_mask(datum, kind, where)
+    return config
+
+
+def inputs_of(datum: Datum, loss: LossSpec, config: Mapping[str, float]) -> dict[str, np.ndarray]:
+    """What the loss reads of a checked datum beside its targets.
+
+    Of the losses that the Tinker API names: float32, shaped as the targets, thresholds among them where the loss has
+    some, one per token. Of a custom loss: the arrays as they came.
+    """
+    if loss.custom is not None:
+        return {name: array(datum.inputs[name]) for name, _ in loss.custom.inputs[1:]}
+    kind = find_kind(loss.name)
+    inputs = {name: array(datum.inputs[name]) for name in kind.inputs}
+    if kind.clips:
+        inputs |= {name: _threshold(datum, name, config) for name in (CLIP_LOW, CLIP_HIGH)}
+    return inputs
+
+
+def _threshold(datum: Datum, name: str, config: Mapping[str, float]) -> np.ndarray:
+    """Per token: the datum's own, else the setting."""
+    if name in datum.inputs:
+        return array(datum.inputs[name])
+    return np.full(len(datum.tokens) // 4, config[name], np.float32)
+
+
+def _check_targets(datum: Datum, kind: LossKind, where: str, model: ModelInfo) -> tuple[int, ...]:
+    value, length = _input(datum, TARGETS, where), len(datum.tokens) // 4
+    wide = len(value.shape) == 2 and value.shape[0] == length
+    if wide and not kind.wide:
+        raise InvalidData(
+            f"{where}: '{TARGETS}' has shape {list(value.shape)}, several targets per token.",
+            "Only cross_entropy and custom losses understand that.",
+            f"Send shape [{length}].",
+        )
+    if wide and not 1 <= value.shape[1] <= MAX_TARGETS:
+        raise InvalidData(
+            f"{where}: '{TARGETS}' has {value.shape[1]} targets per token.",
+            f"There may be 1 to {MAX_TARGETS}.",
+            "Send the most likely ones.",
+        )
+    _check_array(value, TARGETS, "int64", value.shape if wide else (length,), where)
+    check_vocabulary(array(value), f"{where}: '{TARGETS}'", model)
+    return value.shape
+
+
+def _check_custom(datum: Datum, custom: CustomLoss, shape: tuple[int, ...], where: str) -> None:
+    (_, rank), *others = custom.inputs
+    if len(shape) != rank:
+        raise InvalidData(
+            f"{where}: '{TARGETS}' has shape {list(shape)}.",
+            f"The custom loss takes logprobs of rank {rank}, and they are shaped as the targets.",
+        )
+    for name, rank in others:
+        value = _input(datum, name, where)
+        rows = value.shape[:1] if rank else ()
+        if len(value.shape) != rank or rows not in ((), shape[:1]):
+            wanted = ["a scalar, shape []", f"shape [{shape[0]}]", f"shape [{shape[0]}, K]"][rank]
+            raise InvalidData(
+                f"{where}: '{name}' has shape {list(value.shape)}.", f"The custom loss declared rank {rank}: {wanted}."
+            )
+        _check_array(value, name, value.dtype, value.shape, where)
+
+
+def _check_thresholds(datum: Datum, kind: LossKind, config: Mapping[str, float], where: str) -> None:
+    given = [name for name in (CLIP_LOW, CLIP_HIGH) if name in datum.inputs] if kind.clips else []
+    for name in given:
+        _check_floats(datum, name, (len(datum.tokens) // 4,), where)
+    if given:
+        wrong = _threshold(datum, CLIP_LOW, config) > _threshold(datum, CLIP_HIGH, config)
+        if wrong.any():
+            raise InvalidData(
+                f"{where}: '{CLIP_LOW}' is above '{CLIP_HIGH}' at position {first(wrong)}.",
+                "Both are ratios, given per token or as settings.",
+            )
+
+
+def _check_mask(datum: Datum, kind: LossKind, where: str) -> None:
+    name = "sequence_ratio_mask"
+    if name in kind.inputs and not array(datum.inputs[name]).any():
+        raise InvalidData(
+            f"{where}: '{name}' is 0 everywhere.",
+            "The sequence's ratio is the mean over the tokens where it is not.",
+            "Set it to 1 on the sampled tokens.",
+        )
+
+
+def _check_floats(datum: Datum, name: str, shape: tuple[int, ...], where: str) -> None:
+    value = _input(datum, name, where)
+    _check_array(value, name, "float32", shape, where)
+
+
+def _input(datum: Datum, name: str, where: str) -> Array:
+    if (value := datum.inputs.get(name)) is None:
+        raise InvalidData(
+            f"{where} has no loss function input '{name}'.", f"It has: {', '.join(sorted(datum.inputs)) or 'none'}."
+        )
+    return value
+
+
+def _check_array(value: Array, name: str, dtype: DType, shape: tuple[int, ...], where: str) -> None:
+    if value.dtype != dtype or value.shape != shape:
+        raise InvalidData(
+            f"{where}: '{name}' is {value.dtype} of shape {list(value.shape)}.",
+            f"It must be {dtype} of shape {list(shape)}"
+            + (", one value per input token." if len(shape) == 1 else f", as '{TARGETS}'."),
+        )
+    if len(value.data) != math.prod(shape) * _SIZES[dtype]:
+        raise InvalidData(f"{where}: '{name}' holds {len(value.data)} bytes, which is not its shape {list(shape)}.")
+    finite = np.isfinite(array(value))
+    if not finite.all():
+        raise InvalidData(
+            f"{where}: '{name}' holds a NaN or infinite value.",
+            f"First at position {first(~finite)}.",
+        )

@@ -1,0 +1,146 @@
+"""The shape of an adapter: which are allowed, and how it is read off a PEFT folder that somebody else wrote.
+
+Owns: the bounds of rank and alpha; `adapter_config.json` and the names of tensors as PEFT, and exports of the Tinker
+API, write them; the sentences for what this engine does not compute.
+Never: reads a tensor.
+
+A foreign folder's modules are ours by name, with or without `base_model.model.`; `unembed_tokens` is the Tinker API's
+name for `lm_head`. What the folder lacks of a family (attention, MLP, unembedding) that it touches is zero: it adds
+nothing, and since A and B are both zero it never learns, which is what the folder asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from halteres.engine.protocol import LoraConfig
+from halteres.errors import InvalidData
+
+MAX_RANK = 512
+"""Larger ones cost more than the full matrices of most models, and servers of PEFT adapters refuse them."""
+
+CONFIG = "adapter_config.json"
+
+FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "train_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "train_mlp": ("gate_proj", "up_proj", "down_proj"),
+    "train_unembed": ("lm_head",),
+}
+"""Which modules each switch of an adapter's configuration stands for, by the last part of their names."""
+
+_UNEMBED = ("model.unembed_tokens", "unembed_tokens")
+_MOVES_THE_BASE = ("pissa", "olora", "corda", "loftq")
+"""Initialisations that change the base weights: such an adapter fits those alone."""
+
+
+def check_shape(config: LoraConfig) -> None:
+    """Refuse an adapter that cannot be, before anything is allocated for it.
+
+    Raises:
+        InvalidData: names what is out of range.
+    """
+    if not 1 <= config.rank <= MAX_RANK:
+        raise InvalidData(f"The rank {config.rank} is out of range.", f"It must be 1 to {MAX_RANK}.", "Choose another.")
+    if not (config.alpha > 0 and math.isfinite(config.alpha)):
+        raise InvalidData(f"The alpha {config.alpha} is out of range.", "It must be a finite number above 0.")
+    if not (config.train_attn or config.train_mlp or config.train_unembed):
+        raise InvalidData(
+            "This adapter would have no weights.",
+            "train_attn, train_mlp and train_unembed are all off.",
+            "Switch one of them on.",
+        )
+
+
+def foreign_shape(folder: Path, tensors: Iterable[str]) -> LoraConfig:
+    """The shape of an adapter that was not written by `save`; `tensors` are the names in its weights.
+
+    Raises:
+        InvalidData: the configuration cannot be read, or asks for what this engine does not compute.
+    """
+    settings = _settings(folder)
+    _check_settings(settings, folder)
+    rank, alpha = settings["r"], float(settings["lora_alpha"])
+    if settings.get("use_rslora"):  # alpha / sqrt(r) there, alpha / r here
+        alpha *= math.sqrt(rank)
+    leaves = {module.rpartition(".")[2] for module in map(module_of, tensors) if module}
+    families = {family: not leaves.isdisjoint(own) for family, own in FAMILIES.items()}
+    if not any(families.values()):
+        raise _refused(folder, f"It adapts no module that is known; it has {sorted(leaves) or 'no LoRA tensors'}.")
+    config = LoraConfig(rank=rank, alpha=alpha, **families)
+    check_shape(config)
+    return config
+
+
+def module_of(tensor: str) -> str:
+    """The module that a LoRA tensor belongs to, by its transformers name; "" for any other tensor.
+
+    >>> module_of("base_model.model.model.layers.0.mlp.up_proj.lora_A.weight")
+    'model.layers.0.mlp.up_proj'
+    >>> module_of("base_model.model.model.unembed_tokens.lora_B.weight")
+    'lm_head'
+    """
+    for end in (".lora_A.weight", ".lora_B.weight"):
+        if tensor.endswith(end):
+            module = tensor.removesuffix(end).removeprefix("base_model.model.")
+            return "lm_head" if module in _UNEMBED else module
+    return ""
+
+
+def canonical(tensor: str) -> str:
+    """The name under which `save` writes this LoRA tensor; any other name stays as it is."""
+    module = module_of(tensor)
+    return f"base_model.model.{module}.{tensor[-len('lora_A.weight') :]}" if module else tensor
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads((folder / CONFIG).read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidData(f"{CONFIG} in {folder} cannot be read.", f"{error}.", "Export the adapter again.") from error
+    if not isinstance(settings, dict):
+        raise _refused(folder, f"{CONFIG} holds no object.")
+    return settings
+
+
+def _check_settings(settings: dict[str, Any], folder: Path) -> None:
+    rank, alpha = settings.get("r"), settings.get("lora_alpha")
+    if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= MAX_RANK:
+        raise _refused(folder, f"'r' is {rank!r}; it must be a whole number, 1 to {MAX_RANK}.")
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha < 1e9:
+        raise _refused(folder, f"'lora_alpha' is {alpha!r}; it must be a number above 0.")
+    for name, holds in (
+        (f"peft_type {settings.get('peft_type')!r}", settings.get("peft_type") not in (None, "LORA")),
+        ("use_dora", bool(settings.get("use_dora"))),
+        ("fan_in_fan_out", bool(settings.get("fan_in_fan_out"))),
+        ("lora_bias", bool(settings.get("lora_bias"))),
+        (f"bias {settings.get('bias')!r}", settings.get("bias") not in (None, "none")),
+        (f"modules_to_save {settings.get('modules_to_save')}", bool(settings.get("modules_to_save"))),
+        ("target_parameters", bool(settings.get("target_parameters"))),
+        ("layer_replication", bool(settings.get("layer_replication"))),
+        ("trainable_token_indices", bool(settings.get("trainable_token_indices"))),
+        ("ranks that differ (rank_pattern)", _varies(settings.get("rank_pattern"), rank)),
+        ("alphas that differ (alpha_pattern)", _varies(settings.get("alpha_pattern"), alpha)),
+        ("an initialisation that changes the base", _moves_the_base(settings.get("init_lora_weights"))),
+    ):
+        if holds:
+            raise _refused(folder, f"{CONFIG} asks for {name}.")
+
+
+def _varies(pattern: object, value: float) -> bool:
+    return bool(pattern) and (not isinstance(pattern, dict) or any(other != value for other in pattern.values()))
+
+
+def _moves_the_base(kind: object) -> bool:
+    return isinstance(kind, str) and kind.lower().startswith(_MOVES_THE_BASE)
+
+
+def _refused(folder: Path, why: str) -> InvalidData:
+    return InvalidData(
+        f"The adapter in {folder} cannot be used.",
+        why,
+        "Use a plain LoRA adapter: one rank, one alpha, no bias, nothing trained in full.",
+    )

@@ -1,0 +1,150 @@
+"""A base model with an adapter merged in, as a folder in Hugging Face format.
+
+Owns: which tensors of the base are changed, and how: W + alpha / rank * B @ A in fp32, rounded to the type on disk;
+an output matrix of its own where the adapter trains one and the base shares it with the embedding.
+Never: holds more than one file of the base; leaves half a folder; needs the model that is being served.
+
+The files, and which tensor lies in which, are those of the base.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from halteres.engine.folders import size_of, written
+from halteres.engine.protocol import Saved
+from halteres.engine.torch.adapter import Checkpoint
+from halteres.engine.torch.checkpoint import read_checkpoint
+from halteres.engine.torch.model import BaseModel
+from halteres.errors import InvalidData, NotFound
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+COMPANIONS = (
+    *("generation_config.json", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template*", "*.model", "*.tiktoken", "LICENSE*", "NOTICE*"),
+)
+"""What goes with the weights, as it is."""
+
+ROWS = 16384
+"""Rows of a matrix that are merged at once: fp32 copies of a large vocabulary's matrix stay small."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What an adapter adds to one matrix: scale * B @ A."""
+
+    a_RD: Tensor
+    b_ER: Tensor
+    scale: float
+
+    def added(self, weight_ED: Tensor) -> Tensor:
+        """The sum, computed in fp32, in the type of the weight."""
+        out_ED = torch.empty_like(weight_ED)
+        for start in range(0, weight_ED.shape[0], ROWS):
+            rows = slice(start, start + ROWS)
+            out_ED[rows] = weight_ED[rows].float() + self.scale * (self.b_ER[rows] @ self.a_RD)
+        return out_ED
+
+
+def merge_into(into: Path, model: Path, adapter: Path, base: BaseModel) -> Saved:
+    """Write `model` with the adapter in the folder `adapter` into the folder `into`, whole or not at all.
+
+    Raises:
+        NotFound: the adapter or the model's safetensors are missing.
+        InvalidData: the adapter does not fit, or a file of the model cannot be read.
+        ServerError: the place cannot be written.
+    """
+    checkpoint = read_checkpoint(adapter, base, optimizer=False)
+    deltas = _deltas(checkpoint)
+    files = _files(model)
+    try:
+        with written(into) as place, torch.inference_mode():
+            merged: dict[str, str] = {}
+            for file in files:
+                tensors = _merged(model / file, deltas)
+                save_file(tensors, place / file, metadata={"format": "pt"})
+                merged |= dict.fromkeys(tensors, file)
+            _check_complete(deltas, merged, model)
+            _write_rest(model, place, merged, untied=HEAD in deltas)
+    except SafetensorError as error:
+        raise InvalidData(f"The model in {model} cannot be merged.", f"{error}.", "Download it again.") from error
+    return Saved(folder=str(into), size_bytes=size_of(into), version=checkpoint.version)
+
+
+def _deltas(checkpoint: Checkpoint) -> dict[str, Delta]:
+    """By the name of the weight that is changed."""
+    named = checkpoint.layout.named(checkpoint.flat.detach().to("cpu", torch.float32))
+    scale, found = checkpoint.layout.scale, dict[str, Delta]()
+    for name, a_RD in named.items():
+        if ".lora_A." in name:
+            weight = name.removeprefix("base_model.model.").replace(".lora_A.", ".")
+            found[weight] = Delta(a_RD, named[name.replace(".lora_A.", ".lora_B.")], scale)
+    return found
+
+
+def _files(model: Path) -> list[str]:
+    if (model / INDEX).is_file():
+        return sorted({Path(file).name for file in _object(model / INDEX)["weight_map"].values()})
+    if (model / SINGLE).is_file():
+        return [SINGLE]
+    raise NotFound(
+        f"The model in {model} cannot be merged.",
+        f"Neither {SINGLE} nor {INDEX} is there.",
+        "Convert its weights to safetensors first.",
+    )
+
+
+def _merged(file: Path, deltas: Mapping[str, Delta]) -> dict[str, Tensor]:
+    """The tensors of one file; a head that was the embedding stands beside it."""
+    with safe_open(file, framework="pt") as opened:  # pyright: ignore[reportUnknownVariableType]
+        tensors: dict[str, Tensor] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    if HEAD in deltas and EMBEDDING in tensors and HEAD not in tensors and not _has_head(file.parent):
+        tensors[HEAD] = tensors[EMBEDDING]
+    return {name: deltas[name].added(tensor) if name in deltas else tensor for name, tensor in tensors.items()}
+
+
+def _has_head(model: Path) -> bool:
+    """The head lies in a file of its own."""
+    return (model / INDEX).is_file() and HEAD in _object(model / INDEX)["weight_map"]
+
+
+def _check_complete(deltas: Mapping[str, Delta], merged: Mapping[str, str], model: Path) -> None:
+    missing = sorted(deltas.keys() - merged.keys())
+    if missing:
+        raise InvalidData(
+            f"The model in {model} cannot be merged.",
+            f"Its files do not hold {missing[0]}, which the adapter changes ({len(missing)} such tensors).",
+            "Use a folder that transformers wrote with save_pretrained.",
+        )
+
+
+def _write_rest(model: Path, place: Path, merged: Mapping[str, str], *, untied: bool) -> None:
+    config = _object(model / "config.json")
+    if untied:
+        config["tie_word_embeddings"] = False
+    (place / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    if (model / INDEX).is_file():
+        size = sum((place / file).stat().st_size for file in set(merged.values()))
+        index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(merged.items()))}
+        (place / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    for file in sorted({file for pattern in COMPANIONS for file in model.glob(pattern) if file.is_file()}):
+        shutil.copyfile(file, place / file.name)
+
+
+def _object(file: Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise InvalidData(f"{file} cannot be read.", f"{error}.", "Download the model again.") from error

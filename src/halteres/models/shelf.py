@@ -1,0 +1,174 @@
+"""Putting base models on the shelf, and taking them off.
+
+Owns: what makes a folder a model that can be served; links and copies on the shelf; that clients find its tokenizer.
+Never: downloads (`models.download`); removes a folder that somebody put there by hand.
+
+A model on the shelf is a link to its folder, or a copy that carries the mark `.halteres-copy`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from halteres.errors import Conflict, NotFound, ServerError, UserError, boundary, nearest
+from halteres.models import builtin_path, is_model, on_shelf
+from halteres.models.copying import copy_files
+from halteres.models.hub_cache import TOKENIZER_FILES, HubCache
+from halteres.models.names import checked_name, tokenizer_names
+from halteres.models.shape import FAMILIES, ModelShape, read_shape, weight_files
+
+_COPY = ".halteres-copy"
+_SMALL_FILES = ("config.json", "model.safetensors.index.json", *TOKENIZER_FILES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """A model that can be served by name."""
+
+    name: str
+    folder: Path  # absolute; on the shelf, or of the built-in model
+    shape: ModelShape
+    tokenizer_names: tuple[str, ...]  # that resolve in the Hugging Face cache
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """The folder of models, and the cache that makes their names known to clients."""
+
+    folder: Path
+    cache: HubCache
+
+    def add(self, source: Path, name: str, *, copy: bool = False) -> Registered:
+        """Put a model on the shelf; safe to repeat.
+
+        Args:
+            source: its folder in Hugging Face format.
+            name: what it is called from now on: 'name' or 'organisation/name'.
+            copy: whether its files are copied, so that the folder may go.
+
+        Raises:
+            UserError: the folder holds no whole model of a family that the engine computes, or the name cannot be.
+            Conflict: another model has that name, here or in the Hugging Face cache.
+            ServerError: a place cannot be written.
+        """
+        name, shape = checked_name(name), checked_model(source)
+        self._check_place(name, source)
+        for known in tokenizer_names(name):
+            self.cache.check(known, source)
+        with boundary(ServerError, f"Registering '{name}'"):
+            folder = self._placed(source, name, copy=copy)
+            for known in tokenizer_names(name):
+                self.cache.write(known, folder, name)
+        return Registered(name=name, folder=folder, shape=shape, tokenizer_names=self._found_as(name))
+
+    def remove(self, name: str) -> None:
+        """Take a model off the shelf: its link or copy, and what it has in the Hugging Face cache.
+
+        Raises:
+            NotFound: nothing of this name is registered.
+            Conflict: the folder was put there by hand.
+            ServerError: a place cannot be written.
+        """
+        place = self.folder / checked_name(name)
+        if not self._is_registered(name):
+            raise self._unregistered(name, place)
+        with boundary(ServerError, f"Removing '{name}'"):
+            self.cache.release(name)
+            if place.is_symlink():
+                place.unlink()
+            elif place.is_dir():
+                shutil.rmtree(place)
+            if place.parent != self.folder and place.parent.is_dir() and not any(place.parent.iterdir()):
+                place.parent.rmdir()
+
+    def registered(self) -> dict[str, tuple[str, ...]]:
+        """The names that `add` has put here, each with those under which clients find its tokenizer."""
+        shelved = (name for name, _ in on_shelf(self.folder) if self._is_registered(name))
+        return {name: self._found_as(name) for name in sorted({*shelved, *self.cache.models()})}
+
+    def _found_as(self, name: str) -> tuple[str, ...]:
+        return tuple(known for known in tokenizer_names(name) if self.cache.resolves(known))
+
+    def _check_place(self, name: str, source: Path) -> None:
+        place, there = self.folder / name, builtin_path(name)
+        if place.parent != self.folder and (place.parent.is_symlink() or is_model(place.parent)):
+            raise _taken(name, f"{place.parent} is a model itself.")
+        there = there or (place if place.exists() else None)
+        if there is not None and there.resolve() != source.resolve():
+            raise _taken(name, f"That is the model in {there.resolve()}.")
+
+    def _placed(self, source: Path, name: str, *, copy: bool) -> Path:
+        """Its folder from now on."""
+        place = self.folder / name
+        if (builtin := builtin_path(name)) is not None:
+            return builtin
+        if place.exists():
+            return place
+        place.unlink(missing_ok=True)  # a link whose model has gone
+        if copy:
+            small = [source / file for file in _SMALL_FILES if (source / file).is_file()]
+            copy_files([*small, *weight_files(source)], place)
+            (place / _COPY).touch()
+        else:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.symlink(source.absolute(), place, target_is_directory=True)
+        return place
+
+    def _is_registered(self, name: str) -> bool:
+        place = self.folder / name
+        return place.is_symlink() or (place / _COPY).is_file() or name in self.cache.models()
+
+    def _unregistered(self, name: str, place: Path) -> UserError:
+        if place.is_dir():
+            return Conflict(
+                f"'{name}' was put on the shelf by hand.",
+                f"{place} holds the model itself; no `halteres models add` made it.",
+                "Delete that folder yourself if it is to go.",
+            )
+        known = list(self.registered())
+        return NotFound(
+            f"No model '{name}' is registered.",
+            f"Registered: {', '.join(known) or 'none'}.",
+            did_you_mean=nearest(name, known),
+            allowed=known,
+        )
+
+
+def checked_model(folder: Path) -> ModelShape:
+    """The shape of the model in a folder, if it can be served.
+
+    Raises:
+        UserError: it is of no family that the engine computes, its weights are not whole, or it has no tokenizer.json.
+    """
+    try:
+        shape = read_shape(folder)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"The folder {folder} holds no whole model.",
+            f"{error}.",
+            "Name a folder in Hugging Face format: config.json, tokenizer.json and *.safetensors.",
+        ) from error
+    if shape.family not in FAMILIES:
+        raise UserError(
+            f"The model in {folder} cannot be used.",
+            f"Its model_type is '{shape.family}'; the engine computes {', '.join(FAMILIES)}.",
+            "Take one of those families.",
+        )
+    if not (folder / "tokenizer.json").is_file():
+        raise UserError(
+            f"The model in {folder} has no tokenizer.",
+            "tokenizer.json is missing.",
+            "Save it with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER).",
+        )
+    return shape
+
+
+def _taken(name: str, why: str) -> Conflict:
+    return Conflict(
+        f"The name '{name}' is taken.",
+        why,
+        f"Run `halteres models remove {name}` first, or give another name with --as.",
+    )

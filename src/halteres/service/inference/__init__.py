@@ -1,0 +1,1 @@
+"""Inference for whoever speaks no Tinker: which weights, which tokens, which text."""

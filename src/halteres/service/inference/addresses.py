@@ -1,0 +1,110 @@
+"""Which weights a `model` means.
+
+Owns: the names by which inference may call weights, and the list of them.
+Never: samples; loads weights (`snapshots` does, when they are first sampled from).
+
+    halteres/tiny, its folder, its aliases      the base model
+    tinker://RUN/sampler_weights/NAME           named weights; …/weights/NAME too
+    halteres/tiny;tinker://…                    the same, with the base model said
+    NAME                                        the newest policy of the tenant's run of that name
+    nothing                                     the run in the URL; without one, the base model
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from halteres.errors import HalteresError, NotFound, nearest
+from halteres.service.base import BaseModel
+from halteres.service.checkpoints import Checkpoints
+from halteres.service.samplers import Samplers
+from halteres.service.sessions import Sessions
+from halteres.service.snapshots import Snapshot, Snapshots
+from halteres.service.tenants import Tenant
+
+SCHEME = "tinker://"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Weights to sample from, by the name that they were asked for."""
+
+    name: str
+    snapshot: Snapshot | None  # None: the base model
+
+    @property
+    def version(self) -> int:
+        """Policy version."""
+        return self.snapshot.version if self.snapshot else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """A name that answers."""
+
+    name: str
+    version: int  # policy version
+    created_at: float = 0.0  # unix s
+    base: bool = False
+
+
+class Addresses:
+    """The names of one service's weights."""
+
+    def __init__(
+        self, base: BaseModel, checkpoints: Checkpoints, snapshots: Snapshots, samplers: Samplers, sessions: Sessions
+    ) -> None:
+        self.base = base
+        self._checkpoints, self._snapshots, self._samplers, self._sessions = checkpoints, snapshots, samplers, sessions
+
+    def find(self, model: str | None, run: str | None, tenant: Tenant) -> Weights:
+        """What a request means. Under a run's URL, a name that is neither a path nor the base model means the run.
+
+        Raises:
+            NotFound: nothing has this name.
+            NotReady: the run has published nothing yet.
+        """
+        if model is not None and SCHEME in model:
+            return Weights(name=model, snapshot=self._at(model, tenant))
+        if model is not None and self.base.answers_to(model):
+            return Weights(name=model, snapshot=None)
+        if run is not None:
+            return Weights(name=model or run, snapshot=self._samplers.policy(run, tenant))
+        if not model:
+            return Weights(name=self.base.name, snapshot=None)
+        if model not in self._runs(tenant):
+            raise self._missing(model, tenant)
+        return Weights(name=model, snapshot=self._samplers.policy(model, tenant))
+
+    def all(self, tenant: Tenant) -> list[Listed]:
+        """The base model, every run with a policy, every named checkpoint for sampling."""
+        began = self._runs(tenant)
+        saved = [one for one in self._checkpoints.all(tenant=tenant) if one.path.kind == "sampler_weights"]
+        return [
+            *(Listed(name=name, version=0, base=True) for name in self.base.names),
+            *(
+                Listed(name=run, version=version, created_at=began.get(run, 0.0))
+                for run, version in self._samplers.versions(tenant).items()
+            ),
+            *(Listed(name=str(one.path), version=one.version, created_at=one.created_at) for one in saved),
+        ]
+
+    def _at(self, model: str, tenant: Tenant) -> Snapshot:
+        base, _, path = model.rpartition(";")
+        if base:
+            self.base.check(base)
+        return self._snapshots.of(self._checkpoints.find(path, tenant))
+
+    def _runs(self, tenant: Tenant) -> dict[str, float]:
+        """The tenant's runs, and when each began (unix s)."""
+        return {session.run: session.created_at for session in reversed(self._sessions.all(tenant)) if session.run}
+
+    def _missing(self, model: str, tenant: Tenant) -> HalteresError:
+        known = [listed.name for listed in self.all(tenant)]
+        return NotFound(
+            f"There is no model '{model}' here.",
+            f"The base model is '{self.base.name}'.",
+            "Name it, a tinker:// path or a run; GET /v1/models lists them.",
+            did_you_mean=nearest(model, known),
+            param="model",
+        )

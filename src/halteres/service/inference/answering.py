@@ -1,0 +1,160 @@
+"""Inference: requests of any shape, answered whole or while they are written.
+
+Owns: the journal's row of each request, the seeds of its prompts, which engine calls it takes.
+Never: knows HTTP, shapes an answer (`routes.inference` does).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator
+from contextlib import aclosing, contextmanager
+
+import msgspec
+
+from halteres.engine.protocol import SampleResult, SamplingParams
+from halteres.errors import HalteresError, InvalidData
+from halteres.service.host import running
+from halteres.service.inference.addresses import Addresses
+from halteres.service.inference.asking import Ask
+from halteres.service.inference.merging import merged
+from halteres.service.inference.written import Writer, Written, scores_of
+from halteres.service.journal import Entry
+from halteres.service.promises import Outcome, failure, new_id
+from halteres.service.sampling import CANCELLED, checked_seed, drawn_seed, packed
+from halteres.service.service import Service
+from halteres.service.takeover import GENERATE
+from halteres.service.wire.codec import JSON
+
+MAX_PROMPTS, MAX_SEQUENCES = 1024, 4096
+"""Of one request."""
+
+
+class Inference:
+    """Sampling for whoever speaks no Tinker: environments, agents, people."""
+
+    def __init__(self, service: Service) -> None:
+        self.tokenizer, self.base = service.tokenizer, service.base
+        self.addresses = Addresses(
+            service.base, service.checkpoints, service.snapshots, service.samplers, service.sessions
+        )
+        self._host, self._journal, self._samples = service.host, service.journal, service.samples
+
+    async def context_length(self) -> int:
+        """Tokens that the model reads, prompt and answer together; waits for an engine that starts."""
+        return (await (await running(self._host)).info()).max_context_length
+
+    @property
+    def ready(self) -> bool:
+        """Whether an engine is there."""
+        return self._host.state == "ready"
+
+    async def write(self, ask: Ask) -> list[Written]:
+        """Every sequence of a request, prompt by prompt.
+
+        Raises:
+            InvalidData: a prompt or a parameter cannot be used.
+            Overloaded: too much is under way.
+        """
+        seed = self._checked(ask)
+        with self._settled(name := new_id()):
+            await self._accept(name, ask, seed)
+            results = await _all(
+                self._samples.draw(
+                    ask.weights.snapshot, packed(prompt.tokens), ask.sampled.n, params, ask.wanted, tenant=ask.tenant
+                )
+                for prompt, params in zip(ask.prompts, self._params(ask, seed), strict=True)
+            )
+        return [one for at, result in enumerate(results) for one in self._written(ask, at, result)]
+
+    async def stream(self, ask: Ask) -> AsyncGenerator[Written, None]:
+        """The same, in pieces as they are sampled; whoever stops reading frees the rows.
+
+        What is asked of a prompt comes with the first piece, which then holds the whole answer.
+        """
+        if ask.prompt_top is not None:
+            for one in await self.write(ask):
+                yield one
+            return
+        seed, n = self._checked(ask), ask.sampled.n
+        writers = [
+            Writer(self.tokenizer, ask, at * n + sample, sample, prompt)
+            for at, prompt in enumerate(ask.prompts)
+            for sample in range(n)
+        ]
+        with self._settled(name := new_id()):
+            await self._accept(name, ask, seed)
+            streams = [
+                self._samples.stream(
+                    ask.weights.snapshot, packed(prompt.tokens), n, params, ask.wanted, tenant=ask.tenant
+                )
+                for prompt, params in zip(ask.prompts, self._params(ask, seed), strict=True)
+            ]
+            async with aclosing(merged(streams)) as pieces:
+                async for at, piece in pieces:
+                    writer = writers[at * n + piece.sample]
+                    yield writer.add(piece.tokens, piece.logprobs, piece.top, piece.stop_reason, piece.version)
+
+    def _params(self, ask: Ask, seed: int) -> list[SamplingParams]:
+        limit = 1 if ask.scores_only else ask.max_tokens
+        first = ask.sampled.params(limit, self.tokenizer.eos_token_ids, seed)
+        kind = self._samples.logprobs
+        return [msgspec.structs.replace(first, seed=seed + at, logprobs=kind) for at in range(len(ask.prompts))]
+
+    def _written(self, ask: Ask, at: int, result: SampleResult) -> Iterator[Written]:
+        scores, n = scores_of(result), ask.sampled.n
+        for sample, one in enumerate(result.sequences):
+            writer = Writer(self.tokenizer, ask, at * n + sample, sample, ask.prompts[at])
+            if ask.scores_only:
+                yield writer.add(b"", b"", None, "length", result.version, scores)
+            else:
+                yield writer.add(one.tokens, one.logprobs, one.top, one.stop_reason, result.version, scores)
+
+    def _checked(self, ask: Ask) -> int:
+        """The seed of the first prompt of a request that is not too large."""
+        count, sequences = len(ask.prompts), len(ask.prompts) * ask.sampled.n
+        if not 1 <= count <= MAX_PROMPTS:
+            raise InvalidData(f"The request has {count} prompts.", f"It may have 1 to {MAX_PROMPTS}.")
+        if sequences > MAX_SEQUENCES:
+            raise InvalidData(f"The request asks for {sequences} sequences.", f"It may have {MAX_SEQUENCES}.")
+        self._samples.refuse_if_full(ask.tenant)
+        return drawn_seed() if ask.seed is None else checked_seed(ask.seed)
+
+    async def _accept(self, name: str, ask: Ask, seed: int) -> None:
+        entry = Entry(
+            id=name,
+            key=name,
+            kind=GENERATE,
+            subject=ask.subject,
+            tenant=ask.tenant,
+            seq=None,
+            content_type=JSON,
+            body=ask.body,
+            drawn=None if ask.seed is not None else {"seed": seed},
+        )
+        await self._journal.accept(entry)
+
+    @contextmanager
+    def _settled(self, name: str) -> Iterator[None]:
+        """The journal hears how the block ended: samples are not kept, a failure is."""
+        outcome = Outcome(b"")
+        try:
+            yield
+        except HalteresError as error:
+            outcome = failure(error)
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            outcome = CANCELLED
+            raise
+        finally:
+            self._journal.settle(name, outcome.state, time.time(), JSON, outcome.body or None)
+
+
+async def _all(draws: Iterable[Awaitable[SampleResult]]) -> list[SampleResult]:
+    """All results; if any fails, the first failure, once none is under way any more."""
+    results = await asyncio.gather(*draws, return_exceptions=True)
+    for one in results:
+        if isinstance(one, BaseException):
+            raise one
+    return [one for one in results if not isinstance(one, BaseException)]

@@ -1,0 +1,112 @@
+"""What inference writes: whole answers, or their pieces.
+
+Owns: `Written`, and how it comes to be from an engine's sequence or piece.
+Never: shapes an answer (`routes.inference` does).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from halteres.engine.protocol import SampleResult, TopK
+from halteres.service.inference.asking import Ask, Prompt
+from halteres.service.inference.text import Cut, Detokenizer
+from halteres.text import Tokenizer
+
+Finish = Literal["stop", "length"]
+
+Row = list[tuple[int, float]]
+"""Tokens and their log-probabilities at one position, the most likely first."""
+
+FILLER = -99999.0
+"""The log-probability of places in a top-k list where nothing was computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Log-probabilities of a prompt's tokens; None at position 0, which nothing predicts."""
+
+    logprobs: list[float | None]
+    top: list[Row]  # empty rows where nothing was asked or computed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """One sampled sequence, or its next piece."""
+
+    place: int  # number of the sequence among all of the request
+    sample: int  # ... and among those of its prompt
+    prompt: Prompt
+    scores: Scores | None
+    tokens: list[int]
+    logprobs: list[float]
+    top: list[Row]  # one row per token, or none at all
+    text: str  # without special tokens and what stopped it, unless the request wants them
+    finish: Finish | None  # None: more pieces come
+    matched: str | int | None  # the stop string or named stop token that ended it
+    version: int  # policy version
+
+
+class Writer:
+    """One sequence: from its tokens to its text."""
+
+    def __init__(self, tokenizer: Tokenizer, ask: Ask, place: int, sample: int, prompt: Prompt) -> None:
+        self._place, self._sample, self._prompt = place, sample, prompt
+        sampled = ask.sampled
+        named = frozenset(sampled.stop_token_ids or ())
+        self._named, self._keeps_stop = named, sampled.keeps_stop
+        self._ends = named if sampled.ignore_eos else named | frozenset(tokenizer.eos_token_ids)
+        self._characters = Detokenizer(tokenizer, skip_special_tokens=sampled.skip_special_tokens)
+        self._cut = Cut(sampled.stop_strings, keep=self._keeps_stop)
+
+    def add(
+        self,
+        tokens: bytes,
+        logprobs: bytes,
+        top: TopK | None,
+        finish: Finish | None,
+        version: int,
+        scores: Scores | None = None,
+    ) -> Written:
+        """The next tokens (int32), or all of them; `finish` comes with the last."""
+        ids: list[int] = np.frombuffer(tokens, np.int32).tolist()
+        stopped_by = ids[-1] if finish == "stop" and ids and ids[-1] in self._ends else None
+        shown = ids if stopped_by is None or self._keeps_stop else ids[:-1]
+        last = finish is not None
+        text = self._cut.add(self._characters.add(shown, last=last), last=last)
+        return Written(
+            place=self._place,
+            sample=self._sample,
+            prompt=self._prompt,
+            scores=scores,
+            tokens=ids,
+            logprobs=np.frombuffer(logprobs, np.float32).tolist(),
+            top=rows(top) if top else [],
+            text=text,
+            finish="stop" if last and self._cut.matched is not None else finish,
+            matched=(stopped_by if stopped_by in self._named else self._cut.matched) if last else None,
+            version=version,
+        )
+
+
+def rows(top: TopK) -> list[Row]:
+    """A top-k list as tokens and log-probabilities, without filler."""
+    ids = np.frombuffer(top.ids, np.int32).reshape(top.length, top.k).tolist()
+    logprobs = np.frombuffer(top.logprobs, np.float32).reshape(top.length, top.k).tolist()
+    return [
+        [(token, logprob) for token, logprob in zip(*position, strict=True) if logprob > FILLER]
+        for position in zip(ids, logprobs, strict=True)
+    ]
+
+
+def scores_of(result: SampleResult) -> Scores | None:
+    """What a result says of its prompt."""
+    if result.prompt_logprobs is None:
+        return None
+    found: Sequence[float] = np.frombuffer(result.prompt_logprobs, np.float32).tolist()
+    top = rows(result.topk_prompt) if result.topk_prompt else [[] for _ in found]
+    return Scores(logprobs=[None if logprob != logprob else logprob for logprob in found], top=top)

@@ -1,0 +1,28 @@
+"""What an operator may choose about a training service.
+
+Owns: the choices and their defaults.
+Never: reads them from anywhere (`__main__` does).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from halteres.service.limits import Allowances
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The choices of one service."""
+
+    require_keys: bool = False  # also where none was made; beyond the loopback always
+    limits: Allowances = Allowances()  # noqa: RUF009 - frozen
+    sample_logprobs: Literal["raw", "tempered"] = "raw"  # of sampled tokens: at temperature 1, or at the sampling one
+    replay_s: float = 2.0  # engine time that bringing an adapter back may take
+    silent_s: float = 600.0  # without a word from its client: a session's adapters leave the engine
+    keep_requests_s: float = 3600.0  # how long a settled request may be asked for again
+    keep_points_s: float = 24 * 3600.0  # how long the adapters of a finished or silent session can be brought back
+    reap_s: float = 30.0  # between two looks at what has ended
+    client_flags: Mapping[str, bool] = field(default_factory=dict[str, bool])  # other than `routes.connection` has them

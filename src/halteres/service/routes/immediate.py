@@ -1,0 +1,81 @@
+"""Custom losses on the server, and a model that its client needs no more for now.
+
+Source: tinker SDK 0.38.0, lib/public_interfaces/custom_loss.py; 0.3.0 to 0.22, resources/models.py, for unload_model.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from halteres.service import immediate
+from halteres.service.journal import Entry
+from halteres.service.promises import Outcome, new_id
+from halteres.service.routes.answers import answer, body_of
+from halteres.service.service import Service
+from halteres.service.tenants import tenant_of
+from halteres.service.wire import bodies
+from halteres.service.wire.codec import JSON
+
+
+class ImmediateRoutes:
+    """Requests that are settled at once."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def table(self) -> list[Route]:
+        """The routes."""
+        return [
+            Route("/api/v1/create_custom_loss", self.create_custom_loss, methods=["POST"]),
+            Route("/api/v1/unload_model", self.unload_model, methods=["POST"]),
+        ]
+
+    async def create_custom_loss(self, request: Request) -> Response:
+        """POST create_custom_loss: what is wrong with the graph is its promise's failure."""
+        body = await body_of(request)
+        asked = bodies.read(body, bodies.CreateCustomLoss)
+        session = self._service.sessions.find(asked.session_id, tenant_of(request))
+
+        async def create() -> Outcome:
+            seq, inputs = asked.custom_loss_seq_id, asked.inputs
+            return immediate.loss_created(
+                await self._service.losses.create(session.id, seq, asked.name, inputs, asked.graph)
+            )
+
+        entry = Entry(
+            id=new_id(),
+            key=f"{session.id}:loss:{asked.custom_loss_seq_id}",
+            kind=immediate.CREATE_LOSS,
+            subject=session.id,
+            tenant=session.tenant,
+            seq=asked.custom_loss_seq_id,
+            content_type=JSON,
+            body=body,
+        )
+        promise = await immediate.settled(self._service.promises, entry, create)
+        return answer({"request_id": promise.request_id})
+
+    async def unload_model(self, request: Request) -> Response:
+        """POST unload_model: its adapter leaves the engine, and comes back when it is asked for."""
+        body = await body_of(request)
+        model = self._service.models.find(bodies.read(body, bodies.ModelId).model_id, tenant_of(request))
+
+        async def unload() -> Outcome:
+            await self._service.adapters.unload(model)
+            return immediate.unloaded(model.id)
+
+        name = new_id()
+        entry = Entry(
+            id=name,
+            key=f"{model.id}/unload/{name}",
+            kind=immediate.UNLOAD,
+            subject=f"{model.id}/unload",
+            tenant=model.tenant,
+            seq=None,
+            content_type=JSON,
+            body=body,
+        )
+        promise = await immediate.settled(self._service.promises, entry, unload)
+        return answer({"request_id": promise.request_id, "model_id": model.id})

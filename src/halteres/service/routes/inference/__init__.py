@@ -1,0 +1,1 @@
+"""Inference over HTTP, in the shapes of OpenAI, Anthropic, sglang and vLLM."""

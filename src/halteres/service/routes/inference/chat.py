@@ -1,0 +1,198 @@
+"""POST v1/chat/completions, in OpenAI's shape.
+
+Owns: that shape, whole and in chunks, with calls of tools.
+Never: knows weights or seeds.
+Source: OpenAI's API reference; vLLM 0.11 for token ids, chat templates and prompt_logprobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from starlette.responses import Response
+
+from halteres.errors import InvalidData
+from halteres.service.inference.answering import Inference
+from halteres.service.inference.asking import Ask, Prompt
+from halteres.service.inference.chats import Chat, render
+from halteres.service.inference.tool_calls import ToolCall, ToolReader
+from halteres.service.inference.written import Written
+from halteres.service.routes.answers import answer
+from halteres.service.routes.inference.calls import Call, off_loop
+from halteres.service.routes.inference.completions import failed
+from halteres.service.routes.inference.envelope import Count, Envelope
+from halteres.service.routes.inference.events import DONE, Events, begun, data
+from halteres.service.routes.inference.logprobs import chat_logprobs, names, vllm_prompt_logprobs
+from halteres.service.wire.inference.common import read
+from halteres.service.wire.inference.openai import ChatCompletions
+from halteres.service.wire.inference.refusals import CHAT, Refusals
+from halteres.text import Tokenizer
+
+REFUSALS = Refusals(CHAT)
+
+
+class ChatRoute:
+    """The handler."""
+
+    def __init__(self, inference: Inference) -> None:
+        self._inference, self._tokenizer = inference, inference.tokenizer
+
+    async def __call__(self, call: Call) -> Response:
+        """Answer one call."""
+        asked = read(call.body, ChatCompletions)
+        REFUSALS.check(call.body)
+        tools = may_call(asked.tools, asked.tool_choice)
+        chat = self._chat(asked, tools)
+        prompt = await off_loop(call, lambda: chat_prompt(self._tokenizer, chat, asked.add_special_tokens))
+        ask = self._ask(call, asked, prompt)
+        choices = Choices(self._tokenizer, asked, calls=bool(tools))
+        if asked.stream:
+            envelope = Envelope("chatcmpl", "chat.completion.chunk", ask.weights.name)
+            return Events(await begun(self._inference.stream(ask)), Chunks(asked, choices, envelope), failed)
+        written = await self._inference.write(ask)
+        envelope = Envelope("chatcmpl", "chat.completion", ask.weights.name)
+        whole = envelope.whole([choices.whole(one) for one in written], Count.of(written))
+        return answer({**whole, **choices.of_prompt(written[0]), "prompt_token_ids": ask.prompts[0].tokens})
+
+    def _ask(self, call: Call, asked: ChatCompletions, prompt: Prompt) -> Ask:
+        weights = self._inference.addresses.find(asked.model, call.run, call.tenant)
+        return Ask(
+            subject=call.run or weights.name,
+            tenant=call.tenant,
+            body=call.body,
+            weights=weights,
+            prompts=(prompt,),
+            sampled=asked,
+            max_tokens=asked.limit,
+            seed=asked.seed,
+            top=asked.top or 0,
+            prompt_top=asked.prompt_logprobs,
+        )
+
+    def _chat(self, asked: ChatCompletions, tools: Sequence[dict[str, Any]]) -> Chat:
+        kwargs = asked.chat_template_kwargs or {}
+        if asked.reasoning_effort is not None:
+            if not self._tokenizer.template_reads("reasoning_effort"):
+                raise InvalidData(
+                    "`reasoning_effort` is not supported by this model.",
+                    "Its chat template does not read it.",
+                    "Leave it out.",
+                    param="reasoning_effort",
+                )
+            kwargs = {"reasoning_effort": asked.reasoning_effort, **kwargs}
+        if asked.continue_final_message and asked.add_generation_prompt:
+            raise InvalidData(
+                "An answer cannot both begin and go on.",
+                "continue_final_message goes on with the last message; add_generation_prompt begins another.",
+                "Send add_generation_prompt=false.",
+            )
+        return Chat(
+            messages=asked.messages,
+            tools=tools,
+            template_kwargs=kwargs,
+            add_generation_prompt=asked.add_generation_prompt is not False,
+            continue_final_message=asked.continue_final_message,
+        )
+
+
+def may_call(tools: Sequence[dict[str, Any]] | None, choice: Any) -> Sequence[dict[str, Any]]:
+    """The tools that the model is told of.
+
+    Raises:
+        InvalidData: the model would have to be forced to call one.
+    """
+    if choice not in (None, "auto", "none"):
+        raise InvalidData(
+            "`tool_choice` may be auto or none.",
+            "Answers are not constrained, so no call can be forced.",
+            "Ask for the call in the prompt.",
+            param="tool_choice",
+        )
+    return [] if choice == "none" else tools or []
+
+
+def chat_prompt(tokenizer: Tokenizer, chat: Chat, special: bool | None = None) -> Prompt:
+    """A chat's tokens; the template writes the special ones itself."""
+    return Prompt.of(render(tokenizer, chat), tokenizer, bool(special))
+
+
+class Choices:
+    """The shape of one choice, or of its next piece."""
+
+    def __init__(self, tokenizer: Tokenizer, asked: ChatCompletions, *, calls: bool) -> None:
+        self._tokenizer, self._asked, self._calls = tokenizer, asked, calls
+        self._name = names(tokenizer, as_ids=asked.return_tokens_as_token_ids)
+        self._readers: dict[int, ToolReader] = {}
+
+    def of_prompt(self, one: Written) -> dict[str, Any]:
+        """What was asked of the prompt."""
+        if one.scores is None:
+            return {}
+        return {"prompt_logprobs": vllm_prompt_logprobs(self._name, one.prompt.tokens, one.scores)}
+
+    def whole(self, one: Written) -> dict[str, Any]:
+        """A choice of an answer."""
+        said, calls, finish = self._read(one)
+        message: dict[str, Any] = {"role": "assistant", "content": said if said or not calls else None}
+        if calls:
+            message["tool_calls"] = [_shaped(call) for call in calls]
+        return {"index": one.place, "message": message, **self._facts(one, finish), "token_ids": one.tokens}
+
+    def piece(self, one: Written) -> dict[str, Any]:
+        """A choice of a chunk."""
+        first = one.place not in self._readers
+        said, calls, finish = self._read(one)
+        delta: dict[str, Any] = {"role": "assistant", "content": ""} if first else {}
+        if said:
+            delta["content"] = said
+        if calls:
+            delta["tool_calls"] = [{"index": call.index, **_shaped(call)} for call in calls]
+        choice = {"index": one.place, "delta": delta, **self._facts(one, finish)}
+        return {**choice, "token_ids": one.tokens} if self._asked.return_token_ids else choice
+
+    def _read(self, one: Written) -> tuple[str, list[ToolCall], str | None]:
+        """What is said, what is called, and why it ended."""
+        reader = self._readers.setdefault(one.place, ToolReader(parallel=self._asked.parallel_tool_calls))
+        parts = reader.add(one.text, last=one.finish is not None) if self._calls else [one.text]
+        said = "".join(part for part in parts if isinstance(part, str))
+        called = one.finish == "stop" and reader.calls
+        return said, [part for part in parts if isinstance(part, ToolCall)], "tool_calls" if called else one.finish
+
+    def _facts(self, one: Written, finish: str | None) -> dict[str, Any]:
+        wants = self._asked.logprobs
+        content = chat_logprobs(self._name, one.tokens, one.logprobs, one.top) if wants else None
+        return {
+            "finish_reason": finish,
+            "stop_reason": one.matched,
+            "logprobs": {"content": content, "refusal": None} if wants else None,
+        }
+
+
+class Chunks:
+    """A stream's events."""
+
+    def __init__(self, asked: ChatCompletions, choices: Choices, envelope: Envelope) -> None:
+        self._asked, self._choices, self._envelope = asked, choices, envelope
+        self._told = asked.logprobs or asked.return_token_ids
+
+    async def __call__(self, written: AsyncIterator[Written]) -> AsyncIterator[bytes]:
+        """One event per piece that tells something."""
+        count = Count()
+        async for one in written:
+            first = not count.versions
+            count.add(one)
+            choice = self._choices.piece(one)
+            chunk = self._envelope.chunk(choice, count)
+            if first:
+                chunk |= self._choices.of_prompt(one)
+                chunk |= {"prompt_token_ids": one.prompt.tokens} if self._asked.return_token_ids else {}
+            if choice["delta"] or self._told or one.finish is not None:
+                yield data(chunk)
+        if self._asked.streams_usage:
+            yield data(self._envelope.usage(count))
+        yield DONE
+
+
+def _shaped(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

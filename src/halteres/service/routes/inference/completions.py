@@ -1,0 +1,149 @@
+"""POST v1/completions, in OpenAI's shape.
+
+Owns: that shape, whole and in chunks.
+Never: knows weights or seeds.
+Source: OpenAI's API reference; vLLM 0.11 for token ids and prompt_logprobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from starlette.responses import Response
+
+from halteres.errors import HalteresError, InvalidData
+from halteres.service.inference.answering import Inference
+from halteres.service.inference.asking import Ask, Prompt
+from halteres.service.inference.written import Written
+from halteres.service.routes.answers import answer
+from halteres.service.routes.inference.calls import Call, off_loop
+from halteres.service.routes.inference.envelope import Count, Envelope
+from halteres.service.routes.inference.events import DONE, Events, begun, data
+from halteres.service.routes.inference.logprobs import completion_logprobs, names, vllm_prompt_logprobs
+from halteres.service.routes.inference.refused import openai_error
+from halteres.service.wire.inference.common import read
+from halteres.service.wire.inference.openai import Completions
+from halteres.service.wire.inference.refusals import COMPLETIONS, Refusals
+from halteres.text import Tokenizer
+
+REFUSALS = Refusals(COMPLETIONS)
+
+
+class CompletionRoute:
+    """The handler."""
+
+    def __init__(self, inference: Inference) -> None:
+        self._inference, self._tokenizer = inference, inference.tokenizer
+
+    async def __call__(self, call: Call) -> Response:
+        """Answer one call."""
+        asked = read(call.body, Completions)
+        REFUSALS.check(call.body)
+        if asked.best_of not in (None, asked.n):
+            raise InvalidData(
+                f"`best_of` is {asked.best_of}, and `n` is {asked.n}.", "Sequences are not ranked.", param="best_of"
+            )
+        special = asked.add_special_tokens
+        given = asked.prompts
+        prompts = await off_loop(call, lambda: tuple(Prompt.of(one, self._tokenizer, special) for one in given))
+        ask = self._ask(call, asked, prompts)
+        choices = Choices(self._tokenizer, asked)
+        envelope = Envelope("cmpl", "text_completion", ask.weights.name)
+        if asked.stream:
+            return Events(await begun(self._inference.stream(ask)), Chunks(asked, choices, envelope), failed)
+        written = await self._inference.write(ask)
+        return answer(envelope.whole([choices.shape(one) for one in written], Count.of(written)))
+
+    def _ask(self, call: Call, asked: Completions, prompts: tuple[Prompt, ...]) -> Ask:
+        weights = self._inference.addresses.find(asked.model, call.run, call.tenant)
+        of_prompt = asked.prompt_logprobs
+        if asked.echo and asked.top is not None:
+            of_prompt = max(asked.top, of_prompt or 0)
+        elif asked.echo and asked.max_tokens == 0:
+            of_prompt = of_prompt or 0  # nothing is written: the prompt alone comes back
+        return Ask(
+            subject=call.run or weights.name,
+            tenant=call.tenant,
+            body=call.body,
+            weights=weights,
+            prompts=prompts,
+            sampled=asked,
+            max_tokens=asked.max_tokens,
+            seed=asked.seed,
+            top=asked.top or 0,
+            prompt_top=of_prompt,
+        )
+
+
+class Choices:
+    """The shape of one choice, or of its next piece."""
+
+    def __init__(self, tokenizer: Tokenizer, asked: Completions) -> None:
+        self._tokenizer, self._asked = tokenizer, asked
+        self._name = names(tokenizer, as_ids=asked.return_tokens_as_token_ids)
+        self._begun: set[int] = set()  # places that have had a piece
+        self._lengths: dict[int, int] = {}  # characters of tokens' names told with log-probabilities
+
+    def shape(self, one: Written) -> dict[str, Any]:
+        """The first piece of a choice brings what was asked of the prompt."""
+        first = one.place not in self._begun
+        self._begun.add(one.place)
+        choice: dict[str, Any] = {
+            "index": one.place,
+            "text": (self._echo(one) if first and self._asked.echo else "") + one.text,
+            "finish_reason": one.finish,
+            "stop_reason": one.matched,
+            "token_ids": one.tokens,
+            "logprobs": self._logprobs(one, with_prompt=first and self._asked.echo),
+        }
+        if first and self._asked.return_token_ids:
+            choice["prompt_token_ids"] = one.prompt.tokens
+        if first and one.scores is not None and self._asked.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = vllm_prompt_logprobs(self._name, one.prompt.tokens, one.scores)
+        return choice
+
+    def _echo(self, one: Written) -> str:
+        given = one.prompt.text
+        return self._tokenizer.decode(one.prompt.tokens, skip_special_tokens=False) if given is None else given
+
+    def _logprobs(self, one: Written, *, with_prompt: bool) -> dict[str, Any] | None:
+        if self._asked.top is None:
+            return None
+        tokens: Sequence[int] = one.tokens
+        logprobs: Sequence[float | None] = one.logprobs
+        top = one.top
+        if with_prompt and one.scores is not None:
+            tokens, logprobs = [*one.prompt.tokens, *tokens], [*one.scores.logprobs, *logprobs]
+            top = [row[: self._asked.top] for row in one.scores.top] + (top or [[] for _ in one.tokens])
+        offset = self._lengths.get(one.place, 0)
+        shaped = completion_logprobs(self._name, tokens, logprobs, top if self._asked.top else None, offset)
+        self._lengths[one.place] = offset + sum(map(len, shaped["tokens"]))
+        return shaped
+
+
+class Chunks:
+    """A stream's events."""
+
+    def __init__(self, asked: Completions, choices: Choices, envelope: Envelope) -> None:
+        self._asked, self._choices, self._envelope = asked, choices, envelope
+        self._told = asked.top is not None or asked.return_token_ids
+
+    async def __call__(self, written: AsyncIterator[Written]) -> AsyncIterator[bytes]:
+        """One event per piece that tells something."""
+        count = Count()
+        async for one in written:
+            count.add(one)
+            choice = self._choices.shape(one)
+            if not self._asked.return_token_ids:
+                del choice["token_ids"]
+            if choice["text"] or self._told or one.finish is not None:
+                yield data(self._envelope.chunk(choice, count))
+        if self._asked.streams_usage:
+            yield data(self._envelope.usage(count))
+        yield DONE
+
+
+def failed(error: HalteresError) -> bytes:
+    """How a stream ends that fails under way."""
+    return data(openai_error(error)) + DONE

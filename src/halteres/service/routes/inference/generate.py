@@ -1,0 +1,231 @@
+"""POST generate, in sglang's shape and in vLLM's.
+
+Owns: these shapes, whole and streamed.
+Never: knows weights or seeds.
+Source: sglang 0.5 `tokenizer_manager`; vLLM 0.11 `entrypoints/api_server.py`; the extra fields that atroposlib 0.4
+reads of the latter (spec/trajectory-api.md §8).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from halteres.errors import HalteresError, InvalidData, as_http
+from halteres.service.inference.answering import Inference
+from halteres.service.inference.asking import Ask, Prompt
+from halteres.service.inference.written import Row, Written
+from halteres.service.routes.answers import answer
+from halteres.service.routes.inference.calls import Call, off_loop
+from halteres.service.routes.inference.envelope import Count
+from halteres.service.routes.inference.events import DONE, Events, begun, data
+from halteres.service.routes.inference.logprobs import by_id, sglang_row, sglang_top
+from halteres.service.wire.inference.generate import Sglang, Vllm, read_generate
+from halteres.service.wire.inference.refusals import SGLANG, Refusals
+from halteres.text import Tokenizer
+
+REFUSALS = Refusals(SGLANG)
+
+LINES = "application/x-ndjson"
+
+
+class GenerateRoute:
+    """The handler."""
+
+    def __init__(self, inference: Inference) -> None:
+        self._inference, self._tokenizer = inference, inference.tokenizer
+
+    async def __call__(self, call: Call) -> Response:
+        """Answer one call, in the shape of its fields."""
+        asked = read_generate(call.body)
+        REFUSALS.check(call.body)
+        return await (self._sglang(call, asked) if isinstance(asked, Sglang) else self._vllm(call, asked))
+
+    async def _sglang(self, call: Call, asked: Sglang) -> Response:
+        weights = self._inference.addresses.find(asked.model, call.run, call.tenant)
+        given, params = asked.prompts, asked.sampling_params
+        prompts = await off_loop(call, lambda: tuple(Prompt.of(one, self._tokenizer) for one in given))
+        of_prompt = asked.return_logprob and asked.logprob_start_len >= 0
+        ask = Ask(
+            subject=call.run or weights.name,
+            tenant=call.tenant,
+            body=call.body,
+            weights=weights,
+            prompts=prompts,
+            sampled=params,
+            max_tokens=params.max_new_tokens,
+            seed=params.chosen_seed,
+            top=asked.top_logprobs_num if asked.return_logprob else 0,
+            prompt_top=asked.top_logprobs_num if of_prompt else None,
+        )
+        shape = SglangShape(self._tokenizer, asked)
+        if asked.stream:
+            return Events(await begun(self._inference.stream(ask)), shape.events, _failed_event)
+        shaped = [shape.item(one) for one in await self._inference.write(ask)]
+        return answer(shaped if asked.many or params.n > 1 else shaped[0])
+
+    async def _vllm(self, call: Call, asked: Vllm) -> Response:
+        if asked.best_of not in (None, asked.n):
+            raise InvalidData("`best_of` is not `n`.", "Sequences are not ranked.", param="best_of")
+        weights = self._inference.addresses.find(asked.model, call.run, call.tenant)
+        given = asked.one_prompt
+        prompt = await off_loop(call, lambda: Prompt.of(given, self._tokenizer))
+        ask = Ask(
+            subject=call.run or weights.name,
+            tenant=call.tenant,
+            body=call.body,
+            weights=weights,
+            prompts=(prompt,),
+            sampled=asked,
+            max_tokens=asked.max_tokens,
+            seed=asked.seed,
+            top=asked.logprobs or 0,
+            prompt_top=asked.prompt_logprobs,
+        )
+        shape = VllmShape(self._tokenizer, asked)
+        if asked.stream:
+            return Events(await begun(self._inference.stream(ask)), shape.lines, _failed_line, LINES)
+        return answer(shape.whole(await self._inference.write(ask)))
+
+
+class Whole:
+    """What has been written of one sequence so far: both servers repeat it in every event."""
+
+    def __init__(self) -> None:
+        self.text, self.tokens, self.logprobs, self.top = "", list[int](), list[float](), list[Row]()
+
+    def with_piece(self, one: Written) -> Written:
+        """All pieces up to this one, as one."""
+        self.text += one.text
+        self.tokens, self.logprobs = self.tokens + one.tokens, self.logprobs + one.logprobs
+        self.top = self.top + one.top
+        return _replaced(one, self)
+
+
+def _replaced(one: Written, whole: Whole) -> Written:
+    return Written(
+        place=one.place,
+        sample=one.sample,
+        prompt=one.prompt,
+        scores=one.scores,
+        tokens=whole.tokens,
+        logprobs=whole.logprobs,
+        top=whole.top,
+        text=whole.text,
+        finish=one.finish,
+        matched=one.matched,
+        version=one.version,
+    )
+
+
+class SglangShape:
+    """sglang's."""
+
+    def __init__(self, tokenizer: Tokenizer, asked: Sglang) -> None:
+        self._tokenizer, self._asked = tokenizer, asked
+        self._ids: dict[int, str] = {}
+
+    def item(self, one: Written) -> dict[str, Any]:
+        """One sequence, whole or as far as it is written."""
+        meta: dict[str, Any] = {
+            "id": self._ids.setdefault(one.place, uuid.uuid4().hex),
+            "finish_reason": None if one.finish is None else {"type": one.finish},
+            "prompt_tokens": len(one.prompt.tokens),
+            "completion_tokens": len(one.tokens),
+            "policy_version": [one.version, one.version],
+            "weight_version": str(one.version),
+        }
+        if self._asked.return_logprob:
+            meta |= self._of_answer(one) | self._of_prompt(one)
+        return {"text": one.text, "output_ids": one.tokens, "meta_info": meta}
+
+    async def events(self, written: AsyncIterator[Written]) -> AsyncIterator[bytes]:
+        """One event per piece, each with all that its sequence has so far."""
+        wholes: dict[int, Whole] = {}
+        several = self._asked.many or self._asked.sampling_params.n > 1
+        async for one in written:
+            item = self.item(wholes.setdefault(one.place, Whole()).with_piece(one))
+            yield data({"index": one.place, **item} if several else item)
+        yield DONE
+
+    def _of_answer(self, one: Written) -> dict[str, Any]:
+        meta: dict[str, Any] = {"output_token_logprobs": self._rows(one.logprobs, one.tokens)}
+        if self._asked.top_logprobs_num:
+            meta["output_top_logprobs"] = self._tops(one.top)
+        return meta
+
+    def _of_prompt(self, one: Written) -> dict[str, Any]:
+        """From `logprob_start_len` on; the first row says nothing, as in sglang, which has not looked before it."""
+        if one.scores is None:
+            return {}
+        start = self._asked.logprob_start_len
+        tokens = one.prompt.tokens[start:]
+        logprobs = [None, *one.scores.logprobs[start + 1 :]][: len(tokens)]
+        meta: dict[str, Any] = {"input_token_logprobs": self._rows(logprobs, tokens)}
+        if self._asked.top_logprobs_num:
+            meta["input_top_logprobs"] = self._tops([[], *one.scores.top[start + 1 :]][: len(tokens)])
+        return meta
+
+    def _rows(self, logprobs: Sequence[float | None], tokens: Sequence[int]) -> list[list[Any]]:
+        text = self._asked.return_text_in_logprobs
+        return [
+            sglang_row(self._tokenizer, logprob, token, text=text)
+            for logprob, token in zip(logprobs, tokens, strict=True)
+        ]
+
+    def _tops(self, rows: Sequence[Row]) -> list[list[list[Any]] | None]:
+        return [sglang_top(self._tokenizer, row, text=self._asked.return_text_in_logprobs) for row in rows]
+
+
+class VllmShape:
+    """vLLM's: lists with one item per sequence of the one prompt; texts begin with the prompt."""
+
+    def __init__(self, tokenizer: Tokenizer, asked: Vllm) -> None:
+        self._tokenizer, self._asked = tokenizer, asked
+
+    def whole(self, written: Sequence[Written]) -> dict[str, Any]:
+        """An answer, or what there is of it."""
+        prompt = written[0].prompt
+        text = self._tokenizer.decode(prompt.tokens) if prompt.text is None else prompt.text
+        shaped: dict[str, Any] = {
+            "text": [text + one.text for one in written],
+            "prompt": text,
+            "finish_reasons": [one.finish for one in written],
+            "prompt_token_ids": prompt.tokens,
+            "token_ids": [one.tokens for one in written],
+            "policy_version": Count.of(written).policy_version,
+        }
+        if self._asked.logprobs is not None:
+            shaped["logprobs"] = [_by_position(one.tokens, one.logprobs, one.top) for one in written]
+        if (scores := written[0].scores) is not None:
+            shaped["prompt_logprobs"] = [
+                None if logprob is None else by_id(token, logprob, row)
+                for token, logprob, row in zip(prompt.tokens, scores.logprobs, scores.top, strict=True)
+            ]
+        return shaped
+
+    async def lines(self, written: AsyncIterator[Written]) -> AsyncIterator[bytes]:
+        """One JSON object per line, each with all that every sequence has so far."""
+        wholes: dict[int, Whole] = {}
+        shown: dict[int, Written] = {}
+        async for one in written:
+            shown[one.place] = wholes.setdefault(one.place, Whole()).with_piece(one)
+            if len(shown) == self._asked.n:
+                yield msgspec.json.encode(self.whole([shown[place] for place in sorted(shown)])) + b"\n"
+
+
+def _by_position(tokens: Sequence[int], logprobs: Sequence[float], top: Sequence[Row]) -> list[list[dict[str, float]]]:
+    rows = top or [[] for _ in tokens]
+    return [[by_id(token, logprob, row)] for token, logprob, row in zip(tokens, logprobs, rows, strict=True)]
+
+
+def _failed_event(error: HalteresError) -> bytes:
+    return data({"error": {"message": error.sentence}}) + DONE
+
+
+def _failed_line(error: HalteresError) -> bytes:
+    return msgspec.json.encode({"error": as_http(error)["detail"]}) + b"\n"

@@ -1,0 +1,192 @@
+"""POST v1/messages and v1/messages/count_tokens, in Anthropic's shape.
+
+Owns: that shape, whole and as events.
+Never: knows weights or seeds.
+Source: Anthropic's API reference, messages and streaming (version 2023-06-01).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from halteres.errors import HalteresError
+from halteres.service.inference.answering import Inference
+from halteres.service.inference.asking import Ask, Prompt
+from halteres.service.inference.chats import Chat
+from halteres.service.inference.tool_calls import ToolCall, ToolReader
+from halteres.service.inference.written import Written
+from halteres.service.routes.answers import answer
+from halteres.service.routes.inference.calls import Call, off_loop
+from halteres.service.routes.inference.chat import chat_prompt, may_call
+from halteres.service.routes.inference.envelope import Count
+from halteres.service.routes.inference.events import Events, begun, named
+from halteres.service.routes.inference.refused import anthropic_error
+from halteres.service.wire.inference.anthropic import CountTokens, Messages
+from halteres.service.wire.inference.common import read
+from halteres.service.wire.inference.refusals import MESSAGES, Refusals
+
+REFUSALS = Refusals(MESSAGES)
+
+
+class MessageRoutes:
+    """The handlers."""
+
+    def __init__(self, inference: Inference) -> None:
+        self._inference, self._tokenizer = inference, inference.tokenizer
+
+    async def count(self, call: Call) -> Response:
+        """POST v1/messages/count_tokens."""
+        asked = read(call.body, CountTokens)
+        REFUSALS.check(call.body)
+        self._inference.addresses.find(asked.model, call.run, call.tenant)
+        prompt = await off_loop(call, lambda: self._prompt(asked, _tools(asked)))
+        return answer({"input_tokens": len(prompt.tokens)})
+
+    async def create(self, call: Call) -> Response:
+        """POST v1/messages."""
+        asked = read(call.body, Messages)
+        REFUSALS.check(call.body)
+        tools = _tools(asked)
+        prompt = await off_loop(call, lambda: self._prompt(asked, tools))
+        ask = self._ask(call, asked, prompt)
+        message = Message(ask.weights.name, asked, calls=bool(tools))
+        if asked.stream:
+            return Events(await begun(self._inference.stream(ask)), message.events, failed)
+        return answer(message.whole((await self._inference.write(ask))[0]))
+
+    def _ask(self, call: Call, asked: Messages, prompt: Prompt) -> Ask:
+        weights = self._inference.addresses.find(asked.model, call.run, call.tenant)
+        return Ask(
+            subject=call.run or weights.name,
+            tenant=call.tenant,
+            body=call.body,
+            weights=weights,
+            prompts=(prompt,),
+            sampled=msgspec.structs.replace(asked, n=1),
+            max_tokens=asked.max_tokens,
+            seed=asked.seed,
+        )
+
+    def _prompt(self, asked: CountTokens, tools: Sequence[dict[str, Any]]) -> Prompt:
+        chat = Chat(
+            messages=asked.chat,
+            tools=tools,
+            template_kwargs=asked.chat_template_kwargs or {},
+            continue_final_message=bool(asked.messages) and asked.messages[-1].role == "assistant",
+        )
+        return chat_prompt(self._tokenizer, chat)
+
+
+def _tools(asked: CountTokens) -> Sequence[dict[str, Any]]:
+    return may_call(asked.openai_tools, asked.openai_choice)
+
+
+class Message:
+    """The shape of one answer."""
+
+    def __init__(self, model: str, asked: Messages, *, calls: bool) -> None:
+        self._model, self._calls, self._count = model, calls, Count()
+        parallel = not (asked.tool_choice and asked.tool_choice.disable_parallel_tool_use)
+        self._reader = ToolReader(parallel=parallel)
+        self._id = f"msg_{uuid.uuid4().hex}"
+
+    def whole(self, one: Written) -> dict[str, Any]:
+        """All of it."""
+        said, called = "", list[dict[str, Any]]()
+        for part in self._parts(one):
+            if isinstance(part, str):
+                said += part
+            else:
+                called.append({**_tool_use(part), "input": msgspec.json.decode(part.arguments)})
+        text = [{"type": "text", "text": said}] if said or not called else []
+        return {**self._head(text + called), **self._end(one), "usage": self._usage()}
+
+    async def events(self, written: AsyncIterator[Written]) -> AsyncIterator[bytes]:
+        """message_start, the blocks one after another, message_delta, message_stop."""
+        blocks, begun = Blocks(), False
+        async for one in written:
+            parts = self._parts(one)
+            if not begun:
+                begun = True
+                start = {**self._head([]), "stop_reason": None, "stop_sequence": None}
+                usage = {**self._usage(), "output_tokens": 0}
+                yield named({"type": "message_start", "message": {**start, "usage": usage}})
+            for event in blocks.tell(parts, last=one.finish is not None):
+                yield named(event)
+            if one.finish is not None:
+                end = self._end(one)
+                version = end.pop("policy_version")
+                delta = {"type": "message_delta", "delta": end, "usage": self._usage(), "policy_version": version}
+                yield named(delta)
+                yield named({"type": "message_stop"})
+
+    def _parts(self, one: Written) -> list[str | ToolCall]:
+        self._count.add(one)
+        if self._calls:
+            return self._reader.add(one.text, last=one.finish is not None)
+        return [one.text] if one.text else []
+
+    def _head(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"id": self._id, "type": "message", "role": "assistant", "model": self._model, "content": content}
+
+    def _end(self, one: Written) -> dict[str, Any]:
+        sequence = one.matched if isinstance(one.matched, str) else None
+        reason = "max_tokens" if one.finish == "length" else "end_turn" if sequence is None else "stop_sequence"
+        return {
+            "stop_reason": "tool_use" if one.finish == "stop" and self._reader.calls else reason,
+            "stop_sequence": sequence,
+            "policy_version": self._count.policy_version,
+        }
+
+    def _usage(self) -> dict[str, int]:
+        return {"input_tokens": self._count.prompt, "output_tokens": self._count.completion}
+
+
+class Blocks:
+    """The content blocks of a stream: one is open at a time, and there is one at least."""
+
+    def __init__(self) -> None:
+        self._index, self._open = -1, False
+
+    def tell(self, parts: Sequence[str | ToolCall], *, last: bool) -> Iterator[dict[str, Any]]:
+        """The events of these parts."""
+        for part in parts:
+            if isinstance(part, str):
+                if not self._open:
+                    yield self._start({"type": "text", "text": ""})
+                yield self._delta({"type": "text_delta", "text": part})
+            else:
+                yield from self._stop()
+                yield self._start({**_tool_use(part), "input": {}})
+                yield self._delta({"type": "input_json_delta", "partial_json": part.arguments})
+                yield from self._stop()
+        if last and self._index < 0:
+            yield self._start({"type": "text", "text": ""})
+        if last:
+            yield from self._stop()
+
+    def _start(self, block: dict[str, Any]) -> dict[str, Any]:
+        self._index, self._open = self._index + 1, True
+        return {"type": "content_block_start", "index": self._index, "content_block": block}
+
+    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+    def _stop(self) -> Iterator[dict[str, Any]]:
+        if self._open:
+            self._open = False
+            yield {"type": "content_block_stop", "index": self._index}
+
+
+def _tool_use(call: ToolCall) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.id.replace("call_", "toolu_"), "name": call.name}
+
+
+def failed(error: HalteresError) -> bytes:
+    """How a stream ends that fails under way."""
+    return named(anthropic_error(error))

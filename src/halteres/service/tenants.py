@@ -1,0 +1,47 @@
+"""Tenants: who owns a session, and with it models, samplers and checkpoints.
+
+Owns: what a tenant may be called; the name of the one tenant of a service without keys; whom a request comes from.
+Never: checks a key (`guard` does, before any route is reached).
+"""
+
+from __future__ import annotations
+
+import re
+
+from starlette.requests import Request
+
+from halteres.errors import InvalidConfig
+
+Tenant = str
+"""The owner of an API key, by name."""
+
+LOCAL: Tenant = "local"
+"""Everybody, on a service without keys."""
+
+NOBODY: Tenant = ""
+"""Whoever asks for what needs no key, of a service with keys: owns nothing."""
+
+SCOPE_KEY = "halteres.tenant"
+"""Where the check of keys leaves the tenant in a request's ASGI scope."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}")
+
+
+def tenant_of(request: Request) -> Tenant:
+    """Whom a request comes from."""
+    return request.scope.get(SCOPE_KEY, LOCAL)
+
+
+def checked_name(name: str) -> Tenant:
+    """The name of a tenant or a key.
+
+    Raises:
+        InvalidConfig: it can be none.
+    """
+    if not _NAME.fullmatch(name):
+        raise InvalidConfig(
+            f"'{name}' cannot name a tenant or a key.",
+            "It may have letters, digits and . _ @ + -, up to 64, and begins with a letter, a digit or _.",
+            "Choose another name.",
+        )
+    return name

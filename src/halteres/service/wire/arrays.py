@@ -1,0 +1,146 @@
+"""Arrays of the Tinker API, dense or sparse, as the engine's values.
+
+Owns: dtypes, shapes checked against what is there, CSR written out, with a bound on what that may become.
+Never: knows which array is whose, or what its values mean.
+
+N rows of K cells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from halteres.engine.protocol import Array
+from halteres.errors import InvalidData
+
+MAX_CELLS = 2**25
+"""Cells of all sparse arrays of one request, written out: 256 MiB of token ids, as much as a dense body may hold."""
+
+Values = npt.NDArray[Any]
+
+
+class Budget:
+    """How many cells the sparse arrays of one request may still have."""
+
+    def __init__(self, cells: int = MAX_CELLS) -> None:
+        self._left = cells
+
+    def take(self, what: str, cells: int) -> None:
+        """Use some of it.
+
+        Raises:
+            InvalidData: there is not so much left.
+        """
+        self._left -= cells
+        if self._left < 0:
+            raise InvalidData(
+                f"{what} has {cells} cells when it is written out.",
+                f"The sparse arrays of one request may have {MAX_CELLS} together.",
+                "Send fewer columns, or the datums in several requests.",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Csr:
+    """Where the values of a sparse array lie: `crow` has N + 1 row pointers, `col` a column per value."""
+
+    crow: Values  # int64
+    col: Values  # int64
+
+    def cells(self, what: str, shape: Sequence[int], num_values: int, budget: Budget) -> Values:
+        """The place of each value in the array written out row by row.
+
+        Raises:
+            InvalidData: the array is too large, its pointers do not fit it, or a cell is listed twice.
+        """
+        if len(shape) != 2 or min(shape) < 0:
+            raise InvalidData(f"{what} is sparse, of shape {_short(shape)}.", "A sparse array has the shape [N, K].")
+        budget.take(what, math.prod(shape))
+        rows, columns = shape
+        outside = (self.crow < 0) | (self.crow > num_values)
+        ends = (0, num_values) if len(self.crow) else ()
+        steps = np.diff(self.crow)
+        if len(self.crow) != rows + 1 or outside.any() or (steps < 0).any() or (*self.crow[[0, -1]],) != ends:
+            raise InvalidData(
+                f"{what}: its row pointers do not fit.",
+                f"They must be {rows + 1} numbers, from 0 up to the number of its values, {num_values}.",
+            )
+        if len(self.col) != num_values or ((self.col < 0) | (self.col >= columns)).any():
+            raise InvalidData(
+                f"{what}: its columns do not fit.", f"Each of {num_values} values needs one of {columns}."
+            )
+        cells = self.places(columns)
+        if len(np.unique(cells)) != num_values:
+            raise InvalidData(f"{what} lists a cell twice.", next="List each cell once.")
+        return cells
+
+    def places(self, columns: int) -> Values:
+        """The same of an array whose pointers were checked."""
+        return np.repeat(np.arange(len(self.crow) - 1), np.diff(self.crow)) * columns + self.col
+
+
+def dense(what: str, values: Values, shape: Sequence[int] | None) -> Array:
+    """An array of float32 or int64 values; without a shape it has one dimension.
+
+    Raises:
+        InvalidData: the shape is not that of so many values, or has more than two dimensions.
+    """
+    shape = (len(values),) if shape is None else tuple(shape)
+    if len(shape) > 2 or any(size < 0 for size in shape) or math.prod(shape) != len(values):
+        raise InvalidData(
+            f"{what} has {len(values)} values, not the shape {_short(shape)}.",
+            next="Send shape [N] or [N, K], and as many values.",
+        )
+    return Array(dtype="int64" if values.dtype.kind == "i" else "float32", shape=shape, data=values.tobytes())
+
+
+def written_out(what: str, values: Values, shape: Sequence[int], csr: Csr, budget: Budget, pad: int = 0) -> Array:
+    """A sparse array as a dense one; cells that are not listed hold `pad`.
+
+    Raises:
+        InvalidData: it is broken, or too large.
+    """
+    cells = csr.cells(what, shape, len(values), budget)
+    full = np.full(math.prod(shape), pad, values.dtype)
+    full[cells] = values
+    return dense(what, full, shape)
+
+
+def numbers(what: str, data: Sequence[float], dtype: str) -> Values:
+    """A list of numbers as float32 or int64.
+
+    Raises:
+        InvalidData: another dtype, or a number that it does not hold.
+    """
+    try:
+        with np.errstate(over="ignore"):  # infinite then, which every loss refuses
+            if dtype == "float32":
+                return np.array(data, np.float32)
+            if dtype == "int64":
+                return _integers(what, np.asarray(data))
+    except OverflowError as error:
+        raise InvalidData(f"{what} holds a number that {dtype} cannot hold.") from error
+    raise unknown_dtype(what, dtype)
+
+
+def _integers(what: str, values: Values) -> Values:
+    if values.dtype.kind == "f" and (values == np.floor(values)).all() and (np.abs(values) < 2**53).all():
+        return values.astype(np.int64)
+    if values.dtype.kind != "i":
+        raise InvalidData(f"{what} holds a number that is no int64.", next="Send whole numbers, or dtype float32.")
+    return values.astype(np.int64)
+
+
+def unknown_dtype(what: str, dtype: str) -> InvalidData:
+    """The refusal of a dtype."""
+    return InvalidData(f"{what} has the dtype '{dtype[:50]}'.", "Arrays are float32 or int64.", "Convert it.")
+
+
+def _short(shape: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, shape[:4]))}{', …' if len(shape) > 4 else ''}]"

@@ -1,0 +1,1 @@
+"""JSON bodies of inference: a struct per request, in the shape of whoever invented it."""

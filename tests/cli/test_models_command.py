@@ -1,0 +1,131 @@
+"""`halteres models` as a person calls it, and what `halteres variables` prints beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from halteres.cli.main import app
+from halteres.errors import UserError
+from halteres.models import TINY, builtin_path
+
+NAME = "Qwen/Qwen3-4B-Instruct-2507"
+
+
+@pytest.fixture(autouse=True)
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALTERES_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    folder = builtin_path(TINY)
+    assert folder is not None
+    return Path(shutil.copytree(folder, tmp_path / "my-model"))
+
+
+def command(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["models", *arguments], catch_exceptions=False)
+
+
+def told(*arguments: str) -> Any:
+    return json.loads(command(*arguments, "--json").output)
+
+
+def test_a_model_is_added_listed_and_removed(own: Path, tmp_path: Path) -> None:
+    added = command("add", str(own))
+    assert "my-model: 0.87 M parameters" in added.output
+    assert "Next: halteres serve --model my-model" in added.output
+    assert (tmp_path / "hf" / "hub" / "models--my-model" / "refs" / "main").is_file()
+    assert told("list")["registered"] == {"my-model": ["my-model"]}
+    assert "registered: my-model" in command("list").output
+    assert command("remove", "my-model").exit_code == 0
+    assert told("list")["registered"] == {}
+
+
+def test_the_builtin_model_may_have_another_name_and_is_listed_once() -> None:
+    assert told("add", TINY, "--as", NAME)["tokenizer_names"] == [NAME]
+    names = [model["name"] for model in told("list")["models"] if model["present"]]
+    assert names == [TINY] and told("list")["proposed"] == TINY
+    assert told("list")["registered"] == {NAME: [NAME]}
+
+
+def test_a_model_on_the_shelf_may_have_a_second_name(own: Path) -> None:
+    command("add", str(own), "--copy")
+    added = told("add", "my-model", "--as", NAME)
+    assert Path(added["folder"]).resolve().name == "my-model"
+
+
+def test_what_cannot_be_added_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    for named in ("./nowhere", str(tmp_path / "nowhere"), "empty"):
+        with pytest.raises(UserError, match="holds no whole model"):
+            command("add", named)
+    with pytest.raises(UserError, match="cannot be called 'a/b/c'"):
+        command("add", "a/b/c")
+
+
+def test_a_name_of_the_hub_is_downloaded_and_put_on_the_shelf(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    asked: list[tuple[str, Path]] = []
+    snapshot = tmp_path / "hf" / "hub" / "models--Qwen--Qwen3-0.6B" / "snapshots" / ("a" * 40)
+
+    def snapshot_download(name: str, *, cache_dir: Path, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        asked.append((name, cache_dir))
+        shutil.copytree(own, snapshot)
+        (snapshot.parents[1] / "refs").mkdir()
+        (snapshot.parents[1] / "refs" / "main").write_text("a" * 40)
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    added = told("add", "Qwen/Qwen3-0.6B")
+    assert asked == [("Qwen/Qwen3-0.6B", tmp_path / "hf" / "hub")]
+    assert Path(added["folder"]).resolve() == snapshot
+    assert added["tokenizer_names"] == ["Qwen/Qwen3-0.6B"]
+    command("add", "Qwen/Qwen3-0.6B")
+    assert len(asked) == 1, "it is here now"
+    command("remove", "Qwen/Qwen3-0.6B")
+    assert snapshot.is_dir()
+
+
+def test_variables_name_the_flag_that_keeps_tokenizers_local(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert "NO_PROXY" not in CliRunner().invoke(app, ["variables"]).output
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    lines = CliRunner().invoke(app, ["variables"]).output.splitlines()
+    assert any(line.startswith("export HF_HUB_OFFLINE=1 ") for line in lines)
+    assert any(line.startswith("export NO_PROXY=") and "127.0.0.1" in line for line in lines)
+
+
+def test_the_commands_of_the_page_on_models_run(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "models.md"
+    blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    lines = [*blocks, 'test "$HF_HUB_OFFLINE" = 1', "test -z \"$(find -L $HF_HOME -name 'models--*')\""]
+    ended = subprocess.run(
+        ["/bin/sh", "-ec", "\n".join(lines)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": path},
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "Qwen/Qwen3-4B-Instruct-2507: 0.87 M parameters" in ended.stdout

@@ -1,0 +1,1 @@
+"""The manifest's entries, one module per chapter of the protocol."""

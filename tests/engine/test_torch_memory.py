@@ -1,0 +1,201 @@
+"""Memory that runs out fails one request, and moves no bit of anybody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from contract.requirements import proves
+
+from halteres.engine.failures import EngineOutOfMemory
+from halteres.engine.protocol import LoraConfig, SamplingParams, Wanted
+from halteres.engine.torch import adapter, passes
+from halteres.engine.torch.decode import DecodeBatch
+from halteres.engine.torch.limits import Limits
+from halteres.engine.torch.memory import attempt
+from halteres.errors import HalteresError, InvalidData, ServerError, as_promise
+
+from .scenes import CROSS_ENTROPY, packed, streamed
+from .torch_scenes import LORA, RATE, gradient, lessons, prompts, running, sample, trained, weights
+
+FULL = "[enforce fail at alloc_cpu.cpp:125] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate"
+RAISED = {
+    "a CPU": RuntimeError(FULL),
+    "Python": MemoryError(),
+    "a GPU": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."),
+    "its BLAS": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),
+}
+
+
+@pytest.mark.parametrize("where", RAISED)
+def test_what_libraries_raise_is_recognised_and_nothing_of_it_is_held(where: str) -> None:
+    held: list[Any] = []
+
+    class Tensor:
+        pass
+
+    def work() -> None:
+        big = Tensor()
+        held.append(id(big))
+        raise RAISED[where]
+
+    failure = attempt("forward_backward", work)
+    assert isinstance(failure, EngineOutOfMemory)
+    assert failure.code == "gpu_oom"
+    assert "Send shorter sequences" in failure.next
+    assert as_promise(failure)["category"] == "server"
+    assert (failure.__cause__, failure.__context__, failure.__traceback__) == (None, None, None)
+    RAISED[where].__traceback__ = None
+    gc.collect()
+    assert not [thing for thing in gc.get_objects() if type(thing) is Tensor]
+
+
+def test_other_failures_are_told_as_such(caplog: pytest.LogCaptureFixture) -> None:
+    def work() -> None:
+        raise RuntimeError("shape mismatch")
+
+    failure = attempt("forward_backward", work)
+    assert type(failure) is ServerError
+    assert "shape mismatch" in failure.sentence
+    assert "forward_backward broke" in caplog.text
+
+
+def refusing(original: Callable[..., Any], when: Callable[..., bool]) -> Callable[..., Any]:
+    """The function, out of memory where `when` says so."""
+
+    def called(*args: Any, **named: Any) -> Any:
+        if when(*args, **named):
+            raise RuntimeError(FULL)
+        return original(*args, **named)
+
+    return called
+
+
+@proves("tenants:no-leak")
+async def test_a_pass_without_memory_fails_alone_and_leaves_no_trace(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(model_folder, Limits(pass_tokens=64)) as engine:
+        for name in "ab":
+            await trained(engine, name, steps=1)
+        await engine.forward_backward("a", lessons(4, seed=9), CROSS_ENTROPY)
+        expected = gradient(engine)
+        calls = iter(range(100))
+        monkeypatch.setattr(passes, "hidden_states", refusing(passes.hidden_states, lambda *_: next(calls) == 2))
+        with pytest.raises(EngineOutOfMemory, match="forward_backward"):
+            await engine.forward_backward("b", lessons(8), CROSS_ENTROPY)
+        monkeypatch.undo()
+        assert torch.equal(gradient(engine), expected)
+        assert not gradient(engine, "b").any()
+        await engine.optim_step("a", RATE)
+        await engine.forward_backward("b", lessons(4, seed=9), CROSS_ENTROPY)
+        assert torch.equal(gradient(engine, "b"), expected)
+
+
+async def test_a_step_without_memory_changes_nothing_and_can_be_asked_for_again(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clipped = RATE.__class__(learning_rate=5e-3, grad_clip_norm=0.1)
+    async with running(model_folder) as engine:
+        for name in "ab":
+            await trained(engine, name, steps=1)
+            await engine.forward_backward(name, lessons(4), CROSS_ENTROPY)
+        before, pending = weights(engine), gradient(engine)
+        monkeypatch.setattr(adapter.torch, "empty_like", refusing(torch.empty_like, lambda *_: True))
+        with pytest.raises(EngineOutOfMemory, match="optim_step"):
+            await engine.optim_step("a", clipped)
+        monkeypatch.undo()
+        assert torch.equal(weights(engine), before)
+        assert torch.equal(gradient(engine), pending)
+        assert await engine.optim_step("a", clipped) == await engine.optim_step("b", clipped)
+        assert torch.equal(weights(engine), weights(engine, "b"))
+
+
+async def test_decoding_without_memory_fails_the_largest_request_and_the_others_come_back_bit_for_bit(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One snapshot's rows share every step; the request that needs most goes, the others begin again."""
+    asked = prompts(3, seed=51)
+    wanted = Wanted(prompt_logprobs=True, topk_sampled=2)
+    small = SamplingParams(max_tokens=30, stop_tokens=(), seed=2)
+    async with running(model_folder) as engine:
+        alone = [await engine.sample(None, packed(p), 3, small, wanted) for p in asked]
+        told = await streamed(engine.stream(None, packed(asked[0]), 2, small))
+        crowded = refusing(DecodeBatch.step, lambda self: len(self.rows) > 12)
+        monkeypatch.setattr(DecodeBatch, "step", crowded)
+        small_ones = [asyncio.create_task(engine.sample(None, packed(p), 3, small, wanted)) for p in asked]
+        streaming = asyncio.create_task(streamed(engine.stream(None, packed(asked[0]), 2, small)))
+        large = asyncio.create_task(sample(engine, None, [4, 5, 6], n=40, max_tokens=300))
+        with pytest.raises(EngineOutOfMemory, match="decode step"):
+            await large
+        assert repr(await asyncio.gather(*small_ones)) == repr(alone)
+        assert await streaming == told
+        monkeypatch.undo()
+        assert len((await sample(engine, None, [4, 5, 6], n=40, max_tokens=20)).sequences) == 40
+        assert repr(await engine.sample(None, packed(asked[0]), 3, small, wanted)) == repr(alone[0])
+
+
+async def test_a_request_whose_prompt_finds_no_memory_costs_those_that_decode_nothing(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = prompts(1, seed=52)[0]
+    async with running(model_folder) as engine:
+        alone = await sample(engine, None, prompt, n=4, seed=3, max_tokens=200)
+        entering = refusing(DecodeBatch._prefill_chunk, lambda self, sharing, slots, length: length > 1000)
+        monkeypatch.setattr(DecodeBatch, "_prefill_chunk", entering)
+        running_on = asyncio.create_task(sample(engine, None, prompt, n=4, seed=3, max_tokens=200))
+        await engine.drop("nothing")
+        for _ in range(2):
+            with pytest.raises(EngineOutOfMemory):
+                await sample(engine, None, [7] * 1500, n=2)
+        assert await running_on == alone
+
+
+async def test_memory_that_is_gone_for_good_fails_everybody_with_a_sentence(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(model_folder) as engine:
+        monkeypatch.setattr(DecodeBatch, "admit", refusing(DecodeBatch.admit, lambda *_: True))
+        calls = [sample(engine, None, p, n=2) for p in prompts(4)]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [EngineOutOfMemory] * 4
+        monkeypatch.undo()
+        assert len((await sample(engine, None, [1, 2], n=2)).sequences) == 2
+
+
+@pytest.mark.parametrize("rank", [0, -1, 513, 10**9, 2**70])
+@proves("lora:absurd")
+async def test_an_absurd_rank_is_refused_before_anything_is_allocated(model_folder: Path, rank: int) -> None:
+    async with running(model_folder) as engine:
+        with pytest.raises(InvalidData, match="rank"):
+            await engine.create_adapter("a", LoraConfig(rank=rank))
+        await engine.create_adapter("a", LORA)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LoraConfig(rank=4, alpha=0.0),
+        LoraConfig(rank=4, alpha=float("nan")),
+        LoraConfig(rank=4, train_attn=False, train_mlp=False, train_unembed=False),
+    ],
+)
+async def test_an_adapter_that_cannot_be_is_refused(model_folder: Path, config: LoraConfig) -> None:
+    async with running(model_folder) as engine:
+        with pytest.raises(HalteresError) as raised:
+            await engine.create_adapter("a", config)
+        assert isinstance(raised.value, InvalidData)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64 + 5, -(2**80)])
+@proves("lora:options")
+async def test_any_integer_is_a_seed_of_an_adapter(model_folder: Path, seed: int) -> None:
+    async with running(model_folder) as engine:
+        for name in "ab":
+            await engine.create_adapter(name, LoraConfig(rank=2, seed=seed))
+        assert torch.equal(weights(engine), weights(engine, "b"))

@@ -1,0 +1,123 @@
+"""Scenes of inference: streams read as events, and an engine that says what a test wants it to say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from halteres.engine.protocol import Piece, SampleResult, SamplingParams, Sequence, Wanted
+from halteres.engine.scripted import ScriptedEngine
+from halteres.loopback import open_listener
+from halteres.service.base import BaseModel
+from halteres.service.server import ServiceServer
+from halteres.service.service import locked, opened
+from halteres.text import load_tokenizer
+
+from .scenes import BASE, InProcess, Scene
+
+TOKENIZER = load_tokenizer(str(BASE.folder))
+
+TOOL_TEMPLATE = """{%- if tools %}<|im_start|>system
+# Tools
+{%- for tool in tools %}
+{{ tool | tojson }}
+{%- endfor %}<|im_end|>
+{% endif -%}
+{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}{% endif -%}
+"""
+
+
+async def events(scene: Scene, path: str, **body: Any) -> list[Any]:
+    """What a stream tells: the JSON of every event, and "[DONE]" as it is."""
+    async with scene.http.post(f"{scene.url}{path}", json={**body, "stream": True}) as response:
+        assert response.status == 200, await response.text()
+        assert response.content_type == "text/event-stream"
+        return [read(line) async for line in response.content if line.startswith(b"data: ")]
+
+
+def read(line: bytes) -> Any:
+    told = line.removeprefix(b"data: ").strip()
+    return "[DONE]" if told == b"[DONE]" else json.loads(told)
+
+
+class Speaker(ScriptedEngine):
+    """Every sequence is this text and the end token, whatever is asked; each token a piece."""
+
+    def __init__(self, folder: Path, name: str, says: str) -> None:
+        super().__init__(folder, name)
+        self.says = says
+        self.prompts: list[list[int]] = []  # as they came
+
+    def _tokens(self, prompt: bytes, params: SamplingParams) -> np.ndarray:
+        self.prompts.append(np.frombuffer(prompt, np.int32).tolist())
+        said = [*TOKENIZER.encode(self.says), TOKENIZER.eos_token_id]
+        return np.asarray(said[: params.max_tokens], np.int32)
+
+    async def sample(
+        self,
+        snapshot: str | None,
+        prompt: bytes,
+        num_samples: int,
+        params: SamplingParams,
+        wanted: Wanted = Wanted(),  # noqa: B008
+    ) -> SampleResult:
+        tokens = self._tokens(prompt, params)
+        said = Sequence(tokens=tokens.tobytes(), logprobs=_logprobs(len(tokens)), stop_reason="stop")
+        return SampleResult(sequences=(said,) * num_samples, version=0)
+
+    async def stream(
+        self,
+        snapshot: str | None,
+        prompt: bytes,
+        num_samples: int,
+        params: SamplingParams,
+        wanted: Wanted = Wanted(),  # noqa: B008
+    ) -> AsyncIterator[Piece]:
+        tokens = self._tokens(prompt, params)
+        for at, token in enumerate(tokens):
+            last = at == len(tokens) - 1
+            for sample in range(num_samples):
+                reason = "stop" if last else None
+                yield Piece(sample=sample, tokens=token.tobytes(), logprobs=_logprobs(1), version=0, stop_reason=reason)
+
+
+def _logprobs(count: int) -> bytes:
+    return np.full(count, -0.5, np.float32).tobytes()
+
+
+@asynccontextmanager
+async def speaking(folder: Path, says: str) -> AsyncIterator[tuple[Scene, Speaker]]:
+    """A service over a model whose chat template knows tools, and whose every answer is `says`."""
+    model = folder / "model"
+    shutil.copytree(BASE.folder, model)
+    (model / "chat_template.jinja").write_text(TOOL_TEMPLATE)
+    base = BaseModel("speaker", model, folder / "shelf")
+    host = InProcess()
+    speaker = host.scripted = Speaker(model, base.name, says)
+    with locked(folder / "state"), open_listener(0) as bound:
+        async with opened(folder / "state", base, host) as service, aiohttp.ClientSession() as http:
+            server = ServiceServer(service)
+            running = asyncio.create_task(server.serve(sockets=[bound]))
+            try:
+                yield Scene(f"http://127.0.0.1:{bound.getsockname()[1]}", service, host, http), speaker
+            finally:
+                await http.close()
+                server.end()
+                server.force_exit = True
+                await running

@@ -1,0 +1,332 @@
+"""What an engine held comes back: adapters, unnamed weights, requests under way. We chose it; no protocol asks for it.
+
+The scripted engine stands in for weights: its losses depend on the adapter's policy version alone, so that a lost or a
+repeated step shows in every number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinker
+from contract.requirements import proves
+from deadlines import until
+from tinker import types
+
+from halteres.errors import UserError
+from halteres.service.options import Options
+from halteres.service.snapshots import MAX_SPILLED
+
+from .scenes import DATA, STEP, Scene, closing, prompt, serving, trainer
+from .test_order import passed, stepped
+
+WAIT_S = 20
+SEEDED = types.SamplingParams(max_tokens=4, seed=3)
+AT_ONCE = Options(replay_s=0.0)  # a restore point after every step
+NEVER = Options(replay_s=1e9)
+
+
+async def version(training: tinker.TrainingClient) -> float:
+    """The policy version after one more step."""
+    passed = training.forward_backward(DATA, "cross_entropy")
+    metrics = (await training.optim_step(STEP)).metrics
+    await passed
+    assert metrics is not None
+    return metrics["policy_version:max"]
+
+
+async def tokens(sampling: tinker.SamplingClient) -> list[list[int]]:
+    drawn = await sampling.sample(prompt(5, 6), 2, SEEDED)
+    return [list(sequence.tokens) for sequence in drawn.sequences]
+
+
+@pytest.mark.parametrize("options", [AT_ONCE, NEVER], ids=["by restore points", "by replay"])
+@proves("durable:kill-engine")
+async def test_training_goes_on_after_the_engine_died_as_if_nothing_had_happened(
+    tmp_path: Path, options: Options
+) -> None:
+    async with serving(tmp_path, options) as scene, closing(await scene.client()) as client:
+        training = await trainer(client)
+        assert [await version(training) for _ in range(3)] == [1, 2, 3]
+        await training.forward_backward(DATA, "cross_entropy")  # its gradient waits when the engine dies
+        await scene.host.die()
+        assert (await training.optim_step(STEP)).metrics["policy_version:max"] == 4
+        assert await version(training) == 5
+
+
+async def test_the_request_under_way_when_the_engine_dies_is_executed_once_more(
+    scene: Scene, client: tinker.ServiceClient
+) -> None:
+    training = await trainer(client)
+    undisturbed = (await training.forward_backward(DATA, "cross_entropy")).metrics["loss:sum"]
+    for operation in ("forward_backward", "optim_step"):
+        held = scene.engine.hold(operation)
+        under_way = training.forward_backward(DATA, "cross_entropy")
+        step = training.optim_step(STEP)
+        async with asyncio.timeout(WAIT_S):
+            await held.inside()
+            await scene.host.die()
+            loss = (await under_way).metrics["loss:sum"]
+            metrics = (await step).metrics
+        if operation == "forward_backward":
+            assert loss == undisturbed
+    assert metrics["policy_version:max"] == 2
+
+
+async def test_unnamed_weights_are_sampled_from_after_the_engine_died(
+    scene: Scene, client: tinker.ServiceClient
+) -> None:
+    training = await trainer(client)
+    first = await training.save_weights_and_get_sampling_client()
+    await version(training)
+    second = await training.save_weights_and_get_sampling_client()
+    await version(training)
+    before = [await tokens(first), await tokens(second)]
+    assert before[0] != before[1]
+    await scene.host.die()
+    assert [await tokens(first), await tokens(second)] == before
+    assert await version(training) == 3
+
+
+async def test_a_restore_point_keeps_the_unnamed_weights_before_it(tmp_path: Path) -> None:
+    async with serving(tmp_path, AT_ONCE) as scene, closing(await scene.client()) as client:
+        training = await trainer(client)
+        await version(training)
+        sampling = await training.save_weights_and_get_sampling_client()
+        before = await tokens(sampling)
+        await version(training)
+        await version(training)
+        await scene.host.die()
+        assert await tokens(sampling) == before
+        assert scene.engine.calls["optim_step"] == 0  # loaded from its folder: nothing had to be replayed
+
+
+async def test_of_very_many_unnamed_weights_the_oldest_say_that_they_are_gone(tmp_path: Path) -> None:
+    async with serving(tmp_path, AT_ONCE) as scene, closing(await scene.client()) as client:
+        training = await trainer(client)
+        sampling = await training.save_weights_and_get_sampling_client()
+        for _ in range(MAX_SPILLED + 1):
+            await version(training)
+            await training.save_weights_and_get_sampling_client()
+        await version(training)
+        await scene.host.die()
+        with pytest.raises(tinker.RequestFailedError, match="many newer ones took their place"):
+            await sampling.sample(prompt(5), 1, SEEDED)
+
+
+@proves("durable:kill-service")
+async def test_after_a_restart_open_requests_are_executed_under_the_ids_that_were_given(tmp_path: Path) -> None:
+    async with serving(tmp_path) as scene:
+        model = await scene.model()
+        done = [await passed(scene, model, 1), await stepped(scene, model, 2)]
+        outcomes = [await scene.redeem(request) for request in done]
+        held = scene.engine.hold("forward_backward")
+        under_way = await passed(scene, model, 3)
+        waiting = [await stepped(scene, model, 4), await stepped(scene, model, 6)]
+        async with asyncio.timeout(WAIT_S):
+            await held.inside()
+    async with serving(tmp_path) as scene:
+        async with asyncio.timeout(WAIT_S):
+            assert [await scene.redeem(request) for request in done] == outcomes
+            assert isinstance(await scene.redeem(under_way), bytes)
+            assert (await scene.redeem(waiting[0]))["metrics"]["policy_version:max"] == 2
+            assert await passed(scene, model, 3) == under_way
+            await scene.redeem(await passed(scene, model, 5))
+            assert (await scene.redeem(waiting[1]))["metrics"]["policy_version:max"] == 3
+        assert scene.rows("SELECT state FROM requests WHERE state != 'done'") == []
+
+
+@proves("durable:known-again")
+async def test_after_a_restart_models_and_samplers_named_or_not_go_on(tmp_path: Path) -> None:
+    async with serving(tmp_path) as scene, closing(await scene.client(halteres_run="r1")) as client:
+        training = await trainer(client)
+        await version(training)
+        sampling = await training.save_weights_and_get_sampling_client()
+        before = await tokens(sampling)
+        ids = training.model_id, sampling._sampling_session_id
+    async with serving(tmp_path) as scene:
+        body = {"prompt": {"chunks": [{"tokens": [5, 6]}]}, "num_samples": 2, "sampling_session_id": ids[1]}
+        body |= {"seq_id": 70, "sampling_params": {"max_tokens": 4, "seed": 3}}
+        _, promised = await scene.post("asample", body)
+        drawn = await scene.redeem(promised["request_id"])
+        assert isinstance(drawn, bytes)
+        assert sampled_tokens(drawn) == before
+        assert (await scene.get("/halteres/v1/info"))[1]["policies"] == {"r1": 1}
+        assert isinstance(await scene.redeem(await passed(scene, ids[0], 4)), bytes)
+        assert (await scene.redeem(await stepped(scene, ids[0], 5)))["metrics"]["policy_version:max"] == 2
+
+
+@proves("durable:journal")
+async def test_a_sample_is_drawn_again_with_the_same_bytes_after_a_restart(tmp_path: Path) -> None:
+    async with serving(tmp_path) as scene:
+        session = await scene.session()
+        asked = {"session_id": session, "sampling_session_seq_id": 0, "base_model": "halteres/tiny"}
+        _, made = await scene.post("create_sampling_session", asked)
+        body: dict[str, Any] = {"sampling_session_id": made["sampling_session_id"], "seq_id": 1}
+        body |= {"prompt": {"chunks": [{"tokens": [5]}]}, "sampling_params": {"max_tokens": 8}}  # no seed: one is drawn
+        _, promised = await scene.post("asample", body)
+        drawn = await scene.redeem(promised["request_id"])
+        held = scene.engine.hold("sample")
+        _, open_still = await scene.post("asample", {**body, "seq_id": 2})
+        async with asyncio.timeout(WAIT_S):
+            await held.inside()
+    async with serving(tmp_path) as scene:
+        assert await scene.redeem(promised["request_id"]) == drawn
+        assert len(await scene.redeem(open_still["request_id"])) > 10
+        assert (await scene.post("asample", body))[1]["request_id"] == promised["request_id"]
+
+
+async def test_a_save_that_was_interrupted_after_its_folder_was_written_is_no_conflict_with_itself(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path) as scene:
+        model = await scene.model()
+        save = {"model_id": model, "seq_id": 1, "path": "a"}
+        request = (await scene.post("save_weights", save))[1]["request_id"]
+        outcome = await scene.redeem(request)
+        scene.service.journal.post(
+            lambda connection: connection.exec_driver_sql("UPDATE requests SET state = 'accepted' WHERE seq = 1")
+        )
+    async with serving(tmp_path) as scene:
+        assert await scene.redeem(request) == outcome
+        other = (await scene.post("save_weights", {**save, "seq_id": 2}))[1]["request_id"]
+        assert "exists" in (await scene.redeem(other))["error"]
+
+
+async def test_what_was_loaded_comes_back_though_its_path_now_holds_other_weights(
+    scene: Scene, client: tinker.ServiceClient
+) -> None:
+    training = await trainer(client)
+    await version(training)
+    path = (await training.save_state("a")).path
+    other = await client.create_training_client_from_state_with_optimizer(path)
+    assert [await version(training) for _ in range(3)] == [2, 3, 4]
+    await training.save_state("a", overwrite=True)
+    await scene.host.die()
+    assert await version(other) == 2
+
+
+async def test_a_request_under_which_engines_keep_dying_fails_and_the_model_goes_on(
+    scene: Scene, client: tinker.ServiceClient
+) -> None:
+    training = await trainer(client)
+    held = scene.engine.hold("forward_backward")
+    poison = training.forward_backward([*DATA, *DATA], "cross_entropy")
+    async with asyncio.timeout(WAIT_S):
+        for _ in range(3):
+            await held.inside()
+            await scene.host.die()
+            held = scene.engine.hold("forward_backward")
+        held.release()
+    with pytest.raises(tinker.RequestFailedError, match="died 3 times") as caught:
+        await poison
+    assert caught.value.category is types.RequestErrorCategory.Server
+    assert await version(training) == 1
+
+
+async def test_a_failed_pass_is_not_replayed_and_a_refused_step_is(scene: Scene, client: tinker.ServiceClient) -> None:
+    training = await trainer(client)
+    scene.engine.fail_next("forward_backward", UserError("no such datum"))
+    with pytest.raises(tinker.RequestFailedError):
+        await training.forward_backward(DATA, "cross_entropy")
+    with pytest.raises(tinker.RequestFailedError, match="no gradient"):
+        await training.optim_step(STEP)
+    assert await version(training) == 1
+    await scene.host.die()
+    assert await version(training) == 2
+    assert scene.engine.calls["forward_backward"] == 2
+    assert scene.engine.calls["optim_step"] == 3
+
+
+@proves("sample:inflight", "sample:snapshot")
+async def test_weights_in_flight_move_and_a_snapshot_does_not(scene: Scene, client: tinker.ServiceClient) -> None:
+    session = client.holder.get_session_id()
+    training = await trainer(client)
+    save = {"model_id": training.model_id, "sampling_session_seq_id": 50, "kind": "inflight"}
+    _, promised = await scene.post("save_weights_for_sampler", {**save, "seq_id": 1})
+    sampler = (await scene.redeem(promised["request_id"]))["sampling_session_id"]
+    assert sampler == f"{session}:sample:50"
+    drawn = [await drawn_by(scene, sampler, 1)]
+    for seq in (2, 3):
+        await scene.redeem(await (passed, stepped)[seq - 2](scene, training.model_id, seq))
+    drawn.append(await drawn_by(scene, sampler, 2))
+    _, promised = await scene.post("save_weights_for_sampler", {**save, "seq_id": 4, "sampling_session_seq_id": 51})
+    await scene.redeem(promised["request_id"])
+    drawn.append(await drawn_by(scene, sampler, 3))
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+@proves("session:finish")
+async def test_adapters_of_a_finished_session_leave_the_engine_and_come_back_when_they_are_asked_for(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path) as scene:
+        session = await scene.session()
+        model = await scene.model(session)
+        await scene.redeem(await passed(scene, model, 1))
+        await scene.redeem(await stepped(scene, model, 2))
+        await scene.post(f"sessions/{session}/finish", {})
+        assert scene.engine.calls["drop"] >= 1
+        assert model not in scene.engine._adapters
+        await scene.redeem(await passed(scene, model, 3))
+        assert (await scene.redeem(await stepped(scene, model, 4)))["metrics"]["policy_version:max"] == 2
+
+
+async def test_settled_requests_before_the_restore_point_are_forgotten_in_time(tmp_path: Path) -> None:
+    options = Options(replay_s=0.0, keep_requests_s=0.0, reap_s=1e9)
+    async with serving(tmp_path, options) as scene:
+        model = await scene.model()
+        for seq in (1, 3):
+            await scene.redeem(await passed(scene, model, seq))
+            await scene.redeem(await stepped(scene, model, seq + 1))
+        last = await passed(scene, model, 5)
+        await scene.redeem(last)
+        await scene.service.reaper.reap(time.time() + 60)
+        assert [seq for (seq,) in scene.rows("SELECT seq FROM requests")] == [5]
+        assert [place.name for place in (tmp_path / "points").glob("*/*")] == ["4"]
+    async with serving(tmp_path, options) as scene:
+        assert (await scene.redeem(await stepped(scene, model, 6)))["metrics"]["policy_version:max"] == 3
+
+
+@proves("session:silent")
+async def test_an_adapter_that_nobody_asked_for_in_days_is_forgotten_and_says_so(tmp_path: Path) -> None:
+    async with serving(tmp_path, AT_ONCE) as scene:
+        model = await scene.model()
+        await scene.redeem(await passed(scene, model, 1))
+        await scene.redeem(await stepped(scene, model, 2))
+        found = scene.service.models.of_id(model)
+        assert found is not None
+        await until(lambda: found.lane.idle)
+        await scene.service.reaper.reap(time.time() + 3 * 86400)
+        assert scene.rows("SELECT seq FROM requests") == []
+        assert not list((tmp_path / "points").glob("*/*"))
+        assert "Resume from a checkpoint" in (await scene.redeem(await passed(scene, model, 3)))["error"]
+    async with serving(tmp_path, AT_ONCE) as scene, asyncio.timeout(WAIT_S):
+        assert "Resume from a checkpoint" in (await scene.redeem(await passed(scene, model, 4)))["error"]
+
+
+async def test_a_journal_of_another_version_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    async with serving(tmp_path) as scene:
+        scene.service.journal.post(lambda connection: connection.exec_driver_sql("PRAGMA user_version = 1"))
+    with pytest.raises(Exception, match="another version of Halteres"):
+        async with serving(tmp_path):
+            pass
+
+
+async def drawn_by(scene: Scene, sampler: str, seq: int) -> Any:
+    body = {"prompt": {"chunks": [{"tokens": [5, 6]}]}, "sampling_session_id": sampler, "seq_id": seq}
+    body |= {"sampling_params": {"max_tokens": 4, "seed": 3}}
+    _, promised = await scene.post("asample", body)
+    return sampled_tokens(await scene.redeem(promised["request_id"]))
+
+
+def sampled_tokens(body: bytes) -> list[list[int]]:
+    from tinker.proto import tinker_public_pb2 as pb
+
+    message = pb.SampleResponse()
+    message.ParseFromString(body)
+    return [list(memoryview(sequence.tokens).cast("i")) for sequence in message.sequences]
