@@ -128,15 +128,12 @@ def test_a_missing_run_directory_is_one_sentence(make_run: MakeRun, tmp_path: Pa
     assert "settings.json cannot be read" in sentence
 
 
-def test_an_engine_that_dies_ends_training_with_a_sentence_and_never_with_success(make_run: MakeRun) -> None:
+def test_an_engine_that_dies_costs_training_nothing(make_run: MakeRun) -> None:
     run = make_run("engine-killed", trainer=FOR_EVER)
     trainer = run.train()
     player = run.play()
     run.after_step(1)
-    player.stop()
     os.kill(ask(f"{run.world.service_url}/halteres/v1/info")["engine"]["pid"], signal.SIGKILL)
-    run.post_batch()
-    assert trainer.exit_code() == 1, trainer.text
-    (sentence,) = trainer.errors
-    assert "resume from" in sentence.lower()
-    assert not any(row["final"] for row in run.checkpoints())
+    run.after_step(3)
+    player.stop()
+    assert not trainer.errors, trainer.text

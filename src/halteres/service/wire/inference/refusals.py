@@ -104,9 +104,12 @@ class Refusals:
         """Refuse a body that asks for what nobody does here; it has been read by its own struct before.
 
         Raises:
-            InvalidData: names the first such field.
+            InvalidData: names the first such field; or `sampling_params` is no object.
         """
-        found = self._decoder.decode(body)
+        try:
+            found = self._decoder.decode(body)
+        except msgspec.ValidationError:
+            raise InvalidData("`sampling_params` is no object.", next="Leave it out, or send an object.") from None
         for part in (found, found.sampling_params):
             if part is not None:
                 self._check(msgspec.structs.asdict(part))
