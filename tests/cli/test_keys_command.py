@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from contract.requirements import proves
 
-from halteres.service.keys import Keys
+from halteres.service.tenancy.keys import Keys
 
 Program = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from halteres.engine.link import LinkedEngine, connect
-from halteres.engine.scripted import ScriptedEngine
-from halteres.engine.server import serve
+from halteres.engine.link.link import LinkedEngine, connect
+from halteres.engine.link.server import serve
+from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.models import TINY, builtin_path
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import numpy as np
 
-from halteres.engine.pieces import joined
+from halteres.engine.link.pieces import joined
 from halteres.engine.protocol import Array, Datum, LossSpec, Piece, Wanted
 from halteres.engine.protocol import Sequence as Sampled
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from contract.requirements import proves
 
-from halteres.engine import wire
-from halteres.engine.link import LinkedEngine, connect, journalled
+from halteres.engine.link import wire
+from halteres.engine.link.link import LinkedEngine, connect, journalled
+from halteres.engine.link.server import serve
 from halteres.engine.protocol import Adam, Engine, EngineGone, LoraConfig, PassResult, SampleResult, SamplingParams
-from halteres.engine.scripted import ScriptedEngine
-from halteres.engine.server import serve
+from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, ServerError
 
 from .scenes import CROSS_ENTROPY, EVERYTHING, PROMPT, packed, streamed, weighted
@@ -144,7 +144,7 @@ async def test_large_tensors_cross_whole(linked: LinkedEngine) -> None:
 async def test_a_frame_that_is_too_large_is_refused_before_it_is_sent(
     linked: LinkedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halteres.engine.link.MAX_FRAME_BYTES", 1000)
+    monkeypatch.setattr("halteres.engine.link.link.MAX_FRAME_BYTES", 1000)
     with pytest.raises(InvalidData, match="too large"):
         await linked.sample(None, packed([5] * 1000), 1, SamplingParams())
     assert (await linked.info()).vocab_size == 672
@@ -184,7 +184,7 @@ async def test_a_repetition_joins_the_call_that_is_under_way_even_after_a_reconn
 async def test_remembered_answers_are_bounded(
     linked: LinkedEngine, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halteres.engine.executions.MAX_REMEMBERED", 2)
+    monkeypatch.setattr("halteres.engine.link.executions.MAX_REMEMBERED", 2)
     for row in ("1", "2", "3", "3", "2", "1"):
         with journalled(row):
             await linked.info()

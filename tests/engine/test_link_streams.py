@@ -10,10 +10,10 @@ from deadlines import until
 
 from halteres.engine.checks import LossNotFinite
 from halteres.engine.failures import EngineOutOfMemory, out_of_memory
-from halteres.engine.link import LinkedEngine, connect, journalled
+from halteres.engine.link.link import LinkedEngine, connect, journalled
+from halteres.engine.link.server import serve
 from halteres.engine.protocol import Adam, EngineGone, LoraConfig, Piece, SampleResult, SamplingParams, Wanted
-from halteres.engine.scripted import ScriptedEngine
-from halteres.engine.server import serve
+from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.engine.torch.limits import Limits
 from halteres.errors import InvalidData, NotReady, ServerError
 

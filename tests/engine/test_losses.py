@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from halteres.engine import scripted_losses
 from halteres.engine.datums import MAX_TARGETS, check_pass, inputs_of
 from halteres.engine.losses import CUSTOM, LOSSES, settled
 from halteres.engine.protocol import Datum, LossSpec, ModelInfo
+from halteres.engine.scripted import losses as scripted_losses
 from halteres.engine.torch import losses
 from halteres.errors import InvalidData
 

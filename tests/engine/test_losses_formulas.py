@@ -10,10 +10,10 @@ import torch
 from contract.requirements import proves
 from torch import Tensor
 
-from halteres.engine import scripted_losses
 from halteres.engine.checks import LossNotFinite
 from halteres.engine.losses import settled
 from halteres.engine.protocol import LossSpec
+from halteres.engine.scripted import losses as scripted_losses
 from halteres.engine.torch.data import Example, MicroBatch
 from halteres.engine.torch.losses import LOSSES
 from halteres.engine.torch.objectives import PerToken, Value

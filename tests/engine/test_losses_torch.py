@@ -12,7 +12,7 @@ from contract.requirements import proves
 from torch import Tensor
 
 from halteres.engine.protocol import Datum, LossSpec
-from halteres.engine.scripted import ScriptedEngine
+from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.engine.torch import TorchEngine
 from halteres.engine.torch.limits import Limits
 from halteres.errors import InvalidData

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from halteres.engine.protocol import Adam, LoraConfig, LossSpec, SamplingParams, Wanted
-from halteres.engine.scripted import ScriptedEngine
+from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.errors import Conflict, InvalidData, NotFound, NotReady, ServerError, UserError
 
 from .scenes import (
@@ -302,7 +302,7 @@ async def test_closing_fails_what_is_held_inside(engine: ScriptedEngine) -> None
 
 
 def test_it_needs_no_torch() -> None:
-    code = "import sys; sys.modules['torch'] = None; import halteres.engine.scripted, halteres.engine.process"
+    code = "import sys; sys.modules['torch'] = None; import halteres.engine.scripted.engine, halteres.engine.process"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from halteres.engine.protocol import LoraConfig
-from halteres.engine.scripted import ScriptedEngine
+from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.engine.torch import TorchEngine
 from halteres.errors import HalteresError, InvalidData, NotFound
 

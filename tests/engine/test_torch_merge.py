@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from halteres.engine.protocol import LoraConfig
-from halteres.engine.scripted import ScriptedEngine
+from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.engine.torch import TorchEngine, merge
 from halteres.errors import HalteresError, InvalidData, NotFound
 

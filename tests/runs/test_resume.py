@@ -17,7 +17,7 @@ from halteres.observe.metrics import merge_by_step, series
 from halteres.runs.directory import RunDirectory
 from halteres.runs.starting.start import start_run
 from halteres.runs.stop import stop_run
-from halteres.service.tables import BURNT, MODELS, REQUESTS, SCHEMA
+from halteres.service.durable.tables import BURNT, MODELS, REQUESTS, SCHEMA
 
 from .scenes import STANDIN_SUPERVISOR, StartRun, wait, wait_for_end
 

@@ -16,7 +16,7 @@ import tinker
 from tinker import types
 
 from halteres.engine.protocol import Engine
-from halteres.engine.scripted import ScriptedEngine
+from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.errors import HalteresError, NotReady
 from halteres.loopback import open_listener
 from halteres.models import TINY

@@ -14,7 +14,7 @@ import aiohttp
 import numpy as np
 
 from halteres.engine.protocol import Piece, SampleResult, SamplingParams, Sequence, Wanted
-from halteres.engine.scripted import ScriptedEngine
+from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.loopback import open_listener
 from halteres.service.base import BaseModel
 from halteres.service.server import ServiceServer

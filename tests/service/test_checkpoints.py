@@ -19,10 +19,10 @@ from yarl import URL
 
 from halteres.engine.folders import size_of
 from halteres.errors import NotFound
-from halteres.service.keys import KeyFile
-from halteres.service.lifetimes import LONGEST_S, SHORTEST_S
-from halteres.service.paths import parse
-from halteres.service.tenants import LOCAL
+from halteres.service.checkpoints.lifetimes import LONGEST_S, SHORTEST_S
+from halteres.service.checkpoints.paths import parse
+from halteres.service.tenancy.keys import KeyFile
+from halteres.service.tenancy.tenants import LOCAL
 
 from .scenes import DATA, KEY, STEP, Scene, closing, prompt, serving, trainer
 
@@ -219,7 +219,7 @@ async def test_an_expired_checkpoint_is_gone_at_once_and_removed_at_the_next_loo
     path = (await training.save_state("a", ttl_seconds=SHORTEST_S)).path
     stays = (await training.save_state("b")).path
     folder, later = scene.service.checkpoints.find(path, LOCAL).folder, time.time() + SHORTEST_S + 1
-    monkeypatch.setattr("halteres.service.checkpoints.time.time", lambda: later)
+    monkeypatch.setattr("halteres.service.checkpoints.store.time.time", lambda: later)
     with pytest.raises(NotFound):
         scene.service.checkpoints.find(path, LOCAL)
     assert list(await listed(rest, training.model_id)) == ["weights/b"]
@@ -233,7 +233,7 @@ async def test_the_name_of_an_expired_checkpoint_is_free_before_anybody_looked(
 ) -> None:
     path = (await training.save_state("a", ttl_seconds=SHORTEST_S)).path
     later = time.time() + SHORTEST_S + 1
-    monkeypatch.setattr("halteres.service.checkpoints.time.time", lambda: later)
+    monkeypatch.setattr("halteres.service.checkpoints.store.time.time", lambda: later)
     assert (await training.save_state("a")).path == path
     await scene.service.reaper.reap(later)
     assert scene.service.checkpoints.find(path, LOCAL).folder.is_dir()

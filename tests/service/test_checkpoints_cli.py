@@ -13,8 +13,8 @@ import pytest
 import tinker
 from contract.requirements import proves
 
-from halteres.service.lifetimes import SHORTEST_S
-from halteres.service.tenants import LOCAL
+from halteres.service.checkpoints.lifetimes import SHORTEST_S
+from halteres.service.tenancy.tenants import LOCAL
 
 from .scenes import KEY, Scene, trainer
 

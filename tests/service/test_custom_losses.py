@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from contract.requirements import proves
 
-from halteres.engine.graphs import check_custom
+from halteres.engine.graphs.checked import check_custom
 from halteres.errors import InvalidData, NotFound, UserError
-from halteres.service import custom_losses
-from halteres.service.custom_losses import CustomLosses
-from halteres.service.journal import Journal
+from halteres.service.durable.journal import Journal
+from halteres.service.training import custom_losses
+from halteres.service.training.custom_losses import CustomLosses
 
 CAPTURED: dict[str, Any] = json.loads((Path(__file__).parents[1] / "engine" / "custom_loss_0_38_0.json").read_text())
 INPUTS, GRAPH = CAPTURED["inputs"], CAPTURED["graph"]

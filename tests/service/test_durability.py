@@ -19,7 +19,7 @@ from tinker import types
 
 from halteres.errors import UserError
 from halteres.service.options import Options
-from halteres.service.snapshots import MAX_SPILLED
+from halteres.service.sampling.snapshots import MAX_SPILLED
 
 from .scenes import DATA, STEP, Scene, closing, prompt, serving, trainer
 from .test_order import passed, stepped

@@ -11,7 +11,7 @@ from deadlines import until
 from halteres.engine.protocol import Piece, TopK
 from halteres.errors import NotReady, ServerError
 from halteres.service.inference.merging import merged
-from halteres.service.streams import without
+from halteres.service.sampling.streams import without
 
 from .scenes import Scene
 from .speaking import events, read
@@ -123,7 +123,7 @@ async def test_engines_that_keep_dying_end_the_stream_with_a_reason(scene: Scene
 
 
 async def test_overload_is_a_429_in_the_shape_of_the_route(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    from halteres.service.limits import Overloaded
+    from halteres.service.tenancy.limits import Overloaded
 
     def full(_: Any, tenant: str) -> None:
         raise Overloaded("Too much is under way.")

@@ -11,8 +11,8 @@ from sqlalchemy import Connection
 from tinker import types
 
 from halteres.errors import NotReady, ServerError
-from halteres.service.journal import Entry
-from halteres.service.tenants import LOCAL
+from halteres.service.durable.journal import Entry
+from halteres.service.tenancy.tenants import LOCAL
 
 from .scenes import DATA, STEP, Scene, datum, prompt, trainer
 from .test_order import PROTO, pass_body

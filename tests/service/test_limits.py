@@ -8,7 +8,7 @@ import pytest
 from contract.requirements import proves
 
 from halteres.errors import InvalidConfig
-from halteres.service.limits import (
+from halteres.service.tenancy.limits import (
     Allowances,
     LimitReached,
     Limits,
@@ -17,8 +17,8 @@ from halteres.service.limits import (
     overloaded,
     size_text,
 )
-from halteres.service.limits_file import read_allowances
-from halteres.service.meter import Meter
+from halteres.service.tenancy.limits_file import read_allowances
+from halteres.service.tenancy.meter import Meter
 
 
 class Clock:

@@ -13,12 +13,12 @@ import tinker
 from contract.requirements import proves
 
 from halteres.engine.protocol import SampleResult
-from halteres.engine.scripted import ScriptedEngine
+from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.models import TINY
-from halteres.service.key_file import KeyFile
-from halteres.service.limits import Allowances, Limits
 from halteres.service.options import Options
-from halteres.service.sampling import MOST_PLACES, PLACES
+from halteres.service.sampling.samples import MOST_PLACES, PLACES
+from halteres.service.tenancy.key_file import KeyFile
+from halteres.service.tenancy.limits import Allowances, Limits
 
 from .scenes import DATA, STEP, Scene, closing, serving, trainer
 

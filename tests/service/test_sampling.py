@@ -14,10 +14,10 @@ from tinker import types
 
 from halteres.errors import ProcessFailed
 from halteres.models import TINY
-from halteres.service import snapshots
-from halteres.service.limits import Allowances, Limits
 from halteres.service.options import Options
-from halteres.service.snapshots import Snapshot
+from halteres.service.sampling import snapshots
+from halteres.service.sampling.snapshots import Snapshot
+from halteres.service.tenancy.limits import Allowances, Limits
 
 from .scenes import BASE, DATA, STEP, Scene, closing, prompt, serving, trainer
 

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from halteres.service.turns import Turns
+from halteres.service.tenancy.turns import Turns
 
 
 class Queue:

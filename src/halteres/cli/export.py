@@ -29,7 +29,7 @@ def export(
     import asyncio
 
     from halteres.runs.reading.adapter import adapter_of, base_of
-    from halteres.service.conversion import write_adapter, write_gguf, write_merged
+    from halteres.service.exports.conversion import write_adapter, write_gguf, write_merged
 
     adapter = adapter_of(what, state)
     if form == "peft":

@@ -13,8 +13,8 @@ import signal
 import sys
 from pathlib import Path
 
+from halteres.engine.link.server import serve
 from halteres.engine.protocol import Engine
-from halteres.engine.server import serve
 from halteres.errors import HalteresError
 from halteres.process import begin, usable_cores
 
@@ -47,7 +47,7 @@ async def _run(options: argparse.Namespace) -> None:
 
 def _load(options: argparse.Namespace) -> Engine:
     if options.backend == "scripted":
-        from halteres.engine.scripted import ScriptedEngine
+        from halteres.engine.scripted.engine import ScriptedEngine
 
         return ScriptedEngine(options.model, options.name, options.threads)
     from halteres.engine.torch.engine import TorchEngine

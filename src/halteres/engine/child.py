@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from halteres.config import environ
-from halteres.engine.link import LinkedEngine
+from halteres.engine.link.link import LinkedEngine
 from halteres.errors import HalteresError, ProcessFailed
 from halteres.files import tail
 from halteres.process import GRACE_S, die_with_parent

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from halteres.engine.graphs import check_custom
+from halteres.engine.graphs.checked import check_custom
 from halteres.engine.protocol import LossSpec
 from halteres.errors import InvalidData, nearest
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Literal
 
 from halteres.engine.child import EngineChild
-from halteres.engine.link import LinkedEngine, connect
+from halteres.engine.link.link import LinkedEngine, connect
 from halteres.engine.protocol import Engine, EngineGone
 from halteres.errors import HalteresError, NotReady, ProcessFailed
 from halteres.process import usable_cores

@@ -22,10 +22,10 @@ from halteres.loopback import HOST, is_loopback, open_listener
 from halteres.models import TINY
 from halteres.process import begin
 from halteres.service.base import base_model
-from halteres.service.key_file import KeyFile
-from halteres.service.limits_file import read_allowances
 from halteres.service.options import Options
 from halteres.service.server import Tls, serve
+from halteres.service.tenancy.key_file import KeyFile
+from halteres.service.tenancy.limits_file import read_allowances
 
 log = logging.getLogger(__name__)
 

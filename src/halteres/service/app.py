@@ -11,10 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
 from halteres.errors import HalteresError
-from halteres.service.guard import Guard
 from halteres.service.inference.answering import Inference
-from halteres.service.keys import Keys
-from halteres.service.meter import Meter
 from halteres.service.routes.access import AccessRoutes
 from halteres.service.routes.answers import on_bug, on_error, on_missing
 from halteres.service.routes.books import BookRoutes
@@ -29,6 +26,9 @@ from halteres.service.routes.sampling import SamplingRoutes
 from halteres.service.routes.searches import SearchRoutes
 from halteres.service.routes.training import TrainingRoutes
 from halteres.service.service import Service
+from halteres.service.tenancy.guard import Guard
+from halteres.service.tenancy.keys import Keys
+from halteres.service.tenancy.meter import Meter
 
 
 def create_app(service: Service) -> Starlette:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from halteres.service.limits import Allowances
+from halteres.service.tenancy.limits import Allowances
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ from typing import Any
 from sqlalchemy import update
 
 from halteres.errors import NotFound
-from halteres.service.journal import Journal
-from halteres.service.tables import SESSIONS
-from halteres.service.tenants import Tenant
+from halteres.service.durable.journal import Journal
+from halteres.service.durable.tables import SESSIONS
+from halteres.service.tenancy.tenants import Tenant
 
 RUN_KEY = "halteres_run"
 

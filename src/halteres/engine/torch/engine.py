@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from halteres.engine.checks import check_sampling, tokens_of
-from halteres.engine.pieces import PieceQueue
+from halteres.engine.link.pieces import PieceQueue
 from halteres.engine.protocol import (
     Adam,
     Datum,

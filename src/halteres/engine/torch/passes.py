@@ -16,9 +16,9 @@ from halteres.engine.losses import settled
 from halteres.engine.protocol import Array, Datum, LossSpec, ModelInfo, PassResult
 from halteres.engine.torch.adapter import Adapter
 from halteres.engine.torch.attention import Causal
-from halteres.engine.torch.custom import CustomObjective
 from halteres.engine.torch.data import Example, MicroBatch, micro_batches, read_examples
 from halteres.engine.torch.forward import hidden_states, target_logprobs
+from halteres.engine.torch.graphs.custom import CustomObjective
 from halteres.engine.torch.heads import Grid
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.losses import LOSSES

@@ -14,7 +14,7 @@ from halteres.config import environ
 from halteres.errors import NotFound
 from halteres.runs.directory import RunDirectory, find_run, list_runs
 from halteres.service.base import BaseModel, base_model
-from halteres.service.paths import folder_of
+from halteres.service.checkpoints.paths import folder_of
 
 CONFIG = "adapter_config.json"
 

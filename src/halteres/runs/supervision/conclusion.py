@@ -35,7 +35,7 @@ def final_checkpoint(run: RunDirectory) -> Row | None:
 
 def export_adapter(run: RunDirectory) -> Path:
     """Copy the final weights, as a PEFT folder, to RUN/adapter. NotFound where they do not exist."""
-    from halteres.service.paths import folder_of
+    from halteres.service.checkpoints.paths import folder_of
 
     checkpoint = final_checkpoint(run)
     if checkpoint is None or not checkpoint.get("sampler_path"):

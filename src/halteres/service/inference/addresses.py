@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 from halteres.errors import HalteresError, NotFound, nearest
 from halteres.service.base import BaseModel
-from halteres.service.checkpoints import Checkpoints
-from halteres.service.samplers import Samplers
+from halteres.service.checkpoints.store import Checkpoints
+from halteres.service.sampling.samplers import Samplers
+from halteres.service.sampling.snapshots import Snapshot, Snapshots
 from halteres.service.sessions import Sessions
-from halteres.service.snapshots import Snapshot, Snapshots
-from halteres.service.tenants import Tenant
+from halteres.service.tenancy.tenants import Tenant
 
 SCHEME = "tinker://"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from halteres.engine.protocol import Wanted
 from halteres.errors import InvalidData
 from halteres.service.inference.addresses import Weights
-from halteres.service.tenants import Tenant
+from halteres.service.tenancy.tenants import Tenant
 from halteres.service.wire.inference.common import Sampled
 from halteres.text import Tokenizer
 

@@ -13,11 +13,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from halteres.errors import UserError
-from halteres.service.guard import presented
-from halteres.service.keys import Key, KeyFile
 from halteres.service.routes.answers import answer
 from halteres.service.service import Service
-from halteres.service.tenants import tenant_of
+from halteres.service.tenancy.guard import presented
+from halteres.service.tenancy.keys import Key, KeyFile
+from halteres.service.tenancy.tenants import tenant_of
 
 
 class AccessRoutes:

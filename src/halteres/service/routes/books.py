@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from halteres.service.checkpoints import Checkpoint
+from halteres.service.checkpoints.store import Checkpoint
 from halteres.service.routes.answers import answer
 from halteres.service.service import Service
-from halteres.service.tenants import tenant_of
+from halteres.service.tenancy.tenants import tenant_of
 
 GIGABYTE = 10**9
 

@@ -13,18 +13,20 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import halteres
-from halteres.service.holdings import refuse_session
 from halteres.service.host import running
 from halteres.service.routes.answers import answer, body_of
 from halteres.service.service import Service
-from halteres.service.tenants import tenant_of
+from halteres.service.tenancy.holdings import refuse_session
+from halteres.service.tenancy.tenants import tenant_of
 from halteres.service.wire import bodies
 
 CLIENT_FLAGS = {
     "pjwt_auth_enabled": False,  # the plain key goes on every request
     "parallel_fwdbwd_chunks": True,  # lanes put the chunks in order; one after another they would wait for the network
     "proto_compress_fwdbwd": False,  # on one machine compressing costs more than it saves
-    "sample_use_retrieve_futures": False,  # it doubles the time of a sample (3.5 to 7 ms), and 512 at once gain nothing
+    # It doubles the time of a sample (3.5 to 7 ms; 512 at once gain nothing), and SDK 0.38.0 may hang in
+    # ServiceClient.close(): its poller loses a cancellation that comes in the middle of a poll.
+    "sample_use_retrieve_futures": False,
     "sample_join_sampling_session": False,  # the number that a copy draws by itself is as good, and costs no request
     "custom_loss_server_side": True,  # one pass instead of two, and no torch needed by the client
 }

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from starlette.requests import Request
 
-from halteres.service.checkpoints import Checkpoint
+from halteres.service.checkpoints.store import Checkpoint
 
 EXTERNAL_SINCE = (0, 28, 1)
 """The first tinker SDK that knows the checkpoint type "external"."""

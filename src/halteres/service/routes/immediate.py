@@ -9,12 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from halteres.service import immediate
-from halteres.service.journal import Entry
-from halteres.service.promises import Outcome, new_id
+from halteres.service.durable import immediate
+from halteres.service.durable.journal import Entry
+from halteres.service.durable.promises import Outcome, new_id
 from halteres.service.routes.answers import answer, body_of
 from halteres.service.service import Service
-from halteres.service.tenants import tenant_of
+from halteres.service.tenancy.tenants import tenant_of
 from halteres.service.wire import bodies
 from halteres.service.wire.codec import JSON
 

@@ -13,11 +13,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from halteres.errors import NotFound
-from halteres.service.completions import Completions
-from halteres.service.promises import LOST_SAMPLE, SAMPLE, Outcome
+from halteres.service.durable.completions import Completions
+from halteres.service.durable.promises import LOST_SAMPLE, SAMPLE, Outcome
 from halteres.service.routes.answers import answer, body_of
 from halteres.service.service import Service
-from halteres.service.tenants import tenant_of
+from halteres.service.tenancy.tenants import tenant_of
 from halteres.service.wire import bodies, polls
 from halteres.service.wire.codec import JSON, PROTOBUF
 from halteres.service.wire.json_outcomes import as_json

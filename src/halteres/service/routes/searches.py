@@ -17,7 +17,7 @@ from halteres.service.routes.answers import answer, body_of
 from halteres.service.routes.pages import texts, timestamp
 from halteres.service.service import Service
 from halteres.service.sessions import Session
-from halteres.service.tenants import tenant_of
+from halteres.service.tenancy.tenants import tenant_of
 from halteres.service.wire import bodies
 from halteres.service.wire.searches import Search, StatusQuery
 

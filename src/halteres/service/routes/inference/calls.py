@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from halteres.errors import HalteresError, UserError
 from halteres.service.routes.answers import body_of
-from halteres.service.tenants import Tenant, tenant_of
+from halteres.service.tenancy.tenants import Tenant, tenant_of
 
 T = TypeVar("T")
 

@@ -22,8 +22,8 @@ from halteres.service.inference.chats import Chat
 from halteres.service.routes.answers import answer
 from halteres.service.routes.inference.calls import Call, off_loop
 from halteres.service.routes.inference.chat import chat_prompt
-from halteres.service.sampling import packed
-from halteres.service.tenants import tenant_of
+from halteres.service.sampling.samples import packed
+from halteres.service.tenancy.tenants import tenant_of
 from halteres.service.wire.inference.common import read
 from halteres.service.wire.inference.tokens import Detokenize, Tokenize
 

@@ -1,0 +1,1 @@
+"""Custom losses as data: which graphs are allowed, read without torch."""

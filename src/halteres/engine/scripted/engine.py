@@ -1,0 +1,276 @@
+"""An engine without weights, for tests of everything around an engine: ours and our users'.
+
+Owns: the whole `Engine` protocol, answered from a fixed bigram model (`hooks` has the hooks by which a test
+holds, fails or slows a call).
+Never: needs torch or reads weights; a model folder's config and tokenizer are all it looks at.
+Promise: logprobs are a pure function of (tokens, policy version); samples of (policy version, prompt, seed, index).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from halteres.engine.checks import array, check_sampling, tokens_of
+from halteres.engine.datums import check_pass
+from halteres.engine.folders import size_of, written
+from halteres.engine.losses import TARGETS
+from halteres.engine.protocol import (
+    Adam,
+    Array,
+    Datum,
+    EngineGone,
+    LoraConfig,
+    LossSpec,
+    ModelInfo,
+    PassResult,
+    Piece,
+    SampleResult,
+    SamplingParams,
+    Saved,
+    StepResult,
+    Wanted,
+)
+from halteres.engine.scripted.bigram import Bigram
+from halteres.engine.scripted.hooks import Hooks
+from halteres.engine.scripted.losses import sum_of
+from halteres.engine.scripted.sampling import Asked
+from halteres.engine.scripted.weights import Weights
+from halteres.engine.shapes import check_shape
+from halteres.engine.wants import check_streamed
+from halteres.errors import Conflict, NotFound, UserError
+from halteres.text import load_tokenizer
+
+
+@dataclass(slots=True, kw_only=True)
+class Adapter:
+    """A mutable adapter: weights, and datums whose gradient awaits a step."""
+
+    weights: Weights
+    accumulated: int = 0
+
+
+class ScriptedEngine(Hooks):
+    """A deterministic `Engine` over one model folder (config.json and tokenizer)."""
+
+    def __init__(self, folder: Path, name: str, threads: int = 1) -> None:
+        super().__init__()
+        config = _config(folder)
+        self._info = ModelInfo(
+            name=name,
+            folder=str(folder.absolute()),
+            architecture="scripted",
+            vocab_size=config["vocab_size"],
+            max_context_length=config["max_position_embeddings"],
+            num_parameters=0,
+            dtype="float32",
+            device="cpu",
+            threads=threads,
+        )
+        self._hidden_size: int = config["hidden_size"]
+        self._tokenizer = load_tokenizer(str(folder))
+        self._adapters: dict[str, Adapter] = {}
+        self._snapshots: dict[str, Weights] = {}
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._closed = asyncio.Event()
+
+    # Protocol
+
+    async def info(self) -> ModelInfo:
+        """See `Engine`."""
+        async with self._inside("info"):
+            return self._info
+
+    async def create_adapter(self, adapter: str, config: LoraConfig) -> None:
+        """See `Engine`."""
+        async with self._inside("create_adapter", adapter):
+            if adapter in self._adapters:
+                raise Conflict(f"The adapter '{adapter}' exists.", next="Drop it first or choose another name.")
+            check_shape(config)
+            self._adapters[adapter] = Adapter(weights=Weights(lora=config, version=0))
+
+    async def forward_backward(
+        self, adapter: str, data: tuple[Datum, ...], loss: LossSpec, forward_only: bool = False
+    ) -> PassResult:
+        """See `Engine`."""
+        async with self._inside("forward_backward", adapter):
+            found = self._adapter(adapter)
+            config = check_pass(data, loss, self._info)
+            bigram = self._bigram(found.weights.version)
+            logprobs = [_target_logprobs(bigram, datum) for datum in data]
+            total = sum_of(loss, config, data, logprobs)
+            if not forward_only:
+                found.accumulated += len(data)
+            metrics = {"loss:sum": total}
+            arrays = tuple(Array(dtype="float32", shape=row.shape, data=row.tobytes()) for row in logprobs)
+            return PassResult(logprobs=arrays, metrics=metrics)
+
+    async def optim_step(self, adapter: str, adam: Adam) -> StepResult:
+        """See `Engine`."""
+        async with self._inside("optim_step", adapter):
+            found = self._adapter(adapter)
+            if found.accumulated == 0:
+                raise UserError(
+                    "There is no gradient to step on.",
+                    "No forward_backward succeeded since the last step.",
+                    "Send forward_backward first.",
+                )
+            metrics = {"grad_norm:mean": float(found.accumulated)}
+            found.weights = replace(found.weights, version=found.weights.version + 1)
+            found.accumulated = 0
+            return StepResult(version=found.weights.version, metrics=metrics)
+
+    async def save(self, adapter: str, folder: str, optimizer: bool) -> Saved:
+        """See `Engine`."""
+        async with self._inside("save", adapter):
+            return self._adapter(adapter).weights.write(Path(folder), optimizer, self._info.name, self._hidden_size)
+
+    async def load(self, adapter: str, folder: str, optimizer: bool) -> StepResult:
+        """See `Engine`."""
+        async with self._inside("load", adapter):
+            weights = Weights.read(Path(folder), optimizer)
+            self._adapters[adapter] = Adapter(weights=weights)
+            return StepResult(version=weights.version, metrics={})
+
+    async def snapshot(self, adapter: str, snapshot: str) -> int:
+        """See `Engine`."""
+        async with self._inside("snapshot", adapter):
+            self._snapshots[snapshot] = self._adapter(adapter).weights
+            return self._snapshots[snapshot].version
+
+    async def load_snapshot(self, snapshot: str, folder: str) -> int:
+        """See `Engine`."""
+        async with self._inside("load_snapshot"):
+            self._snapshots[snapshot] = Weights.read(Path(folder), optimizer=False)
+            return self._snapshots[snapshot].version
+
+    async def save_snapshot(self, snapshot: str, folder: str) -> Saved:
+        """See `Engine`."""
+        async with self._inside("save_snapshot"):
+            return self._snapshot(snapshot).write(Path(folder), False, self._info.name, self._hidden_size)
+
+    async def sample(
+        self,
+        snapshot: str | None,
+        prompt: bytes,
+        num_samples: int,
+        params: SamplingParams,
+        wanted: Wanted = Wanted(),  # noqa: B008 - frozen
+    ) -> SampleResult:
+        """See `Engine`."""
+        async with self._inside("sample"):
+            return self._asked(snapshot, prompt, num_samples, params, wanted).result()
+
+    async def stream(
+        self,
+        snapshot: str | None,
+        prompt: bytes,
+        num_samples: int,
+        params: SamplingParams,
+        wanted: Wanted = Wanted(),  # noqa: B008 - frozen
+    ) -> AsyncIterator[Piece]:
+        """See `Engine`."""
+        async with self._inside("stream"):
+            check_streamed(wanted)
+            for piece in self._asked(snapshot, prompt, num_samples, params, wanted).pieces():
+                await self.pause("piece")
+                await asyncio.sleep(0)  # others have their turn between two pieces
+                self._refuse_if_closed()
+                yield piece
+
+    async def merge(self, folder: str, into: str) -> Saved:
+        """See `Engine`: here it is the base model as it is, since there is nothing to merge."""
+        async with self._inside("merge"):
+            version = Weights.read(Path(folder), optimizer=False).version
+            with written(Path(into)) as place:
+                shutil.copytree(self._info.folder, place, dirs_exist_ok=True)
+            return Saved(folder=into, size_bytes=size_of(Path(into)), version=version)
+
+    async def drop(self, name: str) -> None:
+        """See `Engine`."""
+        async with self._inside("drop", name):
+            self._adapters.pop(name, None)
+            self._snapshots.pop(name, None)
+
+    async def close(self) -> None:
+        """See `Engine`."""
+        self._closed.set()
+        self.release_all()
+
+    # Inside
+
+    @asynccontextmanager
+    async def _inside(self, operation: str, adapter: str | None = None) -> AsyncIterator[None]:
+        """One call: in its adapter's turn, through the hooks."""
+        turn = asyncio.Lock() if adapter is None else self._turns.setdefault(adapter, asyncio.Lock())
+        async with turn:  # first come, first served
+            self._refuse_if_closed()
+            async with self.passed(operation):
+                self._refuse_if_closed()
+                self.fail_as_planned(operation)
+                yield
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed.is_set():
+            raise EngineGone("The engine is closed.", next="Start another.")
+
+    def _adapter(self, name: str) -> Adapter:
+        if name not in self._adapters:
+            raise NotFound(f"The engine holds no adapter '{name}'.", next="Create it, or load it from a checkpoint.")
+        return self._adapters[name]
+
+    def _snapshot(self, name: str) -> Weights:
+        if name not in self._snapshots:
+            raise NotFound(f"The engine holds no snapshot '{name}'.", next="Take one, or load it from a checkpoint.")
+        return self._snapshots[name]
+
+    def _bigram(self, version: int) -> Bigram:
+        return Bigram(vocab_size=self._info.vocab_size, end_token=self._tokenizer.eos_token_id, version=version)
+
+    def _asked(
+        self, snapshot: str | None, prompt: bytes, num_samples: int, params: SamplingParams, wanted: Wanted
+    ) -> Asked:
+        version = 0 if snapshot is None else self._snapshot(snapshot).version
+        limit = check_sampling(prompt, num_samples, params, self._info, wanted)
+        stop_tokens = self._tokenizer.eos_token_ids if params.stop_tokens is None else params.stop_tokens
+        return Asked(
+            bigram=self._bigram(version),
+            prompt=prompt,
+            num_samples=num_samples,
+            params=params,
+            wanted=wanted,
+            limit=limit,
+            stops=lambda tokens: self._stops(tokens, stop_tokens, params.stop_strings),
+        )
+
+    def _stops(self, tokens: list[int], stop_tokens: tuple[int, ...], stop_strings: tuple[str, ...]) -> bool:
+        if tokens[-1] in stop_tokens:
+            return True
+        text = self._tokenizer.decode(tokens, skip_special_tokens=False) if stop_strings else ""
+        return any(stop in text for stop in stop_strings)
+
+
+def _target_logprobs(bigram: Bigram, datum: Datum) -> np.ndarray:
+    """Of every target, shaped as they are."""
+    targets = array(datum.inputs[TARGETS])
+    before = np.repeat(tokens_of(datum.tokens), targets[0].size)
+    return bigram.logprobs_of(before, targets.reshape(-1)).reshape(targets.shape)
+
+
+def _config(folder: Path) -> dict[str, int]:
+    file = folder / "config.json"
+    if not file.is_file():
+        raise NotFound(
+            f"The folder {folder} holds no model.",
+            "config.json is missing.",
+            "Name a model folder in Hugging Face format, or 'halteres/tiny'.",
+        )
+    return json.loads(file.read_text())

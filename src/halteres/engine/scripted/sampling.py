@@ -1,0 +1,134 @@
+"""Sampling without weights: what the scripted engine tells of a prompt and of the tokens after it.
+
+Owns: the walk of one request's sequences through the bigram model, whole or told token by token; what is asked of the
+prompt.
+Never: waits; keeps anything between two requests.
+
+S sequences, V vocabulary, P tokens of the prompt, K values per position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from halteres.engine.checks import array, tokens_of
+from halteres.engine.link.pieces import joined
+from halteres.engine.protocol import Array, Piece, SampleResult, SamplingParams, Sequence, TopK, Wanted
+from halteres.engine.scripted.bigram import Bigram, choose, draws
+
+FILLER = -99999.0
+_ALTERNATIVES = 1 << 32
+"""Draws for a prompt's alternatives begin at this position, far behind any sequence's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One checked request."""
+
+    bigram: Bigram
+    prompt: bytes
+    num_samples: int
+    params: SamplingParams
+    wanted: Wanted
+    limit: int
+    stops: Callable[[list[int]], bool]  # whether a sequence has ended with its newest token
+
+    def pieces(self) -> Iterator[Piece]:
+        """Every sequence's tokens, one at a time, in turn."""
+        told: list[list[int]] = [[] for _ in range(self.num_samples)]
+        ended: set[int] = set()
+        before_S = np.full(self.num_samples, tokens_of(self.prompt)[-1])
+        for position in range(self.limit):
+            raw_SV = self.bigram.logprobs(before_S)
+            before_S = choose(raw_SV, self.params, draws(self.params.seed, self.prompt, self.num_samples, position))
+            shown_SV = _tempered(raw_SV, self.params.temperature) if self.params.logprobs == "tempered" else raw_SV
+            for sample in range(self.num_samples):
+                if sample not in ended:
+                    told[sample].append(int(before_S[sample]))
+                    piece = self._piece(sample, told[sample], shown_SV[sample])
+                    yield piece
+                    if piece.stop_reason is not None:
+                        ended.add(sample)
+            if len(ended) == self.num_samples:
+                return
+
+    def result(self) -> SampleResult:
+        """All of it."""
+        of_sample: list[list[Piece]] = [[] for _ in range(self.num_samples)]
+        for piece in self.pieces():
+            of_sample[piece.sample].append(piece)
+        return SampleResult(
+            sequences=tuple(_sequence(joined(pieces)) for pieces in of_sample),
+            version=self.bigram.version,
+            prompt_logprobs=self._prompt_logprobs() if self.wanted.prompt_logprobs else None,
+            topk_prompt=self._topk_prompt(self.wanted.topk_prompt) if self.wanted.topk_prompt else None,
+            target_logprobs=self._target_logprobs(self.wanted.targets) if self.wanted.targets is not None else None,
+            alternatives=self._alternatives(self.wanted.alternatives) if self.wanted.alternatives else None,
+        )
+
+    def _piece(self, sample: int, tokens: list[int], logprobs_V: np.ndarray) -> Piece:
+        reason: Literal["stop", "length"] | None = "length" if len(tokens) == self.limit else None
+        return Piece(
+            sample=sample,
+            tokens=np.int32(tokens[-1]).tobytes(),
+            logprobs=np.float32(logprobs_V[tokens[-1]]).tobytes(),
+            version=self.bigram.version,
+            top=_most_likely(logprobs_V[None], self.wanted.topk_sampled) if self.wanted.topk_sampled else None,
+            stop_reason="stop" if self.stops(tokens) else reason,
+        )
+
+    def _prompt_logprobs(self) -> bytes:
+        prompt = tokens_of(self.prompt)
+        known = self.bigram.logprobs_of(prompt[:-1], prompt[1:])
+        return np.concatenate([[np.float32(np.nan)], known]).astype(np.float32).tobytes()
+
+    def _topk_prompt(self, k: int) -> TopK:
+        known = _most_likely(self.bigram.logprobs(tokens_of(self.prompt)[:-1]), k)
+        ids, logprobs = np.zeros(k, np.int32).tobytes(), np.full(k, FILLER, np.float32).tobytes()
+        return TopK(k=k, length=known.length + 1, ids=ids + known.ids, logprobs=logprobs + known.logprobs)
+
+    def _target_logprobs(self, targets: Array) -> Array:
+        given = array(targets)
+        rows = self.bigram.logprobs(tokens_of(self.prompt)[:-1])
+        known = np.where(given < 0, np.float32(0), np.take_along_axis(rows, np.maximum(given, 0), axis=1))
+        return Array(dtype="float32", shape=given.shape, data=known.astype(np.float32).tobytes())
+
+    def _alternatives(self, k: int) -> TopK:
+        rows = self.bigram.logprobs(tokens_of(self.prompt)[:-1])
+        shape = msgspec.structs.replace(self.params, top_k=-1, top_p=1.0)
+        ids = [
+            choose(np.repeat(row[None], k, axis=0), shape, draws(shape.seed, self.prompt, k, _ALTERNATIVES + i))
+            for i, row in enumerate(rows)
+        ]
+        drawn = np.asarray(ids, np.int64).reshape(len(rows), k)
+        return _listed(drawn, np.take_along_axis(rows, drawn, axis=1))
+
+
+def _sequence(whole: Piece) -> Sequence:
+    reason = whole.stop_reason or "length"
+    return Sequence(tokens=whole.tokens, logprobs=whole.logprobs, stop_reason=reason, top=whole.top)
+
+
+def _tempered(raw_SV: np.ndarray, temperature: float) -> np.ndarray:
+    """log-softmax at the temperature; that of 1 where it is greedy."""
+    if temperature == 0:
+        return raw_SV
+    scaled_SV = raw_SV.astype(np.float64) / temperature
+    scaled_SV -= scaled_SV.max(axis=1, keepdims=True)
+    return (scaled_SV - np.log(np.exp(scaled_SV).sum(axis=1, keepdims=True))).astype(np.float32)
+
+
+def _most_likely(logprobs_LV: np.ndarray, k: int) -> TopK:
+    ids_LK = np.argsort(-logprobs_LV, axis=1, kind="stable")[:, :k]
+    return _listed(ids_LK, np.take_along_axis(logprobs_LV, ids_LK, axis=1))
+
+
+def _listed(ids_LK: np.ndarray, logprobs_LK: np.ndarray) -> TopK:
+    length, k = ids_LK.shape
+    ids, logprobs = ids_LK.astype(np.int32), logprobs_LK.astype(np.float32)
+    return TopK(k=k, length=length, ids=ids.tobytes(), logprobs=logprobs.tobytes())

@@ -1,0 +1,1 @@
+"""Custom losses as data, executed."""

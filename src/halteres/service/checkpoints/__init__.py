@@ -1,0 +1,1 @@
+"""Named weights on disk: where they lie, who owns them, how long they live."""

@@ -1,0 +1,274 @@
+"""Checkpoints: the named weights of one service.
+
+Owns: what is known of each of them, who may use it, how it comes to be listed and how it goes.
+Never: writes or reads weights (the engine does).
+
+    STATE/checkpoints/<training run, ':' as '_'>/weights/<name>/            PEFT folder, optimiser, state.json
+                                                /sampler_weights/<name>/    PEFT folder
+                                                /external_weights/<name>/   files for others, perhaps encrypted
+    STATE/trash/        folders that were deleted, for an instant: half a checkpoint never exists
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import delete
+
+from halteres.engine.folders import recover
+from halteres.engine.protocol import LoraConfig, Saved
+from halteres.errors import Conflict, InvalidData, NotFound, nearest
+from halteres.service.checkpoints import unlisted
+from halteres.service.checkpoints.checkpoint import Checkpoint, age
+from halteres.service.checkpoints.lifetimes import checked_ttl, end_of_life
+from halteres.service.checkpoints.paths import KINDS, LOADABLE, Kind, TinkerPath, checked_name, parse
+from halteres.service.checkpoints.trash import Trash
+from halteres.service.durable.journal import Journal
+from halteres.service.durable.tables import CHECKPOINTS
+from halteres.service.tenancy.holdings import refuse_save
+from halteres.service.tenancy.limits import Allowances
+from halteres.service.tenancy.tenants import Tenant
+
+
+class Checkpoints:
+    """The named weights of one service."""
+
+    def __init__(self, journal: Journal, state: Path, allowances: Allowances | None = None) -> None:
+        self._allowances = allowances or Allowances()
+        self._journal, self._state, self._trash = journal, state, Trash(state / "trash")
+        self._known: dict[str, Checkpoint] = {}
+        self.on_removed: Callable[[str], None] = lambda _: None  # told the tinker:// path, once the name is free
+
+    async def open(self) -> None:
+        """Know again what an earlier life of the service saved, and mend what its end left half done."""
+        await asyncio.to_thread(self._recover)
+        for row in await self._journal.rows(CHECKPOINTS):
+            if (checkpoint := Checkpoint.of_row(row, self._state)).folder.is_dir():
+                self._known[row["path"]] = checkpoint
+        await self.look_again()
+
+    async def look_again(self) -> None:
+        """Know those that were put here meanwhile (`halteres checkpoints add`)."""
+        for path in await asyncio.to_thread(lambda: list(unlisted.put_here(self._state))):
+            if str(path) not in self._known:
+                self._take_in(path)
+
+    def _recover(self) -> None:
+        for kind in KINDS:
+            for folder in (self._state / "checkpoints").glob(f"*/{kind}"):
+                recover(folder)
+        self._trash.empty()
+
+    # Looking
+
+    def all(self, run: str | None = None, tenant: Tenant | None = None) -> list[Checkpoint]:
+        """Those of one training run, of one tenant, or all; oldest first."""
+        now = time.time()
+        return [
+            found
+            for found in self._known.values()
+            if run in (None, found.path.run) and tenant in (None, found.tenant) and not found.expired(now)
+        ]
+
+    def newest(self, run: str, kind: Kind = "weights") -> Checkpoint | None:
+        """The last one saved of a training run."""
+        return max((found for found in self.all(run) if found.path.kind == kind), key=age, default=None)
+
+    def newest_of_session(self, session_id: str, kind: Kind) -> Checkpoint | None:
+        """The last one saved of any training run of a session."""
+        found = (one for one in self.all() if one.path.kind == kind and one.path.run.startswith(f"{session_id}:"))
+        return max(found, key=age, default=None)
+
+    def find(self, path: str, tenant: Tenant) -> Checkpoint:
+        """The checkpoint at a path, to train from or to sample: the tenant's own, or a public one.
+
+        Raises:
+            NotFound: there is none; the message names what exists.
+            InvalidData: it is an export, which this service reads no more.
+        """
+        found = self.readable(path, tenant)
+        if found.path.kind not in LOADABLE:
+            raise InvalidData(
+                f"{path} is an export for others.",
+                "It may be encrypted, and it has no optimiser.",
+                "Name weights/NAME or sampler_weights/NAME of the training run.",
+            )
+        return found
+
+    def readable(self, path: str, tenant: Tenant) -> Checkpoint:
+        """The checkpoint of any kind at a path: the tenant's own, or a public one.
+
+        Raises:
+            NotFound: there is none.
+        """
+        found = self.at(path)
+        if found is None or not (found.public or found.tenant == tenant):
+            raise self._missing(path, tenant)
+        return found
+
+    def owned(self, path: str, tenant: Tenant) -> Checkpoint:
+        """The tenant's own checkpoint at a path.
+
+        Raises:
+            NotFound: it has none there.
+        """
+        found = self.at(path)
+        if found is None or found.tenant != tenant:
+            raise self._missing(path, tenant)
+        return found
+
+    def outcome_of(self, request_id: str, tenant: Tenant) -> Checkpoint | None:
+        """What a request made."""
+        return next((one for one in self.all(tenant=tenant) if one.request_id == request_id), None)
+
+    def at(self, path: str) -> Checkpoint | None:
+        """The checkpoint at a path, whoever asks; one that another service wrote, or that was put here, is known by
+        its folder.
+
+        Raises:
+            InvalidData: no tinker:// path.
+        """
+        found = self._known.get(path) or self._take_in(parse(path))
+        return found if found and not found.expired(time.time()) and found.folder.is_dir() else None
+
+    def _take_in(self, path: TinkerPath) -> Checkpoint | None:
+        folder = path.folder(self._state)
+        if any(known.folder == folder for known in self._known.values()):
+            return self._known.get(str(path))  # two paths may mean one folder; the first one has it
+        found = Checkpoint.of_folder(path, self._state)
+        if found is not None:
+            self._known[str(path)] = found
+        return found
+
+    def _missing(self, path: str, tenant: Tenant) -> NotFound:
+        known = {str(found.path): found for found in self.all(tenant=tenant)}
+        guess, newest = nearest(path, known), max(known.values(), key=age, default=None)
+        why = f"Did you mean {guess}?" if guess else f"The newest is {newest.path}." if newest else "None is saved."
+        return NotFound(f"There are no weights {path}.", why, did_you_mean=guess)
+
+    # Saving
+
+    def place(
+        self,
+        run: str,
+        kind: Kind,
+        name: str | None,
+        *,
+        tenant: Tenant,
+        overwrite: bool = False,
+        ttl_s: int | None = None,
+        request_id: str | None = None,
+    ) -> TinkerPath:
+        """Where a new checkpoint goes.
+
+        Args:
+            run: the training run.
+            kind: of weights.
+            name: its own.
+            tenant: who will own it.
+            overwrite: it may take the place of another.
+            ttl_s: how long it is to live.
+            request_id: of the request that makes it, which may be executed again: what it left itself is no obstacle.
+
+        Raises:
+            InvalidData: no usable name, or a time to live that is out of range.
+            Conflict: the name is taken.
+            LimitReached: the tenant has no room for it.
+        """
+        path = TinkerPath(run, kind, checked_name(name))
+        checked_ttl(ttl_s)
+        known = self._known.get(str(path))
+        if known is not None and known.expired(time.time()):
+            self._discard(known)
+        elif known is not None and known.folder.exists() and not overwrite and known.request_id != request_id:
+            remedy = (
+                "Choose another name, or save with overwrite=True." if kind == "weights" else "Choose another name."
+            )
+            raise Conflict(f"The checkpoint {path} exists.", "Saved weights are not replaced by accident.", remedy)
+        refuse_save(self._allowances, self, tenant, path)
+        return path
+
+    def folder(self, path: TinkerPath) -> Path:
+        """Where a path's folder lies."""
+        return path.folder(self._state)
+
+    async def add(
+        self,
+        path: TinkerPath,
+        saved: Saved,
+        *,
+        tenant: Tenant,
+        base_model: str,
+        lora: LoraConfig,
+        ttl_s: int | None = None,
+        user_metadata: dict[str, Any] | None = None,
+        request_id: str | None = None,
+    ) -> Checkpoint:
+        """Remember a folder that was written; whatever was known of its path before is forgotten.
+
+        Raises:
+            NotFound: somebody deleted it meanwhile.
+        """
+        folder, now = path.folder(self._state), time.time()
+        if not folder.is_dir():
+            raise NotFound(f"{path} was deleted while it was being saved.", next="Save it again.")
+        checkpoint = Checkpoint(
+            path=path,
+            folder=folder,
+            version=saved.version,
+            size_bytes=saved.size_bytes,
+            base_model=base_model,
+            lora=lora,
+            tenant=tenant,
+            request_id=request_id,
+            created_at=now,
+            expires_at=end_of_life(ttl_s, now),
+            user_metadata=user_metadata or {},
+        )
+        await self._record(checkpoint)
+        return checkpoint
+
+    async def change(self, checkpoint: Checkpoint, **facts: Any) -> Checkpoint:
+        """Let facts of a checkpoint that was just found be others: `public`, `expires_at`."""
+        changed = replace(checkpoint, **facts)
+        await self._record(changed)
+        return changed
+
+    async def _record(self, checkpoint: Checkpoint) -> None:
+        self._known.pop(str(checkpoint.path), None)  # a replaced one is the newest again
+        self._known[str(checkpoint.path)] = checkpoint
+        await self._journal.added(CHECKPOINTS, **checkpoint.row)
+
+    # Going
+
+    async def remove(self, checkpoint: Checkpoint) -> None:
+        """Delete a checkpoint that was just found. Snapshots that the engine holds of it keep answering.
+
+        Raises:
+            ServerError: its folder cannot be moved.
+        """
+        path = str(checkpoint.path)
+        self._discard(checkpoint)
+        await self._journal.transact(
+            lambda connection: connection.execute(delete(CHECKPOINTS).where(CHECKPOINTS.c.path == path))
+        )
+        await asyncio.to_thread(self._trash.empty)
+
+    async def expire(self, now: float) -> int:
+        """Delete those whose time is over at `now` (unix s); returns how many."""
+        over = [checkpoint for checkpoint in self._known.values() if checkpoint.expired(now)]
+        for checkpoint in over:
+            if self._known.get(str(checkpoint.path)) is checkpoint:  # it may have been renewed meanwhile
+                await self.remove(checkpoint)
+        return len(over)
+
+    def _discard(self, checkpoint: Checkpoint) -> None:
+        """From here on its name is free; no instant lies between."""
+        self._trash.take(checkpoint.folder)
+        self._known.pop(str(checkpoint.path), None)
+        self.on_removed(str(checkpoint.path))

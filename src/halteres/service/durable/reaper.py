@@ -1,0 +1,71 @@
+"""What has ended makes room.
+
+Owns: when adapters of finished and silent sessions leave the engine, when their restore points go, when settled
+requests and checkpoints past their time are removed.
+Never: removes a checkpoint whose time has not come; ends a session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from halteres.errors import HalteresError
+from halteres.service.checkpoints.store import Checkpoints
+from halteres.service.durable.journal import Journal
+from halteres.service.options import Options
+from halteres.service.sessions import Session, Sessions
+from halteres.service.training.adapters import Adapters
+from halteres.service.training.models import Models
+
+log = logging.getLogger(__name__)
+
+EVERY = 2**63 - 1
+"""Above every request's number."""
+
+
+class Reaper:
+    """Looks again and again for what has ended."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        sessions: Sessions,
+        models: Models,
+        adapters: Adapters,
+        checkpoints: Checkpoints,
+        options: Options,
+    ) -> None:
+        self._journal, self._sessions, self._models, self._adapters = journal, sessions, models, adapters
+        self._checkpoints, self._options = checkpoints, options
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(self._options.reap_s)
+            try:
+                await self.reap(time.time())
+            except HalteresError as error:
+                log.warning("What has ended could not be cleared away: %s", error)
+
+    async def reap(self, now: float) -> None:
+        """One look."""
+        covered: dict[str, int] = {}
+        for session in self._sessions.all():
+            silent_s = now - (session.finished_at or session.last_seen)
+            if session.finished is not None or silent_s > self._options.silent_s:
+                await self.retire(session)
+            for model in self._models.of_session(session.id):
+                if silent_s > self._options.keep_points_s and model.home is None:
+                    await self._adapters.forget(model)
+                    covered[model.id] = EVERY
+                elif model.point is not None:
+                    covered[model.id] = model.point
+        await self._journal.forget(now - self._options.keep_requests_s, covered)
+        await self._checkpoints.expire(now)
+
+    async def retire(self, session: Session) -> None:
+        """The adapters of a session that nothing runs or waits for leave the engine; they come back when asked for."""
+        for model in self._models.of_session(session.id):
+            await self._adapters.unload(model)

@@ -1,0 +1,1 @@
+"""Weights as files for others: PEFT and merged folders, encryption, signed downloads."""

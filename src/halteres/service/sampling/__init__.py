@@ -1,0 +1,1 @@
+"""Sampling sessions, the immutable weights behind them, and the requests that draw from them."""

@@ -1,0 +1,201 @@
+"""Sampling sessions, and the policy that each run samples from.
+
+Owns: sampling session ids and the snapshot behind each; the newest snapshot of every run.
+Never: samples.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from halteres.errors import InvalidData, NotFound, NotReady
+from halteres.service.base import BaseModel
+from halteres.service.checkpoints.store import Checkpoints
+from halteres.service.durable.journal import Journal
+from halteres.service.durable.tables import SAMPLERS
+from halteres.service.sampling.snapshots import Snapshot, SnapshotLost, Snapshots
+from halteres.service.sessions import Session, Sessions
+from halteres.service.tenancy.tenants import Tenant
+from halteres.service.training.models import Model, Models
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampler:
+    """A sampling session."""
+
+    id: str
+    session_id: str
+    tenant: Tenant
+    base_model: str  # the name its client knows
+    model_path: str | None = None
+    fixed: Snapshot | None = None  # None: the base model, unless it is in flight or lost
+    inflight: Model | None = None  # the training run whose newest weights in flight it means
+    lost: bool = False  # its weights were deleted
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The weights that a request means which comes now; None is the base model."""
+        return self.fixed if self.inflight is None else self.inflight.inflight
+
+
+def sampler_id(session_id: str, seq: int) -> str:
+    """The id of a session's sampling session number `seq`."""
+    return f"{session_id}:sample:{seq}"
+
+
+class Samplers:
+    """All sampling sessions, and the policies of runs."""
+
+    def __init__(
+        self, journal: Journal, sessions: Sessions, checkpoints: Checkpoints, snapshots: Snapshots, base: BaseModel
+    ) -> None:
+        self._journal, self._sessions, self._base = journal, sessions, base
+        self._checkpoints, self._snapshots = checkpoints, snapshots
+        self._known: dict[str, Sampler] = {}
+        self._policies: dict[tuple[Tenant, str], Snapshot] = {}
+
+    async def open(self, models: Models) -> None:
+        """Know again those of an earlier life of the service."""
+        for session in self._sessions.all():
+            found = self._checkpoints.newest_of_session(session.id, "sampler_weights")
+            if found is not None:
+                self.published(session, self._snapshots.of(found))
+        for row in await self._journal.rows(SAMPLERS):
+            model = models.of_id(row["model_id"]) if row["model_id"] else None
+            facts = {name: row[name] for name in ("id", "session_id", "tenant", "base_model", "model_path")}
+            if model is not None:
+                self._known[row["id"]] = self._unnamed(model, row, facts)
+            else:
+                self._known[row["id"]] = self._named(row, facts)
+        await self._snapshots.sweep()
+
+    def _unnamed(self, model: Model, row: dict[str, Any], facts: dict[str, Any]) -> Sampler:
+        snapshot = self._snapshots.unnamed(model, row["seq"], row["snapshot"], row["version"])
+        session = self._sessions.of_model(model.session_id)
+        if session.run and snapshot.version >= self._version(session):
+            self.published(session, snapshot)
+        if row["inflight"]:
+            model.inflight = snapshot
+            return Sampler(**facts, inflight=model)
+        return Sampler(**facts, fixed=snapshot)
+
+    def _version(self, session: Session) -> int:
+        known = self._policies.get((session.tenant, session.run or ""))
+        return known.version if known else 0
+
+    def _named(self, row: dict[str, Any], facts: dict[str, Any]) -> Sampler:
+        try:
+            found = self._checkpoints.find(row["model_path"], row["tenant"]) if row["model_path"] else None
+        except NotFound:
+            return Sampler(**facts, lost=True)
+        if found is not None and found.created_at > row["created_at"]:
+            return Sampler(**facts, lost=True)  # the path was used again
+        return Sampler(**facts, fixed=self._snapshots.of(found) if found else None)
+
+    async def create(self, session: Session, seq: int, base_model: str | None, model_path: str | None) -> Sampler:
+        """The sampling session of this number: made now, or the one made before.
+
+        Raises:
+            NotFound: no such base model or weights.
+        """
+        name = sampler_id(session.id, seq)
+        if name in self._known:
+            return self._known[name]
+        if model_path is None and base_model is None:
+            raise InvalidData("The sampling session names no weights.", next="Send model_path or base_model.")
+        found = self._snapshots.of(self._checkpoints.find(model_path, session.tenant)) if model_path else None
+        asked = base_model or (found.base_model if found else None) or self._base.name
+        sampler = Sampler(
+            id=name,
+            session_id=session.id,
+            tenant=session.tenant,
+            base_model=self._base.check(asked),
+            model_path=model_path,
+            fixed=found,
+        )
+        await self._record(sampler)
+        return sampler
+
+    async def add_unnamed(self, session: Session, seq: int, snapshot: Snapshot, *, inflight: bool) -> Sampler:
+        """The sampling session of weights that were published without a name."""
+        model = snapshot.model
+        if inflight and model is not None:
+            model.inflight = snapshot
+        sampler = Sampler(
+            id=sampler_id(session.id, seq),
+            session_id=session.id,
+            tenant=session.tenant,
+            base_model=snapshot.base_model,
+            fixed=snapshot,
+            inflight=model if inflight else None,
+        )
+        await self._record(sampler)
+        return sampler
+
+    async def _record(self, sampler: Sampler) -> None:
+        unnamed = sampler.fixed if sampler.model_path is None else None
+        await self._journal.added(
+            SAMPLERS,
+            id=sampler.id,
+            session_id=sampler.session_id,
+            tenant=sampler.tenant,
+            base_model=sampler.base_model,
+            model_path=sampler.model_path,
+            model_id=unnamed.model.id if unnamed and unnamed.model else None,
+            seq=unnamed.seq if unnamed else None,
+            snapshot=unnamed.name if unnamed else None,
+            version=unnamed.version if unnamed else None,
+            inflight=sampler.inflight is not None,
+            created_at=time.time(),
+        )
+        self._known[sampler.id] = sampler
+
+    def find(self, sampler: str, tenant: Tenant) -> Sampler:
+        """The sampling session of this id.
+
+        Raises:
+            NotFound: the tenant has none of this id.
+        """
+        found = self._known.get(sampler)
+        if found is None or found.tenant != tenant:
+            raise NotFound(f"There is no sampling session '{sampler}' here.", next="Make a new sampling client.")
+        return found
+
+    def of_session(self, session_id: str) -> list[str]:
+        """The ids of a session's sampling sessions."""
+        return [sampler.id for sampler in self._known.values() if sampler.session_id == session_id]
+
+    def published(self, session: Session, snapshot: Snapshot) -> None:
+        """These are now the newest weights of the session's run."""
+        if session.run:
+            self._policies[session.tenant, session.run] = snapshot
+
+    def policy(self, run: str, tenant: Tenant) -> Snapshot:
+        """The newest snapshot of a run.
+
+        Raises:
+            NotReady: nothing was published yet.
+        """
+        if (snapshot := self._policies.get((tenant, run))) is None:
+            raise NotReady(
+                f"The run '{run}' has no weights to sample from yet.",
+                "Its trainer has published none to this service.",
+                "Ask again in a moment; its session names it in user_metadata.halteres_run and saves sampler weights.",
+            )
+        return snapshot
+
+    def versions(self, tenant: Tenant) -> dict[str, int]:
+        """The policy version of every run of a tenant."""
+        return {run: snapshot.version for (owner, run), snapshot in self._policies.items() if owner == tenant}
+
+
+def refuse_lost(sampler: Sampler) -> None:
+    """Raise SnapshotLost for a sampling session whose weights were deleted."""
+    if sampler.lost:
+        raise SnapshotLost(
+            f"The weights of sampling session {sampler.id} are gone.",
+            f"{sampler.model_path} was deleted or replaced.",
+            "Make a new sampling client.",
+        )

@@ -1,0 +1,241 @@
+"""Sampling requests, executed.
+
+Owns: the translation of sampling parameters, seeds drawn where the client sent none, the bound on each tenant's
+requests under way, their turns in the engine.
+Never: lets one tenant's requests wait for another's that wait too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from array import array
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Literal
+
+import msgspec
+
+from halteres.engine.protocol import Engine, Piece, SampleResult, SamplingParams, Wanted
+from halteres.errors import HalteresError, InvalidData, UserError
+from halteres.service.durable.journal import Drawn, Recorded
+from halteres.service.durable.promises import Outcome, Promise, Promises, binary_result, failure
+from halteres.service.host import Host, survived
+from halteres.service.sampling.samplers import Sampler, Samplers, refuse_lost
+from halteres.service.sampling.snapshots import Snapshot, Snapshots
+from halteres.service.sampling.streams import ended, outliving
+from halteres.service.tenancy.limits import Allowances
+from halteres.service.tenancy.tenants import Tenant
+from halteres.service.tenancy.turns import Turns
+from halteres.service.training.lanes import outcome_of
+from halteres.service.wire.bodies import Prompt, Sample, Sampling, read
+from halteres.service.wire.samples import wish_of, write_sample
+
+PLACES, MOST_PLACES = 640, 576
+"""Sequences in the engine at a time, and of one tenant: those that it decodes together (512), and the next ones, so
+that it never waits for the link. All others wait here, where tenants take turns; the engine's own queue is first come,
+first served."""
+
+MAX_SAMPLES = 1024
+"""Sequences of one request."""
+
+
+CANCELLED = failure(UserError("The request was cancelled by its client."))
+
+
+class Samples:
+    """Sampling from snapshots."""
+
+    def __init__(
+        self,
+        host: Host,
+        promises: Promises,
+        samplers: Samplers,
+        snapshots: Snapshots,
+        tasks: asyncio.TaskGroup,
+        *,
+        logprobs: Literal["raw", "tempered"] = "raw",
+        limits: Allowances = Allowances(),  # noqa: B008 - frozen
+    ) -> None:
+        self._host, self._promises, self._samplers, self._snapshots = host, promises, samplers, snapshots
+        self._tasks, self.logprobs = tasks, logprobs
+        self._running: dict[str, asyncio.Task[None]] = {}  # by request id
+        promises.draw_again_by(self.again)
+        self._limits, self._under_way, self._turns = limits, Counter[Tenant](), Turns(PLACES, MOST_PLACES)
+
+    def refuse_if_full(self, tenant: Tenant) -> None:
+        """Raise Overloaded rather than take more work of a tenant than it may have."""
+        self._limits.of(tenant).check_samples(self._under_way[tenant])
+
+    async def draw(
+        self,
+        snapshot: Snapshot | None,
+        prompt: bytes,
+        num_samples: int,
+        params: SamplingParams,
+        wanted: Wanted = Wanted(),  # noqa: B008 - frozen
+        *,
+        tenant: Tenant,
+    ) -> SampleResult:
+        """Sample from a snapshot, or from the base model (None), when it is the tenant's turn. The seed is given:
+        another engine draws the same."""
+        _check_count(num_samples)
+
+        async def call(engine: Engine) -> SampleResult:
+            async with self._snapshots.resident(snapshot, engine):
+                name = None if snapshot is None else snapshot.name
+                return await engine.sample(name, prompt, num_samples, params, wanted)
+
+        async with self._in_turn(tenant, num_samples):
+            return await survived(self._host, call)
+
+    async def stream(
+        self,
+        snapshot: Snapshot | None,
+        prompt: bytes,
+        num_samples: int,
+        params: SamplingParams,
+        wanted: Wanted = Wanted(),  # noqa: B008 - frozen
+        *,
+        tenant: Tenant,
+    ) -> AsyncGenerator[Piece, None]:
+        """As `draw`, told while it is written; a reader that goes away frees the rows."""
+        _check_count(num_samples)
+
+        async def begin(engine: Engine) -> AsyncGenerator[Piece, None]:
+            async with self._snapshots.resident(snapshot, engine):
+                name = None if snapshot is None else snapshot.name
+                async with ended(engine.stream(name, prompt, num_samples, params, wanted)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+
+        async with self._in_turn(tenant, num_samples), aclosing(outliving(self._host, begin)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    @asynccontextmanager
+    async def _in_turn(self, tenant: Tenant, num_samples: int) -> AsyncIterator[None]:
+        """One request more of the tenant's; inside the block it has its place in the engine."""
+        self._under_way[tenant] += 1
+        try:
+            async with self._turns.places(tenant, num_samples):
+                yield
+        finally:
+            self._under_way[tenant] -= 1
+
+    def start(self, promise: Promise, sampler: Sampler, asked: Sample, seed: int) -> None:
+        """Execute a client's request; its promise is settled when it is done."""
+        task = self._tasks.create_task(self._keep(promise, sampler, asked, seed), name="sample")
+        self._running[promise.request_id] = task
+        task.add_done_callback(lambda _: self._running.pop(promise.request_id, None))
+
+    def cancel(self, request_id: str) -> None:
+        """Stop a request that nobody waits for any more; unknown ones are fine."""
+        if (task := self._running.get(request_id)) is not None:
+            task.cancel()
+
+    def stop(self) -> None:
+        """The service ends: what runs is left to its successor."""
+        for task in self._running.values():
+            task.cancel()
+
+    async def again(self, row: Recorded) -> Promise:
+        """Execute a request of the journal again: the seed is in it, so the outcome is the same."""
+        promise = self._promises.adopt(row)
+        try:
+            asked = read(row.body, Sample)
+            sampler = self._samplers.find(row.subject, row.tenant)
+            self.start(promise, sampler, asked, seed_of(asked, row.drawn))
+        except HalteresError as error:
+            self._promises.settle(promise, failure(error))
+        return promise
+
+    async def _keep(self, promise: Promise, sampler: Sampler, asked: Sample, seed: int) -> None:
+        try:
+            outcome = await outcome_of(promise, lambda: self._sample(sampler, asked, seed))
+        except asyncio.CancelledError:
+            self._promises.settle(promise, CANCELLED)
+            raise
+        self._promises.settle(promise, outcome)
+
+    async def _sample(self, sampler: Sampler, asked: Sample, seed: int) -> Outcome:
+        refuse_lost(sampler)
+        prompt = prompt_of(asked.prompt)
+        wish = wish_of(asked, len(prompt) // 4)
+        params = msgspec.structs.replace(params_of(asked.sampling_params, seed), logprobs=self.logprobs)
+        snapshot, tenant = sampler.snapshot, sampler.tenant
+        sampled = await self.draw(snapshot, prompt, asked.num_samples, params, wish.wanted, tenant=tenant)
+        return binary_result(write_sample(sampled, wish))
+
+
+def _check_count(num_samples: int) -> None:
+    if not 1 <= num_samples <= MAX_SAMPLES:
+        raise InvalidData(f"num_samples is {num_samples}.", f"It must be 1 to {MAX_SAMPLES}.")
+
+
+def seed_of(asked: Sample, drawn: Drawn | None) -> int:
+    """The seed that a client sent, or the one drawn for its request."""
+    sent = asked.sampling_params.seed
+    found = (drawn or {}).get("seed", 0) if sent is None else sent
+    return found if isinstance(found, int) else 0
+
+
+def drawn_seed() -> int:
+    """A seed for a request without one."""
+    return secrets.randbits(32)
+
+
+def checked_seed(seed: int) -> int:
+    """The seed.
+
+    Raises:
+        InvalidData: it does not fit 64 bits.
+    """
+    if not -(2**63) <= seed < 2**63 - MAX_SAMPLES:
+        raise InvalidData(f"The seed {seed} is out of range.", "It must fit 64 bits.")
+    return seed
+
+
+def params_of(asked: Sampling, seed: int) -> SamplingParams:
+    """The engine's sampling parameters.
+
+    `stop` as text stops at text and at the model's end token; as token ids it replaces the end token; an empty list
+    disables every stop.
+    """
+    stop = [asked.stop] if isinstance(asked.stop, str | int) else asked.stop
+    strings = tuple(one for one in stop or () if isinstance(one, str))
+    tokens = tuple(one for one in stop or () if isinstance(one, int))
+    if any(not text for text in strings):
+        raise InvalidData("A stop string is empty.", next="Leave it out, or send stop=[] to disable every stop.")
+    if any(not -(2**31) <= token < 2**31 for token in tokens):
+        raise InvalidData("stop holds something that is no token id.", next="Send ids of the model's own tokenizer.")
+    return SamplingParams(
+        max_tokens=asked.max_tokens,
+        temperature=asked.temperature,
+        top_k=asked.top_k,
+        top_p=asked.top_p,
+        seed=checked_seed(seed),
+        stop_tokens=None if stop is None or (strings and not tokens) else tokens,
+        stop_strings=strings,
+    )
+
+
+def packed(tokens: Sequence[int]) -> bytes:
+    """Token ids as int32.
+
+    Raises:
+        InvalidData: an id that int32 cannot hold.
+    """
+    try:
+        return array("i", tokens).tobytes()
+    except (OverflowError, TypeError) as error:
+        raise InvalidData("The prompt holds something that is no token id.", f"{error}.") from error
+
+
+def prompt_of(prompt: Prompt) -> bytes:
+    """A prompt's tokens as int32."""
+    for chunk in prompt.chunks:
+        if chunk.type != "encoded_text":
+            raise InvalidData(f"The prompt holds a '{chunk.type[:50]}' chunk.", "The model reads text tokens only.")
+    return b"".join(packed(chunk.tokens) for chunk in prompt.chunks)

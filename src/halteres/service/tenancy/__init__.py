@@ -1,0 +1,1 @@
+"""Who asks: keys, tenants, and what each may do and hold."""

@@ -1,0 +1,249 @@
+"""Adapters in the engine, and how one comes back that an engine lost.
+
+Owns: which engine holds which adapter, restore points, replay of the journal, the bound on adapters held.
+Never: answers a client; keeps anything that the journal and the restore points do not hold.
+
+What an engine holds dies with it, and with the service. An adapter is brought back by its newest restore point (adapter
+and optimiser on disk, taken where no gradient waits) and by executing again, in order, the settled requests after it.
+A request under way when its engine dies is executed again after that: the outcome is what it would have been, because
+nothing of the first attempt is left.
+
+    STATE/points/<training run, ':' as '_'>/<number of a request>/    PEFT folder, optimiser, state.json
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from contextvars import Context
+from pathlib import Path
+from typing import TypeVar
+
+from halteres.engine.protocol import Engine
+from halteres.errors import HalteresError, NotReady, ServerError, UserError
+from halteres.service.durable.journal import Journal, Recorded
+from halteres.service.host import Host, survived
+from halteres.service.sampling.snapshots import Snapshot, Snapshots
+from halteres.service.training import calls
+from halteres.service.training.custom_losses import CustomLosses
+from halteres.service.training.models import Model, record_point
+from halteres.service.wire.requests import PASSES, Request, read_request
+
+REPLAY_S = 2.0
+"""Engine time after which a restore point is due: what bringing an adapter back may take, and what a point must be
+cheap against."""
+
+MAX_HELD = 64
+"""Adapters in the engine at a time; those unused for longest leave, and come back when they are asked for."""
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class AdapterLost(ServerError):
+    """An adapter whose restore point and requests are gone."""
+
+    code = "adapter_lost"
+
+
+class Adapters:
+    """What the engine holds, and what can be brought back."""
+
+    def __init__(
+        self,
+        host: Host,
+        journal: Journal,
+        snapshots: Snapshots,
+        losses: CustomLosses,
+        points: Path,
+        tasks: asyncio.TaskGroup,
+        *,
+        replay_s: float = REPLAY_S,
+        max_held: int = MAX_HELD,
+    ) -> None:
+        self._host, self._journal, self._snapshots, self._losses = host, journal, snapshots, losses
+        self._points, self._tasks = points, tasks
+        self._replay_s, self._max_held = replay_s, max_held
+        self._held: OrderedDict[str, Model] = OrderedDict()  # unused for longest first
+        snapshots.bring_back_by(self._retake)
+
+    async def surviving(self, model: Model, run: Callable[[Engine], Awaitable[T]], *, made_here: bool = False) -> T:
+        """The result of `run` on the engine that holds the adapter, which is brought back where it is lost; an engine
+        that dies under it is survived.
+
+        Args:
+            model: whose adapter it is.
+            run: what to do; executed again from the start with the next engine.
+            made_here: `run` makes or replaces the adapter: it need not be there before.
+
+        Raises:
+            EngineDied: engines keep dying under this one request.
+            NotReady: no engine is running.
+            AdapterLost: it cannot be brought back.
+        """
+
+        async def attempt(engine: Engine) -> T:
+            async with model.turn:
+                await self._ready(model, engine, made_here)
+                began = time.monotonic()
+                result = await run(engine)
+                model.work_s += time.monotonic() - began
+                model.home = engine
+                self._touch(model)
+                return result
+
+        return await survived(self._host, attempt)
+
+    async def _ready(self, model: Model, engine: Engine, made_here: bool) -> None:
+        if made_here and model.lora is None:
+            await engine.drop(model.id)  # what an attempt that failed half-way left
+            return
+        with suppress(*((AdapterLost,) if made_here else ())):
+            await self._bring_back(model, engine)
+
+    async def _bring_back(self, model: Model, engine: Engine) -> None:
+        if model.home is engine:
+            return
+        began = time.monotonic()
+        await engine.drop(model.id)
+        after = await self._load_point(model, engine)
+        rows = await self._journal.settled_since(model.id, after)
+        if after < 0 and not any(row.seq == 0 and row.state == "done" for row in rows):
+            raise _lost(model)
+        model.gradient = False
+        for row in rows:
+            await self._again(model, engine, row)
+        model.home, model.work_s = engine, time.monotonic() - began
+        self._touch(model)
+        log.info("Training run %s is back: %d requests in %.2f s.", model.id, len(rows), model.work_s)
+
+    async def _load_point(self, model: Model, engine: Engine) -> int:
+        """Load the newest restore point; returns its number, -1 where there is none."""
+        if model.point is None:
+            return -1
+        folder = self._folder(model, model.point)
+        if not folder.is_dir():
+            raise _lost(model)
+        await engine.load(model.id, str(folder), True)
+        return model.point
+
+    async def _again(self, model: Model, engine: Engine, row: Recorded) -> None:
+        """Execute a settled request once more, for what it did to the adapter."""
+        refused = row.state != "done"
+        if (refused and (row.kind, row.state) != ("optim_step", "failed_user")) or row.seq is None:
+            return  # a failed pass adds nothing; a refused step may have cleared the gradient
+        if row.kind == "save_weights_for_sampler":
+            await self._snapshots.taken_again(model, row.seq, engine)
+            return
+        if row.kind not in ("create_model", "forward_backward", "optim_step"):
+            return
+        asked = read_request(row.kind, row.content_type, row.body)
+        request = Request(id=row.id, kind=row.kind, seq=row.seq, asked=asked, drawn=row.drawn or {})
+        with suppress(*((UserError,) if refused else ())):
+            await self._perform(model, engine, request)
+
+    async def _perform(self, model: Model, engine: Engine, request: Request) -> None:
+        if request.kind == "create_model":
+            await calls.create(engine, model, request)
+        elif request.kind in PASSES:
+            await calls.run_pass(engine, model, request, self._losses)
+            model.gradient = True
+        else:
+            await calls.step(engine, model, request)
+            model.gradient = False
+
+    # Restore points
+
+    async def consider_point(self, model: Model, seq: int) -> None:
+        """Take a restore point if bringing the adapter back would take long; one that fails leaves the older one."""
+        if model.work_s >= self._replay_s and not model.gradient:
+            try:
+                await self.take_point(model, seq)
+            except HalteresError as error:
+                log.warning("No restore point of %s after request %d: %s", model.id, seq, error)
+
+    async def take_point(self, model: Model, seq: int) -> None:
+        """Write adapter and optimiser as they are after the request of this number.
+
+        Raises:
+            HalteresError: the folder could not be written, or the engine is gone.
+        """
+        if (engine := model.home) is not None:
+            async with model.turn:
+                await self.write_point(model, engine, seq)
+            await self.point_written(model, seq)
+
+    async def write_point(self, model: Model, engine: Engine, seq: int) -> None:
+        """The folder of a restore point; unnamed weights published before it cannot be replayed, so they are kept."""
+        await self._snapshots.keep(model, engine)
+        await engine.save(model.id, str(self._folder(model, seq)), True)
+
+    async def point_written(self, model: Model, seq: int) -> None:
+        """From now on the adapter is brought back from there."""
+        await record_point(self._journal, model, seq)
+        model.point, model.work_s = seq, 0.0
+        await asyncio.to_thread(_keep_only, self._folder(model, seq))
+
+    def _folder(self, model: Model, seq: int) -> Path:
+        return self._points / model.id.replace(":", "_") / str(seq)
+
+    async def forget(self, model: Model) -> None:
+        """Remove the restore point of a training run that nobody goes on with."""
+        if not model.forgotten:
+            await record_point(self._journal, model, None)
+            model.point, model.forgotten = None, True
+            await asyncio.to_thread(shutil.rmtree, self._points / model.id.replace(":", "_"), ignore_errors=True)
+
+    # Leaving the engine
+
+    async def unload(self, model: Model) -> None:
+        """Let an idle adapter leave the engine; it is brought back when it is asked for."""
+        if model.home is None or not model.lane.idle:
+            return
+        async with model.turn:
+            home, model.home = model.home, None
+            self._held.pop(model.id, None)
+            with suppress(NotReady):  # that engine is gone, and the adapter with it
+                await home.drop(model.id)
+
+    def _touch(self, model: Model) -> None:
+        self._held[model.id] = model
+        self._held.move_to_end(model.id)
+        excess = len(self._held) - self._max_held
+        for idle in [held for held in self._held.values() if held.lane.idle and held is not model][: max(0, excess)]:
+            del self._held[idle.id]
+            self._tasks.create_task(self._unload_quietly(idle), name="adapter leaves", context=Context())
+
+    async def _unload_quietly(self, model: Model) -> None:
+        try:
+            await self.unload(model)
+        except HalteresError as error:
+            log.warning("The adapter of %s stays in the engine: %s", model.id, error)
+
+    async def _retake(self, snapshot: Snapshot, engine: Engine) -> None:
+        """Bring back the adapter that unnamed weights were published from, and with it the weights."""
+        model = snapshot.model
+        if model is None:
+            return
+        async with model.turn:
+            await self._bring_back(model, engine)
+
+
+def _keep_only(point: Path) -> None:
+    for older in point.parent.iterdir():
+        if older != point:
+            shutil.rmtree(older, ignore_errors=True)
+
+
+def _lost(model: Model) -> AdapterLost:
+    return AdapterLost(
+        f"The adapter of training run {model.id} is gone.",
+        "Its restore point or its requests are not in this state directory any more.",
+        "Resume from a checkpoint: create_training_client_from_state_with_optimizer(path).",
+    )

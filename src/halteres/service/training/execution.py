@@ -1,0 +1,204 @@
+"""Training requests, executed: what each of them asks of the engine, and the result its promise gets.
+
+Owns: which request does what; naming and recording what was saved; the result of each.
+Never: decides when (a model's lane does), parses bodies, brings back what an engine lost (`adapters` does).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeVar
+
+from halteres.engine.protocol import Engine, PassResult, Saved, StepResult
+from halteres.errors import InvalidData, UserError
+from halteres.service.checkpoints.store import Checkpoints
+from halteres.service.durable.journal import Journal
+from halteres.service.durable.promises import Outcome, binary_result, result
+from halteres.service.exports.external import Exports
+from halteres.service.sampling.samplers import Samplers
+from halteres.service.sampling.snapshots import Snapshot, Snapshots
+from halteres.service.sessions import Sessions
+from halteres.service.training import calls
+from halteres.service.training.adapters import Adapters
+from halteres.service.training.custom_losses import CustomLosses
+from halteres.service.training.lanes import Job, Work
+from halteres.service.training.models import Model, record
+from halteres.service.wire.bodies import LoadWeights, SaveWeights
+from halteres.service.wire.passes import write_pass
+from halteres.service.wire.requests import Request
+
+T = TypeVar("T")
+
+
+class Training:
+    """The training calls of the Tinker API over one engine."""
+
+    def __init__(
+        self,
+        *,
+        journal: Journal,
+        adapters: Adapters,
+        checkpoints: Checkpoints,
+        sessions: Sessions,
+        samplers: Samplers,
+        snapshots: Snapshots,
+        losses: CustomLosses,
+        exports: Exports,
+    ) -> None:
+        self._journal, self._adapters, self._checkpoints = journal, adapters, checkpoints
+        self._sessions, self._samplers, self._snapshots = sessions, samplers, snapshots
+        self._losses, self._exports = losses, exports
+        self._methods = {
+            "create_model": self.create,
+            "load_weights": self.load,
+            "forward_backward": self.run_pass,
+            "forward": self.run_pass,
+            "optim_step": self.step,
+            "save_weights": self.save,
+            "save_weights_for_sampler": self.publish,
+            "save_weights_external": self.export,
+        }
+
+    @property
+    def work(self) -> Work:
+        """What a lane does with its jobs."""
+        return Work(self._execute, self._afterwards)
+
+    async def _execute(self, job: Job) -> Outcome:
+        return await self._methods[job.request.kind](job.model, job.request)
+
+    async def _afterwards(self, job: Job) -> None:
+        outcome = job.promise.outcome
+        if job.request.kind == "optim_step" and outcome is not None and outcome.state == "done":
+            await self._adapters.consider_point(job.model, job.request.seq)
+
+    async def create(self, model: Model, request: Request) -> Outcome:
+        """A new adapter."""
+        made = await self._adapters.surviving(
+            model, lambda engine: calls.create(engine, model, request), made_here=True
+        )
+        model.lora = made
+        await record(self._journal, model)
+        return result({"type": "create_model", "model_id": model.id})
+
+    async def load(self, model: Model, request: Request) -> Outcome:
+        """Make or replace the adapter from saved state; the restore point is part of it, for what lies at the path may
+        change."""
+        asked = _of(LoadWeights, request)
+        found = self._checkpoints.find(asked.path, model.tenant)
+
+        async def load(engine: Engine) -> None:
+            await engine.load(model.id, str(found.folder), asked.optimizer)
+            await self._adapters.write_point(model, engine, request.seq)
+
+        await self._adapters.surviving(model, load, made_here=True)
+        model.lora, model.gradient = found.lora, False
+        await record(self._journal, model)
+        await self._adapters.point_written(model, request.seq)
+        return result({"type": "load_weights", "path": asked.path, "model_id": model.id})
+
+    async def run_pass(self, model: Model, request: Request) -> Outcome:
+        """A pass; its gradient is added to the model's, unless it is a forward pass alone."""
+
+        async def run(engine: Engine) -> PassResult:
+            return await calls.run_pass(engine, model, request, self._losses)
+
+        passed = await self._adapters.surviving(model, run)
+        model.gradient = model.gradient or request.kind == "forward_backward"
+        return binary_result(write_pass(passed))
+
+    async def step(self, model: Model, request: Request) -> Outcome:
+        """One step of Adam."""
+
+        async def run(engine: Engine) -> StepResult:
+            return await calls.step(engine, model, request)
+
+        stepped = await self._adapters.surviving(model, run)
+        model.gradient = False
+        finite = {name: value for name, value in stepped.metrics.items() if math.isfinite(value)}  # JSON has no others
+        return result({"type": "optim_step", "metrics": {**finite, "policy_version:max": float(stepped.version)}})
+
+    async def save(self, model: Model, request: Request) -> Outcome:
+        """State to go on from: adapter, optimiser, step."""
+        asked = _of(SaveWeights, request)
+        path = self._checkpoints.place(
+            model.id,
+            "weights",
+            asked.path,
+            overwrite=asked.overwrite,
+            ttl_s=asked.ttl_seconds,
+            tenant=model.tenant,
+            request_id=request.id,
+        )
+        folder = str(self._checkpoints.folder(path))
+        await self._snapshots.detach(str(path))  # from here on the folder may hold other weights than its snapshot
+
+        async def save(engine: Engine) -> Saved:
+            return await engine.save(model.id, folder, True)
+
+        saved = await self._adapters.surviving(model, save)
+        self._snapshots.forget(str(path))  # whoever asked meanwhile may have loaded the old ones
+        await self._checkpoints.add(path, saved, **_facts(model, request))
+        return result({"type": "save_weights", "path": str(path)})
+
+    async def publish(self, model: Model, request: Request) -> Outcome:
+        """Immutable weights to sample from, on disk if they are named."""
+        asked = _of(SaveWeights, request)
+        if asked.kind not in ("snapshot", "inflight"):
+            raise UserError(f"There are no sampler weights of kind '{asked.kind}'.", next="Use snapshot or inflight.")
+        if asked.path is None:
+            return await self._publish_unnamed(model, request, asked)
+        path = self._checkpoints.place(
+            model.id, "sampler_weights", asked.path, ttl_s=asked.ttl_seconds, tenant=model.tenant, request_id=request.id
+        )
+        folder = self._checkpoints.folder(path)
+
+        async def publish(engine: Engine) -> tuple[Snapshot, Saved]:
+            snapshot = await self._snapshots.publish(engine, model, request.seq)
+            return snapshot, await engine.save_snapshot(snapshot.name, str(folder))
+
+        snapshot, saved = await self._adapters.surviving(model, publish)
+        await self._checkpoints.add(path, saved, **_facts(model, request))
+        self._snapshots.name(snapshot, str(path), folder)
+        self._samplers.published(self._sessions.of_model(model.session_id), snapshot)
+        return result({"type": "save_weights_for_sampler", "path": str(path)})
+
+    async def _publish_unnamed(self, model: Model, request: Request, asked: SaveWeights) -> Outcome:
+        seq = asked.sampling_session_seq_id
+        if seq is None:
+            raise InvalidData("The sampler weights have no name and no sampling session.", next="Send path.")
+
+        async def publish(engine: Engine) -> Snapshot:
+            return await self._snapshots.publish(engine, model, request.seq)
+
+        snapshot = await self._adapters.surviving(model, publish)
+        session = self._sessions.of_model(model.session_id)
+        sampler = await self._samplers.add_unnamed(session, seq, snapshot, inflight=asked.kind == "inflight")
+        self._samplers.published(session, snapshot)
+        return result({"type": "save_weights_for_sampler", "sampling_session_id": sampler.id, "path": None})
+
+    async def export(self, model: Model, request: Request) -> Outcome:
+        """Files for others: a PEFT folder, encrypted where that is asked for."""
+        asked = _of(SaveWeights, request)
+
+        async def write(engine: Engine) -> dict[str, Any]:
+            return await self._exports.write(engine, model, asked, request.id)
+
+        return result({"type": "save_weights_external", **await self._adapters.surviving(model, write)})
+
+
+def _facts(model: Model, request: Request) -> dict[str, Any]:
+    asked = _of(SaveWeights, request)
+    return {
+        "tenant": model.tenant,
+        "base_model": model.base_model,
+        "lora": model.lora,
+        "ttl_s": asked.ttl_seconds,
+        "user_metadata": asked.user_metadata,
+        "request_id": request.id,
+    }
+
+
+def _of(kind: type[T], request: Request) -> T:
+    assert isinstance(request.asked, kind)  # noqa: S101 - for the type checker
+    return request.asked

@@ -1,0 +1,139 @@
+"""The order of one model's training requests.
+
+Owns: strict execution by sequence number, whatever order requests arrive in (of parallel chunks the first comes last);
+numbers that a refused request used up; late ones.
+Never: knows what a request does. Models are served fairly because each has one request in the engine at a time.
+
+    put(7) put(8)      gap at 6: both wait
+    put(6)             6, 7, 8 run, one after the other
+    burn(9) put(10)    9 was refused with a 4xx: 10 runs
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from halteres.errors import HalteresError, InvalidData, NotReady, ServerError
+from halteres.service.durable.promises import Outcome, Promise, Promises, failure
+from halteres.service.wire.requests import Request
+
+if TYPE_CHECKING:
+    from halteres.service.training.models import Model
+
+MAX_WAITING = 4096
+"""Requests of one model that may wait for an earlier one."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One training request, ready to be executed in its turn."""
+
+    model: Model
+    request: Request
+    promise: Promise
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a lane does with a job: execute it, and once its promise is settled what may follow."""
+
+    execute: Callable[[Job], Awaitable[Outcome]]
+    afterwards: Callable[[Job], Awaitable[None]]
+
+
+class Lane:
+    """One model's requests, by sequence number."""
+
+    def __init__(self, promises: Promises, tasks: asyncio.TaskGroup, work: Work, next_seq: int = 0) -> None:
+        self._promises, self._tasks, self._work = promises, tasks, work
+        self._next = next_seq
+        self._waiting: dict[int, Job] = {}
+        self._burnt: set[int] = set()
+        self._running = False
+
+    def put(self, job: Job) -> None:
+        """Execute the job once every earlier number was executed or burnt."""
+        seq = job.request.seq
+        if seq < self._next or seq in self._burnt:
+            self._promises.settle(job.promise, failure(_late(seq, self._next)))
+            return
+        self._waiting[seq] = job
+        if seq != self._next:
+            job.promise.waits_for = f"request {self._next} of this model comes first"
+        self._go_on()
+
+    def burn(self, seq: int) -> None:
+        """This number will never be put: its request was refused."""
+        if seq >= self._next:
+            self._burnt.add(seq)
+            self._go_on()
+
+    @property
+    def settled(self) -> int:
+        """The highest number below which every one is settled or burnt; -1 where none is."""
+        return self._next - 1
+
+    @property
+    def idle(self) -> bool:
+        """Nothing of this model runs or waits."""
+        return not self._running and not self._waiting
+
+    def refuse_if_full(self) -> None:
+        """Raise NotReady rather than hold more requests than a client can mean."""
+        if len(self._waiting) >= MAX_WAITING:
+            raise NotReady(
+                f"{len(self._waiting)} requests of this model wait.",
+                f"Request {self._next} has not arrived, and they come after it.",
+                "Send it, or make a new training client.",
+            )
+
+    def _go_on(self) -> None:
+        self._skip_burnt()
+        if not self._running and self._next in self._waiting:
+            self._running = True
+            self._tasks.create_task(self._drain(), name="training lane")
+
+    def _skip_burnt(self) -> None:
+        while self._next in self._burnt:
+            self._burnt.discard(self._next)
+            self._next += 1
+
+    async def _drain(self) -> None:
+        try:
+            while not self._promises.closing and (job := self._waiting.pop(self._next, None)) is not None:
+                job.promise.waits_for = "it is being executed"
+                outcome = await outcome_of(job.promise, lambda job=job: self._work.execute(job))
+                self._promises.settle(job.promise, outcome)
+                await self._work.afterwards(job)
+                self._next += 1
+                self._skip_burnt()
+        finally:
+            self._running = False
+
+
+async def outcome_of(promise: Promise, run: Callable[[], Awaitable[Outcome]]) -> Outcome:
+    """The outcome of a request; what foreign code raises becomes a typed failure with an id that is also in the log."""
+    try:
+        return await run()
+    except HalteresError as error:
+        return failure(error)
+    except Exception as error:  # the boundary: a bug in one request must not stop its model's lane
+        name = uuid.uuid4().hex[:8]
+        log.exception("Request %s failed, error id %s.", promise.request_id, name)
+        why = f"{type(error).__name__}: {error}."
+        return failure(ServerError(f"The {promise.kind} request failed (error id {name}).", why, "See the log."))
+
+
+def _late(seq: int, expected: int) -> InvalidData:
+    return InvalidData(
+        f"Request {seq} of this model comes too late.",
+        f"It was refused or lost before, and request {expected} is next.",
+        "Make a new training client, from a checkpoint if there is one.",
+    )

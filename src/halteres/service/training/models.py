@@ -1,0 +1,152 @@
+"""Training runs: who owns one, its order of requests, what is known of it.
+
+Owns: every model of this state directory.
+Never: executes a training request (`training` does), knows what an engine holds (`adapters` does).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import update
+
+from halteres.engine.protocol import Engine, LoraConfig
+from halteres.errors import NotFound, unknown
+from halteres.service.durable.journal import Journal
+from halteres.service.durable.promises import Promises
+from halteres.service.durable.tables import MODELS
+from halteres.service.tenancy.tenants import Tenant
+from halteres.service.training.lanes import Lane, Work
+
+if TYPE_CHECKING:
+    from halteres.service.sampling.snapshots import Snapshot
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Model:
+    """One training run."""
+
+    id: str
+    session_id: str
+    tenant: Tenant
+    base_model: str  # the name its client knows
+    lane: Lane
+    lora: LoraConfig | None = None  # None until it is made
+    user_metadata: dict[str, Any] = field(default_factory=dict)
+    created_at: float  # unix s
+    last_request_at: float  # unix s
+    home: Engine | None = None  # the engine that holds its adapter
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # of whoever uses the adapter
+    point: int | None = None  # number of the request after which the newest restore point was taken
+    work_s: float = 0.0  # engine time since then: what bringing the adapter back would take
+    gradient: bool = False  # one waits for its step, so that no restore point can be taken
+    forgotten: bool = False  # it ended long ago, and its restore point was removed
+    inflight: Snapshot | None = None  # the newest weights published with kind "inflight"
+
+
+def model_id_of(session_id: str, seq: int) -> str:
+    """The training run id that the SDK computes by itself after a session-addressed load."""
+    return f"{session_id}:train:{seq}"
+
+
+class Models:
+    """All training runs of this state directory."""
+
+    def __init__(self, journal: Journal, promises: Promises, tasks: asyncio.TaskGroup, work: Work) -> None:
+        self._journal, self._promises, self._tasks, self._work = journal, promises, tasks, work
+        self._known: dict[str, Model] = {}
+        self._of_session: defaultdict[str, list[Model]] = defaultdict(list)
+
+    async def open(self) -> None:
+        """Know again those of an earlier life of the service."""
+        last = await self._journal.last_settled()
+        for row in await self._journal.rows(MODELS):
+            lora = msgspec.convert(row.pop("lora"), LoraConfig | None)
+            settled = max(
+                last.get(row["id"], -1), *(row[name] for name in ("point", "settled") if row[name] is not None), -1
+            )
+            lane = self._lane(settled + 1)
+            del row["settled"]
+            self._enter(Model(**row, lora=lora, lane=lane, last_request_at=row["created_at"]))
+        for run, seq in await self._journal.burnt():
+            if run in self._known:
+                self._known[run].lane.burn(seq)
+
+    def _enter(self, model: Model) -> Model:
+        self._known[model.id] = model
+        self._of_session[model.session_id].append(model)
+        return model
+
+    def _lane(self, next_seq: int = 0) -> Lane:
+        return Lane(self._promises, self._tasks, self._work, next_seq)
+
+    def find(self, model_id: str, tenant: Tenant) -> Model:
+        """The training run of this id, asked for now.
+
+        Raises:
+            NotFound: the tenant has none of this id; the message names what there is.
+        """
+        model = self._known.get(model_id)
+        if model is None or model.tenant != tenant:
+            known = [model.id for model in self.all(tenant)]
+            raise unknown(NotFound, "training run", model_id, known, "Make a new training client.")
+        model.last_request_at = time.time()
+        return model
+
+    def of_id(self, model_id: str) -> Model | None:
+        """The training run of this id, whoever owns it."""
+        return self._known.get(model_id)
+
+    def all(self, tenant: Tenant | None = None) -> list[Model]:
+        """The training runs of a tenant, or every one; oldest first."""
+        return [model for model in self._known.values() if tenant in (None, model.tenant)]
+
+    def of_session(self, session_id: str) -> list[Model]:
+        """The training runs of a session."""
+        return self._of_session.get(session_id, [])
+
+    async def add(
+        self, model_id: str, session_id: str, tenant: Tenant, base_model: str, user_metadata: dict[str, Any]
+    ) -> Model:
+        """The training run of this id: made now, or the one made before."""
+        if model_id not in self._known:
+            now = time.time()
+            model = self._enter(
+                Model(
+                    id=model_id,
+                    session_id=session_id,
+                    tenant=tenant,
+                    base_model=base_model,
+                    lane=self._lane(),
+                    user_metadata=user_metadata,
+                    created_at=now,
+                    last_request_at=now,
+                )
+            )
+            await record(self._journal, model)
+        return self._known[model_id]
+
+    async def burn(self, model_id: str, seq: int, tenant: Tenant) -> None:
+        """A request of this model was refused with a 4xx: its client will never fill the gap."""
+        model = self._known.get(model_id)
+        if model is not None and model.tenant == tenant:
+            await self._journal.burn(model_id, seq)
+            model.lane.burn(seq)
+
+
+async def record(journal: Journal, model: Model) -> None:
+    """Write down what is known of a training run."""
+    facts = ("id", "session_id", "tenant", "base_model", "user_metadata", "created_at", "point")
+    values = {name: getattr(model, name) for name in facts}
+    await journal.added(MODELS, **values, settled=model.lane.settled, lora=msgspec.to_builtins(model.lora))
+
+
+async def record_point(journal: Journal, model: Model, seq: int | None) -> None:
+    """Write down that the newest restore point was taken after the request of this number, or that there is none."""
+    statement = update(MODELS).where(MODELS.c.id == model.id).values(point=seq, settled=model.lane.settled)
+    await journal.transact(lambda connection: connection.execute(statement))
