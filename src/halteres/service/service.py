@@ -26,15 +26,15 @@ from halteres.service.base import BaseModel
 from halteres.service.checkpoints.store import Checkpoints
 from halteres.service.durable.journal import Journal
 from halteres.service.durable.promises import Promises
-from halteres.service.durable.reaper import Reaper
-from halteres.service.durable.takeover import take_up
 from halteres.service.exports.external import Exports
 from halteres.service.host import Host
 from halteres.service.options import Options
+from halteres.service.reaper import Reaper
 from halteres.service.sampling.samplers import Samplers
 from halteres.service.sampling.samples import Samples
 from halteres.service.sampling.snapshots import Snapshots
 from halteres.service.sessions import Sessions
+from halteres.service.takeover import take_up
 from halteres.service.training.adapters import Adapters
 from halteres.service.training.custom_losses import CustomLosses
 from halteres.service.training.execution import Training

@@ -27,10 +27,10 @@ from halteres.service.checkpoints import unlisted
 from halteres.service.checkpoints.checkpoint import Checkpoint, age
 from halteres.service.checkpoints.lifetimes import checked_ttl, end_of_life
 from halteres.service.checkpoints.paths import KINDS, LOADABLE, Kind, TinkerPath, checked_name, parse
+from halteres.service.checkpoints.room import refuse_save
 from halteres.service.checkpoints.trash import Trash
 from halteres.service.durable.journal import Journal
 from halteres.service.durable.tables import CHECKPOINTS
-from halteres.service.tenancy.holdings import refuse_save
 from halteres.service.tenancy.limits import Allowances
 from halteres.service.tenancy.tenants import Tenant
 
@@ -190,7 +190,7 @@ class Checkpoints:
                 "Choose another name, or save with overwrite=True." if kind == "weights" else "Choose another name."
             )
             raise Conflict(f"The checkpoint {path} exists.", "Saved weights are not replaced by accident.", remedy)
-        refuse_save(self._allowances, self, tenant, path)
+        refuse_save(self._allowances, self.all(tenant=tenant), tenant, path)
         return path
 
     def folder(self, path: TinkerPath) -> Path:

@@ -17,7 +17,6 @@ from halteres.engine.protocol import SampleResult, SamplingParams
 from halteres.errors import HalteresError, InvalidData
 from halteres.service.durable.journal import Entry
 from halteres.service.durable.promises import Outcome, failure, new_id
-from halteres.service.durable.takeover import GENERATE
 from halteres.service.host import running
 from halteres.service.inference.addresses import Addresses
 from halteres.service.inference.asking import Ask
@@ -25,6 +24,7 @@ from halteres.service.inference.merging import merged
 from halteres.service.inference.written import Writer, Written, scores_of
 from halteres.service.sampling.samples import CANCELLED, checked_seed, drawn_seed, packed
 from halteres.service.service import Service
+from halteres.service.takeover import GENERATE
 from halteres.service.wire.codec import JSON
 
 MAX_PROMPTS, MAX_SEQUENCES = 1024, 4096

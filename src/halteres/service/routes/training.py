@@ -19,13 +19,12 @@ from starlette.routing import Route
 from halteres.errors import HalteresError, InvalidData, NotFound
 from halteres.service.durable.journal import Drawn, Entry
 from halteres.service.durable.promises import new_id
+from halteres.service.holdings import refuse_model
 from halteres.service.routes.answers import answer, body_of
 from halteres.service.sampling.samples import drawn_seed
 from halteres.service.service import Service
-from halteres.service.tenancy.holdings import refuse_model
 from halteres.service.tenancy.tenants import Tenant, tenant_of
-from halteres.service.training.lanes import Job
-from halteres.service.training.models import Model, model_id_of
+from halteres.service.training.models import Job, Model, model_id_of
 from halteres.service.wire import bodies, codec, passes
 from halteres.service.wire.requests import Asked, Request, address_of, read_request
 

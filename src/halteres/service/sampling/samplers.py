@@ -21,6 +21,13 @@ from halteres.service.tenancy.tenants import Tenant
 from halteres.service.training.models import Model, Models
 
 
+@dataclass(slots=True)
+class Target:
+    """The weights that a sampling session means: fixed, or the newest in flight, which all its kind share."""
+
+    snapshot: Snapshot | None  # None: the base model
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
     """A sampling session."""
@@ -30,14 +37,13 @@ class Sampler:
     tenant: Tenant
     base_model: str  # the name its client knows
     model_path: str | None = None
-    fixed: Snapshot | None = None  # None: the base model, unless it is in flight or lost
-    inflight: Model | None = None  # the training run whose newest weights in flight it means
+    target: Target
     lost: bool = False  # its weights were deleted
 
     @property
     def snapshot(self) -> Snapshot | None:
         """The weights that a request means which comes now; None is the base model."""
-        return self.fixed if self.inflight is None else self.inflight.inflight
+        return self.target.snapshot
 
 
 def sampler_id(session_id: str, seq: int) -> str:
@@ -55,6 +61,7 @@ class Samplers:
         self._checkpoints, self._snapshots = checkpoints, snapshots
         self._known: dict[str, Sampler] = {}
         self._policies: dict[tuple[Tenant, str], Snapshot] = {}
+        self._inflight: dict[str, Target] = {}  # by training run
 
     async def open(self, models: Models) -> None:
         """Know again those of an earlier life of the service."""
@@ -76,10 +83,14 @@ class Samplers:
         session = self._sessions.of_model(model.session_id)
         if session.run and snapshot.version >= self._version(session):
             self.published(session, snapshot)
-        if row["inflight"]:
-            model.inflight = snapshot
-            return Sampler(**facts, inflight=model)
-        return Sampler(**facts, fixed=snapshot)
+        return Sampler(**facts, target=self._target(snapshot, inflight=row["inflight"]))
+
+    def _target(self, snapshot: Snapshot, *, inflight: bool) -> Target:
+        if not inflight or snapshot.model is None:
+            return Target(snapshot)
+        shared = self._inflight.setdefault(snapshot.model.id, Target(snapshot))
+        shared.snapshot = snapshot
+        return shared
 
     def _version(self, session: Session) -> int:
         known = self._policies.get((session.tenant, session.run or ""))
@@ -89,10 +100,10 @@ class Samplers:
         try:
             found = self._checkpoints.find(row["model_path"], row["tenant"]) if row["model_path"] else None
         except NotFound:
-            return Sampler(**facts, lost=True)
+            return Sampler(**facts, target=Target(None), lost=True)
         if found is not None and found.created_at > row["created_at"]:
-            return Sampler(**facts, lost=True)  # the path was used again
-        return Sampler(**facts, fixed=self._snapshots.of(found) if found else None)
+            return Sampler(**facts, target=Target(None), lost=True)  # the path was used again
+        return Sampler(**facts, target=Target(self._snapshots.of(found) if found else None))
 
     async def create(self, session: Session, seq: int, base_model: str | None, model_path: str | None) -> Sampler:
         """The sampling session of this number: made now, or the one made before.
@@ -113,29 +124,25 @@ class Samplers:
             tenant=session.tenant,
             base_model=self._base.check(asked),
             model_path=model_path,
-            fixed=found,
+            target=Target(found),
         )
         await self._record(sampler)
         return sampler
 
     async def add_unnamed(self, session: Session, seq: int, snapshot: Snapshot, *, inflight: bool) -> Sampler:
         """The sampling session of weights that were published without a name."""
-        model = snapshot.model
-        if inflight and model is not None:
-            model.inflight = snapshot
         sampler = Sampler(
             id=sampler_id(session.id, seq),
             session_id=session.id,
             tenant=session.tenant,
             base_model=snapshot.base_model,
-            fixed=snapshot,
-            inflight=model if inflight else None,
+            target=self._target(snapshot, inflight=inflight),
         )
-        await self._record(sampler)
+        await self._record(sampler, inflight=inflight)
         return sampler
 
-    async def _record(self, sampler: Sampler) -> None:
-        unnamed = sampler.fixed if sampler.model_path is None else None
+    async def _record(self, sampler: Sampler, *, inflight: bool = False) -> None:
+        unnamed = sampler.snapshot if sampler.model_path is None else None
         await self._journal.added(
             SAMPLERS,
             id=sampler.id,
@@ -147,7 +154,7 @@ class Samplers:
             seq=unnamed.seq if unnamed else None,
             snapshot=unnamed.name if unnamed else None,
             version=unnamed.version if unnamed else None,
-            inflight=sampler.inflight is not None,
+            inflight=inflight,
             created_at=time.time(),
         )
         self._known[sampler.id] = sampler

@@ -21,8 +21,8 @@ from halteres.service.sessions import Sessions
 from halteres.service.training import calls
 from halteres.service.training.adapters import Adapters
 from halteres.service.training.custom_losses import CustomLosses
-from halteres.service.training.lanes import Job, Work
-from halteres.service.training.models import Model, record
+from halteres.service.training.lanes import Work
+from halteres.service.training.models import Job, Model, record
 from halteres.service.wire.bodies import LoadWeights, SaveWeights
 from halteres.service.wire.passes import write_pass
 from halteres.service.wire.requests import Request
@@ -60,7 +60,7 @@ class Training:
         }
 
     @property
-    def work(self) -> Work:
+    def work(self) -> Work[Job]:
         """What a lane does with its jobs."""
         return Work(self._execute, self._afterwards)
 

@@ -16,14 +16,11 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Generic, Protocol, TypeVar
 
 from halteres.errors import HalteresError, InvalidData, NotReady, ServerError
 from halteres.service.durable.promises import Outcome, Promise, Promises, failure
 from halteres.service.wire.requests import Request
-
-if TYPE_CHECKING:
-    from halteres.service.training.models import Model
 
 MAX_WAITING = 4096
 """Requests of one model that may wait for an earlier one."""
@@ -31,34 +28,42 @@ MAX_WAITING = 4096
 log = logging.getLogger(__name__)
 
 
+class Numbered(Protocol):
+    """What a lane puts in order."""
+
+    @property
+    def request(self) -> Request:
+        """What is asked, and its number."""
+        ...
+
+    @property
+    def promise(self) -> Promise:
+        """Given for it."""
+        ...
+
+
+J = TypeVar("J", bound=Numbered)
+
+
 @dataclass(frozen=True, slots=True)
-class Job:
-    """One training request, ready to be executed in its turn."""
-
-    model: Model
-    request: Request
-    promise: Promise
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(Generic[J]):
     """What a lane does with a job: execute it, and once its promise is settled what may follow."""
 
-    execute: Callable[[Job], Awaitable[Outcome]]
-    afterwards: Callable[[Job], Awaitable[None]]
+    execute: Callable[[J], Awaitable[Outcome]]
+    afterwards: Callable[[J], Awaitable[None]]
 
 
-class Lane:
+class Lane(Generic[J]):
     """One model's requests, by sequence number."""
 
-    def __init__(self, promises: Promises, tasks: asyncio.TaskGroup, work: Work, next_seq: int = 0) -> None:
+    def __init__(self, promises: Promises, tasks: asyncio.TaskGroup, work: Work[J], next_seq: int = 0) -> None:
         self._promises, self._tasks, self._work = promises, tasks, work
         self._next = next_seq
-        self._waiting: dict[int, Job] = {}
+        self._waiting: dict[int, J] = {}
         self._burnt: set[int] = set()
         self._running = False
 
-    def put(self, job: Job) -> None:
+    def put(self, job: J) -> None:
         """Execute the job once every earlier number was executed or burnt."""
         seq = job.request.seq
         if seq < self._next or seq in self._burnt:

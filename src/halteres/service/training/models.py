@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from sqlalchemy import update
@@ -18,13 +18,11 @@ from sqlalchemy import update
 from halteres.engine.protocol import Engine, LoraConfig
 from halteres.errors import NotFound, unknown
 from halteres.service.durable.journal import Journal
-from halteres.service.durable.promises import Promises
+from halteres.service.durable.promises import Promise, Promises
 from halteres.service.durable.tables import MODELS
 from halteres.service.tenancy.tenants import Tenant
 from halteres.service.training.lanes import Lane, Work
-
-if TYPE_CHECKING:
-    from halteres.service.sampling.snapshots import Snapshot
+from halteres.service.wire.requests import Request
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -35,7 +33,7 @@ class Model:
     session_id: str
     tenant: Tenant
     base_model: str  # the name its client knows
-    lane: Lane
+    lane: Lane[Job]
     lora: LoraConfig | None = None  # None until it is made
     user_metadata: dict[str, Any] = field(default_factory=dict)
     created_at: float  # unix s
@@ -46,7 +44,15 @@ class Model:
     work_s: float = 0.0  # engine time since then: what bringing the adapter back would take
     gradient: bool = False  # one waits for its step, so that no restore point can be taken
     forgotten: bool = False  # it ended long ago, and its restore point was removed
-    inflight: Snapshot | None = None  # the newest weights published with kind "inflight"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request of a training run, ready to be executed in its turn."""
+
+    model: Model
+    request: Request
+    promise: Promise
 
 
 def model_id_of(session_id: str, seq: int) -> str:
@@ -57,7 +63,7 @@ def model_id_of(session_id: str, seq: int) -> str:
 class Models:
     """All training runs of this state directory."""
 
-    def __init__(self, journal: Journal, promises: Promises, tasks: asyncio.TaskGroup, work: Work) -> None:
+    def __init__(self, journal: Journal, promises: Promises, tasks: asyncio.TaskGroup, work: Work[Job]) -> None:
         self._journal, self._promises, self._tasks, self._work = journal, promises, tasks, work
         self._known: dict[str, Model] = {}
         self._of_session: defaultdict[str, list[Model]] = defaultdict(list)
@@ -82,7 +88,7 @@ class Models:
         self._of_session[model.session_id].append(model)
         return model
 
-    def _lane(self, next_seq: int = 0) -> Lane:
+    def _lane(self, next_seq: int = 0) -> Lane[Job]:
         return Lane(self._promises, self._tasks, self._work, next_seq)
 
     def find(self, model_id: str, tenant: Tenant) -> Model:

@@ -1,7 +1,7 @@
 """What a tenant holds, compared with what it may hold.
 
-Owns: which sessions and training runs count as alive, what a further checkpoint would add.
-Never: ends or deletes anything to make room.
+Owns: which sessions and training runs count as alive.
+Never: ends anything to make room.
 """
 
 from __future__ import annotations
@@ -9,12 +9,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from halteres.service.tenancy.limits import Allowances
 from halteres.service.tenancy.tenants import Tenant
 
 if TYPE_CHECKING:
-    from halteres.service.checkpoints.paths import TinkerPath
-    from halteres.service.checkpoints.store import Checkpoints
     from halteres.service.service import Service
     from halteres.service.sessions import Session
 
@@ -33,18 +30,6 @@ def refuse_model(service: Service, session: Session, model_id: str, rank: int | 
     limits.check_models(sum(model.session_id in alive for model in service.models.all(session.tenant)))
     if rank is not None:
         limits.check_rank(rank)
-
-
-def refuse_save(allowances: Allowances, checkpoints: Checkpoints, tenant: Tenant, path: TinkerPath) -> None:
-    """Raise LimitReached if a tenant has no room for a further checkpoint.
-
-    How large it will be is known from the last one of its training run: adapters do not grow. The first is saved where
-    there is room at all. One that takes another's place needs no room.
-    """
-    sizes = {str(found.path): found.size_bytes for found in checkpoints.all(tenant=tenant)}
-    before = checkpoints.newest(path.run, path.kind)
-    used = sum(sizes.values()) - sizes.get(str(path), 0)
-    allowances.of(tenant).check_storage(used, before.size_bytes if before else 1, sizes)
 
 
 def _alive(service: Service, tenant: Tenant) -> set[str]:

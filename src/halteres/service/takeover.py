@@ -13,8 +13,7 @@ from halteres.service.durable import immediate
 from halteres.service.durable.journal import Journal, Recorded
 from halteres.service.durable.promises import LOST_SAMPLE, SAMPLE, Promises, failure
 from halteres.service.sampling.samples import Samples
-from halteres.service.training.lanes import Job
-from halteres.service.training.models import Models
+from halteres.service.training.models import Job, Models
 from halteres.service.wire.requests import Request, read_request
 
 GENERATE = "generate"
