@@ -34,7 +34,7 @@ from halteres.service.training.custom_losses import CustomLosses
 from halteres.service.training.models import Model, record_point
 from halteres.service.wire.requests import PASSES, Request, read_request
 
-REPLAY_S = 2.0
+REPLAY_S = 1.0
 """Engine time after which a restore point is due: what bringing an adapter back may take, and what a point must be
 cheap against."""
 
