@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from halteres.engine.child import EngineChild
 from halteres.engine.process import EngineCommand, EngineProcess, Patience
 from halteres.engine.protocol import LoraConfig, SamplingParams
 from halteres.errors import HalteresError, NotFound, NotReady, ProcessFailed
@@ -107,6 +111,119 @@ async def test_the_bound_on_restarts_is_kept(command: EngineCommand, tmp_path: P
         await process.until("failed")
     with pytest.raises(ProcessFailed, match="keeps dying"):
         await process.engine.info()
+    await process.stop()
+
+
+async def test_an_engine_that_dies_six_times_within_five_minutes_is_given_up(
+    command: EngineCommand, tmp_path: Path
+) -> None:
+    deaths: list[HalteresError] = []
+    process = EngineProcess(command, tmp_path / "engine.log", on_death=deaths.append, patience=Patience(backoff_s=0))
+    await process.start()
+    async with asyncio.timeout(60):
+        for restarts in range(6):
+            await process.until("ready", "failed", restarts=restarts)
+            assert process.state == "ready"
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGKILL)
+        await process.until("failed")
+    assert [type(death) for death in deaths] == [ProcessFailed] * 6
+    with pytest.raises(ProcessFailed, match="6 deaths within 300 s") as raised:
+        await process.engine.info()
+    assert "restart the service" in raised.value.next
+    await process.stop()
+
+
+async def test_deaths_that_are_further_apart_than_the_window_are_forgotten(
+    command: EngineCommand, tmp_path: Path
+) -> None:
+    process = EngineProcess(
+        command, tmp_path / "engine.log", patience=Patience(max_restarts=0, window_s=0, backoff_s=0)
+    )
+    await process.start()
+    async with asyncio.timeout(30):
+        for restarts in (1, 2):
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGKILL)
+            await process.until("ready", "failed", restarts=restarts)
+            assert process.state == "ready"
+    await process.stop()
+
+
+async def _no_fork(*_: Any) -> EngineChild:
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+
+async def _no_belt(*_: Any) -> EngineChild:
+    raise subprocess.SubprocessError("Exception occurred in preexec_fn.")
+
+
+def _no_room(**_: Any) -> str:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+REFUSALS: dict[str, tuple[str, Callable[..., Any], str]] = {
+    "no process": ("halteres.engine.child.EngineChild.spawn", _no_fork, "Resource temporarily unavailable"),
+    "no belt": ("halteres.engine.child.EngineChild.spawn", _no_belt, "preexec_fn"),
+    "no room": ("halteres.engine.process.tempfile.mkdtemp", _no_room, "No space left on device"),
+}
+"""What the machine refuses: the name that refuses, how, and what is said of it."""
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+async def test_a_restart_that_the_machine_refuses_is_a_death_and_tried_again(
+    command: EngineCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: str
+) -> None:
+    name, refuse, says = REFUSALS[refusal]
+    deaths: list[HalteresError] = []
+
+    def died(why: HalteresError) -> None:
+        deaths.append(why)
+        monkeypatch.undo() if len(deaths) == 3 else monkeypatch.setattr(name, refuse)
+
+    process = EngineProcess(command, tmp_path / "engine.log", on_death=died, patience=Patience(backoff_s=0))
+    await process.start()
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    async with asyncio.timeout(30):
+        await process.until("ready", restarts=1)
+    assert (await process.engine.info()).name == TINY
+    assert [type(death) for death in deaths] == [ProcessFailed] * 3
+    assert "could not be started" in deaths[1].what
+    assert says in deaths[1].why
+    assert deaths[1].next
+    await process.stop()
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+async def test_a_machine_that_refuses_for_good_is_given_up(
+    command: EngineCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: str
+) -> None:
+    name, refuse, says = REFUSALS[refusal]
+    process = EngineProcess(command, tmp_path / "engine.log", patience=Patience(backoff_s=0))
+    await process.start()
+    assert process.pid is not None
+    monkeypatch.setattr(name, refuse)
+    os.kill(process.pid, signal.SIGKILL)
+    async with asyncio.timeout(30):
+        await process.until("failed")
+    with pytest.raises(ProcessFailed, match=says):
+        await process.engine.info()
+    await process.stop()
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+async def test_a_first_start_that_the_machine_refuses_is_told(
+    command: EngineCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: str
+) -> None:
+    name, refuse, says = REFUSALS[refusal]
+    process = EngineProcess(command, tmp_path / "engine.log")
+    monkeypatch.setattr(name, refuse)
+    with pytest.raises(ProcessFailed, match="could not be started") as raised:
+        await process.start()
+    assert says in raised.value.why
+    assert raised.value.next
+    assert process.state == "failed"
     await process.stop()
 
 

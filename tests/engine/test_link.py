@@ -11,9 +11,9 @@ import pytest
 from contract.requirements import proves
 
 from halteres.engine.link import wire
-from halteres.engine.link.link import LinkedEngine, connect, journalled
+from halteres.engine.link.link import LinkedEngine, connect
 from halteres.engine.link.server import serve
-from halteres.engine.protocol import Adam, Engine, EngineGone, LoraConfig, PassResult, SampleResult, SamplingParams
+from halteres.engine.protocol import Adam, Engine, EngineGone, LoraConfig, PassResult, SamplingParams
 from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, ServerError
 
@@ -103,15 +103,6 @@ async def test_calls_of_one_adapter_keep_their_order_over_the_link(linked: Linke
     assert [step.version for step in answers[1::2]] == list(range(1, 21))
 
 
-async def test_order_holds_between_journalled_calls_and_others(linked: LinkedEngine) -> None:
-    await linked.create_adapter("a", LoraConfig(rank=2))
-    with journalled("row-1"):
-        passed = asyncio.create_task(linked.forward_backward("a", (DATUM,), CROSS_ENTROPY))
-    stepped = asyncio.create_task(linked.optim_step("a", Adam()))
-    await passed
-    assert (await stepped).version == 1
-
-
 async def test_an_error_of_one_rooms_own_class_crosses_as_its_ancestor(
     linked: LinkedEngine, scripted: ScriptedEngine
 ) -> None:
@@ -148,55 +139,6 @@ async def test_a_frame_that_is_too_large_is_refused_before_it_is_sent(
     with pytest.raises(InvalidData, match="too large"):
         await linked.sample(None, packed([5] * 1000), 1, SamplingParams())
     assert (await linked.info()).vocab_size == 672
-
-
-async def test_a_repeated_journal_id_gets_the_first_answer(linked: LinkedEngine, scripted: ScriptedEngine) -> None:
-    await linked.create_adapter("a", LoraConfig(rank=2))
-    await linked.forward_backward("a", (DATUM,), CROSS_ENTROPY)
-    with journalled("row-7"):
-        first = await linked.optim_step("a", Adam())
-        assert await linked.optim_step("a", Adam()) == first
-    assert scripted.calls["optim_step"] == 1
-    with journalled("row-8"), pytest.raises(HalteresError, match="no gradient"):
-        await linked.optim_step("a", Adam())
-
-
-async def test_a_repetition_joins_the_call_that_is_under_way_even_after_a_reconnect(
-    scripted: ScriptedEngine, socket_path: Path
-) -> None:
-    held = scripted.hold("sample")
-    async with serve(scripted, socket_path), asyncio.timeout(5):
-        first, second = await connect(socket_path), await connect(socket_path)
-        with journalled("row-1"):
-            lost = asyncio.create_task(first.sample(None, packed(PROMPT), 1, SamplingParams(max_tokens=3)))
-            await held.inside()
-            await first.disconnect()
-            with pytest.raises(NotReady):
-                await lost
-            again = asyncio.create_task(second.sample(None, packed(PROMPT), 1, SamplingParams(max_tokens=3)))
-            await second.info()  # so the repetition has arrived
-            held.release()
-            assert isinstance(await again, SampleResult)
-        assert scripted.calls["sample"] == 1
-        await second.disconnect()
-
-
-async def test_remembered_answers_are_bounded(
-    linked: LinkedEngine, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("halteres.engine.link.executions.MAX_REMEMBERED", 2)
-    for row in ("1", "2", "3", "3", "2", "1"):
-        with journalled(row):
-            await linked.info()
-    assert scripted.calls["info"] == 4
-
-
-async def test_a_call_that_was_not_ready_is_tried_again(linked: LinkedEngine, scripted: ScriptedEngine) -> None:
-    scripted.fail_next("info", NotReady("Not yet."))
-    with journalled("row-1"):
-        with pytest.raises(NotReady):
-            await linked.info()
-        assert (await linked.info()).vocab_size == 672
 
 
 async def test_a_broken_link_fails_every_waiting_call_and_every_later_one(

@@ -10,7 +10,7 @@ from deadlines import until
 
 from halteres.engine.checks import LossNotFinite
 from halteres.engine.failures import EngineOutOfMemory, out_of_memory
-from halteres.engine.link.link import LinkedEngine, connect, journalled
+from halteres.engine.link.link import LinkedEngine, connect
 from halteres.engine.link.server import serve
 from halteres.engine.protocol import Adam, EngineGone, LoraConfig, Piece, SampleResult, SamplingParams, Wanted
 from halteres.engine.scripted.engine import ScriptedEngine
@@ -59,8 +59,10 @@ async def test_a_stream_that_is_left_ends_inside_the_engine(linked: LinkedEngine
         leaving = linked.stream(None, packed(PROMPT), 1, FREE)
         first = asyncio.create_task(anext(leaving))
         await held.inside()
+        assert scripted.under_way["stream"] == 1
         first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
+        with pytest.raises(asyncio.CancelledError):
+            await first
         await until(lambda: scripted.under_way["stream"] == 0)
 
 
@@ -135,28 +137,6 @@ async def test_a_cancelled_training_call_is_finished_all_the_same(
         assert (await linked.optim_step("a", Adam())).version == 1
 
 
-async def test_a_repetition_keeps_a_cancelled_sample_alive(scripted: ScriptedEngine, socket_path: Path) -> None:
-    """Under one journal id two callers wait for one execution; it is cancelled with the last of them."""
-    scripted.hold("sample")
-    async with serve(scripted, socket_path), asyncio.timeout(10):
-        first, second = await connect(socket_path), await connect(socket_path)
-        with journalled("row-1"):
-            one, two = [asyncio.create_task(e.sample(None, packed(PROMPT), 1, FREE)) for e in (first, second)]
-            await until(lambda: scripted.under_way["sample"] == 1)
-            await second.info()  # so the repetition has arrived
-            one.cancel()
-            await asyncio.gather(one, return_exceptions=True)
-            await first.info()
-            assert scripted.under_way["sample"] == 1
-            two.cancel()
-            await asyncio.gather(two, return_exceptions=True)
-            await until(lambda: scripted.under_way["sample"] == 0)
-            scripted.release_all()
-            assert isinstance(await first.sample(None, packed(PROMPT), 1, FREE), SampleResult)
-        assert scripted.calls["sample"] == 2
-        await asyncio.gather(first.disconnect(), second.disconnect())
-
-
 async def test_a_connection_that_ends_takes_its_own_samples_with_it(
     scripted: ScriptedEngine, socket_path: Path
 ) -> None:
@@ -169,6 +149,23 @@ async def test_a_connection_that_ends_takes_its_own_samples_with_it(
         with pytest.raises(EngineGone):
             await sampling
         await until(lambda: scripted.under_way["sample"] == 0)
+
+
+async def test_a_connection_that_ends_leaves_training_calls_to_their_end(
+    scripted: ScriptedEngine, socket_path: Path
+) -> None:
+    async with serve(scripted, socket_path), asyncio.timeout(10):
+        first, second = await connect(socket_path), await connect(socket_path)
+        await first.create_adapter("a", LoraConfig(rank=2))
+        held = scripted.hold("forward_backward")
+        passing = asyncio.create_task(first.forward_backward("a", (weighted([5, 6], [6, 7]),), CROSS_ENTROPY))
+        await held.inside()
+        await first.disconnect()
+        with pytest.raises(EngineGone):
+            await passing
+        held.release()
+        assert (await second.optim_step("a", Adam())).version == 1
+        await second.disconnect()
 
 
 async def test_an_engine_that_was_closed_is_gone_and_one_that_is_busy_is_not(

@@ -184,7 +184,10 @@ async def test_what_this_engine_does_not_compute_is_refused_with_its_name(
 async def test_patterns_that_say_what_the_rest_says_are_fine(model_folder: Path, tmp_path: Path) -> None:
     settings = {**PLAIN, "rank_pattern": {"q_proj": 4}, "alpha_pattern": {"v_proj": 8}, "modules_to_save": None}
     async with running(model_folder) as engine:
-        await engine.load("a", str(foreign(tmp_path / "a", settings, two_modules())), optimizer=False)
+        loaded = await engine.load("a", str(foreign(tmp_path / "a", settings, two_modules())), optimizer=False)
+        assert loaded.version == 0
+        await engine.load("b", str(foreign(tmp_path / "b", PLAIN, two_modules())), optimizer=False)
+        assert np.array_equal(await logprobs(engine, "a"), await logprobs(engine, "b"))
 
 
 @pytest.mark.parametrize("text", ["", "[]", '"x"', "{", "[" * 100_000])

@@ -31,7 +31,7 @@ from halteres.models import TINY
 from .scenes import KEY
 
 STEPS = 12
-REQUESTS_OF_A_STEP = 4  # publish, sample, forward_backward, optim_step
+REQUESTS_OF_A_STEP = 4  # publish, sample, forward_backward, optim_step; every fourth step saves, and loads
 LOOP_S = 90
 SEED = 20261120
 
@@ -42,11 +42,21 @@ class Kept:
 
     state: Path
     descriptor: int
+    replay_s: float
     deaths: int = 0
     popen: subprocess.Popen[bytes] = field(init=False)
 
     def start(self) -> None:
-        argv = ["-m", "halteres.service", "--state", str(self.state), "--threads", "1"]
+        argv = [
+            "-m",
+            "halteres.service",
+            "--state",
+            str(self.state),
+            "--threads",
+            "1",
+            "--replay-s",
+            str(self.replay_s),
+        ]
         command = [sys.executable, *argv, "--listen-fd", str(self.descriptor)]
         with (self.state / "service.log").open("ab") as log:
             self.popen = subprocess.Popen(command, pass_fds=[self.descriptor], stderr=log, stdout=log)
@@ -83,10 +93,10 @@ class Kept:
 
 
 @contextmanager
-def kept(state: Path) -> Iterator[tuple[Kept, str]]:
+def kept(state: Path, replay_s: float) -> Iterator[tuple[Kept, str]]:
     state.mkdir(parents=True)
     with socket.create_server(("127.0.0.1", 0)) as bound:
-        service = Kept(state, bound.fileno())
+        service = Kept(state, bound.fileno(), replay_s)
         service.start()
         try:
             yield service, f"http://127.0.0.1:{bound.getsockname()[1]}"
@@ -110,6 +120,12 @@ def loop(url: str) -> list[float]:
         stepped = training.optim_step(types.AdamParams(learning_rate=5e-3))
         losses.append(passed.result().metrics["loss:sum"])
         assert stepped.result().metrics["policy_version:max"] == step + 1
+        if step % 4 == 1:
+            path = training.save_state(f"step-{step}").result().path
+        if step % 4 == 3:  # back to what was saved two steps ago, in a training run of its own
+            other = client.create_training_client_from_state_with_optimizer(path).result()
+            scored = other.forward(data, "importance_sampling").result()
+            losses.append(scored.metrics["loss:sum"])
     last = training.save_weights_and_get_sampling_client().result()
     losses += last.compute_logprobs(prompt).result()[1:]
     return losses
@@ -131,9 +147,9 @@ def taught(prompt: list[int], sequence: types.SampledSequence, advantage: float)
     )
 
 
-async def disturbed(state: Path, kills: list[tuple[int, str]]) -> tuple[list[float], Kept]:
+async def disturbed(state: Path, kills: list[tuple[int, str]], replay_s: float = 1.0) -> tuple[list[float], Kept]:
     """The losses of the loop, while these are killed as soon as the journal holds so many requests."""
-    with kept(state) as (service, url):
+    with kept(state, replay_s) as (service, url):
         watch = asyncio.create_task(service.watch())
         training = asyncio.create_task(asyncio.to_thread(loop, url))
         try:
@@ -149,14 +165,14 @@ async def disturbed(state: Path, kills: list[tuple[int, str]]) -> tuple[list[flo
 @proves("durable:kill-service", "durable:kill-engine")
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
-@proves("durable:kill-service", "durable:kill-engine")
 async def test_a_loop_of_the_plain_sdk_survives_every_kill_with_the_losses_of_an_undisturbed_one(
     tmp_path: Path,
 ) -> None:
     undisturbed, _ = await disturbed(tmp_path / "undisturbed", [])
     chance = random.Random(SEED)
-    for round_, whom in enumerate(["engine", "service", "both", "engine", "service"]):
+    rounds = [("engine", 0.0), ("service", 0.0), ("both", 0.05), ("engine", 1.0), ("service", 1.0)]
+    for round_, (whom, replay_s) in enumerate(rounds):
         instants = sorted(chance.sample(range(2, STEPS * REQUESTS_OF_A_STEP), 2))
-        losses, service = await disturbed(tmp_path / str(round_), [(instant, whom) for instant in instants])
+        losses, service = await disturbed(tmp_path / str(round_), [(instant, whom) for instant in instants], replay_s)
         assert losses == undisturbed, f"seed {SEED}, round {round_}: {whom} after {instants} requests"
         assert service.deaths == (0 if whom == "engine" else 2)

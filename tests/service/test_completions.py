@@ -219,10 +219,10 @@ async def test_the_sdk_cancels_a_sample_that_its_user_gave_up(scene: Scene, clie
         await held.inside()
         while not any(promise.wake._waiters for promise in scene.service.promises.open()):
             await scene.get("/api/v1/healthz")  # until the client knows its promise and waits for it
+        assert scene.engine.under_way["sample"] == 1
         future.future().cancel()
-        while scene.service.samples._running:
-            await scene.get("/api/v1/healthz")
-    held.release()
+        await until(lambda: scene.engine.under_way["sample"] == 0)
+    await until(lambda: scene.rows("SELECT state FROM requests WHERE kind = 'sample'") == [("failed_user",)])
 
 
 @proves("sample:join")

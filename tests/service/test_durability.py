@@ -17,7 +17,8 @@ from contract.requirements import proves
 from deadlines import until
 from tinker import types
 
-from halteres.errors import UserError
+from halteres.errors import NotReady, ServerError, UserError
+from halteres.service.durable.tables import MODELS
 from halteres.service.options import Options
 from halteres.service.sampling.snapshots import MAX_SPILLED
 
@@ -315,6 +316,200 @@ async def test_a_journal_of_another_version_is_refused_with_a_sentence(tmp_path:
     with pytest.raises(Exception, match="another version of Halteres"):
         async with serving(tmp_path):
             pass
+
+
+async def test_an_outcome_that_could_not_be_recorded_at_once_is_not_lost_to_a_replay(
+    scene: Scene, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = await trainer(client)
+    await training.forward_backward(DATA, "cross_entropy")
+    record, refusals = scene.service.journal._record_ended, 0
+
+    async def refused() -> None:
+        nonlocal refusals
+        refusals += 1
+        if refusals == 1:
+            raise NotReady("The disk is full.")
+        await record()
+
+    monkeypatch.setattr(scene.service.journal, "_record_ended", refused)
+    await training.optim_step(STEP)
+    await scene.host.die()
+    assert await version(training) == 2
+    assert refusals > 1
+
+
+async def test_a_load_that_fails_half_way_leaves_the_adapter_as_it_was(
+    scene: Scene, client: tinker.ServiceClient
+) -> None:
+    training = await trainer(client)
+    assert await version(training) == 1
+    path = (await training.save_state("one")).path
+    assert await version(training) == 2
+    scene.engine.fail_next("save", ServerError("no room"))
+    with pytest.warns(FutureWarning), pytest.raises(tinker.RequestFailedError, match="no room"):
+        await training.load_state_with_optimizer(path)
+    assert await version(training) == 3
+
+
+async def test_a_load_whose_restore_point_is_recorded_and_not_its_outcome_is_done_again(tmp_path: Path) -> None:
+    async with serving(tmp_path) as scene:
+        model = await scene.model()
+        await scene.redeem(await passed(scene, model, 1))
+        await scene.redeem(await stepped(scene, model, 2))
+        save = {"model_id": model, "seq_id": 3, "path": "a"}
+        path = (await scene.redeem((await scene.post("save_weights", save))[1]["request_id"]))["path"]
+        load = {"model_id": model, "seq_id": 4, "path": path, "optimizer": True}
+        request = (await scene.post("load_weights", load))[1]["request_id"]
+        outcome = await scene.redeem(request)
+        await scene.service.journal.caught_up()
+        scene.service.journal.post(
+            lambda connection: connection.exec_driver_sql("UPDATE requests SET state = 'accepted' WHERE seq = 4")
+        )
+    async with serving(tmp_path) as scene, asyncio.timeout(WAIT_S):
+        assert await scene.redeem(request) == outcome
+        await scene.redeem(await passed(scene, model, 5))
+        assert (await scene.redeem(await stepped(scene, model, 6)))["metrics"]["policy_version:max"] == 2
+
+
+async def test_a_step_that_came_too_late_is_not_executed_when_the_adapter_comes_back(scene: Scene) -> None:
+    model = await scene.model()
+    await scene.post("optim_step", {"model_id": model, "seq_id": 2, "adam_params": 5})  # its number is used up
+    await scene.redeem(await passed(scene, model, 1))
+    await scene.redeem(await passed(scene, model, 3))
+    assert "too late" in (await scene.redeem(await stepped(scene, model, 2)))["error"]
+    await scene.host.die()
+    assert (await scene.redeem(await stepped(scene, model, 4)))["metrics"]["policy_version:max"] == 1
+
+
+async def test_a_broken_repetition_of_a_request_that_runs_or_waits_uses_up_nothing(scene: Scene) -> None:
+    model = await scene.model()
+    held = scene.engine.hold("forward_backward")
+    first, third = await passed(scene, model, 1), await passed(scene, model, 3)
+    async with asyncio.timeout(WAIT_S):
+        await held.inside()
+        for seq in (1, 3):
+            await scene.post("optim_step", {"model_id": model, "seq_id": seq, "adam_params": 5})
+        second = await passed(scene, model, 2)
+        held.release()
+        assert [isinstance(await scene.redeem(one), bytes) for one in (first, second, third)] == [True] * 3
+
+
+async def test_a_full_lane_lets_in_the_request_that_the_others_wait_for(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halteres.service.training.lanes.MAX_WAITING", 2)
+    model = await scene.model()
+    waiting = [await passed(scene, model, seq) for seq in (2, 3)]
+    status, answer = await scene.post("optim_step", {"model_id": model, "seq_id": 4, "adam_params": {}})
+    assert (status, "Request 1 has not arrived" in answer["detail"]) == (503, True)
+    assert await passed(scene, model, 3) == waiting[1]
+    first = await passed(scene, model, 1)
+    async with asyncio.timeout(WAIT_S):
+        assert all([isinstance(await scene.redeem(one), bytes) for one in (first, *waiting)])
+
+
+async def test_whatever_goes_wrong_after_a_request_stops_neither_its_lane_nor_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: Path) -> None:
+        raise ValueError("unforeseen")
+
+    monkeypatch.setattr("halteres.service.training.adapters._keep_only", broken)
+    async with serving(tmp_path, AT_ONCE) as scene, closing(await scene.client()) as client:
+        training = await trainer(client)
+        assert [await version(training) for _ in range(2)] == [1, 2]
+
+
+async def test_an_adapter_that_was_forgotten_and_loaded_again_is_forgotten_whole(tmp_path: Path) -> None:
+    async with serving(tmp_path, AT_ONCE) as scene:
+        model = await scene.model()
+        found = scene.service.models.of_id(model)
+        assert found is not None
+        save = {"model_id": model, "seq_id": 1, "path": "a"}
+        path = (await scene.redeem((await scene.post("save_weights", save))[1]["request_id"]))["path"]
+        for days in (3, 6):
+            await until(lambda: found.lane.idle)
+            await scene.service.reaper.reap(time.time() + days * 86400)
+            seq = 2 if days == 3 else 5
+            if days == 3:
+                load = {"model_id": model, "seq_id": seq, "path": path, "optimizer": True}
+                await scene.redeem((await scene.post("load_weights", load))[1]["request_id"])
+                await scene.redeem(await passed(scene, model, 3))
+                await scene.redeem(await stepped(scene, model, 4))
+        assert "Resume from a checkpoint" in (await scene.redeem(await passed(scene, model, 5)))["error"]
+
+
+async def test_a_training_run_in_use_keeps_its_adapter_though_its_session_says_nothing(tmp_path: Path) -> None:
+    async with serving(tmp_path, Options(silent_s=100, keep_points_s=100)) as scene:
+        model = await scene.model()
+        await scene.redeem(await passed(scene, model, 1))
+        session = scene.service.sessions.of_model(model.split(":")[0])
+        session.last_seen -= 1000
+        await scene.service.reaper.reap(time.time())
+        assert (await scene.redeem(await stepped(scene, model, 2)))["metrics"]["policy_version:max"] == 1
+        assert scene.engine.calls["drop"] == 1  # before it was made
+
+
+async def test_passes_without_a_step_make_a_restore_point_too_and_are_forgotten(tmp_path: Path) -> None:
+    async with serving(tmp_path, Options(replay_s=0.0, keep_requests_s=0.0)) as scene:
+        session = await scene.session()
+        model = await scene.model(session)
+        found = scene.service.models.of_id(model)
+        assert found is not None
+        save = {"model_id": model, "seq_id": 1, "sampling_session_seq_id": 0}
+        await scene.redeem((await scene.post("save_weights_for_sampler", save))[1]["request_id"])
+        await until(lambda: found.lane.idle)
+        await scene.service.reaper.reap(time.time() + 10)
+        assert scene.rows("SELECT seq FROM requests") == []
+
+
+async def test_a_thousand_training_runs_are_no_hindrance_to_clearing_away(tmp_path: Path) -> None:
+    async with serving(tmp_path) as scene:
+        values = [
+            {"id": f"m{n}", "session_id": "s", "tenant": "local", "base_model": "b", "lora": {}, "user_metadata": {}}
+            | {"created_at": 0.0, "point": 1, "covered": 1}
+            for n in range(1200)
+        ]
+        await scene.service.journal.transact(lambda connection: connection.execute(MODELS.insert(), values))
+        assert await scene.service.journal.forget(time.time()) == 0
+
+
+async def test_what_a_forgotten_training_run_published_without_a_name_goes_with_it(tmp_path: Path) -> None:
+    async with serving(tmp_path, AT_ONCE) as scene:
+        session = await scene.session()
+        model = await scene.model(session)
+        for seq in range(1, 9, 3):
+            await scene.redeem(await passed(scene, model, seq))
+            await scene.redeem(await stepped(scene, model, seq + 1))
+            save = {"model_id": model, "seq_id": seq + 2, "sampling_session_seq_id": seq}
+            await scene.redeem((await scene.post("save_weights_for_sampler", save))[1]["request_id"])
+        found = scene.service.models.of_id(model)
+        assert found is not None
+        await until(lambda: found.lane.idle)
+        assert list((tmp_path / "spill").iterdir())
+        await scene.service.reaper.reap(time.time() + 3 * 86400)
+        assert not list((tmp_path / "spill").iterdir())
+        assert scene.rows("SELECT count(*) FROM samplers") == [(0,)]
+
+
+async def test_a_sample_of_weights_in_flight_is_drawn_again_from_the_weights_it_was_drawn_from(tmp_path: Path) -> None:
+    async with serving(tmp_path) as scene:
+        model = await scene.model()
+        save = {"model_id": model, "kind": "inflight"}
+        _, promised = await scene.post("save_weights_for_sampler", {**save, "seq_id": 1, "sampling_session_seq_id": 0})
+        sampler = (await scene.redeem(promised["request_id"]))["sampling_session_id"]
+        body = {"prompt": {"chunks": [{"tokens": [5]}]}, "sampling_session_id": sampler, "seq_id": 1}
+        body |= {"sampling_params": {"max_tokens": 6}}
+        sample = (await scene.post("asample", body))[1]["request_id"]
+        drawn = await scene.redeem(sample)
+        await scene.redeem(await passed(scene, model, 2))
+        await scene.redeem(await stepped(scene, model, 3))
+        _, promised = await scene.post("save_weights_for_sampler", {**save, "seq_id": 4, "sampling_session_seq_id": 1})
+        await scene.redeem(promised["request_id"])
+        assert (await drawn_by(scene, sampler, 2)) != sampled_tokens(drawn)
+    async with serving(tmp_path) as scene:
+        assert await scene.redeem(sample) == drawn
 
 
 async def drawn_by(scene: Scene, sampler: str, seq: int) -> Any:

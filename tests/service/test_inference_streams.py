@@ -54,8 +54,10 @@ async def test_a_client_that_leaves_before_a_whole_answer_frees_its_rows(scene: 
     held = scene.engine.hold("sample")
     response = asyncio.create_task(scene.ask("/v1/completions", **BODY))
     await held.inside()
+    assert scene.engine.under_way["sample"] == 1
     response.cancel()
-    await asyncio.gather(response, return_exceptions=True)
+    with pytest.raises(asyncio.CancelledError):
+        await response
     await until(lambda: scene.engine.under_way["sample"] == 0)
 
 

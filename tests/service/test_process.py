@@ -19,6 +19,7 @@ from typing import Any
 import aiohttp
 import pytest
 import tinker
+from deadlines import until
 
 from halteres.errors import Conflict
 from halteres.models import TINY
@@ -36,6 +37,16 @@ EngineCommand.argv = lambda *_: [sys.executable, "-c", "import signal; signal.pa
 sys.exit(main())
 """
 """A service whose engine takes for ever to load."""
+NO_PROCESSES = """
+import sys
+from halteres.engine.child import EngineChild
+from halteres.service.__main__ import main
+async def spawn(*_):
+    raise BlockingIOError(11, "Resource temporarily unavailable")
+EngineChild.spawn = spawn
+sys.exit(main())
+"""
+"""A service that may start no process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +210,48 @@ async def test_sigterm_ends_it_while_a_request_waits_for_the_engine_to_start(tmp
             assert (await http.post("/api/v1/create_model", json=body)).status == 200
         process.popen.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(process.ended) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+
+
+def last_words(process: Process) -> str:
+    _, said = process.popen.communicate(timeout=WAIT_S)
+    return said.strip().splitlines()[-1]
+
+
+def test_a_service_that_may_start_no_engine_ends_with_a_sentence(tmp_path: Path) -> None:
+    with running(tmp_path, program=("-c", NO_PROCESSES)) as process:
+        assert process.ended() == 1
+        assert last_words(process).startswith("error: The engine could not be started. Resource temporarily unavail")
+
+
+def test_a_service_that_cannot_say_where_it_answers_ends_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "service.json").mkdir()
+    with running(tmp_path) as process:
+        assert process.ended() == 1
+        assert last_words(process).startswith(f"error: {tmp_path / 'service.json'} cannot be written.")
+
+
+def heard(process: Process, words: str) -> bool:
+    """Whether it says this before it ends."""
+    return any(words in line for line in process.popen.stderr or ())
+
+
+async def test_a_card_that_cannot_be_renewed_is_logged_and_the_next_engine_is_named_again(tmp_path: Path) -> None:
+    card = tmp_path / "service.json"
+    with running(tmp_path) as process:
+        async with asyncio.timeout(WAIT_S):
+            first = (await process.info())["engine"]["pid"]
+            await until(card.is_file)
+            card.unlink()
+            card.mkdir()
+            os.kill(first, signal.SIGKILL)
+            assert await asyncio.to_thread(heard, process, f"{card} cannot be written.")
+            card.rmdir()
+            second = (await process.info())["engine"]["pid"]
+            os.kill(second, signal.SIGKILL)
+            await until(card.is_file)
+            info = await process.info()
+        assert info["engine"]["restarts"] == 2
+        assert json.loads(card.read_text())["engine_pid"] == info["engine"]["pid"]
 
 
 def test_what_blocks_inside_the_service_is_not_told_as_a_second_service(tmp_path: Path) -> None:

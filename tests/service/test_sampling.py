@@ -238,8 +238,10 @@ async def test_requests_reach_the_engine_together(scene: Scene, client: tinker.S
     waiting = [sampling.sample(prompt(5, 6), 1, types.SamplingParams(max_tokens=2)) for _ in range(32)]
     async with asyncio.timeout(WAIT_S):
         await held.inside(32)  # all of them, before any has an answer
+        assert scene.engine.under_way["sample"] == 32
         held.release()
-        await asyncio.gather(*waiting)
+        answers = await asyncio.gather(*waiting)
+    assert [len(answer.sequences) for answer in answers] == [1] * 32
 
 
 @proves("retry:hold-back")

@@ -132,8 +132,8 @@ async def scene_ids(scene: Scene) -> dict[str, str]:
     return {RUN: await scene.model(session), SESSION: session, SAMPLER: sampler}
 
 
-async def never_a_500(scene: Scene, run: str, path: str, body: bytes, **headers: str) -> None:
-    """It is refused with a sentence, or accepted and executed in its turn."""
+async def never_a_500(scene: Scene, run: str, path: str, body: bytes, **headers: str) -> int:
+    """The status: it is refused with a sentence, or accepted and executed in its turn."""
     model = scene.service.models.of_id(run)
     assert model is not None
     number = model.lane._next
@@ -146,6 +146,7 @@ async def never_a_500(scene: Scene, run: str, path: str, body: bytes, **headers:
         promise = scene.service.promises.find(answer["request_id"], "local")
         while promise and promise.outcome is None and (promise.seq == number or promise.kind == "sample"):
             await scene.post("retrieve_future", {"request_id": answer["request_id"]})
+    return status
 
 
 @proves("wire:nothing-breaks-it", "error:sentence")
@@ -157,8 +158,8 @@ async def test_json_that_nobody_means_never_breaks_anything(scene: Scene, path: 
     for name, known in ids.items():
         text = text.replace(f'"{name}"', json.dumps(known))
     async with asyncio.timeout(WAIT_S):
-        for body in broken(path, json.loads(text), dice):
-            await never_a_500(scene, ids[RUN], path, body)
+        said = [await never_a_500(scene, ids[RUN], path, body) for body in broken(path, json.loads(text), dice)]
+        assert 400 in said
         await goes_on(scene)
 
 

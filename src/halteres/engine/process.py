@@ -14,11 +14,13 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -31,6 +33,8 @@ from halteres.process import usable_cores
 
 MAX_SOCKET_PATH = 100
 """Bytes; the kernel's own limit is 108 on Linux and 104 on macOS, its end included."""
+
+SOCKET = "engine"
 
 State = Literal["starting", "ready", "failed", "stopped"]
 
@@ -56,7 +60,7 @@ class EngineCommand:
 class Patience:
     """How long to wait, and how often to try."""
 
-    ready_s: float = 120.0  # loading a large model takes its time
+    ready_s: float = 600.0  # loading a large model takes its time
     max_restarts: int = 5  # within window_s
     window_s: float = 300.0
     backoff_s: float = 0.1  # before the first restart, doubled for each further one
@@ -117,10 +121,11 @@ class EngineProcess:
         """Start it and wait until it answers.
 
         Raises:
-            ProcessFailed: it ended, or was not ready within the deadline; its log's tail is in the details.
+            ProcessFailed: it ended, or was not ready within the deadline; its log's tail is in the details. Or there
+                was no process, memory or room left for it.
         """
         try:
-            self._child = await self._ready_child()
+            self._child = await self._started()
         except HalteresError as failure:
             self.failure = failure
             await self._set("failed")
@@ -152,25 +157,31 @@ class EngineProcess:
             self.state = state
             self._changed.notify_all()
 
-    async def _ready_child(self) -> EngineChild:
-        directory = _socket_directory()
-        child = None
+    async def _started(self) -> EngineChild:
         try:
-            child = await EngineChild.spawn(self._command.argv(directory / "engine"), self._log)
+            with _socket_path() as socket_path:
+                child = await EngineChild.spawn(self._command.argv(socket_path), self._log)
+                return await self._ready(child, socket_path)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise ProcessFailed(
+                "The engine could not be started.",
+                f"{getattr(error, 'strerror', None) or error}".removesuffix(".") + ".",
+                "See that processes, memory and room for temporary files are left (ulimit -a, df), and start it again.",
+            ) from error
+
+    async def _ready(self, child: EngineChild, socket_path: Path) -> EngineChild:
+        """The child once it answers; one that does not is killed."""
+        try:
             async with asyncio.timeout(self._patience.ready_s):
                 await child.listening()
-                child.link = self._engine = await connect(directory / "engine")
+                child.link = self._engine = await connect(socket_path)
                 await child.link.info()
             return child
         except BaseException as error:
-            if child is not None:
-                await child.kill()
-            if isinstance(error, TimeoutError) and child is not None:
+            await child.kill()
+            if isinstance(error, TimeoutError):
                 raise child.failure(f"was not ready within {self._patience.ready_s:g} s", None) from error
             raise
-        finally:
-            # The one connection outlives its name: nothing to leave behind, whoever dies first.
-            shutil.rmtree(directory, ignore_errors=True)
 
     async def _keep_alive(self) -> None:
         while self._child is not None:
@@ -181,7 +192,7 @@ class EngineProcess:
             while self._child is None and self._may_restart():
                 await asyncio.sleep(self._backoff_s())
                 try:
-                    self._child = await self._ready_child()
+                    self._child = await self._started()
                 except HalteresError as failure:
                     self._died(failure)
             if self._child is not None:
@@ -215,11 +226,21 @@ class EngineProcess:
         await self._set("failed")
 
 
-def _socket_directory() -> Path:
+@contextmanager
+def _socket_path() -> Iterator[Path]:
+    """A name for a socket; the one connection outlives it: nothing to leave behind, whoever dies first."""
+    directory = _short_directory()
+    try:
+        yield directory / SOCKET
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _short_directory() -> Path:
     """A private directory short enough for a socket's path."""
     for place in (None, "/tmp"):  # noqa: S108  mkdtemp makes it private
         directory = Path(tempfile.mkdtemp(prefix="halteres-", dir=place))
-        if len(os.fsencode(directory / "engine")) <= MAX_SOCKET_PATH:
+        if len(os.fsencode(directory / SOCKET)) <= MAX_SOCKET_PATH:
             return directory
         directory.rmdir()
     raise NotReady("No directory has a path short enough for a socket.", f"{MAX_SOCKET_PATH} bytes are the limit.")

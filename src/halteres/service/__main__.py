@@ -66,6 +66,7 @@ def _options(arguments: argparse.Namespace) -> Options:
     return Options(
         sample_logprobs=arguments.sample_logprobs,
         require_keys=arguments.require_keys,
+        replay_s=arguments.replay_s,
         limits=read_allowances(arguments.state, arguments.limit),
     )
 
@@ -112,6 +113,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--require-keys", action="store_true", help="ask for a key also while none was made")
     parser.add_argument("--limit", action="append", default=[], metavar="NAME=VALUE", help="of every tenant; see docs")
     parser.add_argument("--sample-logprobs", choices=("raw", "tempered"), default="raw", help="of sampled tokens")
+    parser.add_argument(
+        "--replay-s",
+        type=float,
+        default=Options().replay_s,
+        help="engine seconds after which an adapter's restore point is due; 0: after every request",
+    )
     parser.add_argument("--certificate", type=Path, help="for TLS: PEM file with the chain")
     parser.add_argument("--certificate-key", type=Path, help="... and the file of its private key")
     return parser

@@ -18,7 +18,7 @@ from halteres.errors import HalteresError, NotReady, ServerError
 
 T = TypeVar("T")
 
-READY_S = 120.0
+READY_S = 900.0
 """How long a request waits for an engine that is starting."""
 
 MAX_DEATHS = 3

@@ -11,18 +11,16 @@ import asyncio
 import logging
 import time
 
-from halteres.errors import HalteresError
+from halteres.errors import HalteresError, ServerError, boundary
 from halteres.service.checkpoints.store import Checkpoints
 from halteres.service.durable.journal import Journal
 from halteres.service.options import Options
+from halteres.service.sampling.samplers import Samplers
 from halteres.service.sessions import Session, Sessions
 from halteres.service.training.adapters import Adapters
 from halteres.service.training.models import Models
 
 log = logging.getLogger(__name__)
-
-EVERY = 2**63 - 1
-"""Above every request's number."""
 
 
 class Reaper:
@@ -34,36 +32,40 @@ class Reaper:
         sessions: Sessions,
         models: Models,
         adapters: Adapters,
+        samplers: Samplers,
         checkpoints: Checkpoints,
         options: Options,
     ) -> None:
         self._journal, self._sessions, self._models, self._adapters = journal, sessions, models, adapters
-        self._checkpoints, self._options = checkpoints, options
+        self._samplers, self._checkpoints, self._options = samplers, checkpoints, options
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             await asyncio.sleep(self._options.reap_s)
+            await self.reap(time.time())
+
+    async def reap(self, now: float) -> None:
+        """One look; what cannot be cleared away now stays until the next."""
+        for clear in (self._checkpoints.expire, self._clear_adapters, self._clear_requests):
             try:
-                await self.reap(time.time())
+                with boundary(ServerError, "Clearing away"):
+                    await clear(now)
             except HalteresError as error:
                 log.warning("What has ended could not be cleared away: %s", error)
 
-    async def reap(self, now: float) -> None:
-        """One look."""
-        covered: dict[str, int] = {}
+    async def _clear_adapters(self, now: float) -> None:
         for session in self._sessions.all():
-            silent_s = now - (session.finished_at or session.last_seen)
-            if session.finished is not None or silent_s > self._options.silent_s:
-                await self.retire(session)
             for model in self._models.of_session(session.id):
-                if silent_s > self._options.keep_points_s and model.home is None:
+                silent_s = now - max(session.finished_at or session.last_seen, model.last_request_at)
+                if session.finished is not None or silent_s > self._options.silent_s:
+                    await self._adapters.unload(model)
+                if silent_s > self._options.keep_points_s and model.residence.home is None:
                     await self._adapters.forget(model)
-                    covered[model.id] = EVERY
-                elif model.point is not None:
-                    covered[model.id] = model.point
-        await self._journal.forget(now - self._options.keep_requests_s, covered)
-        await self._checkpoints.expire(now)
+                    await self._samplers.forget(model)
+
+    async def _clear_requests(self, now: float) -> None:
+        await self._journal.forget(now - self._options.keep_requests_s)
 
     async def retire(self, session: Session) -> None:
         """The adapters of a session that nothing runs or waits for leave the engine; they come back when asked for."""

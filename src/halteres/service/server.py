@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import uvicorn
 
-from halteres.errors import HalteresError, InvalidConfig
+from halteres.errors import HalteresError, InvalidConfig, ServerError
 from halteres.files import replace_file
 from halteres.loopback import Server, url_of
 from halteres.service.app import create_app
@@ -93,7 +93,7 @@ async def serve(
     """Serve until a signal comes, or the engine cannot be started.
 
     Raises:
-        HalteresError: the state directory is taken, or the engine cannot be started.
+        HalteresError: the state directory is taken, or the engine cannot be started or named.
     """
     with locked(state):
         async with opened(state, base, host, options) as service:
@@ -113,17 +113,25 @@ async def _tend(host: Host, state: Path, url: str, bound: socket.socket, server:
     """Start the engine; name it, and every later one, in the card."""
     try:
         await host.start()
+        _write_card(state, host, url, bound)
     except HalteresError:
         server.end()
         raise
     log.info("The training service answers on %s (state in %s).", url, state)
     while True:
-        _write_card(state, host, url, bound)
         await host.until("ready", restarts=host.restarts + 1)
+        try:
+            _write_card(state, host, url, bound)
+        except ServerError as error:  # its readers miss a process id; clients miss nothing
+            log.error("%s", error)
 
 
 def _write_card(state: Path, host: Host, url: str, bound: socket.socket) -> None:
-    """service.json: who answers where."""
+    """service.json: who answers where.
+
+    Raises:
+        ServerError: it cannot be written.
+    """
     card = {
         "pid": os.getpid(),
         "engine_pid": host.pid,
@@ -131,4 +139,12 @@ def _write_card(state: Path, host: Host, url: str, bound: socket.socket) -> None
         "url": url,
         "started_at": time.time(),
     }
-    replace_file(state / "service.json", msgspec.json.encode(card))
+    file = state / "service.json"
+    try:
+        replace_file(file, msgspec.json.encode(card))
+    except OSError as error:
+        raise ServerError(
+            f"{file} cannot be written.",
+            f"{error.strerror or error}.",
+            f"See that {state} is yours to write and not full, and start the service again.",
+        ) from error

@@ -146,7 +146,7 @@ def _assembled(
         losses=losses,
         exports=Exports(checkpoints, base),
     )
-    models = Models(journal, promises, tasks, training.work)
+    models = Models(journal, promises, tasks, training)
     return Service(
         options=options,
         state=state,
@@ -164,7 +164,7 @@ def _assembled(
             host, promises, samplers, snapshots, tasks, logprobs=options.sample_logprobs, limits=options.limits
         ),
         models=models,
-        reaper=Reaper(journal, sessions, models, adapters, checkpoints, options),
+        reaper=Reaper(journal, sessions, models, adapters, samplers, checkpoints, options),
         tokenizer=load_tokenizer(str(base.folder)),
         tasks=tasks,
     )

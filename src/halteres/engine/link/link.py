@@ -1,7 +1,7 @@
 """The link between the training service and its engine's process: a Unix socket.
 
-Owns: many calls at once on one connection, the journal id they carry, what a broken link means, telling the other side
-that nobody waits for a call any more.
+Owns: many calls at once on one connection, what a broken link means, telling the other side that nobody waits for a
+call any more.
 Never: retries, restarts, or keeps anything across a restart of either side.
 
     service                                     engine's process
@@ -18,7 +18,6 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -57,19 +56,6 @@ from halteres.errors import HalteresError, InvalidData, NotReady
 
 CALL_DEADLINE_S = 3600.0
 """No single engine call takes longer. An engine that hangs is noticed sooner: `child` asks it for signs of life."""
-
-
-_journal_id: ContextVar[str | None] = ContextVar("journal_id", default=None)
-
-
-@contextmanager
-def journalled(journal_id: str) -> Iterator[None]:
-    """Calls inside carry this id: a repetition of the same operation under the same id gets the first answer again."""
-    token = _journal_id.set(journal_id)
-    try:
-        yield
-    finally:
-        _journal_id.reset(token)
 
 
 class LinkedEngine:
@@ -196,13 +182,13 @@ class LinkedEngine:
         if self._why_broken is not None:
             raise copy(self._why_broken)
         number = next(self._numbers)
-        self._send(Call(number, operation, _journal_id.get(), msgspec.Raw(encode(arguments))))
+        self._send(Call(number, operation, msgspec.Raw(encode(arguments))))
         self._waiting[number] = call
         try:
             yield
         finally:
             if self._waiting.pop(number, None) is not None and operation in CANCELLABLE:
-                self._send(Call(number, CANCEL, None, NOTHING))
+                self._send(Call(number, CANCEL, NOTHING))
 
     def _send(self, call: Call) -> None:
         frame = encode(call)

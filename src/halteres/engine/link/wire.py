@@ -41,7 +41,6 @@ class Call(msgspec.Struct, array_like=True):
 
     number: int  # of the call on this connection
     operation: str  # a method of Engine, or CANCEL
-    journal_id: str | None
     arguments: msgspec.Raw
 
 

@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -21,7 +22,7 @@ from sqlalchemy import Connection, Table, bindparam, create_engine, delete, even
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import SQLAlchemyError
 
-from halteres.errors import Conflict, NotReady, ServerError
+from halteres.errors import Conflict, HalteresError, NotReady, ServerError
 from halteres.service.durable.tables import BURNT, LAYOUT, MODELS, REQUESTS, SCHEMA
 from halteres.service.tenancy.tenants import LOCAL, Tenant
 
@@ -30,7 +31,11 @@ T = TypeVar("T")
 Drawn = Mapping[str, int | list[int]]
 """What the service drew by lot for a request."""
 
-State = Literal["accepted", "done", "failed_user", "failed_server"]
+State = Literal["accepted", "done", "failed_user", "failed_server", "refused"]
+"""A request that was refused never reached its turn; all others that have ended were executed."""
+
+RETRY_S = 1.0
+"""Between two attempts to record what has ended."""
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +65,17 @@ class Recorded(Entry):
     outcome: bytes | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a request ended."""
+
+    id: str
+    state: State
+    settled_at: float  # unix s
+    outcome_type: str
+    outcome: bytes | None
+
+
 @dataclass(slots=True)
 class _Work:
     """One transaction that somebody waits for."""
@@ -70,13 +86,20 @@ class _Work:
 
 # Statements are values: built once, so that SQLAlchemy compiles each of them once.
 _ACCEPT = insert(REQUESTS).on_conflict_do_nothing(index_elements=["key"])
-_SETTLE = update(REQUESTS).where(REQUESTS.c.id == bindparam("settled_id"))
+_SETTLE = (
+    update(REQUESTS)
+    .where(REQUESTS.c.id == bindparam("id_"))
+    .values({name: bindparam(name) for name in ("state", "settled_at", "outcome_type", "outcome")})
+)
 _ROWS = select(*(REQUESTS.c[field.name] for field in fields(Recorded)))
 _RECALL = _ROWS.where(REQUESTS.c.id == bindparam("recalled_id"))
 _OPEN = _ROWS.where(REQUESTS.c.state == "accepted").order_by(REQUESTS.c.accepted_at)
+_REPLAYED = ("create_model", "forward_backward", "optim_step", "save_weights_for_sampler")
+"""Kinds that change an adapter, or take weights from it."""
 _SINCE = (
-    _ROWS.where(REQUESTS.c.subject == bindparam("of"), REQUESTS.c.seq > bindparam("after"))
-    .where(REQUESTS.c.state != "accepted")
+    select(*(REQUESTS.c[field.name] for field in fields(Entry)), REQUESTS.c.state)
+    .where(REQUESTS.c.subject == bindparam("of"), REQUESTS.c.seq > bindparam("after"))
+    .where(REQUESTS.c.state.in_(("done", "failed_user")), REQUESTS.c.kind.in_(_REPLAYED))
     .order_by(REQUESTS.c.seq)
 )
 
@@ -90,6 +113,8 @@ class Journal:
         self._pending: list[_Work] = []
         self._writer: asyncio.Task[None] | None = None
         self._connection: Connection | None = None
+        self._ended: dict[str, Ended] = {}  # not recorded yet, in order
+        self._recorder: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Open or create the file.
@@ -101,6 +126,11 @@ class Journal:
 
     async def close(self) -> None:
         """Commit what is pending and close the file."""
+        with suppress(HalteresError):
+            await self.caught_up()
+        if self._recorder is not None:
+            self._recorder.cancel()
+            await asyncio.gather(self._recorder, return_exceptions=True)
         if self._writer is not None:
             await self._writer
         await asyncio.get_running_loop().run_in_executor(self._thread, self._disconnect)
@@ -123,12 +153,38 @@ class Journal:
         """Record a request; returns the id of the row under its key, which is older if the key was used before."""
         return await self.transact(lambda connection: _accept(connection, entry))
 
-    def settle(
-        self, request_id: str, state: State, settled_at: float, outcome_type: str, outcome: bytes | None
-    ) -> None:
-        """Record how a request ended."""
-        values = {"state": state, "settled_at": settled_at, "outcome_type": outcome_type, "outcome": outcome}
-        self.post(lambda connection: connection.execute(_SETTLE, {**values, "settled_id": request_id}))
+    def settle(self, ended: Ended) -> None:
+        """Record how a request ended. What cannot be written now is written with the next one, or a second later."""
+        self._ended[ended.id] = ended
+        self._write_ended()
+
+    async def caught_up(self) -> None:
+        """Every request that has ended is recorded.
+
+        Raises:
+            NotReady: the file cannot be written.
+        """
+        while self._ended:
+            await self._record_ended()
+
+    def _write_ended(self) -> None:
+        """Start to record what has ended, unless somebody is about to: all of it goes in one statement."""
+        if self._recorder is None or self._recorder.done():
+            self._recorder = asyncio.create_task(self._keep_recording(), name="journal outcomes")
+
+    async def _keep_recording(self) -> None:
+        while self._ended:
+            try:
+                await self._record_ended()
+            except HalteresError as error:
+                log.error("Outcomes of %d requests are not recorded yet: %s", len(self._ended), error)
+                await asyncio.sleep(RETRY_S)
+
+    async def _record_ended(self) -> None:
+        batch = list(self._ended.values())
+        await self.transact(lambda connection: connection.execute(_SETTLE, [_values(ended) for ended in batch]))
+        for ended in batch:
+            self._ended.pop(ended.id, None)
 
     async def recall(self, request_id: str) -> Recorded | None:
         """The row of this id."""
@@ -139,36 +195,29 @@ class Journal:
         """Requests that an earlier life of the service accepted and did not settle, oldest first."""
         return await self._select(_OPEN)
 
-    async def settled_since(self, subject: str, after: int) -> list[Recorded]:
-        """The settled requests of a training run with numbers above `after`, in order."""
-        return await self._select(_SINCE, of=subject, after=after)
+    async def to_replay(self, run: str, after: int) -> list[Recorded]:
+        """The requests of a training run with numbers above `after` that say what became of its adapter, in order,
+        without their outcomes."""
+        await self.caught_up()
+        return await self._select(_SINCE, of=run, after=after)
 
     async def settled_samples(self, sampler: str, after: float) -> list[Recorded]:
         """The samples of a sampling session that were settled after this time (unix s), in order."""
         query = _ROWS.where(REQUESTS.c.subject == sampler, REQUESTS.c.settled_at > after)
         return await self._select(query.order_by(REQUESTS.c.settled_at))
 
-    async def forget(self, before: float, points: Mapping[str, int]) -> int:
-        """Delete settled requests that nobody can ask for any more; returns how many.
-
-        Args:
-            before: unix s; what was settled later stays.
-            points: training runs by id, each with the number up to which it is kept on disk: later ones stay.
-        """
+    async def forget(self, before: float) -> int:
+        """Delete the requests settled before this time (unix s) that no adapter needs; returns how many."""
         old = (REQUESTS.c.settled_at < before) & (REQUESTS.c.state != "accepted")
+        covered = select(MODELS.c.covered).where(MODELS.c.id == REQUESTS.c.subject).scalar_subquery()
         others = REQUESTS.c.subject.notin_(select(MODELS.c.id))
-        covered = [(REQUESTS.c.subject == run) & (REQUESTS.c.seq <= seq) for run, seq in points.items()]
-        statement = delete(REQUESTS).where(old, or_(others, *covered))
+        statement = delete(REQUESTS).where(old, or_(others, REQUESTS.c.seq <= covered))
         return await self.transact(lambda connection: connection.execute(statement).rowcount)
 
     async def _select(self, query: Any, **values: Any) -> list[Recorded]:
         return await self.transact(
             lambda connection: [Recorded(**row) for row in connection.execute(query, values).mappings()]
         )
-
-    def add(self, table: Table, **values: Any) -> None:
-        """Insert or replace a row without waiting."""
-        self.post(lambda connection: connection.execute(insert(table).prefix_with("OR REPLACE"), values))
 
     async def added(self, table: Table, **values: Any) -> None:
         """Insert or replace a row."""
@@ -187,6 +236,12 @@ class Journal:
         """The highest sequence number that each training run has settled."""
         settled = select(REQUESTS.c.subject, func.max(REQUESTS.c.seq)).where(REQUESTS.c.state != "accepted")
         query = settled.where(REQUESTS.c.subject.in_(select(MODELS.c.id))).group_by(REQUESTS.c.subject)
+        return dict(await self.transact(lambda connection: [(run, seq) for run, seq in connection.execute(query)]))
+
+    async def first_open(self) -> dict[str, int]:
+        """The lowest number of each training run that was accepted and is not settled."""
+        query = select(REQUESTS.c.subject, func.min(REQUESTS.c.seq)).where(REQUESTS.c.state == "accepted")
+        query = query.where(REQUESTS.c.subject.in_(select(MODELS.c.id))).group_by(REQUESTS.c.subject)
         return dict(await self.transact(lambda connection: [(run, seq) for run, seq in connection.execute(query)]))
 
     async def burnt(self) -> list[tuple[str, int]]:
@@ -256,6 +311,11 @@ def _accept(connection: Connection, entry: Entry) -> str:
     if connection.execute(_ACCEPT, values).rowcount:
         return entry.id
     return connection.execute(select(REQUESTS.c.id).where(REQUESTS.c.key == entry.key)).scalar_one()
+
+
+def _values(ended: Ended) -> dict[str, Any]:
+    values = {field.name: getattr(ended, field.name) for field in fields(Ended)}
+    return {**values, "id_": values.pop("id")}
 
 
 def _configure(connection: Any, _: Any) -> None:

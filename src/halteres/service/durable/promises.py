@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import msgspec
 
 from halteres.errors import HalteresError, UserError, as_promise
-from halteres.service.durable.journal import Entry, Journal, Recorded, State
+from halteres.service.durable.journal import Ended, Entry, Journal, Recorded, State
 from halteres.service.tenancy.tenants import Tenant
 from halteres.service.wire.codec import JSON, PROTOBUF
 
@@ -160,7 +160,14 @@ class Promises:
         self._settled.append(promise)
         self._settled_bytes += len(outcome.body)
         kept = None if promise.kind == SAMPLE and outcome.state == "done" else outcome.body
-        self._journal.settle(promise.request_id, outcome.state, promise.settled_at, outcome.content_type, kept)
+        ended = Ended(
+            id=promise.request_id,
+            state=outcome.state,
+            settled_at=promise.settled_at,
+            outcome_type=outcome.content_type,
+            outcome=kept,
+        )
+        self._journal.settle(ended)
         if self._listener is not None:
             self._listener.settled(promise)
         self._sweep()
@@ -191,10 +198,6 @@ class Promises:
         """The promise of this id, if it is open or was settled of late."""
         found = self._by_id.get(request_id)
         return found if found is not None and found.tenant == tenant else None
-
-    def of_subject(self, subject: str) -> Iterator[Promise]:
-        """Those of a training run or sampling session that were settled of late, in the order of their settling."""
-        return (promise for promise in self._settled if promise.subject == subject)
 
     def open(self) -> Iterator[Promise]:
         """Those not settled yet."""

@@ -67,6 +67,7 @@ MODELS = Table(
     Column("user_metadata", JSON, nullable=False),
     Column("created_at", Float, nullable=False),
     Column("point", BigInteger),  # number of the request after which its newest restore point was taken
+    Column("covered", BigInteger),  # ... up to which no request is needed to bring its adapter back
     Column("settled", BigInteger),  # ... and up to which everything was settled then
 )
 

@@ -14,8 +14,8 @@ from contextlib import aclosing, contextmanager
 import msgspec
 
 from halteres.engine.protocol import SampleResult, SamplingParams
-from halteres.errors import HalteresError, InvalidData
-from halteres.service.durable.journal import Entry
+from halteres.errors import HalteresError, InvalidData, ServerError
+from halteres.service.durable.journal import Ended, Entry
 from halteres.service.durable.promises import Outcome, failure, new_id
 from halteres.service.host import running
 from halteres.service.inference.addresses import Addresses
@@ -29,6 +29,9 @@ from halteres.service.wire.codec import JSON
 
 MAX_PROMPTS, MAX_SEQUENCES = 1024, 4096
 """Of one request."""
+
+
+CRASHED = failure(ServerError("The answer was not finished."))
 
 
 class Inference:
@@ -138,9 +141,10 @@ class Inference:
     @contextmanager
     def _settled(self, name: str) -> Iterator[None]:
         """The journal hears how the block ended: samples are not kept, a failure is."""
-        outcome = Outcome(b"")
+        outcome = CRASHED
         try:
             yield
+            outcome = Outcome(b"")
         except HalteresError as error:
             outcome = failure(error)
             raise
@@ -148,7 +152,14 @@ class Inference:
             outcome = CANCELLED
             raise
         finally:
-            self._journal.settle(name, outcome.state, time.time(), JSON, outcome.body or None)
+            told = Ended(
+                id=name,
+                state=outcome.state,
+                settled_at=time.time(),
+                outcome_type=JSON,
+                outcome=outcome.body or None,
+            )
+            self._journal.settle(told)
 
 
 async def _all(draws: Iterable[Awaitable[SampleResult]]) -> list[SampleResult]:

@@ -15,7 +15,7 @@ from halteres.service.durable.completions import CLONE
 from halteres.service.durable.journal import Entry
 from halteres.service.durable.promises import SAMPLE, new_id
 from halteres.service.routes.answers import answer, body_of
-from halteres.service.sampling.samples import MAX_SAMPLES, drawn_seed, seed_of
+from halteres.service.sampling.samples import MAX_SAMPLES, drawn_for
 from halteres.service.service import Service
 from halteres.service.tenancy.tenants import tenant_of
 from halteres.service.wire import bodies
@@ -81,10 +81,10 @@ class SamplingRoutes:
             seq=asked.seq_id,
             content_type=JSON,
             body=body,
-            drawn={"seed": drawn_seed()} if asked.sampling_params.seed is None else None,
+            drawn=drawn_for(asked, sampler) or None,
         )
         promise, new = await self._service.promises.accept(entry)
         if new:
-            self._service.samples.start(promise, sampler, asked, seed_of(asked, entry.drawn))
+            self._service.samples.start(promise, sampler, asked, entry.drawn)
         sequences = [f"{key}/{index}" for index in range(min(asked.num_samples, MAX_SAMPLES))]
         return answer({"request_id": promise.request_id, "sample_sequence_ids": sequences})

@@ -137,11 +137,13 @@ class TrainingRoutes:
 
     async def _accept(self, posted: Posted, model: Model, seq: int, drawn: Drawn | None = None) -> Response:
         """Record a request and put it in its model's lane; a repetition gets the same promise."""
-        model.lane.refuse_if_full()
+        key = f"{model.id}/{seq}"
+        if self._service.promises.known(key) is None:
+            model.lane.refuse_if_full(seq)
         forward = isinstance(posted.asked, passes.PassRequest) and posted.asked.forward_only
         entry = Entry(
             id=new_id(),
-            key=f"{model.id}/{seq}",
+            key=key,
             kind="forward" if forward else posted.kind,
             subject=model.id,
             tenant=model.tenant,

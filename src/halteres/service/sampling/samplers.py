@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy import delete
+
 from halteres.errors import InvalidData, NotFound, NotReady
 from halteres.service.base import BaseModel
 from halteres.service.checkpoints.store import Checkpoints
@@ -39,6 +41,11 @@ class Sampler:
     model_path: str | None = None
     target: Target
     lost: bool = False  # its weights were deleted
+
+    @property
+    def weights(self) -> int | None:
+        """Of unnamed weights: the number of the request that published those a request means which comes now."""
+        return self.target.snapshot.seq if self.target.snapshot is not None else None
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -158,6 +165,23 @@ class Samplers:
             created_at=time.time(),
         )
         self._known[sampler.id] = sampler
+
+    def at(self, sampler: Sampler, weights: int | None) -> Snapshot | None:
+        """The weights that a request meant which came earlier, by `Sampler.weights` of that time."""
+        now = sampler.snapshot
+        if weights is None or now is None or now.model is None or now.seq == weights:
+            return now
+        return self._snapshots.published_with(now.model, weights)
+
+    async def forget(self, model: Model) -> None:
+        """Remove the sampling sessions of a training run's unnamed weights, which nobody has used for long."""
+        await self._snapshots.forget_unnamed(model)
+        gone = [one.id for one in self._known.values() if one.snapshot is not None and one.snapshot.model is model]
+        if gone:
+            statement = delete(SAMPLERS).where(SAMPLERS.c.model_id == model.id)
+            await self._journal.transact(lambda connection: connection.execute(statement))
+        for sampler in gone:
+            del self._known[sampler]
 
     def find(self, sampler: str, tenant: Tenant) -> Sampler:
         """The sampling session of this id.

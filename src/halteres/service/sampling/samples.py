@@ -124,9 +124,16 @@ class Samples:
         finally:
             self._under_way[tenant] -= 1
 
-    def start(self, promise: Promise, sampler: Sampler, asked: Sample, seed: int) -> None:
-        """Execute a client's request; its promise is settled when it is done."""
-        task = self._tasks.create_task(self._keep(promise, sampler, asked, seed), name="sample")
+    def start(self, promise: Promise, sampler: Sampler, asked: Sample, drawn: Drawn | None) -> None:
+        """Execute a client's request; its promise is settled when it is done.
+
+        Args:
+            promise: given for it.
+            sampler: whose weights it means.
+            asked: what it is.
+            drawn: what was drawn and found out for it when it came: `drawn_for`.
+        """
+        task = self._tasks.create_task(self._keep(promise, sampler, asked, drawn or {}), name="sample")
         self._running[promise.request_id] = task
         task.add_done_callback(lambda _: self._running.pop(promise.request_id, None))
 
@@ -146,25 +153,26 @@ class Samples:
         try:
             asked = read(row.body, Sample)
             sampler = self._samplers.find(row.subject, row.tenant)
-            self.start(promise, sampler, asked, seed_of(asked, row.drawn))
+            self.start(promise, sampler, asked, row.drawn)
         except HalteresError as error:
             self._promises.settle(promise, failure(error))
         return promise
 
-    async def _keep(self, promise: Promise, sampler: Sampler, asked: Sample, seed: int) -> None:
+    async def _keep(self, promise: Promise, sampler: Sampler, asked: Sample, drawn: Drawn) -> None:
         try:
-            outcome = await outcome_of(promise, lambda: self._sample(sampler, asked, seed))
+            outcome = await outcome_of(promise, lambda: self._sample(sampler, asked, drawn))
         except asyncio.CancelledError:
             self._promises.settle(promise, CANCELLED)
             raise
         self._promises.settle(promise, outcome)
 
-    async def _sample(self, sampler: Sampler, asked: Sample, seed: int) -> Outcome:
+    async def _sample(self, sampler: Sampler, asked: Sample, drawn: Drawn) -> Outcome:
         refuse_lost(sampler)
         prompt = prompt_of(asked.prompt)
         wish = wish_of(asked, len(prompt) // 4)
-        params = msgspec.structs.replace(params_of(asked.sampling_params, seed), logprobs=self.logprobs)
-        snapshot, tenant = sampler.snapshot, sampler.tenant
+        params = params_of(asked.sampling_params, _number(drawn, "seed", asked.sampling_params.seed) or 0)
+        params = msgspec.structs.replace(params, logprobs=self.logprobs)
+        snapshot, tenant = self._samplers.at(sampler, _number(drawn, "weights")), sampler.tenant
         sampled = await self.draw(snapshot, prompt, asked.num_samples, params, wish.wanted, tenant=tenant)
         return binary_result(write_sample(sampled, wish))
 
@@ -174,11 +182,16 @@ def _check_count(num_samples: int) -> None:
         raise InvalidData(f"num_samples is {num_samples}.", f"It must be 1 to {MAX_SAMPLES}.")
 
 
-def seed_of(asked: Sample, drawn: Drawn | None) -> int:
-    """The seed that a client sent, or the one drawn for its request."""
-    sent = asked.sampling_params.seed
-    found = (drawn or {}).get("seed", 0) if sent is None else sent
-    return found if isinstance(found, int) else 0
+def drawn_for(asked: Sample, sampler: Sampler) -> dict[str, int | list[int]]:
+    """What the journal keeps beside a request, so that it gives the same whenever it is executed: a seed where the
+    client sent none, and which weights its sampling session means now."""
+    seed = {} if asked.sampling_params.seed is not None else {"seed": drawn_seed()}
+    return {**seed, **({} if sampler.weights is None else {"weights": sampler.weights})}
+
+
+def _number(drawn: Drawn, name: str, otherwise: int | None = None) -> int | None:
+    found = drawn.get(name, otherwise)
+    return found if isinstance(found, int) else None
 
 
 def drawn_seed() -> int:

@@ -32,6 +32,8 @@ MAX_HELD = 16
 MAX_SPILLED = 32
 """Unnamed snapshots of one training run on disk; a trainer makes one with every step and seldom goes back to one."""
 
+UNNAMED = "They had no name, and many newer ones took their place."
+
 log = logging.getLogger(__name__)
 
 
@@ -89,6 +91,16 @@ class Snapshots:
             self._spilled[model.id].append(snapshot)
         self._unnamed[model.id, seq] = snapshot
         return snapshot
+
+    def published_with(self, model: Model, seq: int) -> Snapshot:
+        """Unnamed weights by the request that published them.
+
+        Raises:
+            SnapshotLost: they are gone.
+        """
+        if (found := self._unnamed.get((model.id, seq))) is None:
+            raise _gone("These sampler weights", UNNAMED)
+        return found
 
     async def sweep(self) -> None:
         """Remove folders of an earlier life that no sampling session means any more."""
@@ -174,12 +186,8 @@ class Snapshots:
             with suppress(UserError, ServerError):  # the adapter cannot come back, nor can what was published from it
                 await self._bring_back(snapshot, engine)
         if snapshot.home is not engine:
-            unnamed = "They had no name, and many newer ones took their place."
-            raise SnapshotLost(
-                f"These sampler weights (policy version {snapshot.version}) are gone.",
-                f"{snapshot.path} was deleted or replaced." if snapshot.path else unnamed,
-                "Make a new sampling client; save_weights_for_sampler(name) keeps weights on disk.",
-            )
+            what = f"These sampler weights (policy version {snapshot.version})"
+            raise _gone(what, f"{snapshot.path} was deleted or replaced." if snapshot.path else UNNAMED)
 
     def _hold(self, snapshot: Snapshot) -> None:
         self._touch(snapshot)
@@ -204,6 +212,7 @@ class Snapshots:
                 snapshot.home = None
                 await home.drop(snapshot.name)
             except HalteresError as error:
+                self._touch(snapshot)
                 log.warning("The snapshot %s stays in the engine: %s", snapshot.name, error)
 
     async def _write(self, snapshot: Snapshot, home: Engine) -> None:
@@ -216,8 +225,24 @@ class Snapshots:
         spilled.append(snapshot)
         while len(spilled) > MAX_SPILLED:
             oldest = spilled.popleft()
-            if oldest.folder is not None and oldest.path is None:
-                await asyncio.to_thread(shutil.rmtree, oldest.folder, ignore_errors=True)
-                oldest.folder = None
-                if oldest.model is not None and oldest.seq is not None:
-                    self._unnamed.pop((oldest.model.id, oldest.seq), None)
+            if oldest.path is None:
+                await self._discard(oldest)
+
+    async def _discard(self, snapshot: Snapshot) -> None:
+        """Forget unnamed weights; whoever samples from them goes on while the engine holds them."""
+        folder, snapshot.folder = snapshot.folder, None
+        if snapshot.model is not None and snapshot.seq is not None:
+            self._unnamed.pop((snapshot.model.id, snapshot.seq), None)
+        if folder is not None:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    async def forget_unnamed(self, model: Model) -> None:
+        """Forget what a training run has published without a name."""
+        for snapshot in [snapshot for (run, _), snapshot in self._unnamed.items() if run == model.id]:
+            await self._discard(snapshot)
+        self._spilled.pop(model.id, None)
+
+
+def _gone(what: str, why: str) -> SnapshotLost:
+    remedy = "Make a new sampling client; save_weights_for_sampler(name) keeps weights on disk."
+    return SnapshotLost(f"{what} are gone.", why, remedy)

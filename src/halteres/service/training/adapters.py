@@ -18,14 +18,14 @@ import logging
 import shutil
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import Context
 from pathlib import Path
 from typing import TypeVar
 
 from halteres.engine.protocol import Engine
-from halteres.errors import HalteresError, NotReady, ServerError, UserError
+from halteres.errors import HalteresError, NotReady, ServerError, UserError, boundary
 from halteres.service.durable.journal import Journal, Recorded
 from halteres.service.host import Host, survived
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
@@ -37,6 +37,9 @@ from halteres.service.wire.requests import PASSES, Request, read_request
 REPLAY_S = 1.0
 """Engine time after which a restore point is due: what bringing an adapter back may take, and what a point must be
 cheap against."""
+
+POINT_SHARE = 20
+"""A restore point is taken only after so many times its own cost."""
 
 MAX_HELD = 64
 """Adapters in the engine at a time; those unused for longest leave, and come back when they are asked for."""
@@ -89,16 +92,27 @@ class Adapters:
         """
 
         async def attempt(engine: Engine) -> T:
-            async with model.turn:
+            async with model.residence.turn:
                 await self._ready(model, engine, made_here)
                 began = time.monotonic()
-                result = await run(engine)
-                model.work_s += time.monotonic() - began
-                model.home = engine
+                with self.replaced(model) if made_here else nullcontext():
+                    result = await run(engine)
+                model.residence.work_s += time.monotonic() - began
+                model.residence.home = engine
                 self._touch(model)
                 return result
 
         return await survived(self._host, attempt)
+
+    @contextmanager
+    def replaced(self, model: Model) -> Iterator[None]:
+        """The adapter is made or replaced inside; if that fails, nobody knows how far it came: it is brought back as it
+        was."""
+        try:
+            yield
+        except BaseException:
+            model.residence.home = None
+            raise
 
     async def _ready(self, model: Model, engine: Engine, made_here: bool) -> None:
         if made_here and model.lora is None:
@@ -108,30 +122,31 @@ class Adapters:
             await self._bring_back(model, engine)
 
     async def _bring_back(self, model: Model, engine: Engine) -> None:
-        if model.home is engine:
+        if model.residence.home is engine:
             return
         began = time.monotonic()
         await engine.drop(model.id)
         after = await self._load_point(model, engine)
-        rows = await self._journal.settled_since(model.id, after)
-        if after < 0 and not any(row.seq == 0 and row.state == "done" for row in rows):
+        rows = await self._journal.to_replay(model.id, after)
+        if model.residence.forgotten or (after < 0 and not any(row.seq == 0 and row.state == "done" for row in rows)):
             raise _lost(model)
-        model.gradient = False
+        model.residence.gradient = False
         for row in rows:
             await self._again(model, engine, row)
-        model.home, model.work_s = engine, time.monotonic() - began
+        model.residence.home, model.residence.work_s = engine, time.monotonic() - began
         self._touch(model)
-        log.info("Training run %s is back: %d requests in %.2f s.", model.id, len(rows), model.work_s)
+        log.info("Training run %s is back: %d requests in %.2f s.", model.id, len(rows), time.monotonic() - began)
 
     async def _load_point(self, model: Model, engine: Engine) -> int:
         """Load the newest restore point; returns its number, -1 where there is none."""
-        if model.point is None:
+        point = model.residence.point
+        if point is None:
             return -1
-        folder = self._folder(model, model.point)
+        folder = self._folder(model, point)
         if not folder.is_dir():
             raise _lost(model)
         await engine.load(model.id, str(folder), True)
-        return model.point
+        return point
 
     async def _again(self, model: Model, engine: Engine, row: Recorded) -> None:
         """Execute a settled request once more, for what it did to the adapter."""
@@ -153,31 +168,35 @@ class Adapters:
             await calls.create(engine, model, request)
         elif request.kind in PASSES:
             await calls.run_pass(engine, model, request, self._losses)
-            model.gradient = True
+            model.residence.gradient = True
         else:
             await calls.step(engine, model, request)
-            model.gradient = False
+            model.residence.gradient = False
 
     # Restore points
 
     async def consider_point(self, model: Model, seq: int) -> None:
-        """Take a restore point if bringing the adapter back would take long; one that fails leaves the older one."""
-        if model.work_s >= self._replay_s and not model.gradient:
+        """Take a restore point if bringing the adapter back would take long, and far longer than the point takes. One
+        that fails leaves the older one."""
+        residence = model.residence
+        due_s = max(self._replay_s, POINT_SHARE * residence.point_s) if self._replay_s else 0.0
+        if residence.work_s >= due_s and not residence.gradient and residence.home is not None:
             try:
-                await self.take_point(model, seq)
+                await self.take_point(model, residence.home, seq)
             except HalteresError as error:
                 log.warning("No restore point of %s after request %d: %s", model.id, seq, error)
 
-    async def take_point(self, model: Model, seq: int) -> None:
+    async def take_point(self, model: Model, engine: Engine, seq: int) -> None:
         """Write adapter and optimiser as they are after the request of this number.
 
         Raises:
             HalteresError: the folder could not be written, or the engine is gone.
         """
-        if (engine := model.home) is not None:
-            async with model.turn:
-                await self.write_point(model, engine, seq)
-            await self.point_written(model, seq)
+        began = time.monotonic()
+        async with model.residence.turn:
+            await self.write_point(model, engine, seq)
+        await self.point_written(model, seq)
+        model.residence.point_s = time.monotonic() - began
 
     async def write_point(self, model: Model, engine: Engine, seq: int) -> None:
         """The folder of a restore point; unnamed weights published before it cannot be replayed, so they are kept."""
@@ -187,30 +206,31 @@ class Adapters:
     async def point_written(self, model: Model, seq: int) -> None:
         """From now on the adapter is brought back from there."""
         await record_point(self._journal, model, seq)
-        model.point, model.work_s = seq, 0.0
+        model.residence.point, model.residence.work_s, model.residence.forgotten = seq, 0.0, False
         await asyncio.to_thread(_keep_only, self._folder(model, seq))
 
     def _folder(self, model: Model, seq: int) -> Path:
         return self._points / model.id.replace(":", "_") / str(seq)
 
     async def forget(self, model: Model) -> None:
-        """Remove the restore point of a training run that nobody goes on with."""
-        if not model.forgotten:
+        """Remove what would bring back a training run that nobody goes on with."""
+        if not model.residence.forgotten:
             await record_point(self._journal, model, None)
-            model.point, model.forgotten = None, True
+            model.residence.point, model.residence.forgotten = None, True
             await asyncio.to_thread(shutil.rmtree, self._points / model.id.replace(":", "_"), ignore_errors=True)
 
     # Leaving the engine
 
     async def unload(self, model: Model) -> None:
         """Let an idle adapter leave the engine; it is brought back when it is asked for."""
-        if model.home is None or not model.lane.idle:
+        if not model.lane.idle:
             return
-        async with model.turn:
-            home, model.home = model.home, None
+        async with model.residence.turn:
             self._held.pop(model.id, None)
-            with suppress(NotReady):  # that engine is gone, and the adapter with it
-                await home.drop(model.id)
+            if (home := model.residence.home) is not None:
+                model.residence.home = None
+                with suppress(NotReady):  # that engine is gone, and the adapter with it
+                    await home.drop(model.id)
 
     def _touch(self, model: Model) -> None:
         self._held[model.id] = model
@@ -222,7 +242,8 @@ class Adapters:
 
     async def _unload_quietly(self, model: Model) -> None:
         try:
-            await self.unload(model)
+            with boundary(ServerError, "The adapter's removal"):
+                await self.unload(model)
         except HalteresError as error:
             log.warning("The adapter of %s stays in the engine: %s", model.id, error)
 
@@ -231,14 +252,15 @@ class Adapters:
         model = snapshot.model
         if model is None:
             return
-        async with model.turn:
+        async with model.residence.turn:
             await self._bring_back(model, engine)
 
 
 def _keep_only(point: Path) -> None:
-    for older in point.parent.iterdir():
-        if older != point:
-            shutil.rmtree(older, ignore_errors=True)
+    with suppress(OSError):  # what cannot be removed now is removed with the next one
+        for older in point.parent.iterdir():
+            if older != point:
+                shutil.rmtree(older, ignore_errors=True)
 
 
 def _lost(model: Model) -> AdapterLost:

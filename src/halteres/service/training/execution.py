@@ -21,7 +21,6 @@ from halteres.service.sessions import Sessions
 from halteres.service.training import calls
 from halteres.service.training.adapters import Adapters
 from halteres.service.training.custom_losses import CustomLosses
-from halteres.service.training.lanes import Work
 from halteres.service.training.models import Job, Model, record
 from halteres.service.wire.bodies import LoadWeights, SaveWeights
 from halteres.service.wire.passes import write_pass
@@ -59,17 +58,14 @@ class Training:
             "save_weights_external": self.export,
         }
 
-    @property
-    def work(self) -> Work[Job]:
-        """What a lane does with its jobs."""
-        return Work(self._execute, self._afterwards)
-
-    async def _execute(self, job: Job) -> Outcome:
+    async def execute(self, job: Job) -> Outcome:
+        """What a request's promise is settled with."""
         return await self._methods[job.request.kind](job.model, job.request)
 
-    async def _afterwards(self, job: Job) -> None:
+    async def afterwards(self, job: Job) -> None:
+        """A restore point, if one is due."""
         outcome = job.promise.outcome
-        if job.request.kind == "optim_step" and outcome is not None and outcome.state == "done":
+        if outcome is not None and outcome.state == "done":
             await self._adapters.consider_point(job.model, job.request.seq)
 
     async def create(self, model: Model, request: Request) -> Outcome:
@@ -92,9 +88,10 @@ class Training:
             await self._adapters.write_point(model, engine, request.seq)
 
         await self._adapters.surviving(model, load, made_here=True)
-        model.lora, model.gradient = found.lora, False
-        await record(self._journal, model)
-        await self._adapters.point_written(model, request.seq)
+        with self._adapters.replaced(model):
+            model.lora, model.residence.gradient = found.lora, False
+            await record(self._journal, model)
+            await self._adapters.point_written(model, request.seq)
         return result({"type": "load_weights", "path": asked.path, "model_id": model.id})
 
     async def run_pass(self, model: Model, request: Request) -> Outcome:
@@ -104,7 +101,7 @@ class Training:
             return await calls.run_pass(engine, model, request, self._losses)
 
         passed = await self._adapters.surviving(model, run)
-        model.gradient = model.gradient or request.kind == "forward_backward"
+        model.residence.gradient = model.residence.gradient or request.kind == "forward_backward"
         return binary_result(write_pass(passed))
 
     async def step(self, model: Model, request: Request) -> Outcome:
@@ -114,7 +111,7 @@ class Training:
             return await calls.step(engine, model, request)
 
         stepped = await self._adapters.surviving(model, run)
-        model.gradient = False
+        model.residence.gradient = False
         finite = {name: value for name, value in stepped.metrics.items() if math.isfinite(value)}  # JSON has no others
         return result({"type": "optim_step", "metrics": {**finite, "policy_version:max": float(stepped.version)}})
 

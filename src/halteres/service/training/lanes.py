@@ -15,10 +15,10 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
-from halteres.errors import HalteresError, InvalidData, NotReady, ServerError
+from halteres.errors import HalteresError, InvalidData, NotReady, ServerError, boundary
 from halteres.service.durable.promises import Outcome, Promise, Promises, failure
 from halteres.service.wire.requests import Request
 
@@ -43,20 +43,25 @@ class Numbered(Protocol):
 
 
 J = TypeVar("J", bound=Numbered)
+J_contra = TypeVar("J_contra", bound=Numbered, contravariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Work(Generic[J]):
-    """What a lane does with a job: execute it, and once its promise is settled what may follow."""
+class Executor(Protocol[J_contra]):
+    """Who does the work of a lane."""
 
-    execute: Callable[[J], Awaitable[Outcome]]
-    afterwards: Callable[[J], Awaitable[None]]
+    async def execute(self, job: J_contra) -> Outcome:
+        """What the promise is settled with."""
+        ...
+
+    async def afterwards(self, job: J_contra) -> None:
+        """What may follow before the next job begins."""
+        ...
 
 
 class Lane(Generic[J]):
     """One model's requests, by sequence number."""
 
-    def __init__(self, promises: Promises, tasks: asyncio.TaskGroup, work: Work[J], next_seq: int = 0) -> None:
+    def __init__(self, promises: Promises, tasks: asyncio.TaskGroup, work: Executor[J], next_seq: int = 0) -> None:
         self._promises, self._tasks, self._work = promises, tasks, work
         self._next = next_seq
         self._waiting: dict[int, J] = {}
@@ -67,7 +72,8 @@ class Lane(Generic[J]):
         """Execute the job once every earlier number was executed or burnt."""
         seq = job.request.seq
         if seq < self._next or seq in self._burnt:
-            self._promises.settle(job.promise, failure(_late(seq, self._next)))
+            late = replace(failure(_late(seq, self._next)), state="refused")  # never executed, never replayed
+            self._promises.settle(job.promise, late)
             return
         self._waiting[seq] = job
         if seq != self._next:
@@ -75,10 +81,14 @@ class Lane(Generic[J]):
         self._go_on()
 
     def burn(self, seq: int) -> None:
-        """This number will never be put: its request was refused."""
-        if seq >= self._next:
+        """This number will never be put: its request was refused. A number that was put already is none."""
+        if seq >= self._next and not self.holds(seq):
             self._burnt.add(seq)
             self._go_on()
+
+    def holds(self, seq: int) -> bool:
+        """A request of this number runs or waits."""
+        return seq in self._waiting or (self._running and seq == self._next)
 
     @property
     def settled(self) -> int:
@@ -90,9 +100,9 @@ class Lane(Generic[J]):
         """Nothing of this model runs or waits."""
         return not self._running and not self._waiting
 
-    def refuse_if_full(self) -> None:
-        """Raise NotReady rather than hold more requests than a client can mean."""
-        if len(self._waiting) >= MAX_WAITING:
+    def refuse_if_full(self, seq: int) -> None:
+        """Raise NotReady rather than hold more requests than a client can mean; the one they wait for is let in."""
+        if len(self._waiting) >= MAX_WAITING and seq != self._next and not self.holds(seq):
             raise NotReady(
                 f"{len(self._waiting)} requests of this model wait.",
                 f"Request {self._next} has not arrived, and they come after it.",
@@ -116,11 +126,19 @@ class Lane(Generic[J]):
                 job.promise.waits_for = "it is being executed"
                 outcome = await outcome_of(job.promise, lambda job=job: self._work.execute(job))
                 self._promises.settle(job.promise, outcome)
-                await self._work.afterwards(job)
+                await self._afterwards(job)
                 self._next += 1
                 self._skip_burnt()
         finally:
             self._running = False
+
+    async def _afterwards(self, job: J) -> None:
+        """Whatever goes wrong now has no promise to fail, and must not stop the lane."""
+        try:
+            with boundary(ServerError, "What follows a request"):
+                await self._work.afterwards(job)
+        except HalteresError as error:
+            log.error("After request %s: %s", job.promise.request_id, error)
 
 
 async def outcome_of(promise: Promise, run: Callable[[], Awaitable[Outcome]]) -> Outcome:

@@ -15,13 +15,14 @@ from typing import Any
 import msgspec
 from sqlalchemy import update
 
-from halteres.engine.protocol import Engine, LoraConfig
+from halteres.engine.protocol import LoraConfig
 from halteres.errors import NotFound, unknown
 from halteres.service.durable.journal import Journal
 from halteres.service.durable.promises import Promise, Promises
 from halteres.service.durable.tables import MODELS
 from halteres.service.tenancy.tenants import Tenant
-from halteres.service.training.lanes import Lane, Work
+from halteres.service.training.lanes import Executor, Lane
+from halteres.service.training.residence import Residence
 from halteres.service.wire.requests import Request
 
 
@@ -38,12 +39,7 @@ class Model:
     user_metadata: dict[str, Any] = field(default_factory=dict)
     created_at: float  # unix s
     last_request_at: float  # unix s
-    home: Engine | None = None  # the engine that holds its adapter
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # of whoever uses the adapter
-    point: int | None = None  # number of the request after which the newest restore point was taken
-    work_s: float = 0.0  # engine time since then: what bringing the adapter back would take
-    gradient: bool = False  # one waits for its step, so that no restore point can be taken
-    forgotten: bool = False  # it ended long ago, and its restore point was removed
+    residence: Residence = field(default_factory=Residence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +51,10 @@ class Job:
     promise: Promise
 
 
+EVERY = 2**63 - 1
+"""Above every request's number."""
+
+
 def model_id_of(session_id: str, seq: int) -> str:
     """The training run id that the SDK computes by itself after a session-addressed load."""
     return f"{session_id}:train:{seq}"
@@ -63,22 +63,22 @@ def model_id_of(session_id: str, seq: int) -> str:
 class Models:
     """All training runs of this state directory."""
 
-    def __init__(self, journal: Journal, promises: Promises, tasks: asyncio.TaskGroup, work: Work[Job]) -> None:
+    def __init__(self, journal: Journal, promises: Promises, tasks: asyncio.TaskGroup, work: Executor[Job]) -> None:
         self._journal, self._promises, self._tasks, self._work = journal, promises, tasks, work
         self._known: dict[str, Model] = {}
         self._of_session: defaultdict[str, list[Model]] = defaultdict(list)
 
     async def open(self) -> None:
         """Know again those of an earlier life of the service."""
-        last = await self._journal.last_settled()
+        last, first_open = await self._journal.last_settled(), await self._journal.first_open()
         for row in await self._journal.rows(MODELS):
             lora = msgspec.convert(row.pop("lora"), LoraConfig | None)
-            settled = max(
-                last.get(row["id"], -1), *(row[name] for name in ("point", "settled") if row[name] is not None), -1
-            )
-            lane = self._lane(settled + 1)
-            del row["settled"]
-            self._enter(Model(**row, lora=lora, lane=lane, last_request_at=row["created_at"]))
+            point, settled, covered = (row.pop(name) for name in ("point", "settled", "covered"))
+            known = (number for number in (last.get(row["id"]), point, settled) if number is not None)
+            next_seq = min(max(known, default=-1) + 1, first_open.get(row["id"], EVERY))
+            residence = Residence(point=point, forgotten=covered == EVERY)
+            model = Model(**row, lora=lora, lane=self._lane(next_seq), last_request_at=time.time(), residence=residence)
+            self._enter(model)
         for run, seq in await self._journal.burnt():
             if run in self._known:
                 self._known[run].lane.burn(seq)
@@ -122,37 +122,42 @@ class Models:
         """The training run of this id: made now, or the one made before."""
         if model_id not in self._known:
             now = time.time()
-            model = self._enter(
-                Model(
-                    id=model_id,
-                    session_id=session_id,
-                    tenant=tenant,
-                    base_model=base_model,
-                    lane=self._lane(),
-                    user_metadata=user_metadata,
-                    created_at=now,
-                    last_request_at=now,
-                )
+            model = Model(
+                id=model_id,
+                session_id=session_id,
+                tenant=tenant,
+                base_model=base_model,
+                lane=self._lane(),
+                user_metadata=user_metadata,
+                created_at=now,
+                last_request_at=now,
             )
             await record(self._journal, model)
+            if model_id not in self._known:  # a repetition may have been faster
+                self._enter(model)
         return self._known[model_id]
 
     async def burn(self, model_id: str, seq: int, tenant: Tenant) -> None:
         """A request of this model was refused with a 4xx: its client will never fill the gap."""
         model = self._known.get(model_id)
-        if model is not None and model.tenant == tenant:
+        if model is not None and model.tenant == tenant and not model.lane.holds(seq):
             await self._journal.burn(model_id, seq)
             model.lane.burn(seq)
 
 
 async def record(journal: Journal, model: Model) -> None:
     """Write down what is known of a training run."""
-    facts = ("id", "session_id", "tenant", "base_model", "user_metadata", "created_at", "point")
+    facts = ("id", "session_id", "tenant", "base_model", "user_metadata", "created_at")
     values = {name: getattr(model, name) for name in facts}
-    await journal.added(MODELS, **values, settled=model.lane.settled, lora=msgspec.to_builtins(model.lora))
+    point = model.residence.point
+    await journal.added(
+        MODELS, **values, lora=msgspec.to_builtins(model.lora), point=point, covered=point, settled=model.lane.settled
+    )
 
 
 async def record_point(journal: Journal, model: Model, seq: int | None) -> None:
-    """Write down that the newest restore point was taken after the request of this number, or that there is none."""
-    statement = update(MODELS).where(MODELS.c.id == model.id).values(point=seq, settled=model.lane.settled)
+    """Write down that the newest restore point was taken after the request of this number; or that there is none any
+    more, and that no request of the training run is needed."""
+    values = {"point": seq, "covered": EVERY if seq is None else seq, "settled": model.lane.settled}
+    statement = update(MODELS).where(MODELS.c.id == model.id).values(**values)
     await journal.transact(lambda connection: connection.execute(statement))
