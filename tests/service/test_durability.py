@@ -512,6 +512,40 @@ async def test_a_sample_of_weights_in_flight_is_drawn_again_from_the_weights_it_
         assert await scene.redeem(sample) == drawn
 
 
+async def test_requests_behind_one_that_never_arrives_say_so_and_are_given_up(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halteres.service.training.lanes.GAP_S", 0.05)
+    model = await scene.model()
+    waiting = [await passed(scene, model, seq) for seq in (2, 3)]
+    async with asyncio.timeout(WAIT_S):
+        for request in waiting:
+            outcome = await scene.redeem(request)
+            assert (outcome["category"], "Request 1 of this model never arrived" in outcome["error"]) == ("user", True)
+        assert isinstance(await scene.redeem(await passed(scene, model, 4)), bytes)
+
+
+async def test_a_request_that_waits_for_one_that_has_not_arrived_says_so_in_words_that_the_sdk_shows(
+    scene: Scene,
+) -> None:
+    scene.service.promises.poll_s = 0.01
+    model = await scene.model()
+    waiting = await passed(scene, model, 2)
+    status, place = await scene.post("retrieve_future", {"request_id": waiting})
+    assert (status, place["queue_state"]) == (408, "paused_capacity")
+    assert "request 1 of this model comes first, and has not arrived" in place["queue_state_reason"]
+    held = scene.engine.hold("forward_backward")
+    await passed(scene, model, 1)
+    async with asyncio.timeout(WAIT_S):
+        await held.inside()
+    status, place = await scene.post("retrieve_future", {"request_id": waiting})
+    assert (place["queue_state"], place["queue_state_reason"]) == (
+        "active",
+        "request 1 of this model is executed first",
+    )
+    held.release()
+
+
 async def drawn_by(scene: Scene, sampler: str, seq: int) -> Any:
     body = {"prompt": {"chunks": [{"tokens": [5, 6]}]}, "sampling_session_id": sampler, "seq_id": seq}
     body |= {"sampling_params": {"max_tokens": 4, "seed": 3}}

@@ -22,7 +22,7 @@ async def test_a_poll_of_an_open_promise_ends_with_408_and_says_what_it_waits_fo
     scene.service.promises.poll_s = 0.01
     request_id = await passed(scene, model, 2)
     status, state = await scene.post("retrieve_future", {"request_id": request_id})
-    assert (status, state["queue_state"]) == (408, "active")
+    assert (status, state["queue_state"]) == (408, "paused_capacity")
     assert "request 1 of this model comes first" in state["queue_state_reason"]
 
 

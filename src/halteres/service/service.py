@@ -74,7 +74,7 @@ def locked(state: Path) -> Iterator[None]:
         ServerError: it cannot be made.
     """
     try:
-        state.mkdir(parents=True, exist_ok=True)
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ServerError(f"The state directory {state} cannot be used.", f"{error.strerror}.") from error

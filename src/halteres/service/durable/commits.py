@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -45,12 +46,14 @@ class Commits:
         self._pending: list[_Work] = []
         self._writer: asyncio.Task[None] | None = None
         self._connection: Connection | None = None
+        self.trouble: NotReady | None = None  # why the file cannot be written now
 
     async def open(self) -> None:
         """Open or create the file.
 
         Raises:
             Conflict: it was written by a version of Halteres whose tables were others.
+            ServerError: it cannot be opened or made.
         """
         await asyncio.get_running_loop().run_in_executor(self._thread, self._connect)
 
@@ -99,6 +102,7 @@ class Commits:
                 results = await loop.run_in_executor(self._thread, self._commit, group)
             except RuntimeError as error:  # the thread has ended
                 results = [_unwritable(error)] * len(group)
+            self._note(results)
             for work, result in zip(group, results, strict=True):
                 if work.done.done():
                     continue  # whoever waited was cancelled; the row stands
@@ -106,6 +110,14 @@ class Commits:
                     work.done.set_exception(result)
                 else:
                     work.done.set_result(result)
+
+    def _note(self, results: list[Any]) -> None:
+        """Say once that the file cannot be written, and once that it can again."""
+        before, self.trouble = self.trouble, next((one for one in results if isinstance(one, NotReady)), None)
+        if self.trouble is not None and before is None:
+            log.error("%s", self.trouble)
+        elif self.trouble is None and before is not None:
+            log.warning("The journal can be written again.")
 
     def _commit(self, group: list[_Work]) -> list[Any]:
         try:
@@ -122,15 +134,23 @@ class Commits:
             return [work.run(self._connection) for work in group]
 
     def _connect(self) -> None:
-        engine = create_engine(f"sqlite:///{self._file}")
-        event.listen(engine, "connect", _configure)
-        self._connection = engine.connect()
-        with self._connection.begin():
-            found = self._connection.exec_driver_sql("PRAGMA user_version").scalar_one()
-            if self._connection.dialect.has_table(self._connection, REQUESTS.name) and found != LAYOUT:
-                raise _of_another_version(self._file, found)
-            SCHEMA.create_all(self._connection)
-            self._connection.exec_driver_sql(f"PRAGMA user_version = {LAYOUT}")
+        try:
+            os.close(os.open(self._file, os.O_CREAT | os.O_RDWR, 0o600))  # tenants' prompts are nobody else's
+            engine = create_engine(f"sqlite:///{self._file}")
+            event.listen(engine, "connect", _configure)
+            self._connection = engine.connect()
+            with self._connection.begin():
+                self._lay_out(self._connection)
+        except (OSError, SQLAlchemyError) as error:
+            why = f"{error.args[0] if isinstance(error, SQLAlchemyError) and error.args else error}."
+            raise ServerError(f"The journal {self._file} cannot be opened.", why, "Free space, or mend it.") from error
+
+    def _lay_out(self, connection: Connection) -> None:
+        found = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+        if connection.dialect.has_table(connection, REQUESTS.name) and found != LAYOUT:
+            raise _of_another_version(self._file, found)
+        SCHEMA.create_all(connection)
+        connection.exec_driver_sql(f"PRAGMA user_version = {LAYOUT}")
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -156,9 +176,9 @@ def _of_another_version(file: Path, layout: int) -> Conflict:
 
 def _unwritable(error: Exception) -> NotReady:
     return NotReady(
-        "The journal could not be written, so the request was not accepted.",
+        "The journal cannot be written.",
         f"{error.args[0] if error.args else error}.",
-        "Free space where the service keeps its state; the client asks again by itself.",
+        "Free space where the service keeps its state; clients ask again by themselves.",
     )
 
 
@@ -172,4 +192,4 @@ def _broken(error: Exception) -> ServerError:
 
 def _log_failure(done: asyncio.Future[Any]) -> None:
     if not done.cancelled() and (error := done.exception()) is not None:
-        log.error("A record was lost: %s", error)
+        log.error("A record could not be made: %s", error)

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 from sqlalchemy import Connection, bindparam, delete, func, or_, select, update
 from sqlalchemy.dialects.sqlite import insert
 
-from halteres.errors import HalteresError
+from halteres.errors import HalteresError, NotReady
 from halteres.service.durable.commits import Commits
 from halteres.service.durable.tables import BURNT, MODELS, REQUESTS
 from halteres.service.tenancy.tenants import LOCAL, Tenant
@@ -112,8 +112,15 @@ class Journal(Commits):
         await super().close()
 
     async def accept(self, entry: Entry) -> str:
-        """Record a request; returns the id of the row under its key, which is older if the key was used before."""
-        return await self.transact(lambda connection: _accept(connection, entry))
+        """Record a request; returns the id of the row under its key, which is older if the key was used before.
+
+        Raises:
+            NotReady: the file cannot be written; the request was not accepted.
+        """
+        try:
+            return await self.transact(lambda connection: _accept(connection, entry))
+        except NotReady as error:
+            raise NotReady(f"The request was not accepted. {error.what}", error.why, error.next) from error
 
     def settle(self, ended: Ended) -> None:
         """Record how a request ended. What cannot be written now is written with the next one, or a second later."""

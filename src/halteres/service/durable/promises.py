@@ -63,6 +63,14 @@ def failure(error: HalteresError) -> Outcome:
     return Outcome(msgspec.json.encode(as_promise(error)), state=state)
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What an open request waits for."""
+
+    reason: str = ""
+    stuck: bool = False  # for another request, which may never come
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Promise:
     """One accepted request."""
@@ -73,7 +81,7 @@ class Promise:
     subject: str  # training run or sampling session
     tenant: Tenant
     seq: int | None
-    waits_for: str = ""  # told to a client whose poll ends before it is settled
+    place: Callable[[], Place] = Place  # told to a client whose poll ends before it is settled
     outcome: Outcome | None = None
     recorded: asyncio.Event = field(default_factory=asyncio.Event)  # the journal has its row, or refused it
     wake: asyncio.Event = field(default_factory=asyncio.Event)

@@ -74,11 +74,14 @@ class ConnectionRoutes:
         return {name: self._service.options.client_flags.get(name, value) for name, value in flags.items()}
 
     async def health(self, _: Request) -> Response:
-        """GET healthz: 200 once the engine has answered `info`, which its host asks before it calls it ready."""
+        """GET healthz: 200 once the engine has answered `info`, which its host asks before it calls it ready, and as
+        long as the journal can be written."""
         host = self._service.host
         if host.state != "ready":
             why = host.failure.sentence if host.failure else "It is starting."
             return answer({"detail": f"The engine is not ready. {why}"}, 503)
+        if (trouble := self._service.journal.trouble) is not None:
+            return answer({"detail": trouble.sentence}, 503)
         return answer({"status": "ok", "model": self._service.base.name, "version": halteres.__version__})
 
     async def capabilities(self, _: Request) -> Response:

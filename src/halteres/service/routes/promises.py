@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from halteres.errors import NotFound
 from halteres.service.durable.completions import Completions
-from halteres.service.durable.promises import LOST_SAMPLE, SAMPLE, Outcome
+from halteres.service.durable.promises import LOST_SAMPLE, SAMPLE, Outcome, Place
 from halteres.service.routes.answers import answer, body_of
 from halteres.service.service import Service
 from halteres.service.tenancy.tenants import tenant_of
@@ -50,8 +50,9 @@ class PromiseRoutes:
         if found is None:
             return _unknown(request, asked.request_id)
         ready = self._service.host.state == "ready"
-        reason = found.waits_for if ready else "the engine is starting"
-        return answer({"queue_state": "active" if ready else "paused_capacity", "queue_state_reason": reason}, 408)
+        place = found.place() if ready else Place("the engine is starting", stuck=True)
+        state = "paused_capacity" if place.stuck else "active"  # the SDK tells its user the reason of the first alone
+        return answer({"queue_state": state, "queue_state_reason": place.reason}, 408)
 
     async def retrieve_many(self, request: Request) -> Response:
         """POST retrieve_futures: which samples of a client of a sampling session were settled since it last asked."""

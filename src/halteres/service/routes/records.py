@@ -38,7 +38,8 @@ class RecordRoutes:
     async def training_runs(self, request: Request) -> Response:
         """GET training_runs, newest first; with `project_id` those of its sessions."""
         project = request.query_params.get("project_id")
-        runs = [run for run in self._service.models.all(tenant_of(request)) if project in (None, self._project(run))]
+        made = [run for run in self._service.models.all(tenant_of(request)) if run.lora is not None]
+        runs = [run for run in made if project in (None, self._project(run))]
         page, cursor = page_of(runs[::-1], request)
         return answer({"training_runs": [self._run(model) for model in page], "cursor": cursor})
 

@@ -16,14 +16,18 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from halteres.errors import HalteresError, InvalidData, NotReady, ServerError, boundary
-from halteres.service.durable.promises import Outcome, Promise, Promises, failure
+from halteres.service.durable.promises import Outcome, Place, Promise, Promises, failure
 from halteres.service.wire.requests import Request
 
 MAX_WAITING = 4096
 """Requests of one model that may wait for an earlier one."""
+
+GAP_S = 900.0
+"""How long requests wait for one before them that does not arrive: the SDK gives up sending it long before."""
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +71,7 @@ class Lane(Generic[J]):
         self._waiting: dict[int, J] = {}
         self._burnt: set[int] = set()
         self._running = False
+        self._gap: asyncio.TimerHandle | None = None  # until those that wait are given up
 
     def put(self, job: J) -> None:
         """Execute the job once every earlier number was executed or burnt."""
@@ -76,9 +81,9 @@ class Lane(Generic[J]):
             self._promises.settle(job.promise, late)
             return
         self._waiting[seq] = job
-        if seq != self._next:
-            job.promise.waits_for = f"request {self._next} of this model comes first"
+        job.promise.place = partial(self._place, seq)
         self._go_on()
+        self._mind_the_gap()
 
     def burn(self, seq: int) -> None:
         """This number will never be put: its request was refused. A number that was put already is none."""
@@ -115,6 +120,32 @@ class Lane(Generic[J]):
             self._running = True
             self._tasks.create_task(self._drain(), name="training lane")
 
+    def _place(self, seq: int) -> Place:
+        if self._running:
+            first = f"request {self._next} of this model is executed first"
+            return Place("it is being executed" if seq == self._next else first)
+        return Place(f"request {self._next} of this model comes first, and has not arrived", stuck=True)
+
+    def _mind_the_gap(self) -> None:
+        """Requests wait for one that has not arrived: not for ever."""
+        missing = bool(self._waiting) and not self._running
+        if missing and self._gap is None:
+            self._gap = asyncio.get_running_loop().call_later(GAP_S, self._give_up, self._next)
+        elif not missing and self._gap is not None:
+            self._gap.cancel()
+            self._gap = None
+
+    def _give_up(self, missing: int) -> None:
+        self._gap = None
+        if self._running or self._next != missing:
+            self._mind_the_gap()
+            return
+        log.warning("Request %d of a training run did not arrive in %g s; %d fail.", missing, GAP_S, len(self._waiting))
+        jobs, self._waiting = self._waiting, {}
+        self._next = max(jobs) + 1
+        for job in jobs.values():
+            self._promises.settle(job.promise, replace(failure(_missing(missing)), state="refused"))
+
     def _skip_burnt(self) -> None:
         while self._next in self._burnt:
             self._burnt.discard(self._next)
@@ -123,7 +154,6 @@ class Lane(Generic[J]):
     async def _drain(self) -> None:
         try:
             while not self._promises.closing and (job := self._waiting.pop(self._next, None)) is not None:
-                job.promise.waits_for = "it is being executed"
                 outcome = await outcome_of(job.promise, lambda job=job: self._work.execute(job))
                 self._promises.settle(job.promise, outcome)
                 await self._afterwards(job)
@@ -131,6 +161,7 @@ class Lane(Generic[J]):
                 self._skip_burnt()
         finally:
             self._running = False
+            self._mind_the_gap()
 
     async def _afterwards(self, job: J) -> None:
         """Whatever goes wrong now has no promise to fail, and must not stop the lane."""
@@ -152,6 +183,14 @@ async def outcome_of(promise: Promise, run: Callable[[], Awaitable[Outcome]]) ->
         log.exception("Request %s failed, error id %s.", promise.request_id, name)
         why = f"{type(error).__name__}: {error}."
         return failure(ServerError(f"The {promise.kind} request failed (error id {name}).", why, "See the log."))
+
+
+def _missing(seq: int) -> InvalidData:
+    return InvalidData(
+        f"Request {seq} of this model never arrived, and this one comes after it.",
+        "Its client gave its number away and did not send it: an error was raised there before.",
+        "Make a new training client, from a checkpoint if there is one.",
+    )
 
 
 def _late(seq: int, expected: int) -> InvalidData:
