@@ -122,6 +122,10 @@ class ServerError(HalteresError):
     code = "internal"
 
 
+MOST_TOLD, FEW_TOLD = 16, 5
+"""Names that an error lists: all of them, or a few of many."""
+
+
 @contextmanager
 def boundary(kind: type[HalteresError], where: str) -> Iterator[None]:
     """Foreign code runs inside; whatever it raises leaves as `kind`. Cancellation and our own errors pass through."""
@@ -140,11 +144,21 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def unknown(kind: type[HalteresError], noun: str, name: str, known: Iterable[str], next: str = "") -> HalteresError:
-    """The error for a name that is not among the known ones; offers the nearest."""
-    names = sorted(known)
+    """The error for a name that is not among the known ones; offers the nearest.
+
+    Of more than MOST_TOLD known ones it names the last few: they are the newest where there is an order at all.
+    """
+    names = list(known)
     guess = nearest(name, names)
-    hint = f"Did you mean '{guess}'?" if guess else f"Known: {', '.join(names) or 'none'}."
-    return kind(f"There is no {noun} '{name}'.", hint, next, did_you_mean=guess, allowed=names)
+    told = sorted(names) if len(names) <= MOST_TOLD else names[-FEW_TOLD:]
+    more = f" and {len(names) - len(told)} more" if len(told) < len(names) else ""
+    hint = f"Did you mean '{guess}'?" if guess else f"Known: {', '.join(told) or 'none'}{more}."
+    return kind(f"There is no {noun} '{shortened(name)}'.", hint, next, did_you_mean=guess, allowed=told)
+
+
+def shortened(text: str, most: int = 200) -> str:
+    """A text that somebody sent, for a sentence: of a long one, its beginning."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
 
 
 def as_promise(error: HalteresError) -> dict[str, Any]:

@@ -47,11 +47,11 @@ def linked(source: str, target: str) -> str:
     return target
 
 
-def tail(file: Path, lines: int) -> list[str]:
-    """The last lines of a text file; none where there is no file."""
+def tail(file: Path, lines: int, since: int = 0) -> list[str]:
+    """The last lines of a text file, of what stands after `since` bytes; none where there is no file."""
     try:
         with file.open("rb") as stream:
-            stream.seek(max(0, stream.seek(0, 2) - TAIL_BYTES))
+            stream.seek(max(since, stream.seek(0, 2) - TAIL_BYTES))
             return stream.read().decode(errors="replace").splitlines()[-lines:]
     except OSError:
         return []

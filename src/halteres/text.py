@@ -70,6 +70,10 @@ class Tokenizer:
         """Tokens, special ones included."""
         return self._tokens.get_vocab_size()
 
+    def knows(self, token_id: int) -> bool:
+        """Whether there is a token of this id."""
+        return token_id >= 0 and self._tokens.id_to_token(token_id) is not None
+
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Token ids of a text; special tokens in it are recognised. Other threads run while a long one is read."""
         if len(text) < LONG_TEXT:

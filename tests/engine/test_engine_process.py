@@ -253,6 +253,29 @@ async def test_an_engine_that_ends_early_is_told_with_its_last_words(command: En
         _ = process.engine
 
 
+async def test_an_engine_that_is_killed_while_it_starts_is_started_again_and_others_words_are_not_told_as_its_own(
+    command: EngineCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "log").write_text("the last words of another engine\n")
+    argv, killed = EngineCommand.argv, iter([True])
+
+    def first_is_killed(self: EngineCommand, socket_path: Path) -> list[str]:
+        if next(killed, False):
+            return [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
+        return argv(self, socket_path)
+
+    monkeypatch.setattr(EngineCommand, "argv", first_is_killed)
+    deaths: list[HalteresError] = []
+    process = EngineProcess(command, tmp_path / "log", on_death=deaths.append)
+    async with asyncio.timeout(30):
+        await process.start()
+        assert (await process.engine.info()).architecture == "scripted"
+        await process.stop()
+    (death,) = deaths
+    assert "SIGKILL" in death.sentence
+    assert "another engine" not in death.sentence
+
+
 async def test_an_engine_that_is_never_ready_is_told_and_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,7 +145,7 @@ def test_a_loss_is_a_sum_whatever_is_beside_it(name: str) -> None:
     assert twice.metrics["num_loss_tokens:sum"] == 2 * alone.metrics["num_loss_tokens:sum"]
 
 
-@pytest.mark.parametrize("name", [name for name in REFERENCE if name != "cross_entropy"])
+@pytest.mark.parametrize("name", [name for name in REFERENCE if name not in ("cross_entropy", "dro")])
 def test_a_token_without_advantage_has_no_loss_whatever_its_sampler_said(name: str) -> None:
     (example, lp), spoilt = drawn(7, 20), drawn(7, 20)[0]
     off = np.arange(20) % 3 == 0
@@ -160,6 +160,18 @@ def test_a_token_without_advantage_has_no_loss_whatever_its_sampler_said(name: s
     assert clean.metrics["num_loss_tokens:sum"] == 20 - off.sum()
     assert clean.metrics.keys() >= {"log_ratio:sum", "log_ratio_squared:sum", "log_ratio_abs:max"}
     assert poisoned.metrics == clean.metrics
+
+
+def test_dro_holds_tokens_without_advantage_to_their_sampler_but_for_the_filler_of_prompts() -> None:
+    example, lp = drawn(7, 20)
+    filler, sampled = np.arange(20) < 5, np.arange(20) >= 15
+    example.inputs["advantages"][filler | sampled] = 0
+    example.inputs["logprobs"][filler] = 0
+    value, slope = valued("dro", [(example, lp)])
+    assert not slope[0, :20][torch.from_numpy(filler)].any()
+    kept = {name: torch.from_numpy(values[~filler]).double() for name, values in example.inputs.items()}
+    expected = REFERENCE["dro"](torch.as_tensor(lp).double()[torch.from_numpy(~filler)], kept)
+    assert value.total == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_clipped_tokens_are_counted() -> None:

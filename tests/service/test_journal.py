@@ -64,11 +64,15 @@ async def test_a_full_disk_refuses_requests_with_a_sentence_and_loses_nothing(sc
     status, refusal = await scene.post("forward_backward", pass_body(model, 1, large), **PROTO)
     assert status == 503
     assert "full" in refusal["detail"]
+    status, health = await scene.get("/api/v1/healthz")
+    assert (status, "full" in health["detail"]) == (503, True)
     limit(10**6)
     status, promised = await scene.post("forward_backward", pass_body(model, 1, large), **PROTO)
     assert status == 200
     assert isinstance(await scene.redeem(promised["request_id"]), bytes)
     assert scene.engine.calls["forward_backward"] == 1
+    assert (await scene.get("/api/v1/healthz"))[0] == 200
+    assert (scene.service.state / "journal.sqlite").stat().st_mode & 0o077 == 0
 
 
 async def test_requests_that_come_together_share_commits(scene: Scene) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import tinker
 from contract.requirements import proves
+from tinker.proto import tinker_public_pb2 as pb
 from tinker.proto.request_conv import forward_backward_request_to_proto
 from tinker.types import ForwardBackwardInput, ForwardBackwardRequest
 
@@ -186,3 +188,42 @@ async def test_a_request_that_runs_is_not_told_to_wait_for_itself(scene: Scene) 
         held.release()
         held = scene.engine.hold("forward_backward")
     held.release()
+
+
+@proves("order:burnt-number")
+async def test_the_number_of_a_body_that_is_cut_off_or_sent_as_another_type_is_used_up(scene: Scene) -> None:
+    model = await scene.model()
+    cut = json.dumps({"model_id": model, "seq_id": 1, "adam_params": {"learning_rate": 1e-4}}).encode()[:-9]
+    assert (await scene.post("optim_step", cut, **{"Content-Type": "application/json"}))[0] == 400
+    assert (await scene.post("forward_backward", pass_body(model, 2), **{"Content-Type": "application/json"}))[0] == 400
+    async with asyncio.timeout(WAIT_S):
+        assert isinstance(await scene.redeem(await passed(scene, model, 3)), bytes)
+
+
+async def test_what_a_load_asks_for_and_cannot_have_is_a_user_error(scene: Scene) -> None:
+    session = await scene.session()
+    model = await scene.model(session)
+    save = {"model_id": model, "seq_id": 1, "path": "a"}
+    path = (await scene.redeem((await scene.post("save_weights", save))[1]["request_id"]))["path"]
+    load = {"session_id": session, "path": path}
+    for seq, (asked, says) in enumerate(
+        [
+            ({"optimizer_config": {"type": "dimuon", "version": 1}}, "no optimiser 'dimuon'"),
+            ({"weights_access_token": "zz"}, "access tokens"),
+        ]
+    ):
+        status, promised = await scene.post("load_weights", {**load, **asked, "model_seq_id": 40 + seq})
+        outcome = await scene.redeem(promised["request_id"])
+        assert (status, outcome["category"], says in outcome["error"]) == (200, "user", True)
+    body = {**load, "optimizer": True, "optimizer_config": {"type": "dimuon"}, "model_seq_id": 50}
+    assert "model_id" in await scene.redeem((await scene.post("load_weights", body))[1]["request_id"])
+
+
+async def test_a_loss_setting_that_is_a_text_fails_its_promise(scene: Scene) -> None:
+    model = await scene.model()
+    message = pb.ForwardBackwardRequest()
+    message.ParseFromString(pass_body(model, 1))
+    message.loss_fn_config_v2["clip_low_threshold"].text = "abc"
+    status, promised = await scene.post("forward_backward", message.SerializeToString(), **PROTO)
+    outcome = await scene.redeem(promised["request_id"])
+    assert (status, outcome["category"], "clip_low_threshold" in outcome["error"]) == (200, "user", True)

@@ -21,6 +21,10 @@ def export(
     state: Annotated[
         Path | None, typer.Option(help="State directory of a tinker:// path. [default: the service's, and every run's]")
     ] = None,
+    dtype: Annotated[
+        Literal["base", "float32"],
+        typer.Option(help="Of merged weights: the base model's, to which they are rounded, or all that was trained."),
+    ] = "base",
     converter: Annotated[
         Path | None, typer.Option(help="llama.cpp's convert_hf_to_gguf.py. [default: the one on PATH]")
     ] = None,
@@ -35,9 +39,10 @@ def export(
     if form == "peft":
         size = write_adapter(adapter.folder, out)
     elif form == "merged":
-        size = asyncio.run(write_merged(base_of(adapter, model), adapter.folder, out))
+        size = asyncio.run(write_merged(base_of(adapter, model), adapter.folder, out, dtype=dtype))
     else:
-        size = asyncio.run(write_gguf(base_of(adapter, model), adapter.folder, out, converter=converter))
+        base = base_of(adapter, model)
+        size = asyncio.run(write_gguf(base, adapter.folder, out, converter=converter, dtype=dtype))
     typer.echo(f"{out}: {size / 1e6:.1f} MB")
     if form == "peft":
         typer.echo(f"Next: vllm serve {model or adapter.model or 'BASE'} --enable-lora --lora-modules NAME={out}")

@@ -24,7 +24,7 @@ def create(
     ] = None,
     note: Annotated[str, typer.Option(help="For people.")] = "",
     expires: Annotated[
-        str | None, typer.Option(metavar="30d", help="When it ends: 12h, 30d, 8w. [default: never]")
+        str | None, typer.Option(metavar="30d", help="When it ends: 30m, 12h, 30d, 8w. [default: never]")
     ] = None,
     state: State = None,
 ) -> None:
@@ -32,7 +32,7 @@ def create(
     from halteres.service.tenancy.key_file import lifetime_s
 
     keys = _file(state)
-    made = keys.create(name, tenant=tenant, note=note, lifetime_s=lifetime_s(expires) if expires else None)
+    made = keys.create(name, tenant=tenant, note=note, lifetime_s=None if expires is None else lifetime_s(expires))
     typer.echo(made.text)
     typer.echo(
         f"This is the key {made.key.id} of tenant '{made.key.tenant}'. It is shown this once; of it {keys.path} holds a"
@@ -56,7 +56,7 @@ def list_(state: State = None, as_json: Annotated[bool, typer.Option("--json", h
         expiry = f", until {_day(key.expires_at)}" if key.expires_at else ""
         typer.echo(
             f"{key.id}  {key.state(now):8} {key.name:20} tenant {key.tenant:20} made {_day(key.created_at)}{expiry}"
-            + (f"  {key.note}" if key.note else "")
+            + (f"  {_one_line(key.note)}" if key.note else "")
         )
     if not keys:
         typer.echo("No key was made: the service asks for none, and listens on this machine only.")
@@ -81,6 +81,11 @@ def _file(state: Path | None) -> KeyFile:
 def _facts(key: Key, now: float) -> dict[str, object]:
     names = ("id", "name", "tenant", "note", "created_at", "expires_at", "revoked_at")
     return {**{name: getattr(key, name) for name in names}, "state": key.state(now)}
+
+
+def _one_line(note: str) -> str:
+    """A note in the table: neither a line break nor an escape sequence gets out of its place."""
+    return "".join(one if one.isprintable() else " " for one in note)
 
 
 def _day(at: float) -> str:

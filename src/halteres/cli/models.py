@@ -32,8 +32,9 @@ def list_(as_json: AsJson = False) -> None:
         typer.echo(_line(model) + ("   <- proposed" if model is first else ""))
     for name, tokenizers in registered.items():
         typer.echo(f"registered: {name} (its tokenizer is found as {', '.join(tokenizers) or 'nothing'})")
-    if absent := next((model for model in models if not model.present), None):
-        typer.echo(f"Those marked * are {absent.note.replace(absent.name, 'NAME')}.")
+    if not all(model.present for model in models):
+        typer.echo("Those marked * are not on this disk: `halteres models add NAME` fetches one from the hub,")
+        typer.echo("`halteres models add FOLDER --as NAME` registers a folder that has it.")
 
 
 @app.command()

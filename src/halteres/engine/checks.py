@@ -1,15 +1,16 @@
 """What every engine refuses, whatever holds its weights.
 
-Owns: the rules for tokens and for a sampling request, and the sentences that name what breaks them (`datums` has the
+Owns: the rules for tokens, a sampling request and an optimiser step, and the sentences that name what breaks them (`datums` has the
 rules for training data, `losses` those for a loss and its settings).
 Never: changes anything: a request is checked whole before its first effect.
 """
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
-from halteres.engine.protocol import Array, ModelInfo, SamplingParams, Wanted
+from halteres.engine.protocol import Adam, Array, ModelInfo, SamplingParams, Wanted
 from halteres.engine.wants import check_wanted
 from halteres.errors import InvalidData, UserError
 
@@ -18,8 +19,13 @@ MAX_SAMPLES = 4096
 
 MAX_TEMPERATURE = 1e6
 
+LARGEST = float(np.finfo(np.float32).max)
+"""Of the numbers that weights are made of."""
+
 MAX_STOPS, MAX_STOP_BYTES = 64, 1024
 """Stop strings of one request, and the length of each: after every token the text of so many tokens is looked at."""
+
+TEMPERATURE_RULE = f"0 (greedy) to {MAX_TEMPERATURE:g}"
 
 STOP_RULE = f"strings of 1 to {MAX_STOP_BYTES} bytes; an empty list stops at nothing but the limit"
 
@@ -31,6 +37,17 @@ class LossNotFinite(UserError):
     """
 
     code = "nan_loss"
+
+
+def loss_not_finite(where: str, what: str = "loss", *, ratios: bool) -> LossNotFinite:
+    """A loss, or its gradient, that is NaN or infinite; `ratios`: it compares with the sampler's log-probabilities."""
+    overflowed = "An importance ratio exp(logprob - sampler's logprob)" if ratios else "A weight times a logprob"
+    check = "Check that 'logprobs' belong to these tokens" if ratios else "Check that 'weights' are not huge"
+    return LossNotFinite(
+        f"The {what} is not finite{where}.",
+        f"{overflowed} overflowed, or the adapter's weights have diverged. Nothing of this request was accumulated.",
+        f"{check}; lower the learning rate and resume from a checkpoint.",
+    )
 
 
 def array(value: Array) -> np.ndarray:
@@ -59,16 +76,19 @@ def check_sampling(
     check_tokens(tokens, "The prompt", model)
     room = model.max_context_length - len(tokens)
     limit = room if params.max_tokens is None else params.max_tokens
-    for name, good, rule in (
-        ("num_samples", 1 <= num_samples <= MAX_SAMPLES, f"1 to {MAX_SAMPLES}"),
-        ("max_tokens", limit >= 1 or params.max_tokens is None, "at least 1"),
-        ("temperature", 0 <= params.temperature <= MAX_TEMPERATURE, f"0 (greedy) to {MAX_TEMPERATURE:g}"),
-        ("top_p", 0 < params.top_p <= 1, "above 0, at most 1"),
-        ("stop", len(params.stop_strings) <= MAX_STOPS, f"at most {MAX_STOPS} strings"),
-        ("stop", all(1 <= bytes_of(stop) <= MAX_STOP_BYTES for stop in params.stop_strings), STOP_RULE),
+    lengths = [bytes_of(stop) for stop in params.stop_strings]
+    stop = next((length for length in lengths if not 1 <= length <= MAX_STOP_BYTES), None)
+    for name, came, good, rule in (
+        ("num_samples", num_samples, 1 <= num_samples <= MAX_SAMPLES, f"1 to {MAX_SAMPLES}"),
+        ("max_tokens", params.max_tokens, limit >= 1 or params.max_tokens is None, "at least 1"),
+        ("temperature", params.temperature, 0 <= params.temperature <= MAX_TEMPERATURE, TEMPERATURE_RULE),
+        ("top_p", params.top_p, 0 < params.top_p <= 1, "above 0, at most 1"),
+        ("top_k", params.top_k, params.top_k >= -1, "-1 or 0 (off), or the number of tokens to choose from"),
+        ("stop", f"{len(lengths)} strings", len(lengths) <= MAX_STOPS, f"at most {MAX_STOPS} strings"),
+        ("stop", f"a string of {stop} bytes", stop is None, STOP_RULE),
     ):
         if not good:
-            raise InvalidData(f"{name} is out of range.", f"It must be {rule}.")
+            raise InvalidData(f"{name} is out of range: {came}.", f"It must be {rule}.")
     if room < 1:
         raise InvalidData(
             f"The prompt of {len(tokens)} tokens leaves no room for an answer.",
@@ -77,6 +97,20 @@ def check_sampling(
         )
     check_wanted(wanted, len(tokens), num_samples, min(limit, room), model)
     return min(limit, room)
+
+
+def check_adam(adam: Adam) -> None:
+    """Refuse an optimiser step that cannot be computed.
+
+    Raises:
+        InvalidData: it names the number.
+    """
+    for name, value in msgspec.structs.asdict(adam).items():
+        if not 0 <= value <= LARGEST:
+            raise InvalidData(f"{name} is {value}.", f"It must be a number of 0 to {LARGEST:.3g}.")
+    for name, value in (("beta1", adam.beta1), ("beta2", adam.beta2)):
+        if value >= 1:
+            raise InvalidData(f"{name} is {value}.", "It must be below 1.")
 
 
 def bytes_of(text: str) -> int:
@@ -99,8 +133,10 @@ def check_tokens(tokens: np.ndarray, what: str, model: ModelInfo) -> None:
     check_vocabulary(tokens, what, model)
 
 
-def check_vocabulary(tokens: np.ndarray, what: str, model: ModelInfo) -> None:
-    """Refuse token ids that the model does not have, whatever their shape.
+def check_vocabulary(
+    tokens: np.ndarray, what: str, model: ModelInfo, next: str = "Use the model's own tokenizer."
+) -> None:
+    """Refuse token ids that the model does not have, whatever their shape; `next` ends the sentence.
 
     Raises:
         InvalidData: it names the first of them and its position.
@@ -110,7 +146,7 @@ def check_vocabulary(tokens: np.ndarray, what: str, model: ModelInfo) -> None:
         raise InvalidData(
             f"{what} holds token {int(tokens[outside][0])} at position {first(outside)}.",
             f"The vocabulary of {model.name} ends at {model.vocab_size - 1}.",
-            "Use the model's own tokenizer.",
+            next,
         )
 
 

@@ -25,8 +25,9 @@ READY_LINE = b"ready\n"
 class EngineChild:
     """One process of the engine."""
 
-    def __init__(self, process: asyncio.subprocess.Process, lifeline: int, log: Path) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, lifeline: int, log: Path, log_begins: int) -> None:
         self.process, self._lifeline, self._log = process, lifeline, log
+        self._log_begins = log_begins
         self.link: LinkedEngine | None = None
 
     @classmethod
@@ -35,6 +36,7 @@ class EngineChild:
         reading, writing = os.pipe()
         try:
             with _opened(log) as output:
+                begins = output.tell()
                 process = await asyncio.create_subprocess_exec(
                     *argv,
                     stdin=asyncio.subprocess.DEVNULL,
@@ -50,7 +52,7 @@ class EngineChild:
             raise
         finally:
             os.close(reading)
-        return cls(process, writing, log)
+        return cls(process, writing, log, begins)
 
     async def listening(self) -> None:
         """Wait for the child's `ready`; ProcessFailed if it ends before."""
@@ -116,8 +118,8 @@ class EngineChild:
         self._lifeline = -1
 
     def failure(self, how: str, exit_code: int | None) -> ProcessFailed:
-        """What to say about it, with the end of its log."""
-        lines = tail(self._log, 40)
+        """What to say about it, with the end of what it has logged."""
+        lines = tail(self._log, 40, self._log_begins)
         killed_by = signal.Signals(-exit_code).name if exit_code is not None and exit_code < 0 else None
         why = f"It was killed by {killed_by}." if killed_by else f"Exit code {exit_code}."
         last = f" Its log ends with: {lines[-1].strip().removesuffix('.')}." if lines else ""

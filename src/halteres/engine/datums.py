@@ -87,8 +87,17 @@ def _check_targets(datum: Datum, kind: LossKind, where: str, model: ModelInfo) -
             "Send the most likely ones.",
         )
     _check_array(value, TARGETS, "int64", value.shape if wide else (length,), where)
-    check_vocabulary(array(value), f"{where}: '{TARGETS}'", model)
+    _check_target_tokens(array(value), kind, f"{where}: '{TARGETS}'", model)
     return value.shape
+
+
+def _check_target_tokens(targets: np.ndarray, kind: LossKind, what: str, model: ModelInfo) -> None:
+    """A negative one is the habit of those who mask with -100, which says nothing here."""
+    masks = [name for name in ("weights", "advantages") if name in kind.inputs]
+    if masks and (targets < 0).any():
+        hint = f"To leave a position out, give it 0 in '{masks[0]}' and any token id of the vocabulary as target."
+        check_vocabulary(targets, what, model, hint)
+    check_vocabulary(targets, what, model)
 
 
 def _check_custom(datum: Datum, custom: CustomLoss, shape: tuple[int, ...], where: str) -> None:

@@ -120,16 +120,23 @@ class EngineProcess:
     async def start(self) -> None:
         """Start it and wait until it answers.
 
+        One that a signal ends is started again, as later ones are.
+
         Raises:
-            ProcessFailed: it ended, or was not ready within the deadline; its log's tail is in the details. Or there
-                was no process, memory or room left for it.
+            ProcessFailed: it ended by itself, or was not ready within the deadline; its log's tail is in the details.
+                Or there was no process, memory or room left for it.
         """
-        try:
-            self._child = await self._started()
-        except HalteresError as failure:
-            self.failure = failure
-            await self._set("failed")
-            raise
+        while self._child is None:
+            try:
+                self._child = await self._started()
+            except HalteresError as failure:
+                self._deaths.append(time.monotonic())
+                if not _was_killed(failure) or not self._may_restart():
+                    self.failure = failure
+                    await self._set("failed")
+                    raise
+                self._on_death(failure)
+                await asyncio.sleep(self._backoff_s())
         await self._set("ready")
         self._watch = asyncio.create_task(self._keep_alive(), name="engine watch")
 
@@ -224,6 +231,12 @@ class EngineProcess:
         if self._engine is not None:
             self._engine.fail(reason)
         await self._set("failed")
+
+
+def _was_killed(failure: HalteresError) -> bool:
+    """A signal ended it: it may do better another time, which one that ended by itself will not."""
+    code = failure.details.get("exit_code")
+    return isinstance(code, int) and code < 0
 
 
 @contextmanager

@@ -24,6 +24,9 @@ class EngineGone(NotReady):
 
 DType = Literal["float32", "int64", "int32"]
 
+MergedType = Literal["base", "float32"]
+"""Of merged weights on disk: the base model's own type, to which they are rounded, or all that was computed."""
+
 
 class Array(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A dense array: raw little-endian bytes, row-major."""
@@ -246,7 +249,7 @@ class Engine(Protocol):
         """As `sample`, told while it is written: each sequence's tokens in order. Of `wanted`, `topk_sampled` alone."""
         ...
 
-    async def merge(self, folder: str, into: str) -> Saved:
+    async def merge(self, folder: str, into: str, dtype: MergedType = "base") -> Saved:
         """Write the whole base model with the adapter in `folder` merged in, in Hugging Face format."""
         ...
 

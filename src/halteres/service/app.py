@@ -9,15 +9,17 @@ from __future__ import annotations
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
 
 from halteres.errors import HalteresError
+from halteres.service.ending import Ending
 from halteres.service.inference.answering import Inference
 from halteres.service.routes.access import AccessRoutes
-from halteres.service.routes.answers import on_bug, on_error, on_missing
 from halteres.service.routes.books import BookRoutes
 from halteres.service.routes.checkpoints import CheckpointRoutes
 from halteres.service.routes.connection import ConnectionRoutes
 from halteres.service.routes.downloads import DownloadRoutes
+from halteres.service.routes.failures import on_bug, on_error, on_gone, on_missing
 from halteres.service.routes.immediate import ImmediateRoutes
 from halteres.service.routes.inference.table import InferenceRoutes
 from halteres.service.routes.promises import PromiseRoutes
@@ -31,8 +33,8 @@ from halteres.service.tenancy.keys import Keys
 from halteres.service.tenancy.meter import Meter
 
 
-def create_app(service: Service) -> Starlette:
-    """The routes over an open service; those called most come first."""
+def create_app(service: Service, ending: Ending | None = None) -> Starlette:
+    """The routes over an open service, those called most first; `ending` cuts answers short."""
     rooms = (
         PromiseRoutes(service),
         SamplingRoutes(service),
@@ -48,8 +50,15 @@ def create_app(service: Service) -> Starlette:
         BookRoutes(service),
     )
     keys = Keys(service.state, required=service.options.require_keys)
-    return Starlette(
+    app = Starlette(
         routes=[route for room in rooms for route in room.table()],
         middleware=[Middleware(Guard, keys=keys, meter=Meter(service.options.limits))],
-        exception_handlers={HalteresError: on_error, HTTPException: on_missing, Exception: on_bug},
+        exception_handlers={
+            HalteresError: on_error,
+            HTTPException: on_missing,
+            ClientDisconnect: on_gone,
+            Exception: on_bug,
+        },
     )
+    app.state.ending = ending or Ending()
+    return app

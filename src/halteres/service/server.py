@@ -23,9 +23,11 @@ from halteres.files import replace_file
 from halteres.loopback import Server, url_of
 from halteres.service.app import create_app
 from halteres.service.base import BaseModel
+from halteres.service.ending import Ending
 from halteres.service.host import Host
 from halteres.service.options import Options
 from halteres.service.service import Service, locked, opened
+from halteres.service.uvicorn_log import quieten
 
 log = logging.getLogger(__name__)
 
@@ -60,13 +62,14 @@ class Tls:
 
 
 class ServiceServer(Server):
-    """A server that ends open polls before it waits for connections."""
+    """A server that ends open polls, and answers under way, before it waits for connections."""
 
     def __init__(self, service: Service, tls: Tls | None = None) -> None:
-        self._service = service
+        self._service, self._ending = service, Ending()
+        quieten()
         super().__init__(
             uvicorn.Config(
-                create_app(service),
+                create_app(service, self._ending),
                 http="h11",
                 ws="none",
                 lifespan="off",
@@ -84,6 +87,7 @@ class ServiceServer(Server):
     def end(self) -> None:
         """End in order."""
         self._service.promises.close()
+        self._ending.begin()
         super().end()
 
 

@@ -43,6 +43,7 @@ from halteres.engine.protocol import (
     EngineGone,
     LoraConfig,
     LossSpec,
+    MergedType,
     ModelInfo,
     PassResult,
     Piece,
@@ -134,9 +135,9 @@ class LinkedEngine:
             async for piece in call.pieces.read():
                 yield piece
 
-    async def merge(self, folder: str, into: str) -> Saved:
+    async def merge(self, folder: str, into: str, dtype: MergedType = "base") -> Saved:
         """See `Engine`."""
-        return await self._call("merge", folder, into)
+        return await self._call("merge", folder, into, dtype)
 
     async def drop(self, name: str) -> None:
         """See `Engine`."""

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from halteres.engine.checks import array, check_sampling, tokens_of
+from halteres.engine.checks import array, check_adam, check_sampling, tokens_of
 from halteres.engine.datums import check_pass
 from halteres.engine.folders import size_of, written
 from halteres.engine.losses import TARGETS
@@ -30,6 +30,7 @@ from halteres.engine.protocol import (
     EngineGone,
     LoraConfig,
     LossSpec,
+    MergedType,
     ModelInfo,
     PassResult,
     Piece,
@@ -117,6 +118,7 @@ class ScriptedEngine(Hooks):
         """See `Engine`."""
         async with self._inside("optim_step", adapter):
             found = self._adapter(adapter)
+            check_adam(adam)
             if found.accumulated == 0:
                 raise UserError(
                     "There is no gradient to step on.",
@@ -186,7 +188,7 @@ class ScriptedEngine(Hooks):
                 self._refuse_if_closed()
                 yield piece
 
-    async def merge(self, folder: str, into: str) -> Saved:
+    async def merge(self, folder: str, into: str, dtype: MergedType = "base") -> Saved:
         """See `Engine`: here it is the base model as it is, since there is nothing to merge."""
         async with self._inside("merge"):
             version = Weights.read(Path(folder), optimizer=False).version

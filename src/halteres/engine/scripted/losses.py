@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from halteres.engine.checks import LossNotFinite
+from halteres.engine.checks import loss_not_finite
 from halteres.engine.datums import inputs_of
-from halteres.engine.losses import CLIP_HIGH, CLIP_LOW
+from halteres.engine.losses import CLIP_HIGH, CLIP_LOW, find_kind
 from halteres.engine.protocol import Datum, LossSpec
 from halteres.errors import UserError
 
@@ -47,7 +47,8 @@ def cispo(logprobs_N: np.ndarray, inputs: Inputs, settings: Settings) -> float:
 
 def dro(logprobs_N: np.ndarray, inputs: Inputs, settings: Settings) -> float:
     """-sum (lp * A - beta / 2 * (lp - q)²)."""
-    penalty_N = 0.5 * settings["beta"] * _log_ratio(logprobs_N, inputs) ** 2
+    meant_N = (inputs["advantages"] != 0) | (inputs["logprobs"] != 0)
+    penalty_N = 0.5 * settings["beta"] * np.where(meant_N, logprobs_N - inputs["logprobs"], 0.0) ** 2
     return float((penalty_N - logprobs_N * inputs["advantages"]).sum())
 
 
@@ -86,7 +87,7 @@ def sum_of(loss: LossSpec, settings: Settings, data: Sequence[Datum], logprobs: 
         ]
     total = sum(values)
     if not math.isfinite(total):
-        raise LossNotFinite("The loss is not finite.", "An importance ratio overflowed.", "Check 'logprobs'.")
+        raise loss_not_finite("", ratios="logprobs" in find_kind(loss.name).inputs)
     return float(total)
 
 

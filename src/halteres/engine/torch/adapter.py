@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from halteres.engine.checks import LossNotFinite
+from halteres.engine.checks import LARGEST, LossNotFinite, check_adam
 from halteres.engine.protocol import Adam, StepResult
 from halteres.engine.torch.lora import Layout, Lora, LoraWeights
 from halteres.engine.torch.model import Projection
@@ -59,6 +59,20 @@ class AdamState:
     steps: int = 0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Stepped:
+    """What a step would make of weights and moments, computed beside them."""
+
+    weights: Tensor
+    adam: AdamState
+
+    @property
+    def finite(self) -> bool:
+        """Nothing in it is NaN or infinite; smallest and largest say so without a mask as long as the buffer."""
+        tensors = self.weights, self.adam.first, self.adam.second
+        return all(math.isfinite(float(end)) for tensor in tensors for end in tensor.aminmax())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Checkpoint:
     """What of an adapter is kept on disk; nobody changes it any more."""
@@ -70,7 +84,10 @@ class Checkpoint:
 
 
 class Adapter:
-    """One adapter; its leaves are views of `flat`, their gradients views of the pass gradient."""
+    """One adapter; its leaves are views of `flat`, their gradients views of the pass gradient.
+
+    Between passes the pass gradient holds nothing: a step borrows its memory.
+    """
 
     def __init__(self, layout: Layout, flat: Tensor, version: int = 0, adam: AdamState | None = None) -> None:
         self.layout, self.flat, self.version = layout, flat, version
@@ -102,9 +119,12 @@ class Adapter:
         """Apply and clear the gradient. Whatever raises here has changed no weight and no moment.
 
         Raises:
+            InvalidData: a number of `adam` is out of range; the gradient stays too.
             UserError: no gradient was accumulated.
-            LossNotFinite: the gradient is NaN or infinite; the weights stay, the gradient is cleared.
+            LossNotFinite: the gradient, or what the step would make of weights and moments, is NaN or infinite; the
+                gradient is cleared: the same step on it would be refused again.
         """
+        check_adam(adam)
         if not self._accumulated:
             raise UserError(
                 "There is no gradient to apply.",
@@ -119,15 +139,34 @@ class Adapter:
                 f"Its norm is {norm}. The weights are untouched, the gradient has been cleared.",
                 "Look for huge importance ratios, advantages or weights in the data; lower the learning rate.",
             )
-        scratch = torch.empty_like(self.flat)  # where memory ends, it ends before anything has changed
+        stepped = self._stepped(adam, norm)
+        if not stepped.finite:
+            self._clear()
+            raise LossNotFinite(
+                "The step was refused: what it makes of the weights is not finite.",
+                "Weights and optimiser are untouched, the gradient has been cleared.",
+                f"Lower learning_rate ({adam.learning_rate:g}) or weight_decay ({adam.weight_decay:g}), keep eps "
+                f"({adam.eps:g}) above 0, and send forward_backward again.",
+            )
+        self._take(stepped)
+        return StepResult(version=self.version, metrics={"grad_norm:mean": norm})
+
+    def _stepped(self, adam: Adam, norm: float) -> Stepped:
+        """What the step makes of the adapter, which stays as it is; the gradient is used up."""
+        fresh = torch.empty_like(self.flat), torch.empty_like(self.flat)  # where memory ends, nothing has changed yet
         if adam.grad_clip_norm > 0:
             self._gradient.mul_(min(1.0, adam.grad_clip_norm / (norm + 1e-6)))
-        _adamw(self.flat, self._gradient, self.adam, adam, scratch)
+        return _adamw(self.flat, self._gradient, self.adam, adam, (*fresh, self._pass_gradient))
+
+    def _take(self, stepped: Stepped) -> None:
+        self.flat.copy_(stepped.weights)
+        self.adam.first.copy_(stepped.adam.first)
+        self.adam.second.copy_(stepped.adam.second)
+        self.adam.steps = stepped.adam.steps
         for lora in self.weights.values():
             lora.fuse()
         self._clear()
         self.version += 1
-        return StepResult(version=self.version, metrics={"grad_norm:mean": norm})
 
     def _clear(self) -> None:
         self._gradient.zero_()
@@ -157,12 +196,23 @@ def _kept(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
-def _adamw(weights: Tensor, gradient: Tensor, state: AdamState, adam: Adam, scratch: Tensor) -> None:
-    """One step of torch.optim.AdamW's update (decoupled decay; eps outside the root), in place."""
-    state.steps += 1
-    state.first.lerp_(gradient, 1 - adam.beta1)
-    state.second.mul_(adam.beta2).addcmul_(gradient, gradient, value=1 - adam.beta2)
-    correction1, correction2 = 1 - adam.beta1**state.steps, 1 - adam.beta2**state.steps
-    denominator = torch.sqrt(state.second, out=scratch).div_(math.sqrt(correction2)).add_(adam.eps)
-    weights.mul_(1 - adam.learning_rate * adam.weight_decay)
-    weights.addcdiv_(state.first, denominator, value=-adam.learning_rate / correction1)
+def _adamw(
+    weights: Tensor, gradient: Tensor, state: AdamState, adam: Adam, free: tuple[Tensor, Tensor, Tensor]
+) -> Stepped:
+    """One step of torch.optim.AdamW's update (decoupled decay; eps outside the root), in the `free` buffers.
+
+    It uses `gradient` up: three buffers hold the result, a fourth the denominator.
+    """
+    steps = state.steps + 1
+    first = torch.lerp(state.first, gradient, 1 - adam.beta1, out=free[0])
+    second = torch.mul(state.second, adam.beta2, out=free[1]).addcmul_(gradient, gradient, value=1 - adam.beta2)
+    correction1, correction2 = 1 - adam.beta1**steps, 1 - adam.beta2**steps
+    denominator = torch.sqrt(second, out=gradient).div_(math.sqrt(correction2)).add_(adam.eps)
+    moved = torch.mul(weights, _as_float32(1 - adam.learning_rate * adam.weight_decay), out=free[2])
+    moved.addcdiv_(first, denominator, value=_as_float32(-adam.learning_rate / correction1))
+    return Stepped(moved, AdamState(first, second, steps))
+
+
+def _as_float32(factor: float) -> float:
+    """torch refuses a factor that float32 cannot hold; an infinite one makes a step that we refuse."""
+    return factor if abs(factor) <= LARGEST else math.copysign(math.inf, factor)

@@ -12,6 +12,7 @@ Never: leaves half a folder (`folders.written`); keeps a gradient: an accumulate
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -134,6 +135,10 @@ def _flat(layout: Layout, tensors: Mapping[str, Tensor], base: BaseModel, folder
         )
     for name, view in views.items():
         view.copy_(tensors[name])
+    if not all(math.isfinite(float(end)) for end in flat.aminmax()):
+        raise InvalidData(
+            f"The checkpoint {folder} cannot be used.", "It holds a NaN or infinite value.", "Use an earlier one."
+        )
     return flat.to(device=base.device, dtype=base.embedding_VD.dtype)
 
 

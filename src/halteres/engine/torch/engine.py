@@ -24,6 +24,7 @@ from halteres.engine.protocol import (
     Datum,
     LoraConfig,
     LossSpec,
+    MergedType,
     ModelInfo,
     PassResult,
     Piece,
@@ -176,11 +177,12 @@ class TorchEngine:
         finally:
             request.future.cancel()
 
-    async def merge(self, folder: str, into: str) -> Saved:
+    async def merge(self, folder: str, into: str, dtype: MergedType = "base") -> Saved:
         """See `Engine`."""
 
         def merge() -> Saved | HalteresError:
-            return attempt("merge", lambda: merge_into(Path(into), Path(self._info.folder), Path(folder), self._base))
+            model = Path(self._info.folder)
+            return attempt("merge", lambda: merge_into(Path(into), model, Path(folder), self._base, dtype))
 
         merged = await asyncio.to_thread(merge)
         if isinstance(merged, HalteresError):

@@ -6,8 +6,9 @@ Never: divides by anything: the caller's weights are the normalisation.
 Source: the Tinker API's losses. lp: log-probability under the adapter, q: under the sampler, A: advantage, w: weight,
 r = exp(lp - q), sg: stop-gradient, lo and hi: thresholds of the ratio, per token.
 
-Where we depart: a token whose advantage is 0 has no loss, so that its q, which on a prompt is nobody's, may be anything
-finite. The published formulas agree but for dro, whose quadratic term would pull every such token towards its q.
+A token whose advantage is 0 has no loss, so that its q, which on a prompt is nobody's, may be anything finite: so say
+the formulas, but for dro, whose quadratic term needs no advantage. There a token is left out only where q is 0 as well:
+the filler of prompts, which it would pull towards probability 1.
 
 B datums, T tokens of each, padded at the end with zeros; the padding has no loss.
 """
@@ -64,7 +65,9 @@ def cispo(logprobs_BT: Tensor, inputs: Inputs, settings: Settings) -> PerToken:
 
 def dro(logprobs_BT: Tensor, inputs: Inputs, settings: Settings) -> PerToken:
     """-(lp * A - beta / 2 * (lp - q)²) (arXiv 2405.19107)."""
-    penalty_BT = 0.5 * settings["beta"] * _log_ratio(logprobs_BT, inputs).square()
+    meant_BT = (inputs["advantages"] != 0) | (inputs["logprobs"] != 0)
+    difference_BT = torch.where(meant_BT, logprobs_BT - inputs["logprobs"], 0.0)
+    penalty_BT = 0.5 * settings["beta"] * difference_BT.square()
     return penalty_BT - logprobs_BT * inputs["advantages"], None
 
 

@@ -1,7 +1,7 @@
 """A base model with an adapter merged in, as a folder in Hugging Face format.
 
-Owns: which tensors of the base are changed, and how: W + alpha / rank * B @ A in fp32, rounded to the type on disk;
-an output matrix of its own where the adapter trains one and the base shares it with the embedding.
+Owns: which tensors of the base are changed, and how: W + alpha / rank * B @ A in fp32, rounded to the type on disk
+unless everything is written in fp32; an output matrix of its own where the adapter trains one and the base shares it with the embedding.
 Never: holds more than one file of the base; leaves half a folder; needs the model that is being served.
 
 The files, and which tensor lies in which, are those of the base.
@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from halteres.engine.folders import size_of, written
-from halteres.engine.protocol import Saved
+from halteres.engine.protocol import MergedType, Saved
 from halteres.engine.torch.adapter import Checkpoint
 from halteres.engine.torch.checkpoint import read_checkpoint
 from halteres.engine.torch.model import BaseModel
@@ -49,16 +49,16 @@ class Delta:
     b_ER: Tensor
     scale: float
 
-    def added(self, weight_ED: Tensor) -> Tensor:
-        """The sum, computed in fp32, in the type of the weight."""
-        out_ED = torch.empty_like(weight_ED)
+    def added(self, weight_ED: Tensor, dtype: torch.dtype) -> Tensor:
+        """The sum, computed in fp32, in this type."""
+        out_ED = torch.empty_like(weight_ED, dtype=dtype)
         for start in range(0, weight_ED.shape[0], ROWS):
             rows = slice(start, start + ROWS)
             out_ED[rows] = weight_ED[rows].float() + self.scale * (self.b_ER[rows] @ self.a_RD)
         return out_ED
 
 
-def merge_into(into: Path, model: Path, adapter: Path, base: BaseModel) -> Saved:
+def merge_into(into: Path, model: Path, adapter: Path, base: BaseModel, dtype: MergedType = "base") -> Saved:
     """Write `model` with the adapter in the folder `adapter` into the folder `into`, whole or not at all.
 
     Raises:
@@ -73,11 +73,12 @@ def merge_into(into: Path, model: Path, adapter: Path, base: BaseModel) -> Saved
         with written(into) as place, torch.inference_mode():
             merged: dict[str, str] = {}
             for file in files:
-                tensors = _merged(model / file, deltas)
+                tensors = _merged(model / file, deltas, dtype)
                 save_file(tensors, place / file, metadata={"format": "pt"})
+                (place / file).chmod(place.stat().st_mode & 0o666)  # as all files here: safetensors' own are private
                 merged |= dict.fromkeys(tensors, file)
             _check_complete(deltas, merged, model)
-            _write_rest(model, place, merged, untied=HEAD in deltas)
+            _write_rest(model, place, merged, dtype, untied=HEAD in deltas)
     except SafetensorError as error:
         raise InvalidData(f"The model in {model} cannot be merged.", f"{error}.", "Download it again.") from error
     return Saved(folder=str(into), size_bytes=size_of(into), version=checkpoint.version)
@@ -106,13 +107,18 @@ def _files(model: Path) -> list[str]:
     )
 
 
-def _merged(file: Path, deltas: Mapping[str, Delta]) -> dict[str, Tensor]:
+def _merged(file: Path, deltas: Mapping[str, Delta], dtype: MergedType) -> dict[str, Tensor]:
     """The tensors of one file; a head that was the embedding stands beside it."""
     with safe_open(file, framework="pt") as opened:  # pyright: ignore[reportUnknownVariableType]
         tensors: dict[str, Tensor] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     if HEAD in deltas and EMBEDDING in tensors and HEAD not in tensors and not _has_head(file.parent):
         tensors[HEAD] = tensors[EMBEDDING]
-    return {name: deltas[name].added(tensor) if name in deltas else tensor for name, tensor in tensors.items()}
+    return {name: _written_as(tensor, deltas.get(name), dtype) for name, tensor in tensors.items()}
+
+
+def _written_as(tensor: Tensor, delta: Delta | None, dtype: MergedType) -> Tensor:
+    to = torch.float32 if dtype == "float32" and tensor.is_floating_point() else tensor.dtype
+    return tensor.to(to) if delta is None else delta.added(tensor, to)
 
 
 def _has_head(model: Path) -> bool:
@@ -130,10 +136,12 @@ def _check_complete(deltas: Mapping[str, Delta], merged: Mapping[str, str], mode
         )
 
 
-def _write_rest(model: Path, place: Path, merged: Mapping[str, str], *, untied: bool) -> None:
+def _write_rest(model: Path, place: Path, merged: Mapping[str, str], dtype: MergedType, *, untied: bool) -> None:
     config = _object(model / "config.json")
     if untied:
         config["tie_word_embeddings"] = False
+    if dtype != "base":
+        config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
     (place / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     if (model / INDEX).is_file():
         size = sum((place / file).stat().st_size for file in set(merged.values()))

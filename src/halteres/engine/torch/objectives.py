@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from halteres.engine.checks import LossNotFinite
+from halteres.engine.checks import loss_not_finite
 from halteres.engine.torch.data import MicroBatch
 from halteres.engine.torch.losses import Inputs, Loss, Settings
 
@@ -72,12 +72,8 @@ def check_finite(tokens: Tensor, batch: MicroBatch, what: str) -> None:
     if bool(finite.all()):
         return
     row, position = (~finite).nonzero()[0].tolist()[:2]
-    raise LossNotFinite(
-        f"The {what} is not finite at datum {batch.examples[row].index}, position {position}.",
-        "An importance ratio exp(logprob - sampler's logprob) overflowed, or the adapter's weights have diverged. "
-        "Nothing of this request was accumulated.",
-        "Check that 'logprobs' belong to these tokens; lower the learning rate and resume from a checkpoint.",
-    )
+    where = f" at datum {batch.examples[row].index}, position {position}"
+    raise loss_not_finite(where, what, ratios="logprobs" in batch.inputs())
 
 
 def _metrics(scale: str, logprobs: Tensor, clipped_BT: Tensor | None, inputs: Inputs) -> dict[str, float]:

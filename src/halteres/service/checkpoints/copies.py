@@ -14,7 +14,7 @@ from pathlib import Path
 
 from halteres.engine.folders import size_of, written
 from halteres.engine.protocol import Saved
-from halteres.errors import Conflict, InvalidData, UserError
+from halteres.errors import Conflict, InvalidData
 from halteres.service.base import BaseModel
 from halteres.service.checkpoints.lifetimes import checked_ttl
 from halteres.service.checkpoints.paths import TinkerPath
@@ -102,16 +102,6 @@ class Copies:
             request_id=request_id,
         )
         return path
-
-
-def refuse_token(token: str | None) -> None:
-    """Weights are shared by publishing them; there are no access tokens, and none is ignored."""
-    if token:
-        raise UserError(
-            "This service has no weights access tokens.",
-            "Weights of another owner can be read here only while they are public.",
-            "Ask their owner to publish them (tinker checkpoint publish PATH), and send no token.",
-        )
 
 
 def _link_folder(source: Path, target: Path) -> None:

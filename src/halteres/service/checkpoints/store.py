@@ -22,7 +22,7 @@ from sqlalchemy import delete
 
 from halteres.engine.folders import recover
 from halteres.engine.protocol import LoraConfig, Saved
-from halteres.errors import Conflict, InvalidData, NotFound, nearest
+from halteres.errors import Conflict, InvalidData, NotFound, UserError, nearest, shortened
 from halteres.service.checkpoints import unlisted
 from halteres.service.checkpoints.checkpoint import Checkpoint, age
 from halteres.service.checkpoints.lifetimes import checked_ttl, end_of_life
@@ -33,6 +33,12 @@ from halteres.service.durable.journal import Journal
 from halteres.service.durable.tables import CHECKPOINTS
 from halteres.service.tenancy.limits import Allowances
 from halteres.service.tenancy.tenants import Tenant
+
+
+class NotOwner(UserError):
+    """Somebody may see it, but not change it."""
+
+    code, status = "not_owner", 403
 
 
 class Checkpoints:
@@ -116,10 +122,13 @@ class Checkpoints:
 
         Raises:
             NotFound: it has none there.
+            NotOwner: a public one of another tenant's is there.
         """
-        found = self.at(path)
-        if found is None or found.tenant != tenant:
-            raise self._missing(path, tenant)
+        found = self.readable(path, tenant)
+        if found.tenant != tenant:
+            raise NotOwner(
+                f"{path} is another tenant's.", "It is public, and only its owner may change it.", "Copy it instead."
+            )
         return found
 
     def outcome_of(self, request_id: str, tenant: Tenant) -> Checkpoint | None:
@@ -146,10 +155,12 @@ class Checkpoints:
         return found
 
     def _missing(self, path: str, tenant: Tenant) -> NotFound:
-        known = {str(found.path): found for found in self.all(tenant=tenant)}
+        """Another training run's weights are no answer, however alike their paths are."""
+        known = {str(found.path): found for found in self.all(parse(path).run, tenant)}
         guess, newest = nearest(path, known), max(known.values(), key=age, default=None)
-        why = f"Did you mean {guess}?" if guess else f"The newest is {newest.path}." if newest else "None is saved."
-        return NotFound(f"There are no weights {path}.", why, did_you_mean=guess)
+        why = f"Did you mean {guess}?" if guess else f"The newest of its training run is {newest.path}."
+        why = why if guess or newest else "None of this training run is saved."
+        return NotFound(f"There are no weights {shortened(path)}.", why, did_you_mean=guess)
 
     # Saving
 

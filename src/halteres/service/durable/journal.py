@@ -157,6 +157,7 @@ class Journal(Commits):
 
     async def recall(self, request_id: str) -> Recorded | None:
         """The row of this id."""
+        await self.caught_up()
         found = await self._select(_RECALL, recalled_id=request_id)
         return found[0] if found else None
 
@@ -172,6 +173,7 @@ class Journal(Commits):
 
     async def settled_samples(self, sampler: str, after: float) -> list[Recorded]:
         """The samples of a sampling session that were settled after this time (unix s), in order."""
+        await self.caught_up()
         query = _ROWS.where(REQUESTS.c.subject == sampler, REQUESTS.c.settled_at > after)
         return await self._select(query.order_by(REQUESTS.c.settled_at))
 

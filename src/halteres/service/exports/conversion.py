@@ -16,6 +16,7 @@ from pathlib import Path
 from halteres.config import environ
 from halteres.engine.folders import size_of, written
 from halteres.engine.process import EngineCommand, EngineProcess
+from halteres.engine.protocol import MergedType
 from halteres.errors import Conflict, NotFound, ProcessFailed
 from halteres.service.base import BaseModel
 from halteres.service.exports.peft_folders import check_adapter, copy_adapter
@@ -41,7 +42,9 @@ def write_adapter(adapter: Path, out: Path) -> int:
     return size_of(out)
 
 
-async def write_merged(base: BaseModel, adapter: Path, out: Path, *, threads: int | None = None) -> int:
+async def write_merged(
+    base: BaseModel, adapter: Path, out: Path, *, dtype: MergedType = "base", threads: int | None = None
+) -> int:
     """The base model with the adapter merged in, in Hugging Face format; returns its bytes.
 
     Raises:
@@ -58,14 +61,20 @@ async def write_merged(base: BaseModel, adapter: Path, out: Path, *, threads: in
         host = EngineProcess(command, Path(work) / "engine.log")
         try:
             await host.start()
-            saved = await host.engine.merge(str(adapter.absolute()), str(out.absolute()))
+            saved = await host.engine.merge(str(adapter.absolute()), str(out.absolute()), dtype)
         finally:
             await host.stop()
     return saved.size_bytes
 
 
 async def write_gguf(
-    base: BaseModel, adapter: Path, out: Path, *, converter: Path | None, threads: int | None = None
+    base: BaseModel,
+    adapter: Path,
+    out: Path,
+    *,
+    converter: Path | None,
+    dtype: MergedType = "base",
+    threads: int | None = None,
 ) -> int:
     """The merged model as OUT/model.gguf, by llama.cpp's converter; returns its bytes.
 
@@ -78,7 +87,7 @@ async def write_gguf(
     _refuse_full(out)
     with tempfile.TemporaryDirectory(prefix="halteres-") as work:
         merged = Path(work) / "merged"
-        await write_merged(base, adapter, merged, threads=threads)
+        await write_merged(base, adapter, merged, dtype=dtype, threads=threads)
         with written(out) as place:
             _convert([*command, str(merged), "--outfile", str(place / GGUF)], place / GGUF)
     return size_of(out)

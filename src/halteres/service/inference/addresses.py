@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from halteres.errors import HalteresError, NotFound, nearest
+from halteres.errors import HalteresError, NotFound, nearest, shortened
 from halteres.service.base import BaseModel
 from halteres.service.checkpoints.store import Checkpoints
 from halteres.service.sampling.samplers import Samplers
@@ -102,7 +102,7 @@ class Addresses:
     def _missing(self, model: str, tenant: Tenant) -> HalteresError:
         known = [listed.name for listed in self.all(tenant)]
         return NotFound(
-            f"There is no model '{model}' here.",
+            f"There is no model '{shortened(model)}' here.",
             f"The base model is '{self.base.name}'.",
             "Name it, a tinker:// path or a run; GET /v1/models lists them.",
             did_you_mean=nearest(model, known),

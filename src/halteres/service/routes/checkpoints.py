@@ -15,9 +15,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from halteres.errors import InvalidData
-from halteres.service.checkpoints.copies import Copies, refuse_token
+from halteres.service.checkpoints.copies import Copies
 from halteres.service.checkpoints.lifetimes import checked_ttl, end_of_life
 from halteres.service.checkpoints.paths import LOADABLE
+from halteres.service.checkpoints.sharing import refuse_token
 from halteres.service.checkpoints.store import Checkpoint
 from halteres.service.routes.answers import answer, body_of
 from halteres.service.routes.generations import listable

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import delete
 
-from halteres.errors import InvalidData, NotFound, NotReady
+from halteres.errors import InvalidData, NotFound, NotReady, shortened
 from halteres.service.base import BaseModel
 from halteres.service.checkpoints.store import Checkpoints
 from halteres.service.durable.journal import Journal
@@ -211,8 +211,8 @@ class Samplers:
         """
         if (snapshot := self._policies.get((tenant, run))) is None:
             raise NotReady(
-                f"The run '{run}' has no weights to sample from yet.",
-                "Its trainer has published none to this service.",
+                f"The run '{shortened(run)}' has no weights to sample from.",
+                "Its trainer has published none to this service yet, or there is no run of this name.",
                 "Ask again in a moment; its session names it in user_metadata.halteres_run and saves sampler weights.",
             )
         return snapshot

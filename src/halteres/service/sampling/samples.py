@@ -203,10 +203,10 @@ def checked_seed(seed: int) -> int:
     """The seed.
 
     Raises:
-        InvalidData: it does not fit 64 bits.
+        InvalidData: it, or what it is to a later sequence of its request, does not fit 64 bits.
     """
     if not -(2**63) <= seed < 2**63 - MAX_SAMPLES:
-        raise InvalidData(f"The seed {seed} is out of range.", "It must fit 64 bits.")
+        raise InvalidData(f"The seed {seed} is out of range.", f"It must be -2**63 to 2**63 - {MAX_SAMPLES + 1}.")
     return seed
 
 

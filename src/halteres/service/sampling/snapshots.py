@@ -15,7 +15,6 @@ import uuid
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from contextvars import Context
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -194,8 +193,7 @@ class Snapshots:
         excess = len(self._held) - self._max_held
         for idle in [held for held in self._held.values() if not held.users and held is not snapshot][: max(0, excess)]:
             del self._held[idle.name]
-            # A context of its own: engine calls made here must not carry the journal id of the request that led here.
-            self._tasks.create_task(self._remove(idle), name="snapshot removal", context=Context())
+            self._tasks.create_task(self._remove(idle), name="snapshot removal")
 
     def _touch(self, snapshot: Snapshot) -> None:
         self._held[snapshot.name] = snapshot

@@ -14,9 +14,9 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from halteres.errors import HalteresError
+from halteres.errors import HalteresError, shortened
 from halteres.loopback import FOREIGN, Foreign, is_foreign, is_local
-from halteres.service.routes.answers import refused
+from halteres.service.routes.failures import refusal_at
 from halteres.service.tenancy.keys import KeyRefused, Keys
 from halteres.service.tenancy.meter import Body, Meter
 from halteres.service.tenancy.tenants import LOCAL, NOBODY, SCOPE_KEY, Tenant
@@ -47,7 +47,7 @@ class Guard:
                 self._meter.count(tenant)
             body = self._meter.body(tenant, _announced(headers))
         except HalteresError as error:
-            await _refusal(error)(scope, receive, send)
+            await _refusal(scope["path"], error)(scope, receive, send)
             return
         with body:
             await self._app(scope, _counted(receive, body), send)
@@ -78,11 +78,11 @@ def _refuse_foreign_page(headers: Headers) -> None:
     """
     origin = headers.get("origin")
     if origin is not None and not is_local(origin) and origin.partition("://")[2] != headers.get("host"):
-        raise Foreign("A page of another origin may not use this service.", f"Its origin is {origin}.")
+        raise Foreign("A page of another origin may not use this service.", f"Its origin is {shortened(origin)}.")
 
 
-def _refusal(error: HalteresError) -> Response:
-    response = refused(error)
+def _refusal(path: str, error: HalteresError) -> Response:
+    response = refusal_at(path, error)
     if isinstance(error, KeyRefused):
         response.headers["WWW-Authenticate"] = "Bearer"
     return response

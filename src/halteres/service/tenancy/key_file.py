@@ -26,12 +26,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from halteres.errors import InvalidConfig, NotFound, ServerError, unknown
+from halteres.errors import InvalidConfig, NotFound, ServerError, shortened, unknown
 from halteres.files import replacing
 from halteres.service.tenancy.tenants import Tenant, checked_name
 
 PREFIX = "tml"
 """The SDK up to 0.9 refuses keys that begin otherwise."""
+
+LONGEST_S = 300 * 365.25 * 86400
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -179,7 +181,13 @@ def lifetime_s(text: str) -> float:
     2592000.0
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
-    seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
-    if not 0 < seconds < 1e10:
-        raise InvalidConfig(f"'{text}' is no lifetime.", next="Write it as 12h, 30d or 8w.")
+    if found is None:
+        raise _no_lifetime(text, "It is a number and one of s, m, h, d, w.")
+    seconds = float(found[1]) * _UNITS[found[2]]
+    if not 0 < seconds <= LONGEST_S:
+        raise _no_lifetime(text, "It is longer than 0 and at most 300 years.")
     return seconds
+
+
+def _no_lifetime(text: str, why: str) -> InvalidConfig:
+    return InvalidConfig(f"'{shortened(text)}' is no lifetime.", why, "Write 30m, 12h, 30d or 8w, or none for ever.")

@@ -20,7 +20,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from contextvars import Context
 from pathlib import Path
 from typing import TypeVar
 
@@ -238,7 +237,7 @@ class Adapters:
         excess = len(self._held) - self._max_held
         for idle in [held for held in self._held.values() if held.lane.idle and held is not model][: max(0, excess)]:
             del self._held[idle.id]
-            self._tasks.create_task(self._unload_quietly(idle), name="adapter leaves", context=Context())
+            self._tasks.create_task(self._unload_quietly(idle), name="adapter leaves")
 
     async def _unload_quietly(self, model: Model) -> None:
         try:

@@ -7,7 +7,6 @@ Never: decides when, names files, answers a client.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import msgspec
@@ -28,12 +27,17 @@ async def create(engine: Engine, model: Model, request: Request) -> LoraConfig:
     """Make the adapter that a create_model asks for; returns its shape, with the seed drawn for it."""
     asked = request.asked
     assert isinstance(asked, CreateModel)  # noqa: S101 - for the type checker
-    if asked.optimizer_config.type not in ADAM:
-        raise _other_optimizer(asked.optimizer_config.type)
+    check_optimizer(asked.optimizer_config.type)
     fields: dict[str, Any] = {**msgspec.structs.asdict(asked.lora_config), **request.drawn}
     lora = LoraConfig(**fields)
     await engine.create_adapter(model.id, lora)
     return lora
+
+
+def check_optimizer(kind: str) -> None:
+    """Raise UserError for an optimiser that is not here."""
+    if kind not in ADAM:
+        raise _other_optimizer(kind)
 
 
 async def run_pass(engine: Engine, model: Model, request: Request, losses: CustomLosses) -> PassResult:
@@ -63,11 +67,9 @@ def _adam(asked: OptimStep) -> Adam:
         raise InvalidData("optimizer_params are for other optimisers.", next="Send adam_params.")
     fields = msgspec.structs.asdict(params) if params else {}
     for name, value in fields.items():
-        if value < 0 or not math.isfinite(value):
-            raise InvalidData(f"{name} is {value}.", "It must be a finite number of at least 0.")
-    for name in ("beta1", "beta2"):
-        if fields.get(name, 0.0) >= 1:
-            raise InvalidData(f"{name} is {fields[name]}.", "It must be below 1.")
+        if value is None:
+            why = "It came as null, which is what JSON makes of NaN and infinity."
+            raise InvalidData(f"{name} is no number.", why, "Send a finite number, or leave the field out.")
     return Adam(**fields)
 
 

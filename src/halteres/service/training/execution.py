@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from halteres.engine.protocol import Engine, PassResult, Saved, StepResult
 from halteres.errors import InvalidData, UserError
+from halteres.service.checkpoints.sharing import refuse_token
 from halteres.service.checkpoints.store import Checkpoints
 from halteres.service.durable.journal import Journal
 from halteres.service.durable.promises import Outcome, binary_result, result
@@ -81,6 +82,9 @@ class Training:
         """Make or replace the adapter from saved state; the restore point is part of it, for what lies at the path may
         change."""
         asked = _of(LoadWeights, request)
+        refuse_token(asked.weights_access_token)
+        if not asked.optimizer:  # a saved optimiser is restored whatever is asked for
+            calls.check_optimizer(asked.optimizer_config.type)
         found = self._checkpoints.find(asked.path, model.tenant)
 
         async def load(engine: Engine) -> None:

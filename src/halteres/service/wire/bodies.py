@@ -1,6 +1,6 @@
 """JSON bodies of the Tinker API.
 
-Owns: one struct per request, with the API's defaults; null means absent, unknown fields are ignored.
+Owns: one struct per request, with the API's defaults; null means absent (but in AdamParams), unknown fields are ignored.
 Never: checks what a field means.
 Source: tinker SDK 0.38.0, types/.
 """
@@ -8,6 +8,7 @@ Source: tinker SDK 0.38.0, types/.
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -15,6 +16,11 @@ import msgspec
 from halteres.errors import InvalidData
 
 T = TypeVar("T")
+
+HEAD_BYTES = 512
+
+_MODEL_ID = re.compile(rb'"model_id"\s*:\s*"([^"\\]{1,200})"')
+_SEQ_ID = re.compile(rb'"seq_id"\s*:\s*(\d{1,18})\s*[,}]')
 
 Metadata = dict[str, Any]
 
@@ -89,14 +95,18 @@ class ModelId(msgspec.Struct, kw_only=True):
 
 
 class AdamParams(msgspec.Struct, kw_only=True):
-    """Of optim_step. Numbers are checked when the step is taken, so that its promise can say what is wrong."""
+    """Of optim_step. Numbers are checked when the step is taken, so that its promise can say what is wrong.
 
-    learning_rate: float = 1e-4
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-12
-    weight_decay: float = 0.0
-    grad_clip_norm: float = 0.0
+    Here null is not absent: no SDK, however old, sends null for a number of Adam that was not set; newer ones
+    send it for NaN and infinity.
+    """
+
+    learning_rate: float | None = 1e-4
+    beta1: float | None = 0.9
+    beta2: float | None = 0.95
+    eps: float | None = 1e-12
+    weight_decay: float | None = 0.0
+    grad_clip_norm: float | None = 0.0
 
 
 class OptimStep(msgspec.Struct, kw_only=True):
@@ -132,6 +142,8 @@ class LoadWeights(msgspec.Struct, kw_only=True):
     session_id: str | None = None
     model_seq_id: Counter | None = None
     base_model: str | None = None
+    optimizer_config: OptimizerConfig = msgspec.field(default_factory=OptimizerConfig)
+    weights_access_token: str | None = None
     user_metadata: Metadata = {}
 
 
@@ -264,7 +276,14 @@ def address_of(body: bytes) -> tuple[str, int] | None:
         found = _decoded(body)
         return msgspec.convert(found["model_id"], str), msgspec.convert(found["seq_id"], Counter)
     except (ValueError, KeyError, TypeError, RecursionError):
-        return None
+        return _address_in_head(body)
+
+
+def _address_in_head(body: bytes) -> tuple[str, int] | None:
+    """Of a body that is cut off: both stand at its beginning."""
+    head = body[:HEAD_BYTES]
+    model, seq = _MODEL_ID.search(head), _SEQ_ID.search(head)
+    return (model[1].decode(errors="replace"), int(seq[1])) if model and seq else None
 
 
 def _decoded(body: bytes) -> Any:

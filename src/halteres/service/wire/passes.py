@@ -68,12 +68,17 @@ def read_pass(body: bytes) -> PassRequest:
         ) from error
     custom = message.loss_fn == "custom"
     data, flaw = datums_of(message.data, lambda index, datum, budget: _datum(index, datum, budget, scalars=custom))
+    config: dict[str, float] = {}
+    try:
+        config = _config(message)
+    except InvalidData as error:
+        flaw = flaw or error
     return PassRequest(
         model_id=message.model_id,
         seq_id=message.seq_id,
         data=data,
         loss=message.loss_fn,
-        config=_config(message),
+        config=config,
         loss_id=message.loss_fn_config_v2["loss_id"].text if "loss_id" in message.loss_fn_config_v2 else None,
         forward_only=message.forward_only,
         flaw=flaw,
@@ -108,11 +113,16 @@ def write_pass(result: PassResult) -> bytes:
 
 
 def _config(message: pb.ForwardBackwardRequest) -> dict[str, float]:
-    """The numbers of both generations; the newer field wins."""
-    newer = {
-        name: value.number for name, value in message.loss_fn_config_v2.items() if value.WhichOneof("value") == "number"
-    }
-    return {**message.loss_fn_config, **newer}
+    """The numbers of both generations; the newer field wins.
+
+    Raises:
+        InvalidData: a setting is a text; `loss_id` alone is one.
+    """
+    newer = {name: value for name, value in message.loss_fn_config_v2.items() if name != "loss_id"}
+    for name, value in newer.items():
+        if value.WhichOneof("value") != "number":
+            raise InvalidData(f"The loss setting '{name[:100]}' is no number.", next="Send a number.")
+    return {**message.loss_fn_config, **{name: value.number for name, value in newer.items()}}
 
 
 def _datum(index: int, message: pb.Datum, budget: Budget, *, scalars: bool) -> Datum:

@@ -73,6 +73,6 @@ def _check_number(seq: int | None) -> None:
 
 def address_of(kind: str, content_type: str, body: bytes) -> tuple[str, int] | None:
     """Model and number of a request whose other fields are broken, where they can still be read."""
-    binary = kind in PASSES and content_type == PROTOBUF
+    binary = kind in PASSES and (content_type == PROTOBUF or not body.lstrip().startswith(b"{"))
     found = passes.address_of(body) if binary else bodies.address_of(body)
     return found if found is not None and found[1] >= 1 else None

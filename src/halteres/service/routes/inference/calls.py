@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from halteres.errors import HalteresError, UserError
+from halteres.service.ending import ending_of
 from halteres.service.routes.answers import body_of
 from halteres.service.tenancy.tenants import Tenant, tenant_of
 
@@ -44,12 +45,14 @@ Refuse = Callable[[HalteresError], Response]
 
 
 def endpoint(handler: Handler, refuse: Refuse) -> Callable[[Request], Awaitable[Response]]:
-    """A route that answers errors in its own shape, and ends the handler's work when its client leaves."""
+    """A route that answers errors in its own shape, and ends the handler's work when its client leaves or the
+    service ends."""
 
     async def answered(request: Request) -> Response:
         try:
             call = Call(run=request.path_params.get("run_id"), tenant=tenant_of(request), body=await body_of(request))
-            return await while_connected(request, handler(call))
+            async with ending_of(request.scope).heard():
+                return await while_connected(request, handler(call))
         except HalteresError as error:
             return refuse(error)
 

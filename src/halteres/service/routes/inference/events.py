@@ -1,7 +1,7 @@
 """Answers that are sent while they are written: server-sent events.
 
 Owns: the first piece before the status (what cannot be begun is refused with one), errors in band, the end of the
-work when the client leaves.
+work when the client leaves or the service ends.
 Never: knows a shape.
 """
 
@@ -17,6 +17,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from halteres.errors import HalteresError, ServerError, boundary
+from halteres.service.ending import Ending, ServiceEnds, ending_of
 
 T = TypeVar("T")
 
@@ -76,7 +77,8 @@ class Events(StreamingResponse):
         failed: Callable[[HalteresError], bytes],
         media_type: str = "text/event-stream",
     ) -> None:
-        self._items = items
+        self._items, self._failed = items, failed
+        self._ending = Ending()
         super().__init__(
             _told(shape(items), failed),
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
@@ -85,8 +87,20 @@ class Events(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
+        self._ending = ending_of(scope)
         async with aclosing(self._items):
             await super().__call__(scope, receive, send)
+
+    async def stream_response(self, send: Send) -> None:
+        """As starlette's; a service that ends says so in band."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async with self._ending.heard():
+                async for event in self.body_iterator:
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+        except ServiceEnds as error:
+            await send({"type": "http.response.body", "body": self._failed(error), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _told(events: AsyncIterator[bytes], failed: Callable[[HalteresError], bytes]) -> AsyncIterator[bytes]:

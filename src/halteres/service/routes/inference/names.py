@@ -14,7 +14,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from halteres.errors import InvalidData, NotFound, NotReady
+from halteres.errors import InvalidData, NotFound, NotReady, shortened
 from halteres.service.inference.addresses import SCHEME, Listed
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.asking import Prompt
@@ -48,7 +48,7 @@ class NameRoutes:
                 return answer(self._shaped(one))
         run = request.path_params.get("run_id")
         if run is not None and SCHEME not in asked and not self._inference.base.answers_to(asked):
-            raise NotFound(f"There is no model '{asked}' under the run '{run}'.", param="model")
+            raise NotFound(f"There is no model '{shortened(asked)}' under the run '{run}'.", param="model")
         weights = self._inference.addresses.find(asked, run, tenant_of(request))
         return answer(self._shaped(Listed(name=asked, version=weights.version, base=weights.snapshot is None)))
 
@@ -130,6 +130,7 @@ class NameRoutes:
         """POST detokenize."""
         asked = read(call.body, Detokenize)
         packed(asked.tokens)
-        if any(token < 0 for token in asked.tokens):
-            raise InvalidData("`tokens` holds a negative id.", param="tokens")
+        strange = next((token for token in asked.tokens if not self._tokenizer.knows(token)), None)
+        if strange is not None:
+            raise InvalidData(f"`tokens` holds {strange}, which is no token of this model.", param="tokens")
         return answer({"prompt": self._tokenizer.decode(asked.tokens, skip_special_tokens=False)})

@@ -11,8 +11,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from halteres.errors import HalteresError, NotReady
-from halteres.service.routes.answers import answer
+from halteres.errors import HalteresError
+from halteres.service.routes.answers import with_status
 
 OPENAI_TYPES = {
     401: "authentication_error",
@@ -42,7 +42,7 @@ def openai_error(error: HalteresError) -> dict[str, Any]:
 
 def openai_refusal(error: HalteresError) -> Response:
     """The answer."""
-    return _with_status(openai_error(error), error)
+    return with_status(openai_error(error), error)
 
 
 def anthropic_error(error: HalteresError) -> dict[str, Any]:
@@ -54,11 +54,4 @@ def anthropic_error(error: HalteresError) -> dict[str, Any]:
 
 def anthropic_refusal(error: HalteresError) -> Response:
     """The answer."""
-    return _with_status(anthropic_error(error), error)
-
-
-def _with_status(body: dict[str, Any], error: HalteresError) -> Response:
-    response = answer(body, error.status)
-    if isinstance(error, NotReady) or error.status == 429:
-        response.headers["Retry-After"] = "1"
-    return response
+    return with_status(anthropic_error(error), error)
