@@ -113,6 +113,9 @@ def test_a_merged_model_is_the_base_plus_the_adapter_and_a_converter_gets_it(
     assert told.returncode == 0, told.stderr
     assert (tmp_path / "g" / "model.gguf").read_bytes().startswith(b"GGUF")
     _assert_merged(base / "model.safetensors", merged / "model.safetensors")
+    told = halteres("export", str(adapter), "--format", "merged", "--dtype", "float32", "--out", str(tmp_path / "full"))
+    assert told.returncode == 0, told.stderr
+    assert json.loads((tmp_path / "full" / "config.json").read_text())["dtype"] == "float32"
 
 
 def _assert_merged(base: Path, merged: Path) -> None:

@@ -40,6 +40,12 @@ def test_a_key_is_made_shown_once_listed_without_itself_and_revoked(halteres: Pr
     assert "revoked" in halteres("keys", "list").stdout
 
 
+def test_a_note_of_several_lines_stays_in_its_row(halteres: Program) -> None:
+    assert halteres("keys", "create", "alice", "--note", "one\ntwo\x1b[31m").returncode == 0
+    listed = halteres("keys", "list").stdout
+    assert ("one two [31m" in listed, len(listed.splitlines())) == (True, 1)
+
+
 def test_the_state_of_another_service_has_keys_of_its_own(halteres: Program, tmp_path: Path) -> None:
     other = tmp_path / "other"
     key = halteres("keys", "create", "bob", "--state", str(other)).stdout.strip()
@@ -52,6 +58,7 @@ def test_the_state_of_another_service_has_keys_of_its_own(halteres: Program, tmp
     [
         (("create", "a b"), "cannot name a tenant or a key"),
         (("create", "a", "--expires", "soon"), "12h, 30d or 8w"),
+        (("create", "a", "--expires", ""), "'' is no lifetime"),
         (("revoke", "nothing"), "There is no key 'nothing'."),
     ],
 )

@@ -129,3 +129,7 @@ def test_the_commands_of_the_page_on_models_run(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stderr
     assert "Qwen/Qwen3-4B-Instruct-2507: 0.87 M parameters" in ended.stdout
+
+
+def test_the_list_says_how_a_model_that_is_not_here_is_got() -> None:
+    assert "halteres models add NAME" in command("list").output

@@ -60,6 +60,10 @@ def refusals(client: openai.OpenAI) -> dict[str, str]:
             client.chat.completions.create(**body)
         except openai.APIStatusError as error:
             told[name] = f"{type(error).__name__} {error.code} {error.param}"
+    try:
+        client.embeddings.create(model="halteres/tiny", input="x")
+    except openai.APIStatusError as error:
+        told["route"] = f"{type(error).__name__} {'There is no POST' in error.message}"
     return told
 
 

@@ -66,6 +66,7 @@ async def test_the_openai_package_is_served(engine: str, client_python: Callable
             "model": "NotFoundError model_not_found model",
             "field": "BadRequestError invalid_data presence_penalty",
             "tools": "BadRequestError invalid_data tools",
+            "route": "NotFoundError True",
         }
     assert told["/v1"] == told["/oai/api/v1"]
     assert told["left"] == 1

@@ -118,6 +118,25 @@ async def test_merged_weights_are_the_formula_rounded_to_the_type_on_disk(model_
             assert torch.equal(tensor, base)
 
 
+@proves("export:merged")
+async def test_in_float32_nothing_is_rounded_and_the_files_are_as_readable_as_their_neighbours(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    async with running(model_folder) as engine:
+        await trained(engine, steps=3)
+        await engine.save("a", str(tmp_path / "a"), optimizer=False)
+        for dtype in ("base", "float32"):
+            await engine.merge(str(tmp_path / "a"), str(tmp_path / dtype), dtype)
+        ours = await logprobs(engine)
+    apart = {dtype: abs(by_transformers(tmp_path / dtype) - ours).max() for dtype in ("base", "float32")}
+    assert apart["float32"] < 1e-4 < apart["base"]
+    assert json.loads((tmp_path / "float32" / "config.json").read_text())["dtype"] == "float32"
+    assert {t.dtype for t in load_file(tmp_path / "float32" / "model.safetensors").values()} == {torch.float32}
+    for dtype in ("base", "float32"):
+        modes = {file.stat().st_mode for file in (tmp_path / dtype).iterdir()}
+        assert modes == {(tmp_path / dtype / "config.json").stat().st_mode}
+
+
 async def test_half_a_merged_model_never_stands_and_training_goes_on_meanwhile(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

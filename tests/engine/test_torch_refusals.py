@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 from contract.requirements import proves
+from safetensors.torch import load_file, save_file
 
-from halteres.engine.checks import LossNotFinite
+from halteres.engine.checks import LossNotFinite, check_adam
 from halteres.engine.losses import LOSSES
-from halteres.engine.protocol import Datum, LoraConfig, LossSpec
+from halteres.engine.protocol import Adam, Datum, LoraConfig, LossSpec
 from halteres.errors import InvalidData, NotFound, UserError, as_promise
 
 from .scenes import CROSS_ENTROPY, IMPORTANCE_SAMPLING, array, packed
@@ -117,3 +119,96 @@ async def test_unknown_names_are_refused_with_the_known_ones(model_folder: Path)
             await engine.forward_backward("b", (GOOD,), CROSS_ENTROPY)
         with pytest.raises(InvalidData, match="rank"):
             await engine.create_adapter("c", LoraConfig(rank=0))
+
+
+@pytest.mark.parametrize("field", ["learning_rate", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm"])
+@pytest.mark.parametrize("value", [1e39, 1e300, float("inf"), float("nan"), -1e-9])
+@proves("optim:needs-gradient")
+def test_a_number_that_float32_cannot_hold_is_refused_by_name(field: str, value: float) -> None:
+    with pytest.raises(InvalidData, match=re.escape(f"{field} is {value}.")):
+        check_adam(msgspec.structs.replace(RATE, **{field: value}))
+
+
+NO_WEIGHT = (pair(TOKENS, weights=[0.0] * 9),)
+
+DESTROYING = {
+    "weights that overflow": (lessons(2), Adam(learning_rate=3e38, beta1=0.99)),
+    "a decay that overflows": (lessons(2), Adam(weight_decay=3e38, learning_rate=3e38)),
+    "a decay of infinite weights": (lessons(2), Adam(weight_decay=3e38, learning_rate=1e3)),
+    "0 divided by 0": (NO_WEIGHT, Adam(eps=0.0)),
+    "an eps below float32's": (NO_WEIGHT, Adam(eps=1e-300)),
+}
+
+
+@pytest.mark.parametrize("case", DESTROYING)
+@proves("optim:needs-gradient")
+async def test_a_step_whose_result_is_not_finite_moves_nothing_and_what_follows_is_undisturbed(
+    model_folder: Path, tmp_path: Path, case: str
+) -> None:
+    """Twice, as a replay executes it: the same refusal, and afterwards the bits of an adapter that never saw it."""
+    data, destroying = DESTROYING[case]
+    async with running(model_folder) as engine:
+        for name in "ab":
+            await engine.create_adapter(name, LORA)
+            await engine.forward_backward(name, lessons(2), CROSS_ENTROPY)
+            await engine.optim_step(name, Adam(learning_rate=1e-3, eps=1e-8, weight_decay=0.1))
+        for again in range(2):
+            await engine.forward_backward("a", data, CROSS_ENTROPY)
+            if again == 0:
+                with pytest.raises(InvalidData, match="learning_rate is 1e"):
+                    await engine.optim_step("a", Adam(learning_rate=1e300))
+            with pytest.raises(LossNotFinite, match="what it makes of the weights is not finite"):
+                await engine.optim_step("a", destroying)
+            with pytest.raises(UserError, match="no gradient"):
+                await engine.optim_step("a", RATE)
+        for name in "ab":
+            await engine.forward_backward(name, lessons(4), CROSS_ENTROPY)
+            assert (await engine.optim_step(name, RATE)).version == 2
+            await engine.save(name, str(tmp_path / name), optimizer=True)
+        for file in ("adapter_model.safetensors", "optimizer.safetensors"):
+            tensors = load_file(tmp_path / "a" / file)
+            assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values())
+            assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+async def test_a_step_out_of_range_leaves_the_gradient_to_a_better_one(model_folder: Path) -> None:
+    async with running(model_folder) as engine:
+        for name in "ab":
+            await trained(engine, name, steps=1)
+            await engine.forward_backward(name, lessons(2), CROSS_ENTROPY)
+        for number in (1e39, 1e300):
+            for field in ("learning_rate", "weight_decay", "eps"):
+                with pytest.raises(InvalidData, match=field):
+                    await engine.optim_step("a", msgspec.structs.replace(RATE, **{field: number}))
+        for name in "ab":
+            await engine.optim_step(name, RATE)
+        assert torch.equal(weights(engine), weights(engine, "b"))
+
+
+async def test_a_checkpoint_that_is_not_finite_is_refused(model_folder: Path, tmp_path: Path) -> None:
+    async with running(model_folder) as engine:
+        await trained(engine, steps=1)
+        await engine.save("a", str(tmp_path / "a"), optimizer=False)
+        tensors = load_file(tmp_path / "a" / "adapter_model.safetensors")
+        next(iter(tensors.values()))[0, 0] = float("nan")
+        save_file(tensors, tmp_path / "a" / "adapter_model.safetensors")
+        with pytest.raises(InvalidData, match="NaN or infinite"):
+            await engine.load("b", str(tmp_path / "a"), optimizer=False)
+
+
+async def test_a_cross_entropy_that_is_not_finite_is_told_without_importance_ratios(model_folder: Path) -> None:
+    huge = pair(TOKENS, weights=[1.0] * 8 + [3e38])
+    async with running(model_folder) as engine:
+        await engine.create_adapter("a", LORA)
+        with pytest.raises(LossNotFinite, match="not finite at datum 0, position 8") as caught:
+            await engine.forward_backward("a", (huge,), CROSS_ENTROPY)
+        assert "'weights'" in caught.value.sentence
+        assert "ratio" not in caught.value.sentence
+
+
+async def test_a_target_of_minus_100_is_told_how_to_leave_a_position_out(model_folder: Path) -> None:
+    masked = with_input("target_tokens", array([5] * 8 + [-100], "int64"))
+    async with running(model_folder) as engine:
+        await engine.create_adapter("a", LORA)
+        with pytest.raises(InvalidData, match=r"token -100 at position 8.* give it 0 in 'weights' and any token id"):
+            await engine.forward_backward("a", (masked,), CROSS_ENTROPY)

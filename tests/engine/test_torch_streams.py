@@ -181,7 +181,7 @@ async def test_absurd_but_lawful_parameters_do_what_they_say(model_folder: Path)
     """A surrogate half stops nothing, any integer is a seed, top_k beyond the vocabulary is off, 1e-30 is greedy."""
     async with running(model_folder) as engine:
         plain = await sample(engine, None, PROMPT, seed=1)
-        for same in ({"top_k": 10**30}, {"top_k": -(10**30)}, {"top_k": 0}, {"stop_strings": ("\ud800",)}):
+        for same in ({"top_k": 10**30}, {"top_k": 0}, {"stop_strings": ("\ud800",)}):
             assert await sample(engine, None, PROMPT, seed=1, **same) == plain
         greedy = await sample(engine, None, PROMPT, temperature=0.0)
         assert (await sample(engine, None, PROMPT, temperature=1e-30)).sequences == greedy.sequences

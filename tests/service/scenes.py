@@ -75,6 +75,7 @@ class Scene:
     service: Service
     host: InProcess
     http: aiohttp.ClientSession
+    server: ServiceServer
 
     @property
     def engine(self) -> ScriptedEngine:
@@ -145,7 +146,7 @@ async def serving(state: Path, options: Options | None = None, port: int = 0) ->
             server = ServiceServer(service)
             running = asyncio.create_task(server.serve(sockets=[bound]))
             try:
-                yield Scene(f"http://127.0.0.1:{bound.getsockname()[1]}", service, host, http)
+                yield Scene(f"http://127.0.0.1:{bound.getsockname()[1]}", service, host, http, server)
             finally:
                 await http.close()
                 server.end()

@@ -115,7 +115,7 @@ async def speaking(folder: Path, says: str) -> AsyncIterator[tuple[Scene, Speake
             server = ServiceServer(service)
             running = asyncio.create_task(server.serve(sockets=[bound]))
             try:
-                yield Scene(f"http://127.0.0.1:{bound.getsockname()[1]}", service, host, http), speaker
+                yield Scene(f"http://127.0.0.1:{bound.getsockname()[1]}", service, host, http, server), speaker
             finally:
                 await http.close()
                 server.end()

@@ -420,9 +420,24 @@ async def test_a_public_checkpoint_is_loaded_and_described_by_everybody_and_chan
         theirs = await bob.create_training_client_from_state_with_optimizer(path)
         await stepped(theirs)
         for method, end in (("DELETE", ""), ("POST", "/publish"), ("DELETE", "/publish"), ("PUT", "/ttl")):
-            assert (await answered(scene, method, api_of(path) + end, key, ttl_seconds=7200))[0] == 404
+            status, refusal = await answered(scene, method, api_of(path) + end, key, ttl_seconds=7200)
+            assert (status, "only its owner" in str(refusal)) == (403, True)
         copy = await rest.copy_weights(path, "p")
         assert [one.tinker_path for one in (await rest.list_user_checkpoints()).checkpoints] == [copy]
         await owner.unpublish_checkpoint_from_tinker_path(path)
         with pytest.raises(tinker.NotFoundError):
             await rest.get_weights_info_by_tinker_path(path)
+
+
+async def test_only_weights_of_the_same_training_run_are_proposed(scene: Scene, client: tinker.ServiceClient) -> None:
+    first, second = await trainer(client), await trainer(client, seed=1)
+    saved = (await first.save_state("c9")).path
+    says = {
+        saved.replace("c9", "c8"): f"Did you mean {saved}?",
+        f"tinker://{first.model_id}/weights/{'x' * 60}": f"Did you mean {saved}?",
+        saved.replace(first.model_id, second.model_id): "Its training run has none.",
+    }
+    for path, told in says.items():
+        status, refusal = await scene.post("weights_info", {"tinker_path": path})
+        assert (status, told in refusal["detail"]) == (404, True), refusal
+        assert (first.model_id in refusal["detail"]) == (first.model_id in path)

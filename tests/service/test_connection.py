@@ -61,6 +61,7 @@ async def test_the_first_reason_of_an_end_stays_and_ends_the_heartbeat(scene: Sc
     for reason in ("errored", "success"):
         status, _ = await scene.post(f"sessions/{session}/finish", {"reason": {"type": reason}, "detail": "x"})
         assert status == 204
+    await scene.service.journal.transact(lambda _: None)  # after it, what was posted before is written
     assert scene.rows("SELECT finished FROM sessions") == [("errored",)]
     assert (await scene.post("session_heartbeat", {"session_id": session}))[0] == 410
     status, refusal = await scene.post(f"sessions/{session}/finish", {"reason": {"type": "bored"}})

@@ -245,6 +245,14 @@ def test_what_is_no_lifetime_is_refused(text: str) -> None:
         lifetime_s(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "why"), [("soon", "one of s, m, h, d, w"), ("99999999999d", "300 years"), ("0s", "0")]
+)
+def test_a_lifetime_is_refused_for_what_is_wrong_with_it(text: str, why: str) -> None:
+    with pytest.raises(InvalidConfig, match=why):
+        lifetime_s(text)
+
+
 def test_a_key_in_bytes_that_are_no_text_is_unknown(tmp_path: Path, keys: KeyFile) -> None:
     keys.create("alice")
     with pytest.raises(KeyRefused, match="not known"):

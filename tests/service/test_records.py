@@ -164,3 +164,18 @@ async def test_the_books_are_empty_but_for_storage(scene: Scene, client: tinker.
 async def test_a_trace_is_refused_with_what_there_is(scene: Scene, client: tinker.ServiceClient) -> None:
     with pytest.raises(RuntimeError, match=r"records no traces.*journal\.sqlite"):
         await tinker.RestClient(client.holder).export_session_trace(client.holder.get_session_id())
+
+
+async def test_an_unknown_training_run_is_told_in_a_sentence_however_many_there_are(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await scene.model()
+    known = [scene.service.models.find(run, "local")] * 5000
+    monkeypatch.setattr(type(scene.service.models), "all", lambda *_: known)
+    status, refusal = await scene.get("/api/v1/training_runs/nope")
+    assert (status, "and 4995 more" in refusal["detail"], "list_training_runs" in refusal["detail"]) == (
+        404,
+        True,
+        True,
+    )
+    assert len(str(refusal)) < 1500

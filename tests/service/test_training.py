@@ -124,6 +124,18 @@ async def test_negative_learning_rates_are_user_errors(client: tinker.ServiceCli
         await training.optim_step(types.AdamParams(learning_rate=-1.0))
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("field", ["learning_rate", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm"])
+async def test_a_number_of_adam_that_json_makes_null_is_refused_and_not_taken_as_absent(
+    scene: Scene, client: tinker.ServiceClient, field: str, value: float
+) -> None:
+    training = await trainer(client)
+    await training.forward_backward(DATA, "cross_entropy")
+    with pytest.raises(tinker.RequestFailedError, match=f"{field} is no number.*NaN"):
+        await training.optim_step(types.AdamParams(**{field: value}))
+    await training.optim_step(STEP)  # the gradient is still there
+
+
 @proves("checkpoint:new-client")
 async def test_training_goes_on_from_saved_state_with_and_without_its_optimiser(
     scene: Scene, client: tinker.ServiceClient

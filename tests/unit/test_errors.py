@@ -111,3 +111,10 @@ def test_a_name_like_no_other_gets_the_whole_list() -> None:
     assert "Known: a, b." in str(unknown(NotFound, "run", "zzzz", ["b", "a"]))
     assert "Known: none." in str(unknown(NotFound, "run", "zzzz", []))
     assert nearest("zzzz", ["arithmetic"]) is None
+
+
+def test_of_many_names_a_few_are_told_and_a_long_one_is_shortened() -> None:
+    error = unknown(NotFound, "run", "?" * 100_000, [f"r{number}" for number in range(5000)])
+    assert "Known: r4995, r4996, r4997, r4998, r4999 and 4995 more." in str(error)
+    assert error.details["allowed"] == ["r4995", "r4996", "r4997", "r4998", "r4999"]
+    assert len(str(error)) < 500

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from halteres.config import environ
-from halteres.errors import NotFound, nearest
+from halteres.errors import NotFound, nearest, shortened
 from halteres.models import builtin_names, builtin_path, model_folder, names_of, on_shelf
 
 
@@ -47,7 +47,7 @@ class BaseModel:
         if self.answers_to(asked):
             return asked
         raise NotFound(
-            f"There is no base model '{asked}' here.",
+            f"There is no base model '{shortened(asked)}' here.",
             f"This service serves '{self.name}' (folder {self.folder}).",
             "Name that one, or start a service with --model.",
             did_you_mean=nearest(asked, self.names),

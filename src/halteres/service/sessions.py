@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import update
 
-from halteres.errors import NotFound
+from halteres.errors import NotFound, shortened
 from halteres.service.durable.journal import Journal
 from halteres.service.durable.tables import SESSIONS
 from halteres.service.tenancy.tenants import Tenant
@@ -89,7 +89,7 @@ class Sessions:
         """
         session = self._known.get(session_id)
         if session is None or session.tenant != tenant:
-            raise NotFound(f"There is no session '{session_id}' here.", next="Make a new ServiceClient.")
+            raise NotFound(f"There is no session '{shortened(session_id)}' here.", next="Make a new ServiceClient.")
         session.last_seen = time.time()
         return session
 

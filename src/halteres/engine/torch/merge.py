@@ -1,7 +1,8 @@
 """A base model with an adapter merged in, as a folder in Hugging Face format.
 
 Owns: which tensors of the base are changed, and how: W + alpha / rank * B @ A in fp32, rounded to the type on disk
-unless everything is written in fp32; an output matrix of its own where the adapter trains one and the base shares it with the embedding.
+unless everything is written in fp32; an output matrix of its own where the adapter trains one and the base shares it
+with the embedding.
 Never: holds more than one file of the base; leaves half a folder; needs the model that is being served.
 
 The files, and which tensor lies in which, are those of the base.

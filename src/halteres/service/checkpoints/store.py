@@ -158,8 +158,8 @@ class Checkpoints:
         """Another training run's weights are no answer, however alike their paths are."""
         known = {str(found.path): found for found in self.all(parse(path).run, tenant)}
         guess, newest = nearest(path, known), max(known.values(), key=age, default=None)
-        why = f"Did you mean {guess}?" if guess else f"The newest of its training run is {newest.path}."
-        why = why if guess or newest else "None of this training run is saved."
+        other = f"The newest of its training run is {newest.path}." if newest else "Its training run has none."
+        why = f"Did you mean {guess}?" if guess else other
         return NotFound(f"There are no weights {shortened(path)}.", why, did_you_mean=guess)
 
     # Saving

@@ -65,7 +65,12 @@ class Inference:
             await self._accept(name, ask, seed)
             results = await _all(
                 self._samples.draw(
-                    ask.weights.snapshot, packed(prompt.tokens), ask.sampled.n, params, ask.wanted, tenant=ask.tenant
+                    ask.weights.snapshot,
+                    packed(prompt.tokens),
+                    ask.sampled.n,
+                    params,
+                    ask.wanted,
+                    tenant=ask.call.tenant,
                 )
                 for prompt, params in zip(ask.prompts, self._params(ask, seed), strict=True)
             )
@@ -90,7 +95,7 @@ class Inference:
             await self._accept(name, ask, seed)
             streams = [
                 self._samples.stream(
-                    ask.weights.snapshot, packed(prompt.tokens), n, params, ask.wanted, tenant=ask.tenant
+                    ask.weights.snapshot, packed(prompt.tokens), n, params, ask.wanted, tenant=ask.call.tenant
                 )
                 for prompt, params in zip(ask.prompts, self._params(ask, seed), strict=True)
             ]
@@ -121,7 +126,7 @@ class Inference:
             raise InvalidData(f"The request has {count} prompts.", f"It may have 1 to {MAX_PROMPTS}.")
         if sequences > MAX_SEQUENCES:
             raise InvalidData(f"The request asks for {sequences} sequences.", f"It may have {MAX_SEQUENCES}.")
-        self._samples.refuse_if_full(ask.tenant)
+        self._samples.refuse_if_full(ask.call.tenant)
         return drawn_seed() if ask.seed is None else checked_seed(ask.seed)
 
     async def _accept(self, name: str, ask: Ask, seed: int) -> None:
@@ -130,10 +135,10 @@ class Inference:
             key=name,
             kind=GENERATE,
             subject=ask.subject,
-            tenant=ask.tenant,
+            tenant=ask.call.tenant,
             seq=None,
             content_type=JSON,
-            body=ask.body,
+            body=ask.call.body,
             drawn=None if ask.seed is not None else {"seed": seed},
         )
         await self._journal.accept(entry)

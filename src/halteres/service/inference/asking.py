@@ -48,12 +48,19 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What a request brings."""
+
+    run: str | None  # of the URL
+    tenant: Tenant
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """A request for inference."""
 
-    subject: str  # whom the journal's row concerns: the run, or the name of the weights
-    tenant: Tenant
-    body: bytes  # as it came, for the journal
+    call: Call
     weights: Weights
     prompts: tuple[Prompt, ...]
     sampled: Sampled
@@ -61,6 +68,11 @@ class Ask:
     seed: int | None  # None: drawn; prompt i uses seed + i
     top: int = 0  # most likely tokens at each sampled position
     prompt_top: int | None = None  # ... and at each position of the prompt; None: nothing is told of the prompt
+
+    @property
+    def subject(self) -> str:
+        """Whom the journal's row concerns: the run, or the name of the weights."""
+        return self.call.run or self.weights.name
 
     @property
     def wanted(self) -> Wanted:

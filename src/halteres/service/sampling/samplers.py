@@ -191,7 +191,9 @@ class Samplers:
         """
         found = self._known.get(sampler)
         if found is None or found.tenant != tenant:
-            raise NotFound(f"There is no sampling session '{sampler}' here.", next="Make a new sampling client.")
+            raise NotFound(
+                f"There is no sampling session '{shortened(sampler)}' here.", next="Make a new sampling client."
+            )
         return found
 
     def of_session(self, session_id: str) -> list[str]:

@@ -100,7 +100,8 @@ class Models:
         model = self._known.get(model_id)
         if model is None or model.tenant != tenant:
             known = [model.id for model in self.all(tenant)]
-            raise unknown(NotFound, "training run", model_id, known, "list_training_runs tells them all; to train, make a new training client.")
+            following = "RestClient.list_training_runs tells them all; to train, make a new training client."
+            raise unknown(NotFound, "training run", model_id, known, following)
         model.last_request_at = time.time()
         return model
 

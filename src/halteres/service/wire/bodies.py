@@ -1,6 +1,7 @@
 """JSON bodies of the Tinker API.
 
-Owns: one struct per request, with the API's defaults; null means absent (but in AdamParams), unknown fields are ignored.
+Owns: one struct per request, with the API's defaults; null means absent (not in AdamParams); unknown fields
+are ignored.
 Never: checks what a field means.
 Source: tinker SDK 0.38.0, types/.
 """

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -16,8 +15,9 @@ from starlette.responses import Response
 
 from halteres.errors import HalteresError, UserError
 from halteres.service.ending import ending_of
+from halteres.service.inference.asking import Call
 from halteres.service.routes.answers import body_of
-from halteres.service.tenancy.tenants import Tenant, tenant_of
+from halteres.service.tenancy.tenants import tenant_of
 
 T = TypeVar("T")
 
@@ -29,15 +29,6 @@ class ClientGone(UserError):
     """The client closed its connection before it was answered; nobody reads this."""
 
     code, status = "client_gone", 499
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """What a request brings."""
-
-    run: str | None  # of the URL
-    tenant: Tenant
-    body: bytes
 
 
 Handler = Callable[[Call], Coroutine[Any, Any, Response]]

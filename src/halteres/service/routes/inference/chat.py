@@ -14,12 +14,12 @@ from starlette.responses import Response
 
 from halteres.errors import InvalidData
 from halteres.service.inference.answering import Inference
-from halteres.service.inference.asking import Ask, Prompt
+from halteres.service.inference.asking import Ask, Call, Prompt
 from halteres.service.inference.chats import Chat, render
 from halteres.service.inference.tool_calls import ToolCall, ToolReader
 from halteres.service.inference.written import Written
 from halteres.service.routes.answers import answer
-from halteres.service.routes.inference.calls import Call, off_loop
+from halteres.service.routes.inference.calls import off_loop
 from halteres.service.routes.inference.completions import failed
 from halteres.service.routes.inference.envelope import Count, Envelope
 from halteres.service.routes.inference.events import DONE, Events, begun, data
@@ -58,9 +58,7 @@ class ChatRoute:
     def _ask(self, call: Call, asked: ChatCompletions, prompt: Prompt) -> Ask:
         weights = self._inference.addresses.find(asked.model, call.run, call.tenant)
         return Ask(
-            subject=call.run or weights.name,
-            tenant=call.tenant,
-            body=call.body,
+            call=call,
             weights=weights,
             prompts=(prompt,),
             sampled=asked,

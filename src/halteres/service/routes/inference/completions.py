@@ -14,10 +14,10 @@ from starlette.responses import Response
 
 from halteres.errors import HalteresError, InvalidData
 from halteres.service.inference.answering import Inference
-from halteres.service.inference.asking import Ask, Prompt
+from halteres.service.inference.asking import Ask, Call, Prompt
 from halteres.service.inference.written import Written
 from halteres.service.routes.answers import answer
-from halteres.service.routes.inference.calls import Call, off_loop
+from halteres.service.routes.inference.calls import off_loop
 from halteres.service.routes.inference.envelope import Count, Envelope
 from halteres.service.routes.inference.events import DONE, Events, begun, data
 from halteres.service.routes.inference.logprobs import completion_logprobs, names, vllm_prompt_logprobs
@@ -63,9 +63,7 @@ class CompletionRoute:
         elif asked.echo and asked.max_tokens == 0:
             of_prompt = of_prompt or 0  # nothing is written: the prompt alone comes back
         return Ask(
-            subject=call.run or weights.name,
-            tenant=call.tenant,
-            body=call.body,
+            call=call,
             weights=weights,
             prompts=prompts,
             sampled=asked,

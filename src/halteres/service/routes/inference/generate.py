@@ -17,10 +17,10 @@ from starlette.responses import Response
 
 from halteres.errors import HalteresError, InvalidData, as_http
 from halteres.service.inference.answering import Inference
-from halteres.service.inference.asking import Ask, Prompt
+from halteres.service.inference.asking import Ask, Call, Prompt
 from halteres.service.inference.written import Row, Written
 from halteres.service.routes.answers import answer
-from halteres.service.routes.inference.calls import Call, off_loop
+from halteres.service.routes.inference.calls import off_loop
 from halteres.service.routes.inference.envelope import Count
 from halteres.service.routes.inference.events import DONE, Events, begun, data
 from halteres.service.routes.inference.logprobs import by_id, sglang_row, sglang_top
@@ -51,9 +51,7 @@ class GenerateRoute:
         prompts = await off_loop(call, lambda: tuple(Prompt.of(one, self._tokenizer) for one in given))
         of_prompt = asked.return_logprob and asked.logprob_start_len >= 0
         ask = Ask(
-            subject=call.run or weights.name,
-            tenant=call.tenant,
-            body=call.body,
+            call=call,
             weights=weights,
             prompts=prompts,
             sampled=params,
@@ -75,9 +73,7 @@ class GenerateRoute:
         given = asked.one_prompt
         prompt = await off_loop(call, lambda: Prompt.of(given, self._tokenizer))
         ask = Ask(
-            subject=call.run or weights.name,
-            tenant=call.tenant,
-            body=call.body,
+            call=call,
             weights=weights,
             prompts=(prompt,),
             sampled=asked,

@@ -16,12 +16,12 @@ from starlette.responses import Response
 
 from halteres.errors import HalteresError
 from halteres.service.inference.answering import Inference
-from halteres.service.inference.asking import Ask, Prompt
+from halteres.service.inference.asking import Ask, Call, Prompt
 from halteres.service.inference.chats import Chat
 from halteres.service.inference.tool_calls import ToolCall, ToolReader
 from halteres.service.inference.written import Written
 from halteres.service.routes.answers import answer
-from halteres.service.routes.inference.calls import Call, off_loop
+from halteres.service.routes.inference.calls import off_loop
 from halteres.service.routes.inference.chat import chat_prompt, may_call
 from halteres.service.routes.inference.envelope import Count
 from halteres.service.routes.inference.events import Events, begun, named
@@ -62,9 +62,7 @@ class MessageRoutes:
     def _ask(self, call: Call, asked: Messages, prompt: Prompt) -> Ask:
         weights = self._inference.addresses.find(asked.model, call.run, call.tenant)
         return Ask(
-            subject=call.run or weights.name,
-            tenant=call.tenant,
-            body=call.body,
+            call=call,
             weights=weights,
             prompts=(prompt,),
             sampled=msgspec.structs.replace(asked, n=1),

@@ -17,10 +17,10 @@ from starlette.responses import Response
 from halteres.errors import InvalidData, NotFound, NotReady, shortened
 from halteres.service.inference.addresses import SCHEME, Listed
 from halteres.service.inference.answering import Inference
-from halteres.service.inference.asking import Prompt
+from halteres.service.inference.asking import Call, Prompt
 from halteres.service.inference.chats import Chat
 from halteres.service.routes.answers import answer
-from halteres.service.routes.inference.calls import Call, off_loop
+from halteres.service.routes.inference.calls import off_loop
 from halteres.service.routes.inference.chat import chat_prompt
 from halteres.service.sampling.samples import packed
 from halteres.service.tenancy.tenants import tenant_of
