@@ -21,7 +21,7 @@ def words(tmp_path: Path, how: str, code: int, said: str = "") -> str:
     """The line of the service's log when its engine ended so; the words are the engine's own side's."""
     log = tmp_path / "engine.log"
     log.write_text(said)
-    child = EngineChild(cast(Any, Process()), -1, log)
+    child = EngineChild(cast(Any, Process()), -1, log, log_begins=0)
     return f"2026-11-20 12:00:00,000 service ERROR __main__: {child.failure(how, code)}\n"
 
 
