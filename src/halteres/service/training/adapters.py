@@ -155,8 +155,6 @@ class Adapters:
         if row.kind == "save_weights_for_sampler":
             await self._snapshots.taken_again(model, row.seq, engine)
             return
-        if row.kind not in ("create_model", "forward_backward", "optim_step"):
-            return
         asked = read_request(row.kind, row.content_type, row.body)
         request = Request(id=row.id, kind=row.kind, seq=row.seq, asked=asked, drawn=row.drawn or {})
         with suppress(*((UserError,) if refused else ())):
