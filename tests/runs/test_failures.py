@@ -42,7 +42,10 @@ def test_an_engine_that_does_not_come_back_is_named_when_the_trainer_ends_for_la
     running: RunDirectory,
 ) -> None:
     os.kill(running.state().processes["engine"]["pid"], signal.SIGKILL)
-    wait(running, lambda _: any(event["type"] == "engine_died" for event in running.events()))
+    wait(
+        running,
+        lambda _: any(event["type"] == "process_exit" and event["role"] == "engine" for event in running.events()),
+    )
     assert running.state().status == "running"
     os.kill(running.state().processes["trainer"]["pid"], signal.SIGKILL)
     state = wait_for_end(running)

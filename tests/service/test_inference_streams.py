@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from deadlines import until
 
-from halteres.engine.protocol import Piece, TopK
-from halteres.errors import NotReady, ServerError
+from halteres.engine.protocol import EngineGone, Piece, TopK
+from halteres.errors import ServerError
 from halteres.service.inference.merging import merged
 from halteres.service.sampling.streams import without
 
@@ -116,7 +116,7 @@ def fail_under_way(scene: Scene) -> None:
 async def test_engines_that_keep_dying_end_the_stream_with_a_reason(scene: Scene) -> None:
     async def dying(*_: Any) -> Any:
         scene.host.restarts += 1
-        raise NotReady("The engine is gone.")
+        raise EngineGone("The engine is gone.")
         yield
 
     scene.engine.stream = dying  # type: ignore[method-assign]

@@ -10,7 +10,8 @@ home, and compares: `home is host.engine`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
 from halteres.engine.protocol import Engine, EngineGone
@@ -92,21 +93,29 @@ async def survived(host: Host, call: Callable[[Engine], Awaitable[T]]) -> T:
         EngineDied: engines keep dying under this one call.
         NotReady: no engine is running.
     """
+    async with aclosing(successors(host)) as engines:
+        async for engine in engines:
+            try:
+                return await call(engine)
+            except EngineGone:
+                if host.state in ("failed", "stopped"):
+                    raise
+    raise AssertionError("successors ends by raising")
+
+
+async def successors(host: Host) -> AsyncGenerator[Engine, None]:
+    """The engine, and after each death the next, until it is enough; whoever is content with one stops asking.
+
+    Raises:
+        EngineDied: engines keep dying under this one request.
+        NotReady: no engine is running.
+    """
     before = host.restarts
     for death in range(MAX_DEATHS):
         engine = await running(host, restarts=before + 1 if death else 0)
         before = host.restarts
-        try:
-            return await call(engine)
-        except EngineGone:
-            if host.state in ("failed", "stopped"):
-                raise
-    raise died_under(host)
-
-
-def died_under(host: Host) -> EngineDied:
-    """Why a request under which engines keep dying is given up."""
-    return EngineDied(
+        yield engine
+    raise EngineDied(
         f"The engine died {MAX_DEATHS} times while it executed this request.",
         host.failure.sentence if host.failure else "",
         "Send less at once: fewer, shorter or smaller pieces.",

@@ -62,7 +62,6 @@ class Service:
     models: Models
     reaper: Reaper
     tokenizer: Tokenizer
-    tasks: asyncio.TaskGroup
 
 
 @contextmanager
@@ -166,5 +165,4 @@ def _assembled(
         models=models,
         reaper=Reaper(journal, sessions, models, adapters, samplers, checkpoints, options),
         tokenizer=load_tokenizer(str(base.folder)),
-        tasks=tasks,
     )

@@ -29,7 +29,8 @@ from halteres.runs.supervision.budgets import Budget, Cap
 from halteres.runs.supervision.children import GRACE_S
 from halteres.runs.supervision.crew import Crew, Exited, Ready, TooSlow
 from halteres.runs.supervision.ending import trainer_ended
-from halteres.runs.supervision.engine_watch import another, engine_of, gone, told_end
+from halteres.runs.supervision.engine_watch import engine_of
+from halteres.runs.supervision.engines import engines
 from halteres.runs.supervision.evaluation import Evaluator
 from halteres.runs.supervision.ledger import Ledger
 from halteres.runs.supervision.messages import (
@@ -55,9 +56,6 @@ LEAST_FREE_BYTES = 4 * 1024 * 1024
 
 LOOK_EVERY_S = 0.2
 """How often the files that the roles write are looked at."""
-
-ENGINE_TOLD_WITHIN_S = 2.0
-"""How long the service may take to say how its engine ended."""
 
 
 class Course:
@@ -179,6 +177,7 @@ class Course:
                 self._engine_died(code)
             case EngineBack(engine):
                 self.ledger.process("engine", **engine)
+                self.ledger.event("restart", role="engine")
             case DiskFull():
                 return Verdict(status="failed", error=failures.disk_full(self.run))
             case Exited():
@@ -207,18 +206,10 @@ class Course:
         self.engine_watch = asyncio.create_task(self._follow_engine(engine), name="engine watch")
 
     async def _follow_engine(self, engine: Mapping[str, Any]) -> None:
-        """Tell of every end of an engine, and of the next one that its service starts."""
-        while True:
-            await gone(engine)
-            code = None
-            with suppress(TimeoutError):
-                async with asyncio.timeout(ENGINE_TOLD_WITHIN_S):
-                    code = await told_end(self.run.log("service"), engine["pid"])
+        async for news in engines(self.run, engine):
             if self.crew.exit_code("service") is not None:
                 return  # it took its engine along, and its own exit is told
-            await self.inbox.put(EngineGone(code))
-            engine = await another(self.run.path / "service", engine["pid"])
-            await self.inbox.put(EngineBack(engine))
+            await self.inbox.put(news)
 
     @property
     def _engine_is_gone(self) -> bool:
@@ -229,7 +220,7 @@ class Course:
         """Its service starts another, and brings back what this one held."""
         facts = {"exit": "unknown", "state": "ended"} if code is None else {"exit": code, "state": f"exited ({code})"}
         self.ledger.process("engine", **facts)
-        self.ledger.event("engine_died", exit=code, note="The service starts another, and adapters come back.")
+        self.ledger.event("process_exit", role="engine", code=code)
 
     def _without_engine(self) -> Verdict:
         """The service has given its engine up, and the trainer could not go on."""

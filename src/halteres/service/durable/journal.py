@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from sqlalchemy import Connection, bindparam, delete, func, or_, select, update
 from sqlalchemy.dialects.sqlite import insert
@@ -23,8 +23,6 @@ from halteres.errors import HalteresError, NotReady
 from halteres.service.durable.commits import Commits
 from halteres.service.durable.tables import BURNT, MODELS, REQUESTS
 from halteres.service.tenancy.tenants import LOCAL, Tenant
-
-T = TypeVar("T")
 
 Drawn = Mapping[str, int | list[int]]
 """What the service drew by lot for a request."""

@@ -11,9 +11,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import TypeVar
 
-from halteres.engine.protocol import Engine, Piece, TopK
-from halteres.errors import NotReady
-from halteres.service.host import MAX_DEATHS, Host, died_under, running
+from halteres.engine.protocol import Engine, EngineGone, Piece, TopK
+from halteres.service.host import Host, successors
 
 T = TypeVar("T")
 
@@ -28,24 +27,21 @@ async def outliving(host: Host, begin: Callable[[Engine], AsyncGenerator[Piece, 
         NotReady: no engine is running.
     """
     told: Counter[int] = Counter()  # tokens of each sequence
-    before = host.restarts
-    for death in range(MAX_DEATHS):
-        engine = await running(host, restarts=before + 1 if death else 0)
-        before = host.restarts
-        written: Counter[int] = Counter()  # by this engine
-        try:
-            async with aclosing(begin(engine)) as pieces:
-                async for piece in pieces:
-                    known = told[piece.sample] - written[piece.sample]
-                    written[piece.sample] += len(piece.tokens) // TOKEN_BYTES
-                    if (news := without(piece, max(0, known))) is not None:
-                        told[piece.sample] = written[piece.sample]
-                        yield news
-            return
-        except NotReady:
-            if host.state in ("failed", "stopped"):
-                raise
-    raise died_under(host)
+    async with aclosing(successors(host)) as engines:
+        async for engine in engines:
+            written: Counter[int] = Counter()  # by this engine
+            try:
+                async with aclosing(begin(engine)) as pieces:
+                    async for piece in pieces:
+                        known = told[piece.sample] - written[piece.sample]
+                        written[piece.sample] += len(piece.tokens) // TOKEN_BYTES
+                        if (news := without(piece, max(0, known))) is not None:
+                            told[piece.sample] = written[piece.sample]
+                            yield news
+                return
+            except EngineGone:
+                if host.state in ("failed", "stopped"):
+                    raise
 
 
 def without(piece: Piece, known: int) -> Piece | None:

@@ -117,8 +117,11 @@ class Adapters:
         if made_here and model.lora is None:
             await engine.drop(model.id)  # what an attempt that failed half-way left
             return
-        with suppress(*((AdapterLost,) if made_here else ())):
+        try:
             await self._bring_back(model, engine)
+        except AdapterLost:
+            if not made_here:
+                raise
 
     async def _bring_back(self, model: Model, engine: Engine) -> None:
         if model.residence.home is engine:
@@ -148,17 +151,20 @@ class Adapters:
         return point
 
     async def _again(self, model: Model, engine: Engine, row: Recorded) -> None:
-        """Execute a settled request once more, for what it did to the adapter."""
-        refused = row.state != "done"
-        if (refused and (row.kind, row.state) != ("optim_step", "failed_user")) or row.seq is None:
-            return  # a failed pass adds nothing; a refused step may have cleared the gradient
+        """Execute a settled request once more, for what it did to the adapter: a failed pass added nothing, but a
+        refused step may have cleared the gradient."""
+        if row.seq is None or (row.state == "failed_user" and row.kind != "optim_step"):
+            return
         if row.kind == "save_weights_for_sampler":
             await self._snapshots.taken_again(model, row.seq, engine)
             return
         asked = read_request(row.kind, row.content_type, row.body)
         request = Request(id=row.id, kind=row.kind, seq=row.seq, asked=asked, drawn=row.drawn or {})
-        with suppress(*((UserError,) if refused else ())):
+        try:
             await self._perform(model, engine, request)
+        except UserError:
+            if row.state == "done":
+                raise
 
     async def _perform(self, model: Model, engine: Engine, request: Request) -> None:
         if request.kind == "create_model":
