@@ -433,7 +433,7 @@ async def test_only_weights_of_the_same_training_run_are_proposed(scene: Scene, 
     first, second = await trainer(client), await trainer(client, seed=1)
     saved = (await first.save_state("c9")).path
     says = {
-        saved.replace("c9", "c8"): f"Did you mean {saved}?",
+        f"{saved.removesuffix('c9')}c8": f"Did you mean {saved}?",
         f"tinker://{first.model_id}/weights/{'x' * 60}": f"Did you mean {saved}?",
         saved.replace(first.model_id, second.model_id): "Its training run has none.",
     }
