@@ -21,8 +21,8 @@ import httpx
 from starlette.applications import Starlette
 
 from halteres.trajectories.app import create_app
-from halteres.trajectories.sqlite import SqliteStore
-from halteres.trajectories.store import Store, StoreFailed
+from halteres.trajectories.stores.sqlite import SqliteStore
+from halteres.trajectories.stores.store import Store, StoreFailed
 
 TRAINER = {
     "wandb_group": "g",

@@ -14,8 +14,8 @@ import pytest
 
 from halteres.errors import Conflict
 from halteres.trajectories.records import Change, GroupArrived
-from halteres.trajectories.sqlite import SqliteStore
-from halteres.trajectories.store import StoreFailed
+from halteres.trajectories.stores.sqlite import SqliteStore
+from halteres.trajectories.stores.store import StoreFailed
 
 from .scenes import ENV, TRAINER, Scene, ServerProcess, group, marks, opened, within
 

@@ -11,11 +11,11 @@ from urllib.parse import urlencode
 
 import pytest
 
-from halteres.trajectories.handover import Batch
-from halteres.trajectories.schema import BatchQuery
+from halteres.trajectories.delivering.handover import Batch
 from halteres.trajectories.service import TrajectoryService
-from halteres.trajectories.sqlite import SqliteStore
-from halteres.trajectories.store import StoreFailed
+from halteres.trajectories.stores.sqlite import SqliteStore
+from halteres.trajectories.stores.store import StoreFailed
+from halteres.trajectories.wire.schema import BatchQuery
 
 from .scenes import Scene, group, marks, num_sequences, opened
 

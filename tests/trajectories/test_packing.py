@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from halteres.trajectories.environments import complete
-from halteres.trajectories.lanes import Queue
-from halteres.trajectories.packing import Minimum, can_add_up, can_ever_add_up, choose
+from halteres.trajectories.forming.lanes import Queue
+from halteres.trajectories.forming.packing import Minimum, can_add_up, can_ever_add_up, choose
+from halteres.trajectories.intake.environments import complete
 from halteres.trajectories.records import GroupRecord, Place
 
 

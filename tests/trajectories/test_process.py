@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from halteres.trajectories.sqlite import SqliteStore
+from halteres.trajectories.stores.sqlite import SqliteStore
 
 from .scenes import ServerProcess, group
 

@@ -9,7 +9,7 @@ import zlib
 
 import pytest
 
-from halteres.trajectories.encoding import MOST_MEMBERS, BadBody, TooLarge, inflate
+from halteres.trajectories.wire.encoding import MOST_MEMBERS, BadBody, TooLarge, inflate
 
 from .scenes import ENV, TRAINER, Scene, group
 
@@ -281,7 +281,7 @@ def test_inflating_stops_at_the_limit() -> None:
 def test_a_gzip_bomb_of_many_members_is_refused_at_the_first_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every member copies what follows it; counted in members, not in seconds."""
     opened, real = [], zlib.decompressobj
-    monkeypatch.setattr("halteres.trajectories.encoding.zlib.decompressobj", lambda **k: opened.append(1) or real(**k))
+    monkeypatch.setattr("halteres.trajectories.wire.encoding.zlib.decompressobj", lambda **k: opened.append(1) or real(**k))
     member = gzip.compress(b"")
     assert inflate(member * (MOST_MEMBERS - 1) + gzip.compress(b"1")) == b"1"
     opened.clear()

@@ -20,8 +20,8 @@ from halteres import process
 from halteres.errors import HalteresError
 from halteres.loopback import Server, open_listener, url_of
 from halteres.trajectories.app import create_app
-from halteres.trajectories.sqlite import SqliteStore
-from halteres.trajectories.store import StoreFailed
+from halteres.trajectories.stores.sqlite import SqliteStore
+from halteres.trajectories.stores.store import StoreFailed
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from halteres.trajectories.schema import EnvRegistration, Registration
+from halteres.trajectories.wire.schema import EnvRegistration, Registration
 
 Versions = tuple[int, int]
 """Smallest and largest policy version of a group's tokens."""
@@ -20,6 +20,7 @@ class Place(StrEnum):
 
     QUEUED = "queued"  # waits for a batch
     BUFFERED = "buffered"  # smaller than its environment's group; waits for the rest of it
+    OUT = "out"  # in a batch that is offered, leased or has come back whole
     DELIVERED = "delivered"
     SET_ASIDE = "set_aside"  # never delivered; the reason is kept
     ARCHIVED = "archived"  # of a run that was reset or replaced
@@ -45,16 +46,33 @@ class GroupRecord:
     verdict: bytes = b""  # first verdict on that key, JSON
 
 
+class Standing(StrEnum):
+    """Where a batch is on its way to a trainer."""
+
+    OFFERED = "offered"  # its reply is being written
+    LEASED = "leased"  # with a trainer that promised to acknowledge it before `expires_at`
+    RETURNED = "returned"  # came back whole; answers the next question
+    DELIVERED = "delivered"  # with a trainer for good; counted in the step
+    REPLACED = "replaced"  # handed out again: its groups belong to a batch with another id
+    BROKEN = "broken"  # dissolved: its groups queue again, or are set aside
+
+
+OPEN = frozenset({Standing.OFFERED, Standing.LEASED, Standing.RETURNED})
+"""Standings of batches that are not settled: their groups are `Place.OUT`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """One batch that was served."""
+    """One batch, each time it is handed out."""
 
     id: int
-    step: int  # the run's step once it was delivered; the batch's number
+    standing: Standing
+    step: int | None = None  # the run's step once it was delivered
     version: int | None  # the trainer's policy version when it asked
     groups: tuple[int, ...]  # ids, in order
     num_sequences: int
-    delivered_at: float  # unix s
+    made_at: float  # unix s
+    expires_at: float | None = None  # unix s, of an offer or a lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,14 +140,25 @@ class GroupMoved:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
-    """A batch was served; the tokens of the batch before it are no longer wanted."""
+class EnvSeen:
+    """An environment was heard of; kept coarsely, for other servers on the same queue."""
+
+    env_id: int
+    at: float  # unix s
+
+
+@dataclass(frozen=True, slots=True)
+class DeliverySaved:
+    """A batch came to be, or its standing changed.
+
+    OFFERED, LEASED: its groups are out, in this batch. DELIVERED: its groups are delivered, and the tokens of the
+    batches delivered before are no longer wanted. REPLACED, BROKEN: its groups are told by other changes.
+    """
 
     delivery: Delivery
-    before: tuple[int, ...]
 
 
-Change = RunSaved | EnvSaved | GroupArrived | GroupMoved | Delivered
+Change = RunSaved | EnvSaved | EnvSeen | GroupArrived | GroupMoved | DeliverySaved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,14 +171,26 @@ class Tally:
     num_groups: int
 
 
+@dataclass(frozen=True, slots=True)
+class KnownKey:
+    """An Idempotency-Key that was used, and what was answered."""
+
+    key: str
+    fingerprint: int  # of the body that came with it
+    verdict: bytes  # JSON
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remembered:
     """Everything a store knows that the state needs to go on."""
 
     run: RunRecord = field(default_factory=RunRecord)
     envs: tuple[EnvRecord, ...] = ()
-    waiting: tuple[GroupRecord, ...] = ()  # queued and buffered, by position, then id
-    keyed: tuple[GroupRecord, ...] = ()  # the newest groups that came with a key
+    waiting: tuple[GroupRecord, ...] = ()  # queued, buffered and out, by position, then id
+    deliveries: tuple[Delivery, ...] = ()  # the open ones, by id
+    keyed: tuple[KnownKey, ...] = ()  # the newest keys of the run
+    all_keyed: bool = True  # those are all keys of the run: an unknown one is new
+    seen: tuple[EnvSeen, ...] = ()  # when environments were last heard of
     tallies: tuple[Tally, ...] = ()
     first_group_at: float | None = None  # unix s, of this run
     last_group: int = 0  # largest id ever given

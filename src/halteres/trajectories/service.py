@@ -12,14 +12,16 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from halteres.trajectories import delivery, diagnostics, intake, status
-from halteres.trajectories.handover import Batch, Gone, Returned
-from halteres.trajectories.intake import Verdict
+from halteres.trajectories.delivering import delivery
+from halteres.trajectories.delivering.handover import Batch, Gone, Returned
+from halteres.trajectories.intake import intake
+from halteres.trajectories.intake.intake import Verdict
 from halteres.trajectories.records import EnvRecord
-from halteres.trajectories.schema import BatchQuery, EnvRegistration, Registration
-from halteres.trajectories.scored import LARGEST_ENV_ID, Scored
+from halteres.trajectories.reporting import diagnostics, status
 from halteres.trajectories.state import Clock, State
-from halteres.trajectories.store import Store
+from halteres.trajectories.stores.store import Store
+from halteres.trajectories.wire.schema import BatchQuery, EnvRegistration, Registration
+from halteres.trajectories.wire.scored import LARGEST_ENV_ID, Scored
 from halteres.trajectories.writer import Writer
 
 PAUSE_HOLD_S = 10.0

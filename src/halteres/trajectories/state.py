@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from halteres.trajectories import packing
-from halteres.trajectories.environments import Environment, Environments
-from halteres.trajectories.lanes import Queue
+from halteres.trajectories.forming import packing
+from halteres.trajectories.forming.lanes import Queue
+from halteres.trajectories.intake.environments import Environment, Environments
 from halteres.trajectories.records import (
     Change,
     EnvRecord,
@@ -25,7 +25,7 @@ from halteres.trajectories.records import (
     RunSaved,
     Tally,
 )
-from halteres.trajectories.scored import Problem
+from halteres.trajectories.wire.scored import Problem
 
 Clock = Callable[[], float]
 """Gives the time in unix s."""

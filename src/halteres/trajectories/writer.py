@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from halteres.errors import boundary
 from halteres.trajectories.records import Change
-from halteres.trajectories.store import Store, StoreFailed
+from halteres.trajectories.stores.store import Store, StoreFailed
 
 Waiting = tuple[Sequence[Change], "asyncio.Future[None]"]
 

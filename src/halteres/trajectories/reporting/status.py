@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from halteres.trajectories.environments import Environment
-from halteres.trajectories.packing import can_ever_add_up
+from halteres.trajectories.forming.packing import can_ever_add_up
+from halteres.trajectories.intake.environments import Environment
 from halteres.trajectories.state import State
 
 

@@ -22,7 +22,6 @@ from sqlalchemy import Connection, create_engine, event, func, select, text
 from sqlalchemy.exc import DatabaseError
 
 from halteres.errors import Conflict, boundary
-from halteres.trajectories import rows, tables
 from halteres.trajectories.records import (
     Change,
     Delivery,
@@ -32,8 +31,9 @@ from halteres.trajectories.records import (
     RunRecord,
     Tally,
 )
-from halteres.trajectories.schema import Registration
-from halteres.trajectories.store import StoreFailed
+from halteres.trajectories.stores import rows, tables
+from halteres.trajectories.stores.store import StoreFailed
+from halteres.trajectories.wire.schema import Registration
 
 KEPT_KEYS = 65_536
 """Idempotency keys known after a restart: the newest."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from halteres.trajectories.packing import Minimum, can_add_up
+from halteres.trajectories.forming.packing import Minimum, can_add_up
 from halteres.trajectories.records import EnvRecord, GroupRecord
-from halteres.trajectories.schema import EnvRegistration
+from halteres.trajectories.wire.schema import EnvRegistration
 
 TIMEOUT_S = 60.0
 """An environment silent for longer has no weight and no minimum, until its next request."""

@@ -18,12 +18,12 @@ from __future__ import annotations
 import secrets
 from dataclasses import replace
 
-from halteres.trajectories import packing
-from halteres.trajectories.intake import exceeds_batch, stale
+from halteres.trajectories.forming import packing
+from halteres.trajectories.intake.intake import exceeds_batch, stale
 from halteres.trajectories.records import Delivered, Delivery, GroupRecord, Place, RunRecord
-from halteres.trajectories.schema import BatchQuery, Registration
-from halteres.trajectories.scored import Problem
 from halteres.trajectories.state import State
+from halteres.trajectories.wire.schema import BatchQuery, Registration
+from halteres.trajectories.wire.scored import Problem
 
 
 def register(state: State, registration: Registration) -> int:

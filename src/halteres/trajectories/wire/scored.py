@@ -20,7 +20,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from halteres.trajectories.records import Versions
-from halteres.trajectories.schema import refusal
+from halteres.trajectories.wire.schema import refusal
 
 LARGEST_ENV_ID = 2**31
 """An id beyond it was never given by a server."""

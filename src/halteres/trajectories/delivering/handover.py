@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from halteres.trajectories.records import Delivery, RunRecord
-from halteres.trajectories.schema import BatchQuery
+from halteres.trajectories.wire.schema import BatchQuery
 
 Gone = Callable[[], Awaitable[bool]]
 """Whether the client has hung up."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from halteres.errors import Conflict
-from halteres.trajectories.environments import Environment, complete
+from halteres.trajectories.intake.environments import Environment, complete
 from halteres.trajectories.records import GroupArrived, GroupRecord, Place, Tally
-from halteres.trajectories.scored import Problem, Scored
 from halteres.trajectories.state import State
+from halteres.trajectories.wire.scored import Problem, Scored
 
 
 class KeyReused(Conflict):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from halteres.trajectories import packing
-from halteres.trajectories.environments import Environment
+from halteres.trajectories.forming import packing
+from halteres.trajectories.intake.environments import Environment
 from halteres.trajectories.state import State
 
 Reason = dict[str, Any]

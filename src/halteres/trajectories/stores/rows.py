@@ -13,7 +13,6 @@ import msgspec
 from sqlalchemy import Column, ColumnElement, Connection, Row, delete, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
-from halteres.trajectories import tables
 from halteres.trajectories.records import (
     Change,
     Delivered,
@@ -25,7 +24,8 @@ from halteres.trajectories.records import (
     Place,
     RunSaved,
 )
-from halteres.trajectories.schema import EnvRegistration
+from halteres.trajectories.stores import tables
+from halteres.trajectories.wire.schema import EnvRegistration
 
 
 def env_of(row: Row[Any]) -> EnvRecord:

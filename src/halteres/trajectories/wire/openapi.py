@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 from starlette.routing import Route
 
-from halteres.trajectories.schema import EnvReference, EnvRegistration, Registration
-from halteres.trajectories.scored import ScoredData
+from halteres.trajectories.wire.schema import EnvReference, EnvRegistration, Registration
+from halteres.trajectories.wire.scored import ScoredData
 
 PROTOCOL = "0.4.0"
 """The version of Atropos whose API this is."""

@@ -1,0 +1,1 @@
+"""What waits, and which of it makes a batch."""

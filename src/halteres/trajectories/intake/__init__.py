@@ -1,0 +1,1 @@
+"""Posted groups and the environments that send them."""

@@ -1,0 +1,1 @@
+"""What is told about the state, changing nothing."""

@@ -1,0 +1,1 @@
+"""Durable memory, behind one protocol."""

@@ -1,0 +1,1 @@
+"""The wire: bodies, schemas, contents of posted groups."""
