@@ -15,46 +15,17 @@ import aiohttp
 import numpy as np
 import pytest
 import tinker
-import yaml
 
-from halteres.models import TINY, builtin_path
+from halteres.models import TINY
 
-from .conftest import process, server
+from .atropos_scenes import BATCH_SIZE, GROUP_SIZE, atropos_python, environment, environment_config, log_of
+from .conftest import server
 
 RUN = "sums"
-GROUP_SIZE = 4
-BATCH_SIZE = 8
 NUM_BATCHES = 3
 MASKED, CONTEXT_LOGPROB = -100, 1.0
 
 pytestmark = pytest.mark.clients
-
-
-def environment_config(folder: Path, service: str, trajectories: str) -> dict[str, Any]:
-    return {
-        "env": {
-            "group_size": GROUP_SIZE,
-            "batch_size": BATCH_SIZE,
-            "tokenizer_name": str(folder),
-            "use_wandb": False,
-            "wandb_name": "sums",
-            "rollout_server_url": trajectories,
-            "ensure_scores_are_not_same": False,
-            "max_token_length": 512,
-            "total_steps": 100,
-            "max_batches_offpolicy": 2,
-            "max_num_workers": 4,
-        },
-        "openai": [
-            {
-                "server_type": "sglang",
-                "base_url": f"{service}/runs/{RUN}/v1",
-                "api_key": "x",
-                "model_name": TINY,
-                "tokenizer_name": str(folder),
-            }
-        ],
-    }
 
 
 def published(service: str) -> tinker.SamplingClient:
@@ -119,9 +90,7 @@ async def check_logprobs(sampler: tinker.SamplingClient, group: dict[str, Any]) 
 
 
 async def test_an_unmodified_environment_fills_exact_batches(client_python: Callable[..., str], tmp_path: Path) -> None:
-    python = await asyncio.to_thread(client_python, "atroposlib", "atroposlib==0.4.0")
-    folder = builtin_path(TINY)
-    assert folder is not None
+    python = await atropos_python(client_python)
     service_argv = ("--state", tmp_path / "service", "--engine", "torch", "--model", TINY, "--threads", "1")
     async with (
         server("halteres.service", *service_argv, probe="/api/v1/healthz", log=tmp_path / "service.log") as service,
@@ -130,13 +99,10 @@ async def test_an_unmodified_environment_fills_exact_batches(client_python: Call
         ) as trajectories,
     ):
         sampler = await asyncio.to_thread(published, service.url)
-        config = tmp_path / "sums.yaml"
-        config.write_text(yaml.safe_dump(environment_config(folder, service.url, trajectories.url)))
-        argv = [python, Path(__file__).parent / "atropos_sums.py", "serve", "--config", config]
-        log = tmp_path / "environment.log"
-        offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "WANDB_MODE": "disabled"}
-        async with process(argv, log, env=offline, cwd=tmp_path) as environment:
-            ended = asyncio.create_task(environment.wait())
+        config = environment_config("sums", f"{service.url}/runs/{RUN}/v1", trajectories.url)
+        log = log_of(tmp_path, "sums")
+        async with environment(python, tmp_path, config) as running:
+            ended = asyncio.create_task(running.wait())
             pulled = asyncio.create_task(batches(trajectories.url, NUM_BATCHES))
             await asyncio.wait({ended, pulled}, timeout=180, return_when=asyncio.FIRST_COMPLETED)
             assert pulled.done(), log.read_text()[-4000:]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from agent import run_scenes, scenes_results
+from agent import diagnosing, run_scenes, scenes_results
 from agent.run_scenes import RUN
 from runs.scenes import STANDIN_SUPERVISOR, settings, survivors, wait
 
@@ -207,6 +207,19 @@ def test_rollouts_are_read_by_step_best_or_worst(visit: Visit) -> None:
     page.get_by_role("button", name="Step before").click()
     expect(first.locator(".completion")).to_have_text("answer 0.0 of step 1")
     expect(page.locator(".rollout")).to_have_count(3)
+
+
+def test_a_run_that_stands_still_says_why_until_it_goes_on(visit: Visit, alive: Callable[..., Any]) -> None:
+    run = run_scenes.make_run(steps=3, step_s=2.0)
+    diagnosing.quiet_for(run, 60)
+    with diagnosing.trajectory_server() as trajectories:
+        alive(run, step=3, urls={"api": trajectories.url})
+        page = visit.enter(f"#/runs/{RUN}")
+        sentence = page.get_by_text(f"No batch yet: {diagnosing.WHY}")
+        expect(sentence).to_be_visible()
+        run_scenes.add_step(run, 4, step_s=2.0)
+        expect(sentence).to_be_hidden()
+    visit.check()
 
 
 def test_texts_of_others_are_shown_and_never_run(visit: Visit, alive: Callable[..., Any]) -> None:

@@ -20,7 +20,9 @@ from urllib.parse import urlsplit
 import httpx
 from starlette.applications import Starlette
 
+from halteres.loopback import HOST
 from halteres.trajectories.app import create_app
+from halteres.trajectories.options import Options
 from halteres.trajectories.stores.sqlite import SqliteStore
 from halteres.trajectories.stores.store import Store, StoreFailed
 
@@ -129,10 +131,12 @@ async def opened(
     clock: Clock | None = None,
     store: Store | None = None,
     on_loss: Callable[[StoreFailed], None] = lambda failure: None,
+    options: Options | None = None,
+    address: str = HOST,
 ) -> AsyncIterator[Scene]:
     """A server over a database, in process."""
     clock, store = clock or Clock(), store or SqliteStore(database)
-    app = create_app(store, clock, on_loss)
+    app = create_app(store, clock, on_loss, options=options, address=address)
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as http:
@@ -143,7 +147,7 @@ async def opened(
 class ServerProcess:
     """The server as users start it, on a socket that outlives it."""
 
-    def __init__(self, database: Path) -> None:
+    def __init__(self, database: Path | str) -> None:
         self.database = database
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .scenes import Scene, group
+import pytest
+
+from .scenes import Scene, group, num_sequences
 
 
 async def sentences(scene: Scene) -> dict[str, str]:
@@ -68,7 +70,11 @@ async def test_what_was_set_aside_is_counted_per_reason(scene: Scene) -> None:
             "queued": 1,
             "buffered": 0,
             "accepted": 1,
+            "duplicates": 0,
             "rejected": 2,
+            "last_rejection": "scores[0] is not a finite number.",
+            "min_share": 0.0,
+            "weight": 1.0,
         }
     ]
 
@@ -77,10 +83,60 @@ async def test_a_minimum_share_without_groups(scene: Scene) -> None:
     await scene.begin()
     await scene.register_env(min_batch_allocation=0.5)
     await scene.send(group(), group())
-    said = await sentences(scene)
-    assert said["min_allocation_unmet"] == (
-        "Environment 'sums_0' asked for 2 sequences of every batch and has none queued."
-    )
+    said = "Environment 'sums_0' asked for 2 sequences of every batch and has none queued."
+    assert (await sentences(scene))["min_allocation_unmet"] == said
+    assert await scene.batch() is None
+    scene.clock.now += 20
+    found = await scene.diagnostics()
+    (reason,) = (each for each in found["reasons"] if each["code"] == "min_allocation_unmet")
+    assert reason["sentence"] == f"{said} It was heard of 20 s ago; in 40 s it loses its share."
+    assert reason["since_s"] == 20.0
+    assert found["why"] == reason["sentence"]
+
+
+async def test_a_share_that_can_never_be_served_holds_nobody_back(scene: Scene) -> None:
+    """Groups of 3 fit no batch of 4 together with groups of 2."""
+    await scene.begin()
+    env_id = await scene.register_env(min_batch_allocation=0.5, group_size=3)
+    await scene.send(group(3, env_id=env_id), group(mark=1), group(mark=2))
+    assert num_sequences(await scene.batch()) == 4
+
+
+async def test_what_waits_is_measured(scene: Scene) -> None:
+    await scene.begin()
+    await scene.send(group(), group())
+    scene.clock.now += 12
+    await scene.get("/batch", lease=60)
+    found = await scene.diagnostics()
+    assert found["oldest_s"] == 12.0
+    assert found["waiting_bytes"] > 400
+    assert found["batches_out"] == {"leased": 1}
+    assert found["why"] == "1 batch is with a trainer that has not acknowledged it; the next lease ends in 60 s."
+
+
+async def test_groups_that_came_again_are_counted(scene: Scene) -> None:
+    await scene.begin()
+    env_id = await scene.register_env()
+    for _ in range(3):
+        await scene.post("/scored_data", group(env_id=env_id), idempotency_key="one")
+    found = await scene.diagnostics()
+    assert (found["groups_accepted"], found["duplicates"]) == (1, 2)
+    assert found["environments"][0]["duplicates"] == 2
+
+
+async def test_a_trainer_that_gets_nothing_though_enough_waits_is_told_once_in_the_log(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    await scene.begin()
+    await scene.register_env(min_batch_allocation=0.5)
+    await scene.send(group(), group())
+    for _ in range(20):
+        assert await scene.batch() is None
+        scene.clock.now += 4
+        await scene.status_env(0)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1
+    assert "No batch for 30 s: Environment 'sums_0' asked for 2 sequences" in told[0]
 
 
 async def test_parts_that_wait_for_their_group(scene: Scene) -> None:

@@ -11,8 +11,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from halteres.trajectories.delivering.handover import Batch
-from halteres.trajectories.service import TrajectoryService
+from halteres.trajectories.service import Batch, TrajectoryService
 from halteres.trajectories.stores.sqlite import SqliteStore
 from halteres.trajectories.stores.store import StoreFailed
 from halteres.trajectories.wire.schema import BatchQuery
@@ -202,15 +201,3 @@ async def test_a_lost_store_is_told_to_the_owner_and_nobody_waits_for_it(tmp_pat
         assert [answer.status_code for answer in answers] == [503] * 3
         assert (await told.get()).what == "The disk is gone."
         assert (await scene.raw_post("/scored_data", group())).status_code == 503
-
-
-def test_a_database_that_is_damaged_on_the_way_is_an_error_of_the_store(tmp_path: Path) -> None:
-    """SQLAlchemy's own errors stay inside."""
-    store = SqliteStore(tmp_path / "queue.sqlite")
-    with store._engine.begin() as connection:
-        for table in ("bodies", "run"):
-            connection.exec_driver_sql(f"DROP TABLE {table}")
-    for read in (store.load, store.latest_body, lambda: store.bodies([1])):
-        with pytest.raises(StoreFailed, match="no such table"):
-            read()
-    store.close()

@@ -18,6 +18,7 @@ from halteres.cli import (
     doctor,
     env,
     export,
+    groups,
     init,
     install_agent,
     keys,
@@ -51,6 +52,7 @@ app.add_typer(runs.app, name="runs")
 app.add_typer(models.app, name="models")
 app.add_typer(keys.app, name="keys")
 app.add_typer(checkpoints.app, name="checkpoints")
+app.add_typer(groups.app, name="groups")
 app.command("export")(export.export)
 app.command("watch")(watch.watch)
 app.command("rl", context_settings=rl.PASSED_ON)(rl.rl)

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from halteres.cli.rl import PASSED_ON
+
 app = typer.Typer(
     help="Serve the training service, the trajectory server, or the agent's tools.", invoke_without_command=True
 )
@@ -71,19 +73,10 @@ def service(
     _become("halteres.service", *named, *limits, *(["--require-keys"] if require_keys else []))
 
 
-@app.command()
-def trajectories(
-    port: Port = 8000,
-    database: Annotated[
-        Path | None, typer.Option(help="SQLite file of the queue. [default: HALTERES_HOME/trajectories.sqlite]")
-    ] = None,
-) -> None:
-    """Serve the Atropos trajectory API."""
-    from halteres.config import environ
-
-    file = database or environ.home() / "trajectories.sqlite"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    _become("halteres.trajectories", "--database", str(file), "--port", str(port))
+@app.command(context_settings=PASSED_ON)
+def trajectories(context: typer.Context) -> None:
+    """Serve the Atropos trajectory API (--help lists its flags)."""
+    _become("halteres.trajectories", *context.args)
 
 
 @app.command()

@@ -50,6 +50,11 @@ def api_key() -> str | None:
     return os.environ.get("TINKER_API_KEY") or None
 
 
+def trajectory_token() -> str | None:
+    """HALTERES_TRAJECTORY_TOKEN: what a trajectory server beyond this machine asks its clients for."""
+    return os.environ.get("HALTERES_TRAJECTORY_TOKEN") or None
+
+
 def threads() -> int | None:
     """HALTERES_THREADS: threads of the engine (default: cores - 1, at least 1)."""
     value = os.environ.get("HALTERES_THREADS")

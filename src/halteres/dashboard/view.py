@@ -15,6 +15,7 @@ from halteres.agent.watching.current_alerts import in_force
 from halteres.agent.watching.failing import failure_facts, log_tail
 from halteres.agent.watching.look import Look, look_at
 from halteres.agent.watching.next_call import next_after
+from halteres.agent.watching.no_batch import why_no_batch
 from halteres.dashboard.timeline import marks_of, timeline_of
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.alerts import Alert
@@ -34,6 +35,7 @@ def view_of(run: RunDirectory) -> dict[str, Any]:
         "processes": conditions(look.state),
         "alerts": [_alert(alert, look) for alert in look.alerts],
         "failure": _failure(look),
+        "no_batch": why_no_batch(look),
         "marks": marks_of(events),
         "timeline": timeline_of(events),
         "rollouts": steps_of(run)[-1:],  # there is nothing to ask for before there are some

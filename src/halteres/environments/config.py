@@ -73,6 +73,9 @@ class BaseEnvConfig(BaseModel):
     eval_limit_ratio: Annotated[float, Field(ge=0, le=1, description="of LIMIT_TRAIN")] = 0.5
     data_dir_to_save_evals: Annotated[str | None, Field(description="folder for an evaluation's files")] = None
 
+    spool_dir: Annotated[
+        str | None, Field(description="serve: folder for groups that cannot be sent; by default in run_dir")
+    ] = None
     include_messages: Annotated[bool, Field(description="send and write the chats beside the tokens")] = False
     data_path_to_save_groups: Annotated[str | None, Field(description="process: the JSONL file")] = None
     min_items_sent_before_logging: Annotated[int, Field(description="groups sent before metrics are logged")] = 2

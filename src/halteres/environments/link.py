@@ -1,8 +1,13 @@
 """The environment's side of the trajectory server: registered, polled, fed, left.
 
-Owns: this environment's registration, how many groups the server still has room for, the keys that make a repeated post
-harmless.
+Owns: this environment's registration, also after the server has forgotten it; how many groups the server still has room
+for; the keys that make a repeated post harmless; groups that could not be delivered, until they are.
 Never: decides how many groups to make; repeats a request (its client does, while the server is away).
+
+    send ──▶ acknowledged
+      │ the server is away for SEND_S, or this process ends meanwhile
+      ▼
+    spool ── the next look at the server, of this process or its successor ──▶ acknowledged, once, by the same key
 """
 
 from __future__ import annotations
@@ -10,20 +15,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
-from halteres.clients.trajectories import EnvStatus, Patience, Posted, Registered
+from halteres.clients.trajectories import EnvStatus, KeyReused, Patience, Posted, Registered, UnknownEnvironment
 from halteres.environments.config import BaseEnvConfig
-from halteres.errors import HalteresError, InvalidConfig, NotReady
+from halteres.environments.spool import Letter, Spool
+from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotReady
 
 log = logging.getLogger(__name__)
 
 PATIENCE = Patience(total_s=600.0, longest_s=0.5)
 """How long the server may be away (its restart takes under a second) before the environment gives up."""
 
+SEND_S = 60.0
+"""How long a group may wait for its acknowledgement before it is kept on disk, where there is a folder for it."""
+
 GOODBYE_S = 2.0
+
+KEPT = "kept"
+"""Status of a group that was not delivered yet, and will be."""
+
+T = TypeVar("T")
 
 
 class TrajectoryClient(Protocol):
@@ -63,11 +78,15 @@ class Status:
 class TrajectoryLink:
     """One environment's registration at one server."""
 
-    def __init__(self, client: TrajectoryClient, config: BaseEnvConfig, name: str) -> None:
+    def __init__(self, client: TrajectoryClient, config: BaseEnvConfig, name: str, send_s: float = SEND_S) -> None:
         self._client, self._config, self._name = client, config, name
         self._registered: Registered | None = None
+        self._registering = asyncio.Lock()  # one of those who learn at once that the server forgot us
         self._batch_size = config.batch_size
         self._incarnation = uuid.uuid4().hex[:12]  # so that no group of an earlier life is taken for one of ours
+        folder = spool_folder(config)
+        self._spool = Spool(folder)
+        self._send_s = None if folder is None else send_s  # None: as long as the client has patience
 
     @property
     def registered(self) -> Registered:
@@ -106,21 +125,37 @@ class TrajectoryLink:
         return self._registered
 
     async def status(self) -> Status:
-        """Ask how far the trainer is, and what it still wants."""
-        answer = await self._client.status(self.registered.env_id)
+        """Deliver what could not be delivered before; then ask how far the trainer is, and what it still wants."""
+        for file, letter in self._spool.letters():
+            await self._deliver_late(letter)
+            file.unlink(missing_ok=True)
+        answer = await self._as_known(self._client.status)
         room = self._room_by_queue(answer) if answer.allowance is None else answer.allowance
         return Status(step=answer.current_step, room=room)
 
     async def send(self, body: Mapping[str, Any], place: str) -> Posted:
-        """Deliver one group; returns when the server has acknowledged it.
+        """Deliver one group; returns when the server has acknowledged it, or it is KEPT.
 
         Raises:
             InvalidData: the server refuses the group.
-            NotReady: the server stayed away.
+            NotReady: the server stayed away, and the group could not be kept.
         """
-        return await self._client.post(
-            {**body, "env_id": self.registered.env_id}, key=f"{self._incarnation}/{self._name}/{place}"
-        )
+        letter = Letter(key=f"{self._incarnation}/{self._name}/{place}", body=body)
+        try:
+            return await self._post_in_time(letter)
+        except NotReady:
+            if not self._spool.keep(letter):
+                raise
+        except asyncio.CancelledError:
+            self._spool.keep(letter)  # this process ends; the next one finds it
+            raise
+        log.warning("The trajectory server does not answer; a group is kept until it does.")
+        return Posted(status=KEPT)
+
+    def has_enough(self) -> None:
+        """The trainer wants no more: what was not delivered is not needed."""
+        self._spool.clear()
+        self._spool = Spool(None)
 
     async def leave(self) -> None:
         """Tell the server that no more groups come, if it listens."""
@@ -132,7 +167,47 @@ class TrajectoryLink:
         except (HalteresError, TimeoutError) as error:
             log.info("The trajectory server heard no goodbye: %s", error)
 
+    async def _post_in_time(self, letter: Letter) -> Posted:
+        try:
+            async with asyncio.timeout(self._send_s):
+                return await self._post(letter)
+        except TimeoutError:
+            raise NotReady(f"The trajectory server acknowledged no group within {self._send_s:g} s.") from None
+
+    async def _post(self, letter: Letter) -> Posted:
+        return await self._as_known(lambda env_id: self._client.post({**letter.body, "env_id": env_id}, key=letter.key))
+
+    async def _deliver_late(self, letter: Letter) -> None:
+        try:
+            posted = await self._post(letter)
+        except KeyReused:  # it did arrive, from an environment that had another id, and only the answer was lost
+            return
+        except InvalidData as error:
+            log.warning("A group that was kept is refused: %s", error.sentence)
+            return
+        if posted.set_aside:
+            log.warning("The trajectory server set a group aside that was kept: %s", posted.set_aside)
+
+    async def _as_known(self, ask: Callable[[int], Awaitable[T]]) -> T:
+        """Ask under our id; where the server knows it no more, under a new one."""
+        known = self.registered
+        try:
+            return await ask(known.env_id)
+        except UnknownEnvironment as error:
+            async with self._registering:
+                if self.registered is known:
+                    log.warning("%s Registering again.", error.sentence)
+                    await self.register()
+            return await ask(self.registered.env_id)
+
     def _room_by_queue(self, answer: EnvStatus) -> int:
         """Groups that may wait at a server without allowances: Atropos's own bound."""
         wanted = self._config.max_batches_offpolicy * self._batch_size // self._config.group_size
         return max(0, wanted - answer.queue_size)
+
+
+def spool_folder(config: BaseEnvConfig) -> Path | None:
+    """Where groups are kept that cannot be delivered: `spool_dir`, else `spool` of the run's directory."""
+    if config.spool_dir:
+        return Path(config.spool_dir)
+    return Path(config.run_dir) / "spool" if config.run_dir else None

@@ -15,9 +15,10 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable
 
+from halteres.clients.trajectories import Address
 from halteres.environments.base import BaseEnv
 from halteres.environments.config import EvalHandling
-from halteres.environments.link import Status, TrajectoryLink
+from halteres.environments.link import KEPT, Status, TrajectoryLink
 from halteres.environments.scored import ScoredDataGroup, to_wire
 from halteres.environments.work import Drawn, Items, Settled, settle_item
 from halteres.errors import EnvironmentFailed, HalteresError, InvalidData, boundary
@@ -51,7 +52,8 @@ class Serving:
             HalteresError: registration, too many failed groups, or a server that stayed away.
         """
         await self._env.setup()
-        log.info("Registering as %s at %s.", self._env.wandb_name, self._env.config.rollout_server_url)
+        url = Address.of(self._env.config.rollout_server_url).url  # without the token that may be in it
+        log.info("Registering as %s at %s.", self._env.wandb_name, url)
         registered = await self._link.register()
         self._items = Items(self._env, self._link.life)
         self._env.curr_step = registered.starting_step
@@ -86,6 +88,7 @@ class Serving:
         if self._under_way:
             finished, _ = await asyncio.wait(self._under_way, timeout=LAST_WORDS_S)
             self._reap(finished)
+        self._link.has_enough()
         await self._report()
 
     async def _start(self, room: int) -> None:
@@ -152,7 +155,7 @@ class Serving:
             log.warning("The trajectory server set a group aside: %s", posted.set_aside)
             records.tally(drawn.batch_step).count("groups/set_aside")
             self._idle = True
-        records.tally(drawn.batch_step).count("groups/sent")
+        records.tally(drawn.batch_step).count("groups/kept" if posted.status == KEPT else "groups/sent")
         self._failed_in_a_row = 0
 
     def _note_dropped(self, settled: Settled) -> None:

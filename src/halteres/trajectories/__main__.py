@@ -1,85 +1,82 @@
-"""`python -m halteres.trajectories`: the trajectory server as a process.
+"""The trajectory server's process: `python -m halteres.trajectories`, `halteres serve trajectories`, `run-api`.
 
-Owns: its arguments, its exit code, its end when the database is lost.
-Never: decides; serves anything but the loopback.
+Owns: the commands, their exit codes, what an operator should hear at the start.
+Never: decides; serves other machines without a token, unless told to.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import socket
 import sys
-from contextlib import closing
-from pathlib import Path
-
-import uvicorn
+from collections.abc import Sequence
 
 from halteres import process
-from halteres.errors import HalteresError
-from halteres.loopback import Server, open_listener, url_of
-from halteres.trajectories.app import create_app
-from halteres.trajectories.stores.sqlite import SqliteStore
-from halteres.trajectories.stores.store import StoreFailed
+from halteres.errors import HalteresError, InvalidConfig
+from halteres.loopback import HOST, is_loopback, open_listener
+from halteres.trajectories.arguments import options_of, parser
+from halteres.trajectories.options import Options
+from halteres.trajectories.server import serve
+
+KEPT_BYTES = 256 * 1024 * 1024
+"""Freed memory that is kept for the next bodies."""
 
 log = logging.getLogger(__name__)
 
-GRACE_S = 3
-"""How long requests may take to end after SIGTERM."""
 
-
-def main(argv: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT."""
+    return _run(parser().parse_args(arguments))
+
+
+def run_api(arguments: Sequence[str] | None = None) -> int:
+    """`run-api`: the command of the original, with its flags."""
+    accepted = parser("run-api")
+    accepted.add_argument("--reload", action="store_true", help="accepted, and of no use: this server's code is fixed")
+    given = accepted.parse_args(arguments)
+    if given.reload:
+        sys.stdout.write("--reload is of no use here: the code of this server does not change while it runs.\n")
+    if given.host == HOST and given.listen_fd is None:
+        sys.stdout.write(
+            f"Only this machine is served ({HOST}; the original served everybody). "
+            "For others: --host 0.0.0.0 with --token-file FILE, or with --insecure.\n"
+        )
+    sys.stdout.flush()
+    return _run(given)
+
+
+def _run(arguments: argparse.Namespace) -> int:
     process.begin("api")
-    arguments = _parser().parse_args(argv)
+    process.keep_freed_memory(KEPT_BYTES)
     try:
-        serve(arguments.database, open_listener(arguments.port, arguments.listen_fd))
+        options = options_of(arguments)
+        listening = _listener(options)
+        _warn(options, listening)
+        serve(options, listening)
     except HalteresError as error:
         sys.stderr.write(f"error: {error.sentence}\n")
         return 1
     return 0
 
 
-def serve(database: Path, listening: socket.socket) -> None:
-    """Serve a database on a socket.
-
-    Raises:
-        Conflict, StoreFailed: the database cannot be opened.
-        StoreFailed: it was lost on the way; whoever starts the process again finds what was acknowledged.
-    """
-    lost: list[StoreFailed] = []
-
-    def end(failure: StoreFailed) -> None:
-        lost.append(failure)
-        server.end()
-
-    with listening, closing(SqliteStore(database)) as store:
-        config = uvicorn.Config(
-            create_app(store, on_loss=end),
-            log_level="warning",
-            access_log=False,
-            lifespan="on",
-            timeout_keep_alive=75,  # longer than the clients': who closes first leaves the other a broken request
-            timeout_graceful_shutdown=GRACE_S,
-        )
-        server = Server(config)
-        log.info("The trajectory server answers on %s (database %s).", url_of(listening), database)
-        try:
-            asyncio.run(server.serve(sockets=[listening]))
-        except SystemExit:  # uvicorn's, when the app does not start; ours says why
-            if not lost:
-                raise
-    if lost:
-        raise lost[0]
+def _listener(options: Options) -> socket.socket:
+    """Beyond the loopback only with a token."""
+    beyond = options.token is not None or options.insecure
+    try:
+        return open_listener(options.port, options.listen_fd, host=options.host, beyond=beyond)
+    except InvalidConfig as error:
+        advice = "Give it a token (--token-file FILE, or HALTERES_TRAJECTORY_TOKEN), or say --insecure."
+        raise InvalidConfig(error.what, error.why, error.next or advice) from error
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m halteres.trajectories", description="The trajectory server.")
-    parser.add_argument("--database", type=Path, required=True, help="SQLite file; made if missing")
-    parser.add_argument("--port", type=int, default=8000, help="port on 127.0.0.1; 0: a free one")
-    parser.add_argument("--listen-fd", type=int, help="inherited socket that listens already; --port is ignored")
-    return parser
+def _warn(options: Options, listening: socket.socket) -> None:
+    if is_loopback(listening.getsockname()[0]):
+        return
+    if options.token is None:
+        log.warning("Whoever reaches this address can read the queue, fill it and reset it: there is no token.")
+    else:
+        log.warning("Token and data are readable on the way: let a proxy end TLS before it, or stay in a safe network.")
 
 
 if __name__ == "__main__":

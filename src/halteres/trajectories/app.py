@@ -8,62 +8,80 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cache
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from halteres.loopback import LocalOnly
-from halteres.trajectories.routes import environments, observation, trainer
+from halteres.loopback import HOST
+from halteres.trajectories.options import Options
+from halteres.trajectories.routes import environments, groups, observation, trainer
+from halteres.trajectories.routes.bodies import Bodies
+from halteres.trajectories.routes.door import Door, Doorkeeper
 from halteres.trajectories.routes.errors import HANDLERS
+from halteres.trajectories.routes.reach import Endpoint, Reach
 from halteres.trajectories.service import TrajectoryService
 from halteres.trajectories.stores.store import Store, StoreFailed
 from halteres.trajectories.wire import openapi
-from halteres.trajectories.wire.encoding import reply
 
 
 def create_app(
     store: Store,
     clock: Callable[[], float] = time.time,
     on_loss: Callable[[StoreFailed], None] = lambda failure: None,
+    *,
+    options: Options | None = None,
+    address: str = HOST,
+    on_ready: Callable[[TrajectoryService], None] = lambda service: None,
 ) -> Starlette:
-    """The app over a store. Its lifespan owns the writer; `app.state.service` is there from the start of it.
+    """The app over a store. Its lifespan owns the turns; `app.state.service` is there from the start of it.
 
-    `on_loss` is called when the store neither takes changes nor can be read: nothing can be promised any more, so
-    whoever owns the process ends it.
+    Args:
+        store: closed by its owner, after the app.
+        clock: unix s.
+        on_loss: called when the store neither takes changes nor can be read: nothing can be promised any more, so
+            whoever owns the process ends it.
+        options: rules, token, names, limits; where it listens is not the app's business.
+        address: the IP address it is reached at, which decides how careful the door is.
+        on_ready: called when the state was read.
     """
+    chosen = options or Options(database="")
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         try:
-            service = app.state.service = TrajectoryService(store, clock)
+            service = app.state.service = TrajectoryService(store, clock, chosen.rules)
         except StoreFailed as failure:
             on_loss(failure)
             raise
+        app.state.reach = Reach(service, Bodies(largest=chosen.max_body), chosen.gzip)
+        on_ready(service)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_write(service, on_loss), name="writer")
+            tasks.create_task(_take_turns(service, on_loss), name="turns")
             try:
                 yield
             finally:
-                service.writer.stop()
+                service.turns.stop()
 
-    return Starlette(routes=ROUTES, lifespan=lifespan, middleware=[Middleware(LocalOnly)], exception_handlers=HANDLERS)
+    door = Middleware(Door, keeper=Doorkeeper.of(chosen, address))
+    return Starlette(routes=ROUTES, lifespan=lifespan, middleware=[door], exception_handlers=HANDLERS)
 
 
-async def _write(service: TrajectoryService, on_loss: Callable[[StoreFailed], None]) -> None:
-    failure = await service.writer.run()
+async def _take_turns(service: TrajectoryService, on_loss: Callable[[StoreFailed], None]) -> None:
+    failure = await service.turns.run()
     if failure is not None:
         on_loss(failure)
 
 
 async def openapi_json(request: Request) -> Response:
     """GET /openapi.json: this API for programs."""
-    return reply(openapi.openapi(ROUTES))
+    return Response(_description(), media_type="application/json")
 
 
 async def docs_page(request: Request) -> Response:
@@ -71,10 +89,16 @@ async def docs_page(request: Request) -> Response:
     return HTMLResponse(openapi.page(ROUTES))
 
 
-_post = partial(Route, methods=["POST"])
+@cache
+def _description() -> bytes:
+    return msgspec.json.encode(openapi.openapi(ROUTES))
 
 
-def _get(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
+def _post(path: str, endpoint: Endpoint) -> Route:
+    return Route(path, endpoint, methods=["POST"])
+
+
+def _get(path: str, endpoint: Endpoint) -> Route:
     """A route without the HEAD that Starlette adds: HEAD /batch would deliver a batch to nobody."""
     route = Route(path, endpoint, methods=["GET"])
     route.methods = {"GET"}
@@ -95,7 +119,13 @@ ROUTES = [
     _get("/status", observation.get_status),
     _get("/status-env", environments.status_env),
     _get("/reset_data", trainer.reset_data),
+    _post("/v1/batches/{batch_id}/ack", trainer.acknowledge),
+    _post("/v1/batches/{batch_id}/nack", trainer.nack),
+    _post("/v1/batches/{batch_id}/extend", trainer.extend),
+    _get("/v1/groups", groups.groups),
+    _get("/v1/groups/{group_id}", groups.group),
     _get("/v1/diagnostics", observation.diagnostics),
+    _get("/metrics", observation.get_metrics),
     _get("/openapi.json", openapi_json),
     _get("/docs", docs_page),
 ]

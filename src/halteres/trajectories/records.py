@@ -74,6 +74,11 @@ class Delivery:
     made_at: float  # unix s
     expires_at: float | None = None  # unix s, of an offer or a lease
 
+    @property
+    def is_back(self) -> bool:
+        """It answers the next question."""
+        return self.standing is Standing.RETURNED
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
@@ -87,11 +92,6 @@ class RunRecord:
     asked_version: int | None = None  # what the trainer last said
     last: Delivery | None = None
     parked: bool = False  # delivered on-policy; nothing to do until the trainer moves on
-
-    @property
-    def max_staleness(self) -> int | None:
-        """Versions a group may lag behind the trainer; None: unbounded."""
-        return self.registration.max_staleness if self.registration else None
 
     @property
     def batch_size(self) -> int:
@@ -188,6 +188,7 @@ class Remembered:
     envs: tuple[EnvRecord, ...] = ()
     waiting: tuple[GroupRecord, ...] = ()  # queued, buffered and out, by position, then id
     deliveries: tuple[Delivery, ...] = ()  # the open ones, by id
+    settled: tuple[Delivery, ...] = ()  # the newest that are not open, by id (some hundreds)
     keyed: tuple[KnownKey, ...] = ()  # the newest keys of the run
     all_keyed: bool = True  # those are all keys of the run: an unknown one is new
     seen: tuple[EnvSeen, ...] = ()  # when environments were last heard of

@@ -1,153 +1,309 @@
-"""The trajectory server without its wire: decide in memory, remember, then answer.
+"""The trajectory server without its wire: what each route asks for, decided in turns.
 
-Owns: the order "decide, commit, answer"; one question for a batch at a time; waking those who wait for a batch or for
-the end of a pause.
-Never: reads HTTP. All decisions happen on the event loop, one at a time; the disk belongs to the writer's thread.
+Owns: which decision answers which question; how long a question waits; that a batch is counted when it was written.
+Never: reads HTTP. All decisions happen on the event loop, one at a time; the disk belongs to the store's thread.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
-from halteres.trajectories.delivering import delivery
-from halteres.trajectories.delivering.handover import Batch, Gone, Returned
-from halteres.trajectories.intake import intake
-from halteres.trajectories.intake.intake import Verdict
-from halteres.trajectories.records import EnvRecord
+from halteres.errors import HalteresError, NotReady
+from halteres.trajectories.delivering import batches, runs
+from halteres.trajectories.delivering.batches import take_back_offers
+from halteres.trajectories.delivering.handover import Gone
+from halteres.trajectories.intake.content import Content
+from halteres.trajectories.intake.posted import Verdict, accept_all
+from halteres.trajectories.records import Delivery, EnvRecord, GroupRecord, Remembered
 from halteres.trajectories.reporting import diagnostics, status
+from halteres.trajectories.reporting.watch import Watch
+from halteres.trajectories.rules import Rules
 from halteres.trajectories.state import Clock, State
-from halteres.trajectories.stores.store import Store
+from halteres.trajectories.stores.store import GroupsQuery, Store, StoreFailed
+from halteres.trajectories.turns import Turns
+from halteres.trajectories.wire.contents import LARGEST_ENV_ID, Problem
+from halteres.trajectories.wire.conventions import broken_convention
 from halteres.trajectories.wire.schema import BatchQuery, EnvRegistration, Registration
-from halteres.trajectories.wire.scored import LARGEST_ENV_ID, Scored
-from halteres.trajectories.writer import Writer
+from halteres.trajectories.wire.scored import Scored
 
 PAUSE_HOLD_S = 10.0
 """How long the poll of a paused environment with a minimum share is held: its client starts work whatever we answer."""
 
-_log = logging.getLogger(__name__)
+FULL_HOLD_S = 30.0
+"""How long a post is held while the queue is full; the clients wait 5 minutes, and drop what is refused."""
+
+COUNT_AGAIN_S = 0.2
+"""Pause before a batch that was written is counted again, where the store failed."""
+
+HANDING_S = 5.0
+"""How long a question about the step waits for batches that are being handed over."""
+
+
+class EnvironmentUnknown(HalteresError):
+    """An environment of ours uses an id that this server never gave; it should register again."""
+
+    code, status = "environment_unknown", 410
+
+
+class QueueFull(NotReady):
+    """Nothing more can be kept until the trainer takes some."""
+
+    code, retry_after_s = "queue_full", 5
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch on its way, with the JSON elements of its groups."""
+
+    delivery: Delivery
+    step: int  # the run's, once it is delivered
+    elements: list[bytes]
 
 
 class TrajectoryService:
-    """What the routes call."""
+    """What the routes call. Everything raises StoreFailed where the store takes or gives nothing."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
-        self._store, self._clock = store, clock
-        self.state = State(store.load(), clock)
-        self.writer = Writer(store, self._reload)
-        self._changed = asyncio.Event()
-        self._asking = asyncio.Lock()  # from the decision on a batch until its tokens are read
-        self._returned = Returned()
+    def __init__(self, store: Store, clock: Clock, rules: Rules | None = None) -> None:
+        self._store, self._clock, self._rules = store, clock, rules or Rules()
+        self.turns = Turns(store, self._remember)
+        self._handing: set[asyncio.Future[None]] = set()
+        self._watch = Watch()
+        if not store.is_shared:  # nobody else writes replies: those of the server before this one reached nobody
+            _let_go(self.turns.submit(take_back_offers))
+
+    @property
+    def state(self) -> State:
+        """What is known now."""
+        return self.turns.state
+
+    async def run(self) -> StoreFailed | None:
+        """Take turns until `stop`; gives the failure that ended them earlier. Whoever made the service owns this."""
+        return await self.turns.run()
+
+    def stop(self) -> None:
+        """Let `run` return once nothing waits."""
+        self.turns.stop()
+
+    # -- the trainer ---------------------------------------------------------------------------------------------------
 
     async def register(self, registration: Registration) -> int:
         """POST /register: gives the uuid."""
-        uuid = delivery.register(self.state, registration)
-        await self._keep()
-        return uuid
+        return await self.turns.submit(lambda state: runs.register(state, registration))
 
-    async def register_env(self, registration: EnvRegistration) -> EnvRecord | None:
-        """POST /register-env: None until a trainer has asked for a batch."""
-        if not self.state.run.started:
-            return None
-        record = self.state.add_env(self.state.envs.new_record(registration)).record
-        await self._keep()
-        return record
+    async def registration(self) -> Registration | None:
+        """The trainer's. That there is none is said only after asking: it may have registered at another server."""
+        if self.state.run.registration is None and self._store.is_shared:
+            await self.turns.submit(lambda state: None)
+        return self.state.run.registration
 
-    async def disconnect_env(self, env_id: int) -> bool:
-        """POST /disconnect-env: False if there is no such environment."""
-        env = self.state.envs.by_id.get(env_id)
-        if env is None:
-            return False
-        self.state.connect(env, False)
-        await self._keep()
-        return True
-
-    async def accept(self, groups: Sequence[Scored]) -> list[Verdict]:
-        """POST /scored_data, /scored_data_list: when it returns, the groups survive the death of the process."""
-        verdicts = intake.accept_all(self.state, groups)
-        await self._keep()
-        return verdicts
+    async def reset(self) -> None:
+        """GET /reset_data."""
+        await self.turns.submit(runs.reset)
 
     async def batch(self, query: BatchQuery, gone: Gone) -> Batch | None:
         """GET /batch of a registered run; None if there is none within `query.wait`.
 
-        Whoever cannot pass the batch on gives it back.
+        Whoever passes it on calls `handing_over` and `handed_over`, or else `give_back`.
         """
         deadline = self._now() + query.wait
-        while True:
-            changed = self._changed
-            async with self._asking:
-                if await gone() or self.state.run.registration is None:
-                    return None
-                made = await self._next(query)
+        while self.state.run.registration is not None and not await gone():
+            changed = self.turns.changed
+            made = await self.turns.submit(lambda state: _next(state, query))
+            self._watch.answered(self.state, empty=made is None)
             if made is not None:
-                return made
-            if not await self._wait_until(deadline, changed):
+                if (batch := await self._read(made)) is not None:
+                    return batch
+            elif not await self._wait_until(min(deadline, self._next_expiry()), changed) and self._now() >= deadline:
                 return None
+        return None
+
+    @contextmanager
+    def handing_over(self) -> Iterator[None]:
+        """Until it ends, questions about the step wait: a batch is written that is not counted yet."""
+        handing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._handing.add(handing)
+        try:
+            yield
+        finally:
+            self._handing.discard(handing)
+            handing.set_result(None)
+
+    def is_out(self, batch: Batch) -> bool:
+        """Whether the batch is still its asker's."""
+        delivery = batch.delivery
+        return delivery.id in self.state.out or self.state.run.last == delivery
+
+    async def handed_over(self, batch: Batch) -> None:
+        """The reply was written whole to a live connection; a lease still wants its acknowledgement."""
+        ends = self._now() + batches.OFFER_S
+        while True:
+            try:
+                return await self.turns.submit(lambda state: batches.hand_over(state, batch.delivery.id))
+            except StoreFailed:  # the trainer has it: uncounted, it would be served again
+                if self._now() > ends or self.turns.has_ended:
+                    raise
+            await asyncio.sleep(COUNT_AGAIN_S)
 
     def give_back(self, batch: Batch) -> None:
         """The batch reached nobody: it answers the next question."""
-        self._returned.put(batch)
-        self._wake()
+        _let_go(self.turns.submit(lambda state: batches.give_back(state, batch.delivery.id)))
 
-    async def _next(self, query: BatchQuery) -> Batch | None:
-        """The next batch, decided, committed and read. Only then may another be decided: that deletes these tokens."""
-        batch = self._returned.take(self.state.run, query)
-        if batch is None:
-            made = delivery.next_batch(self.state, query)
-            await self._keep()
-            if made is None:
-                return None
-            self._returned.forget(made)
-            batch = Batch(made)
-        if batch.elements is not None:
-            return batch
-        try:
-            return Batch(batch.delivery, await asyncio.to_thread(self._store.bodies, batch.delivery.groups))
-        except BaseException:
-            self._returned.put(batch)
-            raise
+    async def acknowledge(self, batch_id: int) -> Delivery:
+        """POST /v1/batches/{id}/ack. Raises NotFound, LeaseLost."""
+        return await self.turns.submit(lambda state: batches.acknowledge(state, batch_id))
 
-    async def status_env(self, env_id: int) -> dict[str, Any]:
-        """GET /status-env; an unknown id is adopted, an impossible one is told to pause."""
+    async def nack(self, batch_id: int) -> Delivery:
+        """POST /v1/batches/{id}/nack. Raises NotFound, LeaseLost."""
+        return await self.turns.submit(lambda state: batches.nack(state, batch_id))
+
+    async def extend(self, batch_id: int, lease_s: float) -> Delivery:
+        """POST /v1/batches/{id}/extend. Raises NotFound, LeaseLost."""
+        return await self.turns.submit(lambda state: batches.extend(state, batch_id, lease_s))
+
+    # -- environments --------------------------------------------------------------------------------------------------
+
+    async def register_env(self, registration: EnvRegistration) -> EnvRecord | None:
+        """POST /register-env: None until a trainer has asked for a batch."""
+        return await self.turns.submit(lambda state: _register_env(state, registration))
+
+    async def disconnect_env(self, env_id: int) -> bool:
+        """POST /disconnect-env: False if there is no such environment."""
+        return await self.turns.submit(lambda state: _disconnect(state, env_id))
+
+    async def accept(self, groups: Sequence[Scored], *, ours: bool = False) -> list[Verdict]:
+        """POST /scored_data, /scored_data_list: when it returns, the groups survive the death of the process.
+
+        `ours`: the client understands that it should register again.
+
+        Raises:
+            EnvironmentUnknown, KeyReused, QueueFull; Unprocessable in strict mode. Nothing was taken.
+        """
+        if ours:
+            self._check_known(group.env_id for group in groups)
+        await self._room_for(sum(len(group.element) for group in groups))
+        if self._rules.validation == "strict":
+            groups = await asyncio.to_thread(self._held_to_conventions, groups)
+        if window_s := self._rules.same_content_s:
+            return await self._accept_by_content([Content.of(group, window_s) for group in groups])
+        keys = [group.key for group in groups if group.key is not None]
+        return await self.turns.submit(lambda state: accept_all(state, groups), keys)
+
+    def _held_to_conventions(self, groups: Sequence[Scored]) -> list[Scored]:
+        registration = self.state.run.registration
+        longest = registration.max_token_len if registration else 0
+        return [
+            group if group.problem else replace(group, problem=broken_convention(group.element, longest))
+            for group in groups
+        ]
+
+    async def _accept_by_content(self, contents: Sequence[Content]) -> list[Verdict]:
+        keys = [key for content in contents for key in content.keys(self._clock())]
+        return await self.turns.submit(lambda state: accept_all(state, [each.keyed(state) for each in contents]), keys)
+
+    async def status_env(self, env_id: int, *, ours: bool = False) -> dict[str, Any]:
+        """GET /status-env; an unknown id is adopted, an impossible one is told to pause.
+
+        Raises:
+            EnvironmentUnknown: one of ours.
+        """
+        if ours:
+            self._check_known([env_id])
         if not 0 <= env_id < LARGEST_ENV_ID:
             return status.idle(self.state)
-        env = self.state.hear(env_id)
-        if self.state.changes:
-            await self._keep()
-        answer = status.status_env(self.state, env)
+        if self.state.is_at_home(env_id):  # before any wait: it may have said goodbye by then
+            self.state.hear(env_id)
+        else:
+            await self.turns.submit(lambda state: state.hear(env_id))
+        await self.settled()
+        return await self._unparked(env_id)
+
+    async def _unparked(self, env_id: int) -> dict[str, Any]:
+        """The answer; one that says "pause" to a client that would not listen comes late instead."""
         deadline = self._now() + PAUSE_HOLD_S
-        while env.min_share and status.is_paused(self.state):
-            if not await self._wait_until(deadline, self._changed):
-                break
+        while True:
+            changed, env = self.turns.changed, self.state.envs.by_id[env_id]
             answer = status.status_env(self.state, env)
-        return answer
+            if not env.min_share or not status.is_paused(self.state):
+                return answer
+            if not await self._wait_until(deadline, changed):
+                return answer
+
+    # -- whoever looks -------------------------------------------------------------------------------------------------
+
+    async def status(self) -> dict[str, int]:
+        """GET /status."""
+        await self.settled()
+        return status.status(self.state)
 
     async def latest_example(self) -> bytes | None:
         """GET /latest_example: the element of the newest group."""
         return None if self.state.run.registration is None else await asyncio.to_thread(self._store.latest_body)
 
-    async def reset(self) -> None:
-        """GET /reset_data."""
-        self.state.archive()
-        await self._keep()
+    async def groups(self, query: GroupsQuery) -> list[GroupRecord]:
+        """GET /v1/groups: the oldest first."""
+        return await asyncio.to_thread(self._store.groups, query)
+
+    async def bodies_of(self, group_ids: Sequence[int]) -> dict[int, bytes]:
+        """The JSON elements of these groups, of those still kept."""
+        return await asyncio.to_thread(self._store.find_bodies, group_ids)
 
     def diagnose(self) -> dict[str, Any]:
         """GET /v1/diagnostics."""
         return diagnostics.report(self.state)
 
-    async def _keep(self) -> None:
-        """Have what was decided remembered; then tell those who wait."""
-        changes = self.state.drain()
-        await self.writer.commit(changes)
-        if changes:
-            self._wake()
+    async def settled(self) -> None:
+        """Wait until every batch that was written is counted."""
+        if self._handing:
+            await asyncio.wait(self._handing, timeout=HANDING_S)
 
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+    # -- how -----------------------------------------------------------------------------------------------------------
+
+    def _remember(self, remembered: Remembered) -> State:
+        return State(remembered, self._clock, self._rules, shared=self._store.is_shared)
+
+    async def _read(self, made: Delivery) -> Batch | None:
+        """The batch with its tokens. Groups whose tokens are lost are set aside: the others queue again, and None."""
+        step = made.step or self.state.run.step + 1
+        try:
+            return Batch(made, step, await asyncio.to_thread(self._store.bodies, made.groups))
+        except BaseException as error:
+            self.give_back(Batch(made, step, []))
+            if not isinstance(error, StoreFailed):
+                raise
+            found = await asyncio.to_thread(self._store.find_bodies, made.groups)
+            if len(found) == len(made.groups) or made.id not in self.state.out:
+                raise
+        await self.turns.submit(lambda state: _without(state, made.id, set(made.groups) - set(found)))
+        return None
+
+    async def _room_for(self, num_bytes: int) -> None:
+        deadline = self._now() + FULL_HOLD_S
+        while self.state.num_bytes + num_bytes > self._rules.max_queue_bytes:
+            if not await self._wait_until(deadline, self.turns.changed):
+                raise QueueFull(
+                    "The queue is full.",
+                    f"{self.state.num_bytes} bytes wait for a trainer; --max-queue-bytes is "
+                    f"{self._rules.max_queue_bytes}.",
+                    "Send it again later; GET /v1/diagnostics says why no batch is taken.",
+                )
+
+    def _check_known(self, env_ids: Iterator[int | None] | Sequence[int | None]) -> None:
+        for env_id in env_ids:
+            if env_id is not None and env_id not in self.state.envs.by_id:
+                raise EnvironmentUnknown(
+                    f"This server knows no environment {env_id}.",
+                    "It was given by another server, or on another database.",
+                    "Register again, and go on with the new id.",
+                )
+
+    def _next_expiry(self) -> float:
+        """When the next lease ends, on the loop's clock."""
+        ends = [batch.expires_at for batch in self.state.out.values() if batch.expires_at is not None]
+        return self._now() + max(0.0, min(ends) - self._clock()) if ends else float("inf")
 
     async def _wait_until(self, deadline: float, changed: asyncio.Event) -> bool:
         """Wait for the next change. False: the deadline came first."""
@@ -158,16 +314,32 @@ class TrajectoryService:
             return False
         return True
 
-    def _reload(self) -> None:
-        """The store did not take what memory already holds: go back to what is kept.
-
-        Raises:
-            StoreFailed: it cannot be read either.
-        """
-        _log.error("The store failed; going back to its last committed state.")
-        self.state = State(self._store.load(), self._clock)
-        self.state.drain()
-
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _next(state: State, query: BatchQuery) -> Delivery | None:
+    return batches.next_batch(state, query) if state.run.registration else None
+
+
+def _without(state: State, batch_id: int, lost: set[int]) -> None:
+    why = Problem("tokens_lost", "Its tokens cannot be read any more.")
+    if batch_id in state.out:
+        batches.dissolve(state, state.out[batch_id], dict.fromkeys(lost, why))
+
+
+def _register_env(state: State, registration: EnvRegistration) -> EnvRecord | None:
+    return state.save_env(state.envs.new_record(registration)).record if state.run.started else None
+
+
+def _disconnect(state: State, env_id: int) -> bool:
+    env = state.envs.by_id.get(env_id)
+    if env is not None:
+        state.save_env(replace(env.record, connected=False))
+    return env is not None
+
+
+def _let_go(answer: asyncio.Future[Any]) -> None:
+    """Nobody waits for it; where the store is gone, whoever opens it next decides the same."""
+    answer.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -1,7 +1,9 @@
-"""The state of the trajectory server in memory, and the list of changes that a store must remember.
+"""The state of the trajectory server in memory, made of nothing but the changes that a store remembers.
 
-Owns: the run, the queue, the environments, counters, ids; keeps memory and `changes` in step.
-Never: decides (`intake` and `delivery` do), waits, touches a disk. One caller at a time.
+Owns: the run, the queue, batches that are out, the environments, counters, ids; how each change is applied.
+Never: decides (`intake` and `delivering` do), waits, touches a disk. One caller at a time.
+
+    decide ── do(change) ──▶ apply, and note it for the store          another server's change ── apply
 """
 
 from __future__ import annotations
@@ -10,144 +12,278 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from halteres.trajectories.forming import packing
+from halteres.trajectories.forming.composition import Shares
 from halteres.trajectories.forming.lanes import Queue
 from halteres.trajectories.intake.environments import Environment, Environments
 from halteres.trajectories.records import (
+    OPEN,
     Change,
+    Delivery,
+    DeliverySaved,
     EnvRecord,
     EnvSaved,
+    EnvSeen,
+    GroupArrived,
     GroupMoved,
     GroupRecord,
+    KnownKey,
     Place,
     Remembered,
     RunRecord,
     RunSaved,
+    Standing,
     Tally,
 )
-from halteres.trajectories.wire.scored import Problem
+from halteres.trajectories.rules import Rules
+from halteres.trajectories.wire.contents import Problem
 
 Clock = Callable[[], float]
 """Gives the time in unix s."""
 
+NOTED_S = 10.0
+"""How exactly other servers on the same queue know when an environment was heard of."""
+
 
 class State:
-    """Everything the server decides upon. Whoever changes it has `changes` committed before anyone is told."""
+    """Everything the server decides upon. Whoever changes it has what `drain` gives committed before anyone is told."""
 
-    def __init__(self, remembered: Remembered, clock: Clock) -> None:
-        self.clock = clock
+    def __init__(
+        self, remembered: Remembered, clock: Clock, rules: Rules | None = None, *, shared: bool = False
+    ) -> None:
+        self.clock, self.rules, self._shared = clock, rules or Rules(), shared
         self.run: RunRecord = remembered.run
         self.queue = Queue()
-        self.envs = Environments()
-        self.changes: list[Change] = []
+        self.envs = Environments(self.rules.env_timeout_s)
+        self.shares = Shares(self.envs.weight)
+        self.waiting: dict[int, GroupRecord] = {}  # queued, buffered or out, by id
+        self.out: dict[int, Delivery] = {}  # open batches, by id
+        self.settled = {delivery.id: delivery for delivery in remembered.settled}  # those that are not, the newest
+        self.num_out: Counter[int | None] = Counter()  # sequences of open batches, per environment
+        self.num_bytes = 0  # of everything that waits
         self.set_aside: Counter[str] = Counter()  # groups of this run, per reason
         self.num_accepted = 0  # groups of this run that were not set aside
+        self.num_duplicates = 0  # groups that came again with their key, since this server started
         self.first_group_at = remembered.first_group_at  # unix s
-        self.verdicts = {group.key: (group.fingerprint, group.verdict) for group in remembered.keyed if group.key}
         self.last_group = remembered.last_group
-        self.last_position = remembered.last_position
+        self.last_position = 0
         self.last_delivery = remembered.last_delivery
+        self._keys: dict[str, KnownKey] = {}
+        self._all_keyed = remembered.all_keyed
+        self._noted: list[Change] = []
         self._recall(remembered)
 
-    def drain(self) -> list[Change]:
-        """What changed since the last call."""
-        changes, self.changes = self.changes, []
-        return changes
+    # -- changes -------------------------------------------------------------------------------------------------------
 
-    def save_run(self, run: RunRecord) -> RunRecord:
+    def do(self, change: Change) -> None:
+        """Apply a change that was decided here, and note it for the store."""
+        self.apply(change)
+        self._noted.append(change)
+
+    def drain(self) -> list[Change]:
+        """What was decided here since the last call."""
+        noted, self._noted = self._noted, []
+        return noted
+
+    def apply(self, change: Change) -> None:
+        """Apply a change, whoever decided it."""
+        match change:
+            case RunSaved(run):
+                self._begin_or_go_on(run)
+            case EnvSaved(record):
+                self.envs.save(record, self.clock())
+            case EnvSeen(env_id, at):
+                self._see(env_id, at)
+            case GroupArrived(group, _):
+                self._arrive(group)
+            case GroupMoved(group):
+                self._move(group)
+            case DeliverySaved(delivery):
+                self._deliver(delivery)
+
+    def _begin_or_go_on(self, run: RunRecord) -> None:
+        if run.first_group != self.run.first_group:
+            self.envs.count_from_nothing()
+            self.set_aside.clear()
+            self._keys.clear()
+            self.num_accepted, self.first_group_at = 0, None
+        self.run = run
+
+    def _see(self, env_id: int, at: float) -> None:
+        env = self.envs.by_id.get(env_id)
+        if env is not None:
+            env.last_seen = max(env.last_seen, at)
+
+    def _arrive(self, group: GroupRecord) -> None:
+        self.last_group = max(self.last_group, group.id)
+        if group.key is not None:
+            self._keys[group.key] = KnownKey(group.key, group.fingerprint, group.verdict)
+        self._count(Tally(env_id=group.env_id, place=group.place, reason=group.reason, num_groups=1))
+        env = self.envs.by_id.get(-1 if group.env_id is None else group.env_id)
+        if env is not None and env.record.registration is None:
+            env.adopted_size = env.adopted_size or group.size
+        if group.place is not Place.SET_ASIDE:
+            self.first_group_at = self.first_group_at or group.received_at
+        self._enter(group)
+
+    def _move(self, group: GroupRecord) -> None:
+        before = self.waiting.get(group.id)
+        if before is not None:
+            self._leave(before)
+        self._enter(group)
+        if group.place is Place.SET_ASIDE:
+            self._count(Tally(env_id=group.env_id, place=Place.QUEUED, reason=None, num_groups=-1))
+            self._count(Tally(env_id=group.env_id, place=group.place, reason=group.reason, num_groups=1))
+
+    def _deliver(self, delivery: Delivery) -> None:
+        self.last_delivery = max(self.last_delivery, delivery.id)
+        if delivery.standing not in OPEN:
+            self.out.pop(delivery.id, None)
+            self.settled[delivery.id] = delivery
+        else:
+            self.out[delivery.id] = delivery
+            queued = [self.queue.groups[group_id] for group_id in delivery.groups if group_id in self.queue.groups]
+            self.shares.formed((group.env_id, group.size) for group in queued)
+        for group in map(self.waiting.get, delivery.groups):
+            if group is None:
+                continue
+            if delivery.standing is Standing.DELIVERED:
+                self._leave(group)
+            elif delivery.standing in OPEN and (group.place is not Place.OUT or group.delivery != delivery.id):
+                self._leave(group)
+                self._enter(replace(group, place=Place.OUT, delivery=delivery.id))
+
+    def _enter(self, group: GroupRecord) -> None:
+        """Put a group where its record says it waits."""
+        match group.place:
+            case Place.QUEUED if group.position > self.last_position:
+                self.queue.add(group)
+                self.last_position = group.position
+            case Place.QUEUED:
+                self.queue.put_back(group)
+            case Place.BUFFERED:
+                self._env_of(group).buffer.append(group)
+            case Place.OUT:
+                self.num_out[group.env_id] += group.size
+            case _:
+                return
+        self.waiting[group.id] = group
+        self.num_bytes += group.num_bytes
+
+    def _leave(self, group: GroupRecord) -> None:
+        """The place where a group waits lets go of it."""
+        match group.place:
+            case Place.QUEUED:
+                self.queue.remove(group)
+            case Place.BUFFERED:
+                self._env_of(group).buffer.remove(group)
+            case _:
+                self.num_out[group.env_id] -= group.size
+        del self.waiting[group.id]
+        self.num_bytes -= group.num_bytes
+
+    def _count(self, tally: Tally) -> None:
+        env = self.envs.by_id.get(-1 if tally.env_id is None else tally.env_id)
+        if tally.place is Place.SET_ASIDE:
+            self.set_aside[tally.reason or "other"] += tally.num_groups
+        else:
+            self.num_accepted += tally.num_groups
+        if env is not None:
+            env.count(tally)
+
+    def _env_of(self, group: GroupRecord) -> Environment:
+        return self.envs.by_id[-1 if group.env_id is None else group.env_id]
+
+    # -- small decisions that others are made of ---------------------------------------------------------------------
+
+    def save_run(self, run: RunRecord) -> None:
         """Make this the run's record."""
         if run != self.run:
-            self.run = run
-            self.changes.append(RunSaved(run))
-        return run
+            self.do(RunSaved(run))
 
-    def add_env(self, record: EnvRecord) -> Environment:
-        """Enter an environment."""
-        self.changes.append(EnvSaved(record))
-        return self.envs.add(record, self.clock())
-
-    def connect(self, env: Environment, connected: bool) -> None:
-        """Change whether an environment counts as connected."""
-        if env.record.connected != connected:
-            env.record = replace(env.record, connected=connected)
-            self.changes.append(EnvSaved(env.record))
+    def save_env(self, record: EnvRecord) -> Environment:
+        """Make this the record of an environment, new or known."""
+        env = self.envs.by_id.get(record.id)
+        if env is None or env.record != record:
+            self.do(EnvSaved(record))
+        return self.envs.by_id[record.id]
 
     def hear(self, env_id: int) -> Environment:
         """An environment was heard of; one that nobody knows is adopted under the id it uses."""
         env = self.envs.by_id.get(env_id)
         if env is None:
             name = f"adopted_{env_id}"
-            env = self.add_env(EnvRecord(id=env_id, name=name, desired_name=name, registration=None))
-        env.last_seen = self.clock()
-        self.connect(env, True)
+            env = self.save_env(EnvRecord(id=env_id, name=name, desired_name=name, registration=None))
+        self.save_env(replace(env.record, connected=True))
+        now = self.clock()
+        if self._shared and now - env.noted_seen > NOTED_S:
+            env.noted_seen = now
+            self.do(EnvSeen(env_id, now))
+        env.last_seen = now
         return env
+
+    def is_at_home(self, env_id: int) -> bool:
+        """Whether there is nothing to change when this environment is heard of."""
+        env = self.envs.by_id.get(env_id)
+        if env is None or not env.record.connected:
+            return False
+        return not self._shared or self.clock() - env.noted_seen <= NOTED_S
 
     def next_position(self) -> int:
         """The place behind the last in the queue."""
-        self.last_position += 1
-        return self.last_position
+        return self.last_position + 1
 
-    def move(self, group: GroupRecord, place: Place, problem: Problem | None = None) -> None:
-        """Put a known group somewhere else; its former place lets go of it."""
-        if group.place is Place.QUEUED:
-            self.queue.remove(group)
-        elif group.place is Place.BUFFERED and group.env_id is not None:
-            self.envs.by_id[group.env_id].buffer.remove(group)
-        position = self.next_position() if place is Place.QUEUED else group.position
-        reason, why = (problem.code, problem.why) if problem else (None, None)
-        moved = replace(group, place=place, position=position, reason=reason, why=why)
-        self.changes.append(GroupMoved(moved))
-        self.enter(moved)
-        if problem:
-            self.count(Tally(env_id=group.env_id, place=group.place, reason=None, num_groups=-1))
-            self.count(Tally(env_id=group.env_id, place=place, reason=problem.code, num_groups=1))
+    def put(self, group: GroupRecord, place: Place, problem: Problem | None = None) -> None:
+        """Put a group that waits somewhere else."""
+        new = place is Place.QUEUED and group.place is Place.BUFFERED
+        self.do(
+            GroupMoved(
+                replace(
+                    self.waiting[group.id],
+                    place=place,
+                    position=self.next_position() if new else group.position,
+                    delivery=None,
+                    reason=problem.code if problem else None,
+                    why=problem.why if problem else None,
+                )
+            )
+        )
 
-    def enter(self, group: GroupRecord) -> None:
-        """Put a group where its record says it waits."""
-        if group.place is Place.QUEUED:
-            self.queue.add(group)
-        elif group.place is Place.BUFFERED and group.env_id is not None:
-            self.envs.by_id[group.env_id].buffer.append(group)
+    # -- what it knows -----------------------------------------------------------------------------------------------
 
-    def count(self, tally: Tally) -> None:
-        """Count groups of this run: accepted, or set aside."""
-        env = self.envs.by_id.get(-1 if tally.env_id is None else tally.env_id)
-        if tally.place is Place.SET_ASIDE:
-            self.set_aside[tally.reason or "other"] += tally.num_groups
-            if env:
-                env.num_set_aside += tally.num_groups
-        else:
-            self.num_accepted += tally.num_groups
-            if env:
-                env.num_accepted += tally.num_groups
+    @property
+    def max_staleness(self) -> int | None:
+        """Versions a group may lag behind the trainer; None: unbounded. The trainer's word goes before the server's."""
+        own = self.run.registration.max_staleness if self.run.registration else None
+        return self.rules.max_staleness if own is None else own
 
-    def archive(self) -> None:
-        """Take everything that waits out of the way of another run, and count from nothing."""
-        buffered = [group for env in self.envs.by_id.values() for group in env.buffer]
-        for group in (*self.queue.groups.values(), *buffered):
-            self.move(group, Place.ARCHIVED)
-        for env in self.envs.by_id.values():
-            env.num_accepted = env.num_set_aside = 0
-        self.set_aside.clear()
-        self.num_accepted, self.first_group_at = 0, None
-        self.save_run(RunRecord(first_group=self.last_group + 1))
+    @property
+    def num_sequences_out(self) -> int:
+        """Sequences in open batches."""
+        return self.num_out.total()
 
-    def minima(self) -> list[packing.Minimum]:
-        """Minimum shares of the next batch."""
-        return self.envs.minima(self.run.batch_size, self.clock())
+    def known(self, key: str | None) -> KnownKey | None:
+        """What was answered to a key of this run."""
+        return None if key is None else self._keys.get(key)
 
-    def batch_is_ready(self) -> bool:
-        """Whether a batch could be formed from what is queued."""
-        if not 0 < self.run.batch_size <= self.queue.num_sequences:
-            return False
-        held_back = packing.unmet(self.queue, self.minima())
-        return held_back is None and packing.can_add_up(self.queue.num_by_size, self.run.batch_size)
+    def know(self, key: KnownKey) -> None:
+        """Remember a key that was looked up."""
+        self._keys[key.key] = key
+
+    def must_look_up(self, key: str) -> bool:
+        """Whether the store may know a key that memory does not."""
+        return not self._all_keyed and key not in self._keys
 
     def _recall(self, remembered: Remembered) -> None:
         now = self.clock()
         for record in remembered.envs:
-            self.envs.add(record, now)
+            self.envs.save(record, now)
+        for seen in remembered.seen if self._shared else ():
+            self.envs.by_id[seen.env_id].last_seen = seen.at
         for group in remembered.waiting:
-            self.enter(group)
+            self._enter(group)
+        self.last_position = remembered.last_position
+        self.out.update((delivery.id, delivery) for delivery in remembered.deliveries)
+        for key in remembered.keyed:
+            self.know(key)
         for tally in remembered.tallies:
-            self.count(tally)
+            self._count(tally)

@@ -16,6 +16,7 @@ from halteres.agent.watching.failing import failure_facts, log_tail
 from halteres.agent.watching.interval import limited
 from halteres.agent.watching.look import Look, look_at
 from halteres.agent.watching.next_call import LONGEST_WAIT_S, next_after
+from halteres.agent.watching.no_batch import why_no_batch
 from halteres.agent.watching.seed_keys import seed_facts
 from halteres.agent.watching.waiting import Until, wait_for
 from halteres.agent.wording import worded
@@ -46,6 +47,7 @@ class Looked(Result):
     metrics: dict[str, Any] = {}  # step, reward_mean, percent_correct, eval_percent_correct, loss, kl
     trend: dict[str, Any] = {}  # reward_mean: its curve; groups_without_signal: share of the last steps' groups
     alerts: list[dict[str, Any]] = []  # rule, step, evidence, remedy
+    no_batch: str = ""  # of a run that stands still: why the trajectory server has no batch for it
     restarts: dict[str, int] = {}  # processes that died and were started again: how often
     health: str = ""  # healthy, alert, failing; of a run that has ended, its status
     woke: str | None = None  # what ended the wait: the event asked for, "terminal", or "wait_s"
@@ -97,4 +99,11 @@ def _occasional(look: Look, woke: str | None) -> dict[str, Any]:
     """What is told only where there is something to tell."""
     state = look.state
     restarts = read_restarts(look.run.path / "events.jsonl")
-    return {"phase": state.phase, "code": state.code, "note": state.note, "restarts": restarts, "woke": woke}
+    return {
+        "phase": state.phase,
+        "code": state.code,
+        "note": state.note,
+        "no_batch": why_no_batch(look),
+        "restarts": restarts,
+        "woke": woke,
+    }

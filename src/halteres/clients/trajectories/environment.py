@@ -1,6 +1,6 @@
 """An environment's client of the trajectory server, for many tasks of one event loop.
 
-Owns: registration, polling, posting; repeats a call while the server is away.
+Owns: registration, polling, posting; repeats a call while the server is away; compresses what goes to another machine.
 Never: makes groups, or decides how many.
 
     async with EnvironmentClient(url) as client:
@@ -20,7 +20,19 @@ from typing import Any
 import msgspec
 
 from halteres.clients.connections import Connected
-from halteres.clients.trajectories.calls import JSON, POLL_S, REPLY_S, Patience, checked, encode, unreachable
+from halteres.clients.trajectories.address import Address
+from halteres.clients.trajectories.calls import (
+    EVERYWHERE,
+    LEAST_COMPRESSED,
+    POLL_S,
+    REPLY_S,
+    KeyReused,
+    Patience,
+    checked,
+    compress,
+    encode,
+    unreachable,
+)
 from halteres.errors import NotReady
 
 
@@ -67,11 +79,12 @@ class EnvironmentClient(Connected):
 
     Raises:
         NotReady: the server stayed away for as long as `patience` says.
+        UnknownEnvironment: it knows no environment of that id; register again, and go on under the new one.
         InvalidData: it refuses the request.
     """
 
     def __init__(self, url: str, patience: Patience | None = None) -> None:
-        self._url, self._patience = url.rstrip("/"), patience or Patience()
+        self._at, self._patience = Address.of(url), patience or Patience()
 
     async def register_env(
         self,
@@ -100,7 +113,7 @@ class EnvironmentClient(Connected):
                 return await self._until_registered(body)
         except TimeoutError:
             raise NotReady(
-                f"No trainer asked {self._url} for a batch within {deadline_s:g} s.",
+                f"No trainer asked {self._at.url} for a batch within {deadline_s:g} s.",
                 "Environments may register only then.",
                 "Look at the trainer's log.",
             ) from None
@@ -127,7 +140,11 @@ class EnvironmentClient(Connected):
         return answer["group"], answer["project"]
 
     async def post(self, group: Mapping[str, Any], *, key: str) -> Posted:
-        """Send one scored group (keys of ScoredData). The same key never counts twice."""
+        """Send one scored group (keys of ScoredData). The same key never counts twice.
+
+        Raises:
+            KeyReused: another group came with this key.
+        """
         answer = await self._call("POST", "/scored_data", group, {"Idempotency-Key": key})
         aside = answer.get("set_aside")
         return Posted(status=answer["status"], set_aside=aside["why"] if aside else None)
@@ -137,19 +154,31 @@ class EnvironmentClient(Connected):
         await self._call("POST", "/disconnect-env", {"env_id": env_id})
 
     async def _call(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        more: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        data, sent = None if body is None else encode(body), {**JSON, **(headers or {})}
+        data, packing = await self._packed(body)
+        headers = {**self._at.headers, **packing, **(more or {})}
         pauses = self._patience.pauses()
         while True:
             try:
-                status, answer = await self._once(method, path, data, sent)
-                return msgspec.json.decode(checked(status, answer, path))
+                status, answer = await self._once(method, path, data, headers)
+                return msgspec.json.decode(checked(status, answer, path, _REFUSALS))
             except NotReady:
                 pause = next(pauses, None)
                 if pause is None:
                     raise
             await asyncio.sleep(pause)
+
+    async def _packed(self, body: Mapping[str, Any] | None) -> tuple[bytes | None, Mapping[str, str]]:
+        """A body as it travels, and how it says so."""
+        data = None if body is None else encode(body)
+        if data is None or self._at.is_here or len(data) < LEAST_COMPRESSED:
+            return data, {}
+        return await asyncio.to_thread(compress, data), {"Content-Encoding": "gzip"}
 
     async def _once(self, method: str, path: str, data: bytes | None, headers: Mapping[str, str]) -> tuple[int, bytes]:
         import aiohttp  # here: the trainer's client does without these 0.3 s
@@ -157,7 +186,10 @@ class EnvironmentClient(Connected):
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REPLY_S))
         try:
-            async with self._session.request(method, self._url + path, data=data, headers=headers) as response:
+            async with self._session.request(method, self._at.url + path, data=data, headers=headers) as response:
                 return response.status, await response.read()
         except (OSError, aiohttp.ClientError) as error:  # a timeout is an OSError
-            raise unreachable(self._url, error) from error
+            raise unreachable(self._at.url, error) from error
+
+
+_REFUSALS = {**EVERYWHERE, 409: KeyReused}

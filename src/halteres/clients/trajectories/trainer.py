@@ -1,28 +1,46 @@
 """A trainer's client of the trajectory server: plain calls, no event loop.
 
-Owns: waiting for a batch, its translation to `types.Batch`, and naming the last batch held when it asks for the next.
+Owns: waiting for a batch; naming the last batch held when it asks for the next; leases, for who asks for them.
 Never: trains; imports torch or an asynchronous HTTP library.
 
     client = TrainerClient(url)
     client.register(TrainerRegistration(batch_size=128, max_token_len=256, num_steps=40, run_id="r1", max_staleness=0))
-    batch = client.batch(policy_version=0, deadline_s=600)
+    batch = client.batch(0, deadline_s=600)
+
+A question names the batch that its asker holds, and so acknowledges it: whoever lost a reply asks again and gets the
+same batch. That takes no clock and no further request, and is what our own trainer does. A lease is for a trainer that
+works on several batches at a time, or wants one back in the queue when it dies before it has learnt from it:
+
+    batch = client.batch(0, deadline_s=600, lease_s=60)
+    client.extend(client.leased.id, 60)      # before it expires, while the work goes on
+    client.acknowledge(client.leased.id)     # or nack: another trainer gets it
 """
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
-import msgspec
-
-from halteres.clients.trajectories.calls import JSON, POLL_S, REPLY_S, Patience, checked, encode, unreachable
-from halteres.errors import InvalidData, NotReady
-from halteres.types import Batch, Group
+from halteres.clients.trajectories.address import Address
+from halteres.clients.trajectories.batches import BatchReply, decoder
+from halteres.clients.trajectories.calls import (
+    EVERYWHERE,
+    POLL_S,
+    REPLY_S,
+    LeaseLost,
+    Patience,
+    checked,
+    encode,
+    unreachable,
+)
+from halteres.errors import InvalidData, NotFound, NotReady
+from halteres.types import Batch
 
 HOLD_S = 1.0
 """How long one question for a batch asks the server to hold its reply; a stop is noticed as late."""
@@ -44,6 +62,14 @@ class TrainerRegistration:
     wandb_project: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """A batch that is ours until we settle it, or until it expires."""
+
+    id: int  # of the batch
+    expires_at: float  # unix s, by the server's clock
+
+
 class TrainerClient:
     """A trainer's client: one connection, one caller at a time, any thread.
 
@@ -55,18 +81,32 @@ class TrainerClient:
     """
 
     def __init__(self, url: str, patience: Patience | None = None) -> None:
-        self._url, self._patience = url.rstrip("/"), patience or Patience()
+        self._at, self._patience = Address.of(url), patience or Patience()
         self._connection: http.client.HTTPConnection | None = None
-        self._held: int | None = None  # id of the last batch received whole
+        self._held: int | None = None  # id of the last batch received whole without a lease
+        self._leased: Lease | None = None
+
+    @property
+    def leased(self) -> Lease:
+        """The lease of the batch that came last. NotFound where none was asked for."""
+        if self._leased is None:
+            raise NotFound("No batch is leased.", "Only `batch(..., lease_s=...)` leases one.")
+        return self._leased
 
     def register(self, registration: TrainerRegistration, /) -> int:
         """Register; gives the registration's uuid. Registering again goes on with the same run."""
-        self._held = None
+        self._held = self._leased = None
         answer = self._call("POST", "/register", asdict(registration))
         return json.loads(answer)["uuid"]  # not msgspec: it has no integers of 128 bits
 
     def batch(
-        self, policy_version: int, /, *, deadline_s: float, stopped: Callable[[], bool] = lambda: False
+        self,
+        policy_version: int,
+        /,
+        *,
+        deadline_s: float,
+        stopped: Callable[[], bool] = lambda: False,
+        lease_s: float | None = None,
     ) -> Batch | None:
         """The next batch for this version, as soon as there is one.
 
@@ -75,6 +115,8 @@ class TrainerClient:
             deadline_s: how long to wait; a question under way is waited for.
             stopped: asked after every question, answered or not (a server holds it for HOLD_S at most); where it says
                 yes, the answer is None.
+            lease_s: how long the batch stays ours without a word; `leased` then has its id. None: the next question
+                settles it.
 
         Raises:
             NotReady: no batch came in time; the sentence says why, as the server sees it.
@@ -82,20 +124,36 @@ class TrainerClient:
         ends = time.monotonic() + deadline_s
         while not stopped():
             asked = time.monotonic()
+            hold_s = max(0.0, min(HOLD_S, ends - asked))
             try:
-                reply = self._ask(policy_version, max(0.0, min(HOLD_S, ends - asked)), ends, stopped)
+                batch = self._asked(_question(policy_version, hold_s, self._held, lease_s), ends, stopped)
             except NotReady:
                 if stopped():
                     break
                 raise
-            if reply.batch:
-                self._held = reply.batch_id
-                return Batch(groups=tuple(element.as_group() for element in reply.batch))
             now = time.monotonic()
+            if batch is not None:
+                return batch
             if now >= ends:
                 raise self._no_batch(deadline_s)
             time.sleep(max(0.0, min(asked + POLL_S, ends) - now))  # no pause where the server held its reply
         return None
+
+    def acknowledge(self, batch_id: int) -> None:
+        """A leased batch was learnt from: it counts as a step. Again is harmless.
+
+        Raises:
+            LeaseLost: it expired and was leased again meanwhile. NotFound: there is no such batch.
+        """
+        self._settle(batch_id, "ack")
+
+    def nack(self, batch_id: int) -> None:
+        """Give a leased batch back: it answers the next question, unchanged. Raises as `acknowledge`."""
+        self._settle(batch_id, "nack")
+
+    def extend(self, batch_id: int, lease_s: float) -> None:
+        """Let a lease end in `lease_s` seconds from now. Raises as `acknowledge`."""
+        self._settle(batch_id, f"extend?lease={lease_s:.3f}")
 
     def diagnostics(self) -> dict[str, Any]:
         """GET /v1/diagnostics: why there is no batch, who sent what."""
@@ -103,7 +161,7 @@ class TrainerClient:
 
     def reset(self) -> None:
         """GET /reset_data: forget the run on the server; its groups are archived."""
-        self._held = None
+        self._held = self._leased = None
         self._call("GET", "/reset_data")
 
     def close(self) -> None:
@@ -112,20 +170,28 @@ class TrainerClient:
             self._connection.close()
             self._connection = None
 
-    def _ask(self, policy_version: int, hold_s: float, ends: float, stopped: Callable[[], bool]) -> _BatchReply:
-        after = "" if self._held is None else f"&after={self._held}"
-        path = f"/batch?policy_version={policy_version}{after}&wait={hold_s:.3f}"
-        reply = _batch_reply.decode(
-            self._call("GET", path, over=lambda: stopped() or time.monotonic() >= ends),
-        )
+    def _asked(self, question: str, ends: float, stopped: Callable[[], bool]) -> Batch | None:
+        reply = decoder.decode(self._call("GET", question, over=lambda: stopped() or time.monotonic() >= ends))
         if reply.status == "error":
             raise NotReady("The trajectory server knows no trainer.", reply.message, "Register first.")
-        return reply
+        if reply.batch:
+            self._keep(reply)
+        return reply.as_batch()
+
+    def _keep(self, reply: BatchReply) -> None:
+        if reply.lease_expires is None or reply.batch_id is None:
+            self._held = reply.batch_id
+        else:
+            self._leased = Lease(id=reply.batch_id, expires_at=reply.lease_expires)
+
+    def _settle(self, batch_id: int, how: str) -> None:
+        self._call("POST", f"/v1/batches/{batch_id}/{how}", {})
 
     def _no_batch(self, deadline_s: float) -> NotReady:
         try:
-            why = " ".join(reason["sentence"] for reason in self.diagnostics()["reasons"])
-        except InvalidData:  # the original server has no diagnostics
+            told = self.diagnostics()
+            why = told.get("why") or " ".join(reason["sentence"] for reason in told["reasons"])
+        except (InvalidData, NotFound):  # the original server has no diagnostics
             why = ""
         return NotReady(f"No batch came within {deadline_s:g} s.", why, "Does the environment's log show groups?")
 
@@ -140,7 +206,7 @@ class TrainerClient:
         pauses = self._patience.pauses()
         while True:
             try:
-                return checked(*self._once(method, path, data), path)
+                return checked(*self._once(method, path, data), path, _REFUSALS)
             except NotReady:
                 pause = None if over() else next(pauses, None)
                 if pause is None:
@@ -149,45 +215,24 @@ class TrainerClient:
 
     def _once(self, method: str, path: str, data: bytes | None) -> tuple[int, bytes]:
         if self._connection is None:
-            address = urlsplit(self._url)
-            kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
-            self._connection = kind(address.hostname or "127.0.0.1", address.port, timeout=REPLY_S)
+            kind = http.client.HTTPSConnection if self._at.is_secure else http.client.HTTPConnection
+            self._connection = kind(self._at.host, self._at.port, timeout=REPLY_S)
+        compressed = {} if self._at.is_here else {"Accept-Encoding": "gzip"}
         try:
-            self._connection.request(method, path, data, JSON)
+            self._connection.request(method, self._at.prefix + path, data, {**self._at.headers, **compressed})
             response = self._connection.getresponse()
-            return response.status, response.read()
-        except (OSError, http.client.HTTPException) as error:
+            answer = response.read()
+            is_gzip = response.headers.get("Content-Encoding") == "gzip"
+            return response.status, gzip.decompress(answer) if is_gzip else answer
+        except (OSError, EOFError, zlib.error, http.client.HTTPException) as error:
             self.close()
-            raise unreachable(self._url, error) from error
+            raise unreachable(self._at.url, error) from error
 
 
-class _Element(msgspec.Struct):
-    """A group of a batch, as far as our trainer reads it."""
-
-    tokens: tuple[tuple[int, ...], ...]
-    masks: tuple[tuple[int, ...], ...]
-    scores: tuple[float, ...]
-    inference_logprobs: tuple[tuple[float, ...], ...] | None = None
-    overrides: tuple[dict[str, Any], ...] | None = None
-    policy_version: int | tuple[tuple[int, int], ...] | None = None
-
-    def as_group(self) -> Group:
-        version = self.policy_version
-        return Group(
-            tokens=self.tokens,
-            masks=self.masks,
-            scores=self.scores,
-            logprobs=self.inference_logprobs or (),
-            versions=((version, version),) * len(self.tokens) if isinstance(version, int) else version or (),
-            overrides=self.overrides or (),
-        )
+_REFUSALS = {**EVERYWHERE, 404: NotFound, 409: LeaseLost}
 
 
-class _BatchReply(msgspec.Struct):
-    batch: tuple[_Element, ...] | None
-    batch_id: int | None = None
-    status: str = ""
-    message: str = ""
-
-
-_batch_reply = msgspec.json.Decoder(_BatchReply)
+def _question(policy_version: int, hold_s: float, held: int | None, lease_s: float | None) -> str:
+    after = "" if held is None else f"&after={held}"
+    lease = "" if lease_s is None else f"&lease={lease_s:.3f}"
+    return f"/batch?policy_version={policy_version}{after}{lease}&wait={hold_s:.3f}"

@@ -12,11 +12,12 @@ export function heading(id) {
   const name = h("h1");
   const about = h("p", { class: "quiet about" });
   const note = h("p", { class: "note" });
+  const waits = h("p", { class: "note", role: "status" });
   const progress = h("progress", { max: 1, value: 0, "aria-label": "Steps done" });
   const facts = h("dl", { class: "facts" });
   const [dialog, ask] = stopping(id);
   const stop = h("button", { type: "button", class: "danger", on: { click: () => ask(name.textContent) } }, "Stop");
-  const element = h("header", { class: "head" }, h("div", { class: "bar" }, state, name, stop), about, note, progress, facts, dialog);
+  const element = h("header", { class: "head" }, h("div", { class: "bar" }, state, name, stop), about, note, waits, progress, facts, dialog);
   let held = null;
   let last = null;
 
@@ -55,6 +56,7 @@ export function heading(id) {
         view.resumed_from ? [" · goes on from ", h("a", { href: `#/runs/${encodeURIComponent(view.resumed_from)}` }, view.resumed_from)] : null,
       );
       say(note, view.note ?? "");
+      say(waits, view.no_batch ? `No batch yet: ${view.no_batch}` : "");
       progress.max = Math.max(1, view.total_steps);
       progress.value = view.step;
       progress.className = view.status;

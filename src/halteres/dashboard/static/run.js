@@ -1,4 +1,5 @@
 // One run. Owns: which parts its page has, and when each asks again. Never: draws one of them.
+// A run that stands still changes no file, and so there is no news of it: its page asks by itself.
 
 import { get, runPath } from "./api.js";
 import { curves } from "./curves.js";
@@ -13,14 +14,19 @@ import { settings } from "./settings.js";
 import { timeline } from "./timeline.js";
 import { troubles } from "./troubles.js";
 
+const ASK_AGAIN_MS = 10000;
+
 export function runView(asked) {
   const said = h("p", { class: "quiet", role: "status" }, "Reading the run …");
   const element = h("article", null, h("p", { class: "back" }, h("a", { href: "#/" }, "← All runs")), said);
   let page = null;
+  let again = null;
 
   const asking = latest(async () => {
+    clearTimeout(again);
     try {
       const view = await get(runPath(page?.id ?? asked));
+      if (!view.terminal) again = setTimeout(asking.run, ASK_AGAIN_MS);
       setClock(view.now);
       page ??= opened(view.run_id, element);
       say(said, "");
@@ -37,6 +43,7 @@ export function runView(asked) {
       if (ids === null || ids.has(page?.id ?? asked)) asking.run();
     },
     close() {
+      clearTimeout(again);
       asking.close();
       page?.close();
     },

@@ -1,18 +1,21 @@
 """The queue of groups that wait for a batch.
 
-Owns: their order per size and per environment, and counters that answer without walking.
+Owns: their order per environment and size, and counters that answer without walking.
 Never: chooses (`packing` does), remembers what has left.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from halteres.trajectories.records import GroupRecord, Versions
 
 Lane = OrderedDict[int, GroupRecord]
-"""Groups by id, oldest first; unlike a dict's, its front stays cheap when it is emptied from there."""
+"""Groups of one environment and one size by id, oldest first; unlike a dict's, its front stays cheap when emptied."""
+
+EnvId = int | None
 
 
 class Queue:
@@ -22,11 +25,10 @@ class Queue:
         self.groups: dict[int, GroupRecord] = {}
         self.num_by_size: Counter[int] = Counter()
         self.num_sequences = 0
-        self._by_size: defaultdict[int, Lane] = defaultdict(OrderedDict)
-        self._by_env: defaultdict[int | None, Lane] = defaultdict(OrderedDict)
+        self._lanes: defaultdict[EnvId, dict[int, Lane]] = defaultdict(dict)
         self._by_versions: defaultdict[Versions, Lane] = defaultdict(OrderedDict)
-        self._sizes_of_env: defaultdict[int | None, Counter[int]] = defaultdict(Counter)
-        self._sequences_of_env: Counter[int | None] = Counter()
+        self._groups_of_env: Counter[EnvId] = Counter()
+        self._sequences_of_env: Counter[EnvId] = Counter()
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -34,8 +36,7 @@ class Queue:
     def add(self, group: GroupRecord) -> None:
         """Put a group at the end."""
         self.groups[group.id] = group
-        self._by_size[group.size][group.id] = group
-        self._by_env[group.env_id][group.id] = group
+        self._lanes[group.env_id].setdefault(group.size, OrderedDict())[group.id] = group
         if group.versions:
             self._by_versions[group.versions][group.id] = group
         self._count(group, 1)
@@ -43,51 +44,70 @@ class Queue:
     def remove(self, group: GroupRecord) -> None:
         """Take a group out, wherever it stands."""
         del self.groups[group.id]
-        del self._by_size[group.size][group.id]
-        del self._by_env[group.env_id][group.id]
+        lanes = self._lanes[group.env_id]
+        del lanes[group.size][group.id]
+        if not lanes[group.size]:
+            del lanes[group.size]
         if group.versions:
             del self._by_versions[group.versions][group.id]
             if not self._by_versions[group.versions]:
                 del self._by_versions[group.versions]
         self._count(group, -1)
 
+    def put_back(self, group: GroupRecord) -> None:
+        """Let a group queue again at the position it once had. Rare: costs O(its lane)."""
+        self.add(group)
+        lane = self._lanes[group.env_id][group.size]
+        for later in [other for other in lane.values() if other.position > group.position]:
+            lane.move_to_end(later.id)
+
+    def lanes(self) -> Iterator[tuple[EnvId, int, Lane]]:
+        """Every lane that holds a group: whose, of which size."""
+        for env_id, lanes in self._lanes.items():
+            for size, lane in lanes.items():
+                yield env_id, size, lane
+
+    def sizes_of(self, env_id: EnvId) -> Mapping[int, Lane]:
+        """The lanes of an environment by size."""
+        return self._lanes.get(env_id, {})
+
     def of_size(self, size: int) -> Iterator[GroupRecord]:
         """Groups of a size, oldest first."""
-        return iter(self._by_size[size].values())
+        return _merged(lanes[size] for lanes in self._lanes.values() if size in lanes)
 
-    def of_env(self, env_id: int | None) -> Iterator[GroupRecord]:
+    def of_env(self, env_id: EnvId) -> Iterator[GroupRecord]:
         """Groups of an environment, oldest first."""
-        return iter(self._by_env[env_id].values())
+        return _merged(self.sizes_of(env_id).values())
 
     def outside(self, oldest: int, newest: int) -> list[GroupRecord]:
         """Tagged groups whose versions reach below `oldest` or above `newest`; costs O(distinct versions + result)."""
         spans = [span for span in self._by_versions if span[0] < oldest or span[1] > newest]
         return [group for span in spans for group in self._by_versions[span].values()]
 
-    def sequences_of(self, env_id: int | None) -> int:
-        """Sequences queued by an environment."""
-        return self._sequences_of_env[env_id]
-
-    def sequences_by_env(self) -> dict[int | None, int]:
+    def sequences_by_env(self) -> dict[EnvId, int]:
         """Sequences queued, per environment that has any."""
         return {env_id: num for env_id, num in self._sequences_of_env.items() if num}
 
-    def num_groups_of(self, env_id: int | None) -> int:
+    def num_groups_of(self, env_id: EnvId) -> int:
         """Groups queued by an environment."""
-        return len(self._by_env[env_id])
+        return self._groups_of_env[env_id]
 
     def largest(self) -> int:
         """Sequences of the largest group; 0 when empty."""
         return max(self.num_by_size, default=0)
 
-    def largest_of(self, env_id: int) -> int:
+    def largest_of(self, env_id: EnvId) -> int:
         """Sequences of the environment's largest group; 0 if it has none."""
-        return max(self._sizes_of_env[env_id], default=0)
+        return max(self.sizes_of(env_id), default=0)
 
     def _count(self, group: GroupRecord, change: int) -> None:
         self.num_sequences += change * group.size
         self._sequences_of_env[group.env_id] += change * group.size
-        for counter in (self.num_by_size, self._sizes_of_env[group.env_id]):
-            counter[group.size] += change
-            if not counter[group.size]:
-                del counter[group.size]
+        self._groups_of_env[group.env_id] += change
+        self.num_by_size[group.size] += change
+        if not self.num_by_size[group.size]:
+            del self.num_by_size[group.size]
+
+
+def _merged(lanes: Iterable[Lane]) -> Iterator[GroupRecord]:
+    return heapq.merge(*(lane.values() for lane in lanes), key=lambda group: group.position)

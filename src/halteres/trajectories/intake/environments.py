@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from halteres.trajectories.forming.packing import Minimum, can_add_up
-from halteres.trajectories.records import EnvRecord, GroupRecord
+from halteres.trajectories.records import EnvRecord, GroupRecord, Place, Tally
 from halteres.trajectories.wire.schema import EnvRegistration
 
 TIMEOUT_S = 60.0
@@ -26,10 +26,16 @@ class Environment:
 
     record: EnvRecord
     last_seen: float  # unix s
+    timeout_s: float = TIMEOUT_S  # of silence, after which it counts for nothing
     last_poll: float = 0.0  # unix s
     buffer: list[GroupRecord] = field(default_factory=list)
+    noted_seen: float = 0.0  # unix s, when others on the same queue were last told that it was heard of
     num_accepted: int = 0
     num_set_aside: int = 0
+    num_duplicates: int = 0  # groups that came again with their key
+    last_rejection: str = ""  # why its last group was set aside or refused
+    starving_since: float | None = None  # unix s; it asked for a share of every batch and has nothing that fits
+    adopted_size: int = 0  # sequences of its first group, where it was adopted
 
     @property
     def id(self) -> int:
@@ -38,8 +44,8 @@ class Environment:
 
     @property
     def group_size(self) -> int:
-        """Sequences per group as registered; 0 if it was adopted."""
-        return self.record.registration.group_size if self.record.registration else 0
+        """Sequences per group: as registered; as in its first group where it was adopted, 0 before that."""
+        return self.record.registration.group_size if self.record.registration else self.adopted_size
 
     @property
     def min_share(self) -> float:
@@ -61,30 +67,71 @@ class Environment:
         """Sequences of groups that wait for the rest of theirs."""
         return sum(group.size for group in self.buffer)
 
+    def count(self, tally: Tally) -> None:
+        """Count its groups of this run."""
+        if tally.place is Place.SET_ASIDE:
+            self.num_set_aside += tally.num_groups
+        else:
+            self.num_accepted += tally.num_groups
+
+    def starve(self, now: float, nothing_fits: bool) -> None:
+        """Note whether it has nothing for the next batch."""
+        if not nothing_fits:
+            self.starving_since = None
+        elif self.starving_since is None:
+            self.starving_since = now
+
+    def starves_for(self, now: float) -> float:
+        """Seconds that it has had nothing for a batch."""
+        return 0.0 if self.starving_since is None else now - self.starving_since
+
     def is_live(self, now: float) -> bool:
         """Connected, and heard of lately."""
-        return self.record.connected and now - self.last_seen <= TIMEOUT_S
+        return self.record.connected and now - self.last_seen <= self.timeout_s
 
 
 class Environments:
     """All of them, by id."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
+        self.timeout_s = timeout_s
         self.by_id: dict[int, Environment] = {}
         self._num_named: Counter[str] = Counter()
 
-    def add(self, record: EnvRecord, now: float) -> Environment:
-        """Enter a record."""
-        env = Environment(record=record, last_seen=now)
-        self.by_id[record.id] = env
-        self._num_named[record.desired_name] += 1
+    def save(self, record: EnvRecord, now: float) -> Environment:
+        """Enter a record, or the new one of an environment that is known."""
+        env = self.by_id.get(record.id)
+        if env is None:
+            env = self.by_id[record.id] = Environment(record=record, last_seen=now, timeout_s=self.timeout_s)
+            self._num_named[record.desired_name] += 1
+        env.record = record
         return env
+
+    def count_from_nothing(self) -> None:
+        """Another run begins."""
+        for env in self.by_id.values():
+            env.num_accepted = env.num_set_aside = env.num_duplicates = 0
+            env.last_rejection = ""
+
+    def weight(self, env_id: int | None) -> float:
+        """Its weight in batches that follow weights; 1 where it has none, or one that is to be ignored."""
+        env = self.by_id.get(-1 if env_id is None else env_id)
+        registration = env.record.registration if env else None
+        return registration.weight if registration and registration.weight > 0 else 1.0
 
     def new_record(self, registration: EnvRegistration) -> EnvRecord:
         """The record of an environment that registers: next id, next number of its name."""
         desired = registration.desired_name or "env"
         name = f"{desired}_{self._num_named[desired]}"
-        return EnvRecord(id=max(self.by_id, default=-1) + 1, name=name, desired_name=desired, registration=registration)
+        return EnvRecord(id=self._next_id(), name=name, desired_name=desired, registration=registration)
+
+    def _next_id(self) -> int:
+        """The smallest above those that were given; an adopted environment may use any."""
+        given = [env_id for env_id, env in self.by_id.items() if env.record.registration is not None]
+        following = max(given, default=-1) + 1
+        while following in self.by_id:
+            following += 1
+        return following
 
     def live(self, now: float) -> list[Environment]:
         """Those connected and heard of lately."""

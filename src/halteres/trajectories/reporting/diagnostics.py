@@ -6,29 +6,42 @@ Never: changes anything.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from halteres.trajectories.delivering import choice
 from halteres.trajectories.forming import packing
 from halteres.trajectories.intake.environments import Environment
+from halteres.trajectories.records import Standing
+from halteres.trajectories.reporting.status import is_full
 from halteres.trajectories.state import State
 
 Reason = dict[str, Any]
 
+NOT_HEARD_S = 5.0
+"""Environments poll ten times a second; one that is silent for longer is worth a word."""
+
 
 def report(state: State) -> dict[str, Any]:
     """What waits, who sent it, and what the next batch still lacks."""
-    queue = state.queue
-    ready = state.batch_is_ready()
+    queue, now = state.queue, state.clock()
+    ready = choice.is_ready(state)
+    found = [] if ready and not state.run.parked else list(reasons(state))
     return {
         "registered": state.run.registration is not None,
         "step": state.run.step,
         "batch_ready": ready,
-        "reasons": [] if ready and not state.run.parked else list(reasons(state)),
-        "environments": [_environment(state, env) for env in state.envs.by_id.values()],
+        "why": " ".join(reason["sentence"] for reason in found[:1]),
+        "reasons": found,
+        "environments": [_environment(state, env, now) for env in state.envs.by_id.values()],
         "queued_groups": len(queue),
         "queued_sequences": queue.num_sequences,
+        "waiting_bytes": state.num_bytes,
+        "oldest_s": _age(state, now),
+        "batches_out": Counter(str(batch.standing) for batch in state.out.values()),
         "groups_accepted": state.num_accepted,
+        "duplicates": state.num_duplicates,
         "set_aside": dict(state.set_aside),
         "parked": state.run.parked,
         "first_group_at": state.first_group_at,
@@ -44,10 +57,21 @@ def reasons(state: State) -> Iterator[Reason]:
         yield _reason("not_started", "The trainer has not asked for a batch yet; environments register once it does.")
     if state.run.parked:
         yield _reason("paused", "The trainer works on the last batch; environments go on when it asks for another.")
+    yield from _leased(state)
     yield from _shortfall(state)
     yield from _minimum(state)
+    yield from _full(state)
     yield from _buffered(state)
     yield from _set_aside(state)
+
+
+def _leased(state: State) -> Iterator[Reason]:
+    leased = [batch for batch in state.out.values() if batch.standing is Standing.LEASED and batch.expires_at]
+    if leased and state.queue.num_sequences < state.run.batch_size:
+        next_s = max(0.0, min(batch.expires_at or 0.0 for batch in leased) - state.clock())
+        batches = "1 batch is" if len(leased) == 1 else f"{len(leased)} batches are"
+        text = f"{batches} with a trainer that has not acknowledged it; the next lease ends in {next_s:.0f} s."
+        yield _reason("all_leased", text, batches=len(leased), next_s=round(next_s, 1))
 
 
 def _shortfall(state: State) -> Iterator[Reason]:
@@ -58,21 +82,44 @@ def _shortfall(state: State) -> Iterator[Reason]:
         text = f"Groups of {_either(sizes)} sequences never add up to a batch of {need}; choose sizes that do."
         yield _reason("size_cannot_pack", text, sizes=sizes, batch=need)
     elif have < need:
-        text = f"{have} of {need} sequences are queued."
-        if not live:
-            text += " No environment is connected."
+        text = f"{have} of {need} sequences are queued.{_silence(state)}"
         yield _reason("too_few_sequences", text, have=have, need=need)
     elif not packing.can_add_up(state.queue.num_by_size, need):
         text = f"{have} sequences are queued, but no choice of their groups has exactly {need}; more groups will do."
         yield _reason("size_cannot_pack", text, sizes=sorted(state.queue.num_by_size), batch=need)
 
 
+def _silence(state: State) -> str:
+    """Who should send groups, and does not."""
+    now = state.clock()
+    if state.envs.live(now):
+        return ""
+    if not state.envs.by_id:
+        return " No environment is connected."
+    last = max(state.envs.by_id.values(), key=lambda env: env.last_seen)
+    name, silent_s = last.record.name, now - last.last_seen
+    return f" No environment is connected; '{name}' was the last to be heard of, {silent_s:.0f} s ago."
+
+
 def _minimum(state: State) -> Iterator[Reason]:
-    unmet = packing.unmet(state.queue, state.minima())
-    if unmet:
-        name = state.envs.by_id[unmet.env_id].record.name
-        text = f"Environment '{name}' asked for {unmet.need} sequences of every batch and has none queued."
-        yield _reason("min_allocation_unmet", text, env_id=unmet.env_id, have=0, need=unmet.need)
+    starved = choice.starved(state)
+    if starved is None:
+        return
+    env, now = state.envs.by_id[starved.env_id], state.clock()
+    lacks = "none queued that fits a batch now" if state.queue.num_groups_of(env.id) else "none queued"
+    text = f"Environment '{env.record.name}' asked for {starved.need} sequences of every batch and has {lacks}."
+    if now - env.last_seen > NOT_HEARD_S:
+        left_s = max(0.0, env.timeout_s - (now - env.last_seen))
+        text += f" It was heard of {now - env.last_seen:.0f} s ago; in {left_s:.0f} s it loses its share."
+    since_s = round(env.starves_for(now), 1)
+    yield _reason("min_allocation_unmet", text, env_id=env.id, have=0, need=starved.need, since_s=since_s)
+
+
+def _full(state: State) -> Iterator[Reason]:
+    if is_full(state):
+        yield _reason(
+            "queue_full", "As much waits as this server may keep; environments pause until a trainer takes some."
+        )
 
 
 def _buffered(state: State) -> Iterator[Reason]:
@@ -87,8 +134,9 @@ def _buffered(state: State) -> Iterator[Reason]:
 
 def _set_aside(state: State) -> Iterator[Reason]:
     for code, num in state.set_aside.items():
-        groups = "1 group was" if num == 1 else f"{num} groups were"
-        yield _reason(code, f"{groups} set aside: {_MEANINGS.get(code, code)}.", groups=num)
+        if num > 0:
+            groups = "1 group was" if num == 1 else f"{num} groups were"
+            yield _reason(code, f"{groups} set aside: {_MEANINGS.get(code, code)}.", groups=num)
 
 
 _MEANINGS = {
@@ -100,21 +148,33 @@ _MEANINGS = {
     "empty": "without tokens",
     "env_id": "naming an impossible environment",
     "policy_version": "with versions that do not fit the sequences",
+    "untagged": "without the policy_version that this server asks for",
     "text": "with text that is no valid Unicode",
+    "tokens_lost": "whose tokens cannot be read from the disk any more",
 }
 
 
-def _environment(state: State, env: Environment) -> dict[str, Any]:
+def _age(state: State, now: float) -> float | None:
+    """Seconds that the oldest group has waited."""
+    oldest = next(iter(state.waiting.values()), None)
+    return None if oldest is None else round(max(0.0, now - oldest.received_at), 3)
+
+
+def _environment(state: State, env: Environment, now: float) -> dict[str, Any]:
     return {
         "env_id": env.id,
         "name": env.record.name,
-        "connected": env.is_live(state.clock()),
-        "last_seen_s": round(max(0.0, state.clock() - env.last_seen), 3),
+        "connected": env.is_live(now),
+        "last_seen_s": round(max(0.0, now - env.last_seen), 3),
         "group_size": env.group_size,
         "queued": state.queue.num_groups_of(env.id),
         "buffered": env.buffered_sequences,
         "accepted": env.num_accepted,
+        "duplicates": env.num_duplicates,
         "rejected": env.num_set_aside,
+        "last_rejection": env.last_rejection or None,
+        "min_share": env.min_share,
+        "weight": round(state.envs.weight_of(env, now), 4),
     }
 
 

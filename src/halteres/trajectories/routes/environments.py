@@ -7,77 +7,91 @@ Never: decides.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from halteres.errors import NotFound, as_atropos
-from halteres.trajectories.intake.intake import Verdict
+from halteres.trajectories.intake.posted import Verdict
 from halteres.trajectories.records import Place
-from halteres.trajectories.routes.reach import service_of
+from halteres.trajectories.routes.reach import body_of, is_ours, reach, service_of
 from halteres.trajectories.wire import scored
-from halteres.trajectories.wire.encoding import LARGE, read_body, reply
-from halteres.trajectories.wire.schema import EnvReference, EnvRegistration, decode
+from halteres.trajectories.wire.answers import (
+    Buffered,
+    EnvRegistered,
+    EnvWaits,
+    Failed,
+    ListReceived,
+    Received,
+    SetAside,
+    Succeeded,
+)
+from halteres.trajectories.wire.encoding import LARGE, reply
+from halteres.trajectories.wire.schema import EnvReference, EnvRegistration, PostHeaders, convert
+
+KEY = "Idempotency-Key"
 
 
 async def register_env(request: Request) -> Response:
-    """POST /register-env"""
+    """POST /register-env: an environment, as soon as a trainer has asked for a batch."""
     service = service_of(request)
-    record = await service.register_env(decode(await read_body(request), EnvRegistration))
+    record = await service.register_env(await body_of(request, EnvRegistration))
     run = service.state.run
     if record is None or run.registration is None:
-        return reply({"status": "wait for trainer to start"})
+        return reply(EnvWaits())
     return reply(
-        {
-            "status": "success",
-            "env_id": record.id,
-            "wandb_name": record.name,
-            "checkpoint_dir": run.registration.checkpoint_dir,
-            "starting_step": run.step,
-            "checkpoint_interval": run.registration.save_checkpoint_interval,
-            "num_steps": run.registration.num_steps,
-        }
+        EnvRegistered(
+            env_id=record.id,
+            wandb_name=record.name,
+            checkpoint_dir=run.registration.checkpoint_dir,
+            starting_step=run.step,
+            checkpoint_interval=run.registration.save_checkpoint_interval,
+            num_steps=run.registration.num_steps,
+        )
     )
 
 
 async def disconnect_env(request: Request) -> Response:
     """POST /disconnect-env: failures are 200 too."""
-    env_id = decode(await read_body(request), EnvReference).env_id
-    if await service_of(request).disconnect_env(env_id):
-        return reply({"status": "success"})
-    return reply(as_atropos(NotFound(f"There is no environment {env_id}.")))
+    env_id = (await body_of(request, EnvReference)).env_id
+    known = await service_of(request).disconnect_env(env_id)
+    return reply(Succeeded() if known else Failed(error=f"There is no environment {env_id}."))
+
+
+async def status_env(request: Request) -> Response:
+    """GET /status-env, with a JSON body."""
+    env_id = (await body_of(request, EnvReference)).env_id
+    return reply(await service_of(request).status_env(env_id, ours=is_ours(request)))
 
 
 async def scored_data(request: Request) -> Response:
-    """POST /scored_data"""
-    body = await read_body(request)
-    key = request.headers.get("idempotency-key")
-    group = await asyncio.to_thread(scored.parse, body, key) if len(body) > LARGE else scored.parse(body, key)
-    (verdict,) = await service_of(request).accept([group])
+    """POST /scored_data: one group."""
+    key = convert({KEY: request.headers.get(KEY)}, PostHeaders, "header").key
+    async with reach(request).bodies.of(request) as body:
+        group = await asyncio.to_thread(scored.parse, body, key) if len(body) > LARGE else scored.parse(body, key)
+        (verdict,) = await service_of(request).accept([group], ours=is_ours(request))
     return reply(_received(verdict))
 
 
 async def scored_data_list(request: Request) -> Response:
     """POST /scored_data_list: all groups, or none if one does not fit the schema."""
-    groups = await asyncio.to_thread(scored.parse_list, await read_body(request))
-    verdicts = await service_of(request).accept(groups)
+    async with reach(request).bodies.of(request) as body:
+        groups = await asyncio.to_thread(scored.parse_list, body)
+        verdicts = await service_of(request).accept(groups, ours=is_ours(request))
     buffered = [verdict for verdict in verdicts if verdict.place is Place.BUFFERED]
-    aside = [verdict.problem.why for verdict in verdicts if verdict.problem]
-    answer: dict[str, Any] = {"status": "received", "groups_processed": len(verdicts)}
-    if buffered:
-        answer |= {"buffered": len(buffered), "last_buffer_size": buffered[-1].buffered}
-    return reply(answer | ({"set_aside": aside} if aside else {}))
+    return reply(
+        ListReceived(
+            status="received",
+            groups_processed=len(verdicts),
+            buffered=len(buffered) or UNSET,
+            last_buffer_size=buffered[-1].buffered if buffered else UNSET,
+            set_aside=[verdict.problem.why for verdict in verdicts if verdict.problem] or UNSET,
+        )
+    )
 
 
-def _received(verdict: Verdict) -> dict[str, Any]:
+def _received(verdict: Verdict) -> Received | Buffered:
     if verdict.place is Place.BUFFERED:
-        return {"status": "buffered", "buffer_size": verdict.buffered}
+        return Buffered(buffer_size=verdict.buffered)
     problem = verdict.problem
-    return {"status": "received"} | ({"set_aside": {"code": problem.code, "why": problem.why}} if problem else {})
-
-
-async def status_env(request: Request) -> Response:
-    """GET /status-env, with a JSON body."""
-    env_id = decode(await read_body(request), EnvReference).env_id
-    return reply(await service_of(request).status_env(env_id))
+    return Received(status="received", set_aside=SetAside(problem.code, problem.why) if problem else UNSET)

@@ -1,48 +1,72 @@
 """Errors as replies.
 
-Owns: the form of each: plain text, `detail`, or what / why / next.
+Owns: the form of each: plain text, `detail`, or what / why / next; the headers that belong to a status.
 Never: decides what is an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 
 from halteres.errors import HalteresError, as_http
-from halteres.trajectories.wire.encoding import BadBody, reply
+from halteres.trajectories.service import QueueFull
+from halteres.trajectories.wire.encoding import BadBody
 from halteres.trajectories.wire.schema import Unprocessable
 
+RETRY_AFTER_S = 1
+"""What a 503 advises where the error does not say."""
 
-async def _as_text(request: Request, error: BadBody) -> Response:
-    return PlainTextResponse(error.sentence, error.status)
+JSON = "application/json"
 
+TOO_DEEP = Unprocessable(
+    [{"type": "json_too_deep", "loc": ["body"], "msg": "The body is nested too deeply to be read."}]
+)
 
-async def _as_detail(request: Request, error: Unprocessable) -> Response:
-    return reply({"detail": error.problems}, error.status)
-
-
-async def _as_error(request: Request, error: HalteresError) -> Response:
-    return reply(as_http(error), error.status)
-
-
-async def _as_http_error(request: Request, error: HTTPException) -> Response:
-    return reply({"detail": error.detail}, error.status_code)
+_CLOSING = frozenset({408, 413})  # the rest of the body is not waited for
 
 
-async def _as_too_deep(request: Request, error: RecursionError) -> Response:
-    problem = {"type": "json_too_deep", "loc": ["body"], "msg": "The body is nested too deeply to be read."}
-    return reply({"detail": [problem]}, 422)
+def answer_to(error: Exception) -> Response:
+    """The reply to a request that ended in one of `ANSWERED`."""
+    match error:
+        case BadBody():
+            return PlainTextResponse(error.sentence, error.status, _headers(error))
+        case Unprocessable():
+            return _json({"detail": error.problems}, error.status)
+        case HalteresError():
+            return _json(as_http(error), error.status, _headers(error))
+        case HTTPException():
+            return _json({"detail": error.detail}, error.status_code, error.headers)
+        case RecursionError():
+            return answer_to(TOO_DEEP)
+        case _:
+            return Response(status_code=400)  # the client hung up: nobody reads it
 
 
-HANDLERS: Mapping[Any, Any] = {
-    BadBody: _as_text,
-    Unprocessable: _as_detail,
-    HalteresError: _as_error,
-    HTTPException: _as_http_error,
-    RecursionError: _as_too_deep,
-}
+def _headers(error: HalteresError) -> dict[str, str]:
+    if error.status == 503:
+        seconds = error.retry_after_s if isinstance(error, QueueFull) else RETRY_AFTER_S
+        return {"retry-after": str(math.ceil(seconds))}
+    if error.status == 401:
+        return {"www-authenticate": 'Basic realm="halteres", charset="UTF-8"'}
+    return {"connection": "close"} if error.status in _CLOSING else {}
+
+
+def _json(value: Any, status: int, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, JSON)
+
+
+async def _handle(request: Request, error: Exception) -> Response:
+    return answer_to(error)
+
+
+ANSWERED = (HalteresError, HTTPException, RecursionError, ClientDisconnect)
+"""What a request may end in without being our fault."""
+
+HANDLERS: Mapping[Any, Callable[..., Any]] = dict.fromkeys(ANSWERED, _handle)

@@ -1,4 +1,4 @@
-"""Routes that only look: status, diagnostics, the newest example, the description of the API.
+"""Routes that only look: status, diagnostics, the newest example, metrics.
 
 Owns: the shapes of their replies.
 Never: changes anything.
@@ -6,48 +6,38 @@ Never: changes anything.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from halteres.trajectories.reporting.status import status
-from halteres.trajectories.routes.reach import service_of
-from halteres.trajectories.wire.encoding import large_reply, reply
+from halteres.trajectories.reporting import metrics
+from halteres.trajectories.routes.reach import replied, service_of
+from halteres.trajectories.wire.answers import Example, Message
+from halteres.trajectories.wire.encoding import reply
 
-NO_EXAMPLE: dict[str, Any] = {
-    name: []
-    for name in (
-        "tokens",
-        "masks",
-        "scores",
-        "advantages",
-        "ref_logprobs",
-        "generation_params",
-        "inference_logprobs",
-        "messages",
-        "images",
-    )
-}
+NO_EXAMPLE = msgspec.json.encode(Example())
 
 
 async def root(request: Request) -> Response:
     """GET /"""
-    return reply({"message": "AtroposLib API"})
+    return reply(Message("AtroposLib API"))
 
 
 async def get_status(request: Request) -> Response:
     """GET /status"""
-    return reply(status(service_of(request).state))
+    return reply(await service_of(request).status())
 
 
 async def latest_example(request: Request) -> Response:
-    """GET /latest_example"""
-    body = await service_of(request).latest_example()
-    return await large_reply(request, body if body is not None else msgspec.json.encode(NO_EXAMPLE))
+    """GET /latest_example: the group that entered the queue last."""
+    return await replied(request, await service_of(request).latest_example() or NO_EXAMPLE)
 
 
 async def diagnostics(request: Request) -> Response:
     """GET /v1/diagnostics: why there is no batch, in sentences."""
     return reply(service_of(request).diagnose())
+
+
+async def get_metrics(request: Request) -> Response:
+    """GET /metrics: counters and gauges for Prometheus."""
+    return Response(metrics.text(service_of(request).state), media_type=metrics.MEDIA_TYPE)

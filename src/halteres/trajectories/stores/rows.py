@@ -1,41 +1,62 @@
-"""Records and rows: how each change is written, how each row is read.
+"""Records and rows: how each change is written, how each row is read. For every SQL dialect that we have.
 
-Owns: the translation between `records` and `tables`, both ways.
-Never: opens or commits (`sqlite` does).
+Owns: the translation between `records` and `tables`, both ways; what a delivery's standing means for its groups.
+Never: opens, begins or commits (the stores do); touches tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any
 
 import msgspec
-from sqlalchemy import Column, ColumnElement, Connection, Row, delete, func, insert, select, update
-from sqlalchemy.dialects.sqlite import insert as upsert
+from sqlalchemy import Connection, Row, bindparam, insert, update
 
 from halteres.trajectories.records import (
     Change,
-    Delivered,
+    Delivery,
+    DeliverySaved,
     EnvRecord,
     EnvSaved,
+    EnvSeen,
     GroupArrived,
     GroupMoved,
     GroupRecord,
     Place,
+    RunRecord,
     RunSaved,
+    Standing,
 )
-from halteres.trajectories.stores import tables
-from halteres.trajectories.wire.schema import EnvRegistration
+from halteres.trajectories.stores import tables, tallies
+from halteres.trajectories.stores.dialects import upsert
+from halteres.trajectories.wire.schema import EnvRegistration, Registration
+
+PLACES = {Standing.OFFERED: Place.OUT, Standing.LEASED: Place.OUT, Standing.DELIVERED: Place.DELIVERED}
+"""Where a batch of that standing puts its groups; others leave them where they are."""
+
+
+def run_of(row: Row[Any], last: Delivery | None) -> RunRecord:
+    """The record of the row of `run`; `last` is what `last_delivery` names."""
+    return RunRecord(
+        registration=msgspec.json.decode(row.registration, type=Registration) if row.registration else None,
+        uuid=row.uuid,
+        started=row.started,
+        step=row.step,
+        first_group=row.first_group,
+        asked_version=row.asked_version,
+        last=last,
+        parked=row.parked,
+    )
 
 
 def env_of(row: Row[Any]) -> EnvRecord:
     """The record of a row of `environments`."""
-    registration = msgspec.json.decode(row.registration, type=EnvRegistration) if row.registration else None
     return EnvRecord(
         id=row.id,
         name=row.name,
         desired_name=row.desired_name,
-        registration=registration,
+        registration=msgspec.json.decode(row.registration, type=EnvRegistration) if row.registration else None,
         connected=row.connected,
     )
 
@@ -53,26 +74,72 @@ def group_of(row: Row[Any]) -> GroupRecord:
         versions=None if row.version_min is None else (row.version_min, row.version_max),
         reason=row.reason,
         why=row.why,
+        delivery=row.delivery,
         key=row.key,
         fingerprint=row.fingerprint,
         verdict=row.verdict,
     )
 
 
-def is_one_of(column: Column[int], ids: Sequence[int]) -> ColumnElement[bool]:
-    """Whether the column is one of any number of ids: a list of parameters ends at SQLite's 32,766."""
-    listed = func.json_each(msgspec.json.encode(ids).decode()).table_valued("value")
-    return column.in_(select(listed.c.value))
+def delivery_of(row: Row[Any]) -> Delivery:
+    """The record of a row of `deliveries`."""
+    return Delivery(
+        id=row.id,
+        standing=Standing(row.standing),
+        step=row.step,
+        version=row.version,
+        groups=msgspec.json.decode(row.group_ids, type=tuple[int, ...]),
+        num_sequences=row.num_sequences,
+        made_at=row.made_at,
+        expires_at=row.expires_at,
+    )
 
 
-def write(connection: Connection, change: Change) -> None:
-    """Write one change inside the connection's transaction."""
-    _WRITERS[type(change)](connection, change)
+def values_of(group: GroupRecord) -> dict[str, Any]:
+    """The row of `groups` of a record, its columns in the table's order."""
+    low, high = group.versions or (None, None)
+    return {
+        "id": group.id,
+        "env_id": group.env_id,
+        "size": group.size,
+        "num_bytes": group.num_bytes,
+        "received_at": group.received_at,
+        "place": group.place.value,
+        "position": group.position,
+        "version_min": low,
+        "version_max": high,
+        "reason": group.reason,
+        "why": group.why,
+        "delivery": group.delivery,
+        "key": group.key,
+        "fingerprint": group.fingerprint,
+        "verdict": group.verdict,
+    }
 
 
-def _save_run(connection: Connection, change: RunSaved) -> None:
-    run = change.run
+def write(connection: Connection, changes: Sequence[Change]) -> None:
+    """Write changes inside the connection's transaction, all but tokens: a `GroupArrived` may come without a body."""
+    arrived = [values_of(change.group) for change in changes if isinstance(change, GroupArrived)]
+    if arrived:
+        connection.execute(insert(tables.groups), arrived)
+    write_but_arrivals(connection, changes)
+
+
+def write_but_arrivals(connection: Connection, changes: Sequence[Change]) -> None:
+    """As `write`, where the groups that arrived have their rows already."""
+    for kind, alike in groupby(changes, type):
+        _WRITERS[kind](connection, list(alike))
+
+
+def _count_arrivals(connection: Connection, changes: Sequence[GroupArrived]) -> None:
+    tallies.count(connection, [change.group.id for change in changes if change.group.place in tallies.SETTLED])
+
+
+def _save_runs(connection: Connection, changes: Sequence[RunSaved]) -> None:
+    run = changes[-1].run
+    tallies.forget_other_runs(connection, run.first_group)
     values = {
+        "id": 1,
         "registration": msgspec.json.encode(run.registration).decode() if run.registration else None,
         "uuid": run.uuid,
         "started": run.started,
@@ -82,80 +149,94 @@ def _save_run(connection: Connection, change: RunSaved) -> None:
         "last_delivery": run.last.id if run.last else None,
         "parked": run.parked,
     }
-    statement = upsert(tables.run).on_conflict_do_update(index_elements=["id"], set_=values)
-    connection.execute(statement, {"id": 1, **values})
+    upsert(connection, tables.run, [values])
 
 
-def _save_env(connection: Connection, change: EnvSaved) -> None:
-    env = change.env
+def _save_envs(connection: Connection, changes: Sequence[EnvSaved]) -> None:
+    values = [
+        {
+            "id": env.id,
+            "name": env.name,
+            "desired_name": env.desired_name,
+            "registration": msgspec.json.encode(env.registration).decode() if env.registration else None,
+            "connected": env.connected,
+        }
+        for env in (change.env for change in changes)
+    ]
+    upsert(connection, tables.environments, values)
+
+
+_SEEN = (
+    update(tables.environments)
+    .where(tables.environments.c.id == bindparam("env_id"))
+    .values(last_seen=bindparam("at"))
+)  # fmt: skip
+
+
+def _see_envs(connection: Connection, changes: Sequence[EnvSeen]) -> None:
+    connection.execute(_SEEN, [{"env_id": change.env_id, "at": change.at} for change in changes])
+
+
+_MOVED = (
+    update(tables.groups)
+    .where(tables.groups.c.id == bindparam("group_id"))
+    .values({name: bindparam(f"new_{name}") for name in ("place", "position", "reason", "why", "delivery")})
+)
+
+
+def _move_groups(connection: Connection, changes: Sequence[GroupMoved]) -> None:
+    values = [
+        {
+            "group_id": group.id,
+            "new_place": group.place.value,
+            "new_position": group.position,
+            "new_reason": group.reason,
+            "new_why": group.why,
+            "new_delivery": group.delivery,
+        }
+        for group in (change.group for change in changes)
+    ]
+    settled = [change.group.id for change in changes if change.group.place in tallies.SETTLED]
+    with tallies.recounted(connection, settled):
+        connection.execute(_MOVED, values)
+
+
+_PUT = (
+    update(tables.groups)
+    .where(tables.groups.c.id == bindparam("group_id"))
+    .values(place=bindparam("new_place"), delivery=bindparam("new_delivery"))
+)
+
+
+def _save_deliveries(connection: Connection, changes: Sequence[DeliverySaved]) -> None:
+    for change in changes:
+        _save_delivery(connection, change.delivery)
+
+
+def _save_delivery(connection: Connection, made: Delivery) -> None:
     values = {
-        "name": env.name,
-        "desired_name": env.desired_name,
-        "registration": msgspec.json.encode(env.registration).decode() if env.registration else None,
-        "connected": env.connected,
+        "id": made.id,
+        "standing": made.standing.value,
+        "step": made.step,
+        "version": made.version,
+        "group_ids": msgspec.json.encode(made.groups).decode(),
+        "num_sequences": made.num_sequences,
+        "made_at": made.made_at,
+        "expires_at": made.expires_at,
     }
-    statement = upsert(tables.environments).on_conflict_do_update(index_elements=["id"], set_=values)
-    connection.execute(statement, {"id": env.id, **values})
-
-
-def _insert_group(connection: Connection, change: GroupArrived) -> None:
-    group = change.group
-    low, high = group.versions or (None, None)
-    connection.execute(
-        insert(tables.groups),
-        {
-            "id": group.id,
-            "env_id": group.env_id,
-            "size": group.size,
-            "num_bytes": group.num_bytes,
-            "received_at": group.received_at,
-            "place": group.place,
-            "position": group.position,
-            "version_min": low,
-            "version_max": high,
-            "reason": group.reason,
-            "why": group.why,
-            "delivery": None,
-            "key": group.key,
-            "fingerprint": group.fingerprint,
-            "verdict": group.verdict,
-        },
-    )
-    connection.execute(insert(tables.bodies), {"group_id": group.id, "element": change.body})
-
-
-def _move_group(connection: Connection, change: GroupMoved) -> None:
-    group = change.group
-    values = {"place": group.place, "position": group.position, "reason": group.reason, "why": group.why}
-    connection.execute(update(tables.groups).where(tables.groups.c.id == group.id).values(values))
-    if group.place is Place.SET_ASIDE:
-        connection.execute(delete(tables.bodies).where(tables.bodies.c.group_id == group.id))
-
-
-def _deliver(connection: Connection, change: Delivered) -> None:
-    made = change.delivery
-    connection.execute(
-        insert(tables.deliveries),
-        {
-            "id": made.id,
-            "step": made.step,
-            "version": made.version,
-            "num_sequences": made.num_sequences,
-            "delivered_at": made.delivered_at,
-        },
-    )
-    connection.execute(
-        update(tables.groups)
-        .where(is_one_of(tables.groups.c.id, made.groups))
-        .values(place=Place.DELIVERED, delivery=made.id)
-    )
-    connection.execute(delete(tables.bodies).where(is_one_of(tables.bodies.c.group_id, change.before)))
+    upsert(connection, tables.deliveries, [values])
+    place = PLACES.get(made.standing)
+    if place is not None and made.groups:
+        put = [{"group_id": group_id, "new_place": place.value, "new_delivery": made.id} for group_id in made.groups]
+        with tallies.recounted(connection, made.groups if place in tallies.SETTLED else ()):
+            connection.execute(_PUT, put)
 
 
 _WRITERS: dict[type[Change], Callable[[Connection, Any], None]] = {
-    RunSaved: _save_run,
-    EnvSaved: _save_env,
-    GroupArrived: _insert_group,
-    GroupMoved: _move_group,
-    Delivered: _deliver,
+    GroupArrived: _count_arrivals,
+    RunSaved: _save_runs,
+    EnvSaved: _save_envs,
+    EnvSeen: _see_envs,
+    GroupMoved: _move_groups,
+    DeliverySaved: _save_deliveries,
 }

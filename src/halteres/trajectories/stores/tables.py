@@ -1,16 +1,23 @@
 """The tables of a trajectory database.
 
-Owns: names and types of columns; one row type per record.
-Never: is queried here (`sqlite` does).
+Owns: names and types of columns; one row type per record; which tables every store has.
+Never: is queried here (`rows` and the stores do); knows a dialect, beyond the width of its integers.
+
+Tokens are beside the rows: SQLite names their place in a segment file (`extents`), PostgreSQL holds them (`bodies`).
 """
 
 from __future__ import annotations
 
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, MetaData, String, Table, Text
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+
+NOBODY = -1
+"""Environment id in `tallies` of groups that name none; a primary key has no nulls."""
 
 metadata = MetaData()
+
+_Id = BigInteger().with_variant(Integer, "sqlite")  # there the row's own number, without an index of its own
 
 run = Table(
     "run",
@@ -19,58 +26,86 @@ run = Table(
     Column("registration", Text),  # JSON; null before /register
     Column("uuid", String(40), nullable=False),
     Column("started", Boolean, nullable=False),
-    Column("step", Integer, nullable=False),
-    Column("first_group", Integer, nullable=False),
-    Column("asked_version", Integer),
-    Column("last_delivery", Integer),
+    Column("step", BigInteger, nullable=False),
+    Column("first_group", BigInteger, nullable=False),
+    Column("asked_version", BigInteger),
+    Column("last_delivery", BigInteger),
     Column("parked", Boolean, nullable=False),
 )
 
 environments = Table(
     "environments",
     metadata,
-    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
+    Column("id", _Id, primary_key=True, autoincrement=False),
     Column("name", Text, nullable=False),
     Column("desired_name", Text, nullable=False),
     Column("registration", Text),  # JSON; null if adopted
     Column("connected", Boolean, nullable=False),
+    Column("last_seen", Float),  # unix s, coarse
 )
 
 groups = Table(
     "groups",
     metadata,
-    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
+    Column("id", _Id, primary_key=True, autoincrement=False),
     Column("env_id", BigInteger),
     Column("size", Integer, nullable=False),
     Column("num_bytes", BigInteger, nullable=False),
     Column("received_at", Float, nullable=False),
     Column("place", String(16), nullable=False),
     Column("position", BigInteger, nullable=False),
-    Column("version_min", Integer),
-    Column("version_max", Integer),
+    Column("version_min", BigInteger),
+    Column("version_max", BigInteger),
     Column("reason", String(64)),
     Column("why", Text),
-    Column("delivery", Integer),
-    Column("key", Text, unique=True),
+    Column("delivery", BigInteger),
+    Column("key", Text),  # unique in its run; another run may use it again
     Column("fingerprint", BigInteger, nullable=False),
     Column("verdict", LargeBinary, nullable=False),
-    Index("groups_by_place", "place", "position"),
-    Index("groups_by_delivery", "delivery"),
+)
+Index("groups_by_place", groups.c.place, groups.c.id)
+Index("groups_by_position", groups.c.position)
+_is_keyed = groups.c.key.is_not(None)
+Index("groups_by_key", groups.c.key, sqlite_where=_is_keyed, postgresql_where=_is_keyed)
+
+deliveries = Table(
+    "deliveries",
+    metadata,
+    Column("id", _Id, primary_key=True, autoincrement=False),
+    Column("standing", String(16), nullable=False, index=True),
+    Column("step", BigInteger),
+    Column("version", BigInteger),
+    Column("group_ids", Text, nullable=False),  # JSON array, in the order of the batch
+    Column("num_sequences", Integer, nullable=False),
+    Column("made_at", Float, nullable=False),
+    Column("expires_at", Float),
+)
+
+tallies = Table(  # groups of the run that no longer wait: counted once, so that a start need not read them all
+    "tallies",
+    metadata,
+    Column("env_id", BigInteger, primary_key=True, autoincrement=False),  # or NOBODY
+    Column("place", String(16), primary_key=True),
+    Column("reason", String(64), primary_key=True),  # "": none
+    Column("num_groups", BigInteger, nullable=False),
 )
 
 bodies = Table(
     "bodies",
     metadata,
-    Column("group_id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
+    Column("group_id", _Id, primary_key=True, autoincrement=False),
     Column("element", LargeBinary, nullable=False),
 )
 
-deliveries = Table(
-    "deliveries",
+extents = Table(
+    "extents",
     metadata,
-    Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("step", Integer, nullable=False),
-    Column("version", Integer),
-    Column("num_sequences", Integer, nullable=False),
-    Column("delivered_at", Float, nullable=False),
+    Column("group_id", _Id, primary_key=True, autoincrement=False),
+    Column("segment", Integer, nullable=False, index=True),  # number of the file
+    Column("start", BigInteger, nullable=False),  # byte in it
+    Column("length", BigInteger, nullable=False),  # bytes
+    Column("checksum", BigInteger, nullable=False),  # CRC-32 of them
 )
+
+RECORDS = (run, environments, groups, deliveries, tallies)
+"""What every store has; where the tokens are comes beside it."""

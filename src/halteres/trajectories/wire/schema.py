@@ -9,7 +9,7 @@ A refusal is 422 with `{"detail": [{"type", "loc", "msg"}]}`, as the original's 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import msgspec
 
@@ -21,6 +21,12 @@ T = TypeVar("T")
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 Bounded = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 Integer = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
+Text = Annotated[str, msgspec.Meta(max_length=4096, pattern=r"^[^\x00]*$")]
+"""Without NUL, which PostgreSQL has no place for."""
+Key = Annotated[str, msgspec.Meta(max_length=256, pattern="^[ -~]*$")]
+"""Of a group; all keys of a run are held in memory."""
+Lease = Annotated[float, msgspec.Meta(ge=0.1, le=86400)]
+"""Seconds."""
 
 
 class Unprocessable(InvalidData):
@@ -36,15 +42,15 @@ class Unprocessable(InvalidData):
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
     """POST /register: the trainer. The last two fields are our extensions."""
 
-    wandb_group: str
-    wandb_project: str
+    wandb_group: Text
+    wandb_project: Text
     batch_size: Count
     max_token_len: Integer
-    checkpoint_dir: str
+    checkpoint_dir: Text
     save_checkpoint_interval: Integer
     starting_step: Bounded
     num_steps: Integer
-    run_id: str | None = None
+    run_id: Text | None = None
     max_staleness: Bounded | None = None
 
     def checked(self) -> Self:
@@ -70,8 +76,8 @@ class EnvRegistration(msgspec.Struct, frozen=True, kw_only=True):
     """POST /register-env."""
 
     max_token_length: Integer
-    desired_name: str | None = None
-    weight: float
+    desired_name: Text | None = None
+    weight: Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]  # times the length it must stay a number
     group_size: Count
     min_batch_allocation: float | None = None
 
@@ -82,17 +88,61 @@ class EnvReference(msgspec.Struct, frozen=True):
     env_id: int
 
 
-class BatchQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
+class PostHeaders(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /scored_data."""
+
+    key: Key | None = msgspec.field(name="Idempotency-Key", default=None)
+
+
+class BatchQuery(msgspec.Struct, frozen=True, kw_only=True):
     """GET /batch: all optional, all ours."""
 
     policy_version: Bounded | None = None
-    after: Integer | None = None  # number of the last batch the trainer holds
+    after: Integer | None = None  # id of the last batch the trainer holds: that acknowledges it
     wait: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0  # seconds to hold the reply until there is a batch
+    lease: Lease | None = None  # the batch comes back unless it is acknowledged within; None: its reply delivers it
 
     @property
     def extended(self) -> bool:
         """The client is one of ours, and may be told more than the original tells."""
-        return self.policy_version is not None or self.after is not None
+        return self.policy_version is not None or self.after is not None or self.lease is not None
+
+
+class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /v1/batches/{id}/extend, as query or body."""
+
+    lease: Lease
+
+
+class BatchReference(msgspec.Struct, frozen=True, kw_only=True):
+    """The batch that a path names."""
+
+    batch_id: Integer
+
+
+class GroupReference(msgspec.Struct, frozen=True, kw_only=True):
+    """The group that a path names."""
+
+    group_id: Integer
+
+
+PlaceName = Literal["queued", "buffered", "out", "delivered", "set_aside", "archived"]
+"""The names of `records.Place`, which imports this module."""
+
+
+class GroupsRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/groups: all optional."""
+
+    after: Integer = 0  # ids above this
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
+    place: tuple[PlaceName, ...] = ()  # may be repeated; none: all
+    env_id: Integer | None = None
+    newest: bool = False  # the last `limit` of them instead of the first; the order stays
+    bodies: bool = False  # with their elements
+
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
+"""What msgspec raises at bytes that are no JSON, or not of the shape asked for."""
 
 
 def decode(body: bytes, kind: type[T]) -> T:
@@ -103,7 +153,7 @@ def decode(body: bytes, kind: type[T]) -> T:
     """
     try:
         return msgspec.json.decode(body, type=kind, strict=False)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise refusal(error, "body") from error
 
 
@@ -111,7 +161,7 @@ def convert(values: Any, kind: type[T], where: str) -> T:
     """Plain values, e.g. of a query string, as a value of `kind`."""
     try:
         return msgspec.convert(values, kind, strict=False)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise refusal(error, where) from error
 
 
@@ -126,7 +176,7 @@ def refusal(error: Exception, *where: str | int) -> Unprocessable:
         return Unprocessable([{"type": "json_invalid", "loc": [*where], "msg": text}])
     at = _AT.search(text)
     path: list[str | int] = list(where)
-    for name, index in re.findall(r"\.(\w+)|\[(\d*)\]", at.group(1) if at else ""):
+    for name, index in re.findall(r"\.([\w-]+)|\[(\d*)\]", at.group(1) if at else ""):
         path.append(name or (int(index) if index else "*"))
     message = text[: at.start()] if at else text
     missing = _MISSING.match(message)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from halteres.trajectories.forming.lanes import Queue
+from halteres.trajectories.forming.lanes import Lane, Queue
 from halteres.trajectories.forming.packing import Minimum, can_add_up, can_ever_add_up, choose
 from halteres.trajectories.intake.environments import complete
 from halteres.trajectories.records import GroupRecord, Place
@@ -118,19 +120,25 @@ def test_groups_without_an_environment_fill_what_no_share_claims() -> None:
 def test_the_cost_of_a_batch_does_not_grow_with_the_queue() -> None:
     """Counted in looks at groups, not in seconds."""
 
-    class Counting(Queue):
-        looks = 0
+    looks = 0
 
-        def of_size(self, size: int):  # type: ignore[no-untyped-def]
-            for group in super().of_size(size):
-                Counting.looks += 1
+    class Looked(Lane):
+        def values(self) -> Any:
+            nonlocal looks
+            for group in super().values():
+                looks += 1
                 yield group
+
+    class Counting(Queue):
+        def lanes(self) -> Iterator[tuple[int | None, int, Lane]]:
+            for env_id, size, lane in super().lanes():
+                yield env_id, size, Looked(lane)
 
     filled = Counting()
     for position in range(5000):
         filled.add(record(position, (6, 8, 7)[position % 3]))
     assert choose(filled, 24) is not None
-    assert Counting.looks < 20
+    assert 0 < looks < 20
 
 
 def test_a_buffer_is_completed_from_its_oldest_groups() -> None:
@@ -152,7 +160,7 @@ def test_a_queue_counts_what_it_holds() -> None:
     for env_id in (None, 0, 1):
         own = [group for group in held if group.env_id == env_id]
         assert list(filled.of_env(env_id)) == own
-        assert (filled.sequences_of(env_id), filled.num_groups_of(env_id)) == (sum(g.size for g in own), len(own))
+        assert (filled.sequences_by_env()[env_id], filled.num_groups_of(env_id)) == (sum(g.size for g in own), len(own))
     assert filled.largest() == max(group.size for group in held)
 
 

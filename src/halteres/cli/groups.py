@@ -1,0 +1,231 @@
+"""`halteres groups`: look at the groups on a trajectory server, write them to a file, post a file.
+
+Owns: the options, what is said on stderr, the exit codes.
+Never: changes a queue but in `import`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from halteres.clients.trajectories.groups.exporting import Exported
+    from halteres.clients.trajectories.groups.importing import Imported
+    from halteres.clients.trajectories.groups.lines import Line
+    from halteres.clients.trajectories.groups.reading import Reader
+    from halteres.clients.trajectories.groups.told import PlaceName
+    from halteres.errors import HalteresError
+    from halteres.text import Tokenizer
+
+app = typer.Typer(help="Groups on a trajectory server: look at them, write them to a file.", no_args_is_help=True)
+
+Url = Annotated[str, typer.Option(help="The trajectory server; a token goes into it, or HALTERES_TRAJECTORY_TOKEN.")]
+Places = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--place", help="queued, buffered, out, delivered, set_aside or archived; may be repeated. [default: all]"
+    ),
+]
+Env = Annotated[str | None, typer.Option(help="Only groups of this environment: its name or its id.")]
+
+HERE = "http://127.0.0.1:8000"
+SHOWN, ON_PAGE = 20, 100
+
+
+@app.command()
+def view(
+    url: Url = HERE,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="A model by name or folder, whose tokenizer makes the tokens text.")
+    ] = None,
+    follow: Annotated[
+        bool | None, typer.Option("--follow/--once", help="Go on with what comes. [default: on a terminal]")
+    ] = None,
+    place: Places = None,
+    env: Env = None,
+    html: Annotated[Path | None, typer.Option(help="Write one page instead, with all sequences.")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, max=1000, help=f"The newest so many. [default: {SHOWN}, on a page {ON_PAGE}]"),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="All sequences, whole texts.")] = False,
+) -> None:
+    """Show groups as they arrive: scores, and the best and the worst sequence; changes nothing on the server."""
+    from rich.console import Console
+
+    from halteres.clients.trajectories.groups import viewing
+    from halteres.clients.trajectories.groups.terminal import Terminal
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    words = None if tokenizer is None else _tokenizer(tokenizer)
+    with _reading(url) as reader, _quietly():
+        wanted = viewing.Wanted(
+            places=_places(place),
+            env_id=None if env is None else reader.environment(env),
+            limit=limit or (ON_PAGE if html else SHOWN),
+            follow=console.is_terminal if follow is None else follow,
+        )
+        if html is None:
+            shown = viewing.view(reader, wanted, Terminal(console, words, full=full))
+        else:
+            _say(f"{html}: open it in a browser{'; reload it to see what came' if wanted.follow else ''}.")
+            shown = viewing.view(
+                reader, wanted, viewing.PageFile(html, words, source=reader.at.url, limit=wanted.limit)
+            )
+        if not shown:
+            _say("No such group is there.")
+
+
+@app.command("export")
+def export_(
+    file: Annotated[Path, typer.Argument(help="FILE.jsonl or FILE.jsonl.gz; - is standard output.")],
+    url: Url = HERE,
+    place: Places = None,
+    env: Env = None,
+    since: Annotated[int, typer.Option(min=0, help="Only groups with a larger id.")] = 0,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes; Ctrl-C ends the file.")] = False,
+) -> None:
+    """Write groups to a file, one per line, as a trainer gets them; changes nothing on the server."""
+    from halteres.clients.trajectories.groups.exporting import Chosen, Exported, export
+
+    done, told = Exported(last=since), _Progress()
+    with _reading(url) as reader, _quietly():
+        env_id = None if env is None else reader.environment(env)
+        chosen = Chosen(places=_places(place), env_id=env_id, since=since, follow=follow)
+        export(reader, chosen, file, told.exported, done)
+    told.clear()
+    _say(f"{file}: {_counted(done.num_groups, 'group')}, {done.num_bytes / 1e6:.1f} MB{_gone(done)}")
+    if done.last > since:
+        _say(f"What comes later: halteres groups export --since {done.last} FILE")
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="Groups, one per line; may be gzip; - is standard input.")],
+    url: Url = HERE,
+    env_id: Annotated[int | None, typer.Option(min=0, help="Post them as groups of this environment.")] = None,
+    env_name: Annotated[str | None, typer.Option(help="The same, by its name. [default: of no environment]")] = None,
+    keep_version: Annotated[
+        bool, typer.Option("--keep-version", help="Keep policy_version, by which the server judges staleness.")
+    ] = False,
+) -> None:
+    """Post groups from a file. Again is harmless: a line that is there already is not doubled."""
+    import asyncio
+
+    from halteres.clients.trajectories.groups import importing, lines
+    from halteres.errors import HalteresError, InvalidConfig
+
+    if env_id is not None and env_name is not None:
+        raise InvalidConfig("--env-id and --env-name both name an environment.", "", "Give one of them.")
+    done = importing.Imported()
+    with _reading(url) as reader, _quietly():
+        before = reader.diagnostics().duplicates  # also tells a server that knows no keys
+        named = env_name if env_id is None else str(env_id)
+        whose = None if named is None else reader.environment(named)
+        changes = lines.Changes(env_id=whose, keep_version=keep_version)
+        try:
+            with lines.opened(file) as stream:
+                asyncio.run(importing.import_lines(url, stream, changes, done, _complain))
+        except HalteresError:
+            _sum_up(file, done, 0)
+            _say("Import it again when that is mended: what is there already is not doubled.")
+            raise
+        _sum_up(file, done, max(0, reader.diagnostics().duplicates - before))
+    if done.num_bad:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _reading(url: str) -> Iterator[Reader]:
+    from halteres.clients.trajectories.groups.reading import Reader
+
+    reader = Reader(url)
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Whoever read our output may have had enough: that is no error, and nothing more is written."""
+    import os
+
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+        raise typer.Exit from None
+
+
+def _places(given: list[str] | None) -> tuple[PlaceName, ...]:
+    from halteres.clients.trajectories.groups.told import PLACES
+    from halteres.errors import InvalidConfig, unknown
+
+    names: dict[str, PlaceName] = {name: name for name in PLACES}
+    for wrong in (name for name in given or () if name not in names):
+        raise unknown(InvalidConfig, "place", wrong, names)
+    return tuple(names[name] for name in given or ())
+
+
+def _tokenizer(name: str) -> Tokenizer:
+    from halteres.config import environ
+    from halteres.models import model_folder
+    from halteres.text import load_tokenizer
+
+    return load_tokenizer(str(model_folder(name, environ.home() / "models") or Path(name).expanduser()))
+
+
+class _Progress:
+    """A line on stderr that is written over, where that is a terminal."""
+
+    def exported(self, done: Exported) -> None:
+        """So far."""
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r\x1b[K{done.num_groups} groups, {done.num_bytes / 1e6:.1f} MB")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Make room for the last word."""
+        if sys.stderr.isatty():
+            sys.stderr.write("\r\x1b[K")
+
+
+def _complain(line: Line, error: HalteresError) -> None:
+    from halteres.clients.trajectories.groups.parts import harmless
+
+    _say(f"line {line.number}: {harmless(str(error))}")
+
+
+def _sum_up(file: Path, done: Imported, num_known: int) -> None:
+    """What became of the file's lines."""
+    from halteres.clients.trajectories.groups.parts import harmless
+
+    known = min(num_known, done.num_posted)
+    facts = (f"{done.num_posted - known} accepted", f"{known} already there", _counted(done.num_bad, "bad line"))
+    _say(f"{file}: {', '.join(facts)}")
+    if done.num_buffered:
+        _say(f"{done.num_buffered} of them wait for the rest of their groups.")
+    for why, count in done.set_aside.most_common():
+        _say(f"{count} of them set aside, never to be delivered: {harmless(why)}")
+
+
+def _gone(done: Exported) -> str:
+    if not done.num_gone:
+        return ""
+    return f"; {_counted(done.num_gone, 'group')} left out: their tokens are kept no more"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)

@@ -1,0 +1,53 @@
+"""A batch as it comes over the wire.
+
+Owns: the form of the reply to a question for a batch, its translation to `types.Group`.
+Never: asks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from halteres.types import Batch, Group
+
+
+class Element(msgspec.Struct):
+    """A group of a batch, as far as our trainer reads it."""
+
+    tokens: tuple[tuple[int, ...], ...]
+    masks: tuple[tuple[int, ...], ...]
+    scores: tuple[float, ...]
+    inference_logprobs: tuple[tuple[float, ...], ...] | None = None
+    overrides: tuple[dict[str, Any], ...] | None = None
+    policy_version: int | tuple[tuple[int, int], ...] | None = None
+
+    def as_group(self) -> Group:
+        """The group, with a span of versions per sequence, or none."""
+        version = self.policy_version
+        return Group(
+            tokens=self.tokens,
+            masks=self.masks,
+            scores=self.scores,
+            logprobs=self.inference_logprobs or (),
+            versions=((version, version),) * len(self.tokens) if isinstance(version, int) else version or (),
+            overrides=self.overrides or (),
+        )
+
+
+class BatchReply(msgspec.Struct):
+    """GET /batch."""
+
+    batch: tuple[Element, ...] | None
+    batch_id: int | None = None
+    lease_expires: float | None = None  # unix s, where it was leased
+    status: str = ""
+    message: str = ""
+
+    def as_batch(self) -> Batch | None:
+        """The batch; None where there is none yet."""
+        return Batch(groups=tuple(element.as_group() for element in self.batch)) if self.batch else None
+
+
+decoder = msgspec.json.Decoder(BatchReply)

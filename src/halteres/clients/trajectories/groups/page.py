@@ -1,0 +1,194 @@
+"""Groups as one HTML file, which needs nothing else.
+
+Owns: the page: a head with the course of the mean scores, a <details> for each group with all its sequences, the newest
+first; its policy, which lets nothing be loaded or run.
+Never: writes a character of a group unescaped; decides which groups.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from halteres.clients.trajectories.groups import words
+from halteres.clients.trajectories.groups.parts import Part, parts_of
+from halteres.clients.trajectories.groups.told import Group, Told
+
+if TYPE_CHECKING:  # whoever names no tokenizer need not wait for its libraries
+    from halteres.text import Tokenizer
+
+COURSE = (640, 56)
+"""Width and height of the head's curve."""
+
+BAR = (5, 2, 22)
+"""Width, gap and height of a score's bar."""
+
+MOST_BARS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One group on the page; its tokens are HTML already."""
+
+    told: Told  # without its element
+    owner: str
+    mean: float | None
+    scores: tuple[float, ...]
+    lengths: str
+    sequences: str  # HTML
+
+    @classmethod
+    def of(cls, group: Group, tokenizer: Tokenizer | None) -> Entry:
+        """Everything that is shown of a group."""
+        return cls(
+            told=without_element(group.told),
+            owner=words.owner(group),
+            mean=group.mean,
+            scores=tuple(group.element.scores),
+            lengths=words.lengths(group),
+            sequences="".join(_sequence(group, at, tokenizer) for at in range(group.num_sequences)),
+        )
+
+    def moved(self, told: Told) -> Entry:
+        """The same group, where it is now."""
+        return replace(self, told=without_element(told))
+
+
+def without_element(told: Told) -> Told:
+    """What is known of it."""
+    return msgspec.structs.replace(told, element=msgspec.Raw(b""))
+
+
+def render(entries: Sequence[Entry], *, source: str, written_at: float) -> str:
+    """The whole page.
+
+    Args:
+        entries: the oldest first.
+        source: the server's address, without its token.
+        written_at: unix s.
+    """
+    style = _style()
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    body = _head(entries, source, written_at) + "".join(map(_entry, reversed(entries)))
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="referrer" content="no-referrer"><meta name="color-scheme" content="light dark">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{len(entries)} groups</title><style>{style}</style></head><body><main>{body}</main></body></html>\n"
+    )
+
+
+@cache
+def _style() -> str:
+    return Path(__file__).with_name("page.css").read_text()
+
+
+def _head(entries: Sequence[Entry], source: str, written_at: float) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(written_at))
+    return (
+        f"<header><h1>Groups</h1><p>{escape(source)} · written {when}</p><dl>{_facts(entries)}</dl>{_course(entries)}"
+        '<p class="legend"><span class="context">context</span> is what the policy was given, '
+        '<span class="sampled">sampled</span> what it wrote and learns from.</p></header>'
+        + ("" if entries else '<p class="none">No group has come yet.</p>')
+    )
+
+
+def _facts(entries: Sequence[Entry]) -> str:
+    means = _means(entries)
+    mean = f"{sum(means) / len(means):.3f}" if means else "–"
+    aside = sum(entry.told.place == "set_aside" for entry in entries)
+    sequences = sum(entry.told.size for entry in entries)
+    facts = [("groups", len(entries)), ("sequences", sequences), ("mean score", mean), ("set aside", aside)]
+    return "".join(f"<div><dt>{name}</dt><dd>{fact}</dd></div>" for name, fact in facts)
+
+
+def _means(entries: Iterable[Entry]) -> list[float]:
+    return [entry.mean for entry in entries if entry.mean is not None]
+
+
+def _course(entries: Sequence[Entry]) -> str:
+    """The mean score of each group, the oldest at the left."""
+    means = _means(entries)
+    if len(means) < 2:
+        return ""
+    width, height = COURSE
+    low, span = min(means), (max(means) - min(means)) or 1.0
+    points = [
+        f"{at * width / (len(means) - 1):.1f},{height - 3 - (mean - low) / span * (height - 6):.1f}"
+        for at, mean in enumerate(means)
+    ]
+    return (
+        f'<figure><svg viewBox="0 0 {width} {height}" preserveAspectRatio="none" role="img" '
+        f'aria-label="mean score of each group"><polyline points="{" ".join(points)}"/></svg>'
+        f"<figcaption>mean score of each group, {min(means):.3g} to {max(means):.3g}</figcaption></figure>"
+    )
+
+
+def _entry(entry: Entry) -> str:
+    told = entry.told
+    mean = "–" if entry.mean is None else f"{entry.mean:.3g}"
+    why = f'<p class="why">{escape(words.reason(told))}</p>' if told.place == "set_aside" else ""
+    gone = "" if entry.sequences else f'<p class="gone">{told.size} sequences; no tokens are kept of them.</p>'
+    return (
+        f'<details id="g{told.id}"><summary><span class="id">{told.id}</span>'
+        f'<span class="owner">{escape(entry.owner)}</span>'
+        f'<span class="place {told.place}">{escape(words.place(told))}</span>'
+        f'<span class="bars">{_bars(entry.scores)}</span><span class="mean">{mean}</span>'
+        f'<span class="quiet lengths">{escape(entry.lengths)}</span>'
+        f'<span class="quiet">{escape(words.version(told))}</span>'
+        f'<time class="quiet">{words.clock(told.received_at)}</time></summary>{why}{gone}{entry.sequences}</details>'
+    )
+
+
+def _bars(scores: Sequence[float]) -> str:
+    """One bar per sequence, as high as its score between the group's worst and best."""
+    if not scores:
+        return ""
+    shown, (width, gap, height) = scores[:MOST_BARS], BAR
+    low, span = min(scores), max(scores) - min(scores)
+    return (
+        f'<svg width="{len(shown) * (width + gap)}" height="{height}" role="img" '
+        f'aria-label="{escape(", ".join(f"{score:g}" for score in shown))}">'
+        + "".join(_bar(at, (score - low) / span if span else 0.5) for at, score in enumerate(shown))
+        + "</svg>"
+    )
+
+
+def _bar(at: int, share: float) -> str:
+    width, gap, most = BAR
+    height = 3 + share * (most - 3)
+    kind = "high" if share > 2 / 3 else "low" if share < 1 / 3 else "middle"
+    x, y = at * (width + gap), most - height
+    return f'<rect class="{kind}" x="{x}" y="{y:.1f}" width="{width}" height="{height:.1f}" rx="1"/>'
+
+
+def _sequence(group: Group, at: int, tokenizer: Tokenizer | None) -> str:
+    rank = words.rank(group, at)
+    parts = parts_of(group, at, tokenizer)
+    tokens = f"{len(group.element.tokens[at])} tokens, {group.num_sampled(at)} sampled"
+    head = f'<h2>{escape(words.score(group, at))} <span class="rank">{rank}</span> <small>{tokens}</small></h2>'
+    as_messages = any(part.label for part in parts)
+    texts = "".join(map(_message, parts)) if as_messages else f"<pre>{''.join(_spans(parts))}</pre>"
+    return f'<section class="{rank}">{head}{texts}</section>'
+
+
+def _message(part: Part) -> str:
+    kind = "sampled" if part.is_sampled else "context"
+    return f'<div class="message"><b>{escape(part.label)}</b><pre class="{kind}">{escape(part.text)}</pre></div>'
+
+
+def _spans(parts: Iterable[Part]) -> Iterator[str]:
+    for part in parts:
+        kind = "sampled" if part.is_sampled else "context"
+        yield f'<span class="{kind}" title="{part.num_tokens} tokens, {kind}">{escape(part.text)}</span>'

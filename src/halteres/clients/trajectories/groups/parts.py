@@ -1,0 +1,110 @@
+"""A sequence as people read it: what the policy was given, and what it sampled.
+
+Owns: text of tokens or messages, cut where a mask changes; making text harmless to a terminal and to a reader's eye.
+Never: knows colours or HTML.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, cast
+
+from halteres.clients.trajectories.groups.told import CONTEXT, Group
+
+if TYPE_CHECKING:  # whoever names no tokenizer need not wait for its libraries
+    from halteres.text import Tokenizer
+
+MOST_IDS = 24
+"""Token ids shown of a part that nobody can decode."""
+
+_HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A stretch of one sequence."""
+
+    text: str  # harmless
+    is_sampled: bool
+    label: str = ""  # a message's role
+    num_tokens: int | None = None  # None: of a message
+
+
+def harmless(text: str) -> str:
+    """The text without characters that move a cursor, start a terminal's command or turn the direction of reading.
+
+    >>> harmless("a\\x1b[2J\\u202eb")
+    'a<U+001B>[2J<U+202E>b'
+    """
+    return _HIDDEN.sub(lambda found: f"<U+{ord(found[0]):04X}>", text.replace("\r\n", "\n"))
+
+
+def parts_of(group: Group, at: int, tokenizer: Tokenizer | None) -> tuple[Part, ...]:
+    """One sequence: decoded where there is a tokenizer, else its messages, else the ids of its tokens."""
+    messages = _messages(group, at)
+    if tokenizer is None and messages:
+        return tuple(map(_of_message, messages))
+    return tuple(_of_tokens(group, at, tokenizer))
+
+
+def _messages(group: Group, at: int) -> Sequence[Any]:
+    given = group.element.messages
+    mine = cast("Any", given[at]) if isinstance(given, list) and at < len(cast("list[Any]", given)) else None
+    return cast("list[Any]", mine) if isinstance(mine, list) else ()
+
+
+def _of_message(message: Any) -> Part:
+    if not isinstance(message, Mapping):
+        return Part(text=_text(message), is_sampled=False)
+    fields = cast("Mapping[str, Any]", message)
+    role = _text(fields.get("role", ""))
+    calls = fields.get("tool_calls")
+    texts = [_text(fields.get("content")), *([_text(calls)] if calls else [])]
+    return Part(text="\n".join(filter(None, texts)), is_sampled=role == "assistant", label=role)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return harmless(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+def _of_tokens(group: Group, at: int, tokenizer: Tokenizer | None) -> Iterator[Part]:
+    pairs = zip(group.element.tokens[at], group.mask(at), strict=True)
+    for is_sampled, run in groupby(pairs, key=lambda pair: pair[1] != CONTEXT):
+        tokens = [token for token, _ in run]
+        text = _ids(tokens) + " " if tokenizer is None else harmless(decoded(tokenizer, tokens))
+        yield Part(text=text, is_sampled=is_sampled, num_tokens=len(tokens))
+
+
+def decoded(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+    """Their text, special tokens included; an id that the tokenizer does not know as ⟨id⟩."""
+    size = tokenizer.vocab_size
+    if min(tokens) >= 0 and max(tokens) < size:
+        return tokenizer.decode(tokens, skip_special_tokens=False)
+    runs = groupby(tokens, key=lambda token: 0 <= token < 2**32 and tokenizer.knows(token))
+    return "".join(
+        tokenizer.decode(list(run), skip_special_tokens=False) if known else "".join(f"⟨{token}⟩" for token in run)
+        for known, run in runs
+    )
+
+
+def _ids(tokens: Sequence[int]) -> str:
+    if len(tokens) <= MOST_IDS:
+        return " ".join(map(str, tokens))
+    half = MOST_IDS // 2
+    return " ".join([*map(str, tokens[:half]), "…", *map(str, tokens[-half:])])
+
+
+def shortened(part: Part, most: int) -> Part:
+    """At most about so many characters: of given text the end, of sampled text its beginning and its end."""
+    if len(part.text) <= most:
+        return part
+    left = len(part.text) - most
+    gap = f" …[{left} characters]… "
+    begin = most * 2 // 3 if part.is_sampled else most // 4
+    return replace(part, text=part.text[:begin] + gap + part.text[begin + left :])

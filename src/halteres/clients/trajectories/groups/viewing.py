@@ -1,0 +1,168 @@
+"""Looking at groups until somebody stops: what is there, then what comes.
+
+Owns: which groups are shown, and in what order; how often the server is asked; the page's file, and
+where its groups are by now.
+Never: changes anything on the server.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from halteres.clients.trajectories.groups import page
+from halteres.clients.trajectories.groups.following import Follower
+from halteres.clients.trajectories.groups.reading import Reader
+from halteres.clients.trajectories.groups.told import Group, PlaceName, Told
+from halteres.errors import InvalidConfig, NotReady
+from halteres.files import replace_file
+
+if TYPE_CHECKING:  # whoever names no tokenizer need not wait for its libraries
+    from halteres.text import Tokenizer
+
+LOOK_EVERY_S = 0.5
+"""Pause between two questions while following."""
+
+Wait = Callable[[float], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which groups somebody wants to see."""
+
+    places: tuple[PlaceName, ...] = ()  # none: all
+    env_id: int | None = None
+    limit: int = 20  # the newest so many, to begin with
+    follow: bool = False
+
+
+class Face(Protocol):
+    """Where groups are shown."""
+
+    def show(self, group: Group) -> None:
+        """One more."""
+        ...
+
+    def rest(self, reader: Reader) -> None:
+        """All that is there now was shown."""
+        ...
+
+
+def view(reader: Reader, wanted: Wanted, face: Face, wait: Wait = time.sleep) -> int:
+    """Show what is there, and what comes where that is wanted; how many groups were shown."""
+    names, shown = Names(reader), 0
+    for told in batches(reader, wanted, wait, lambda: face.rest(reader)):
+        for each in told:
+            face.show(Group(each, names.of(each.env_id)))
+            shown += 1
+    return shown
+
+
+def batches(reader: Reader, wanted: Wanted, wait: Wait, rest: Callable[[], None]) -> Iterator[list[Told]]:
+    """The newest groups, then what comes; `rest` is called after each look."""
+    follower = Follower(reader, 0, wanted.places, wanted.env_id)
+    if wanted.follow:
+        follower.skip()
+    first = newest(reader, wanted)
+    follower.saw(told.id for told in first)
+    yield first
+    rest()
+    while wanted.follow:
+        wait(LOOK_EVERY_S)
+        yield from _looked(follower)
+        rest()
+
+
+def newest(reader: Reader, wanted: Wanted) -> list[Told]:
+    """The last `limit` of the wanted ones, the oldest first; as many questions as their size asks for."""
+    before: list[Told] = []
+    listed = reader.page(
+        newest=True, limit=wanted.limit, places=wanted.places, env_id=wanted.env_id, bodies=False
+    ).groups
+    after = listed[0].id - 1 if listed else 0
+    while listed and len(before) < wanted.limit:
+        found = reader.page(after=after, places=wanted.places, env_id=wanted.env_id)
+        before.extend(found.groups)
+        if found.next is None:
+            break
+        after = found.next
+    return before[: wanted.limit]
+
+
+def _looked(follower: Follower) -> Iterator[list[Told]]:
+    """One look; a server that is away meanwhile is waited for."""
+    try:
+        yield from follower.look()
+    except NotReady:
+        return
+
+
+class Names:
+    """Names of environments, asked for again where an id is new."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader, self._names = reader, dict[int, str]()
+
+    def of(self, env_id: int | None) -> str:
+        """Its name; "" where it has none."""
+        if env_id is None:
+            return ""
+        if env_id not in self._names:
+            try:
+                self._names.update(self._reader.environment_names())
+            except NotReady:
+                return ""
+        return self._names.setdefault(env_id, "")
+
+
+class PageFile:
+    """The HTML file: the newest groups, written anew after every look that brought a change."""
+
+    def __init__(self, file: Path, tokenizer: Tokenizer | None, *, source: str, limit: int) -> None:
+        self._file, self._tokenizer, self._source = file, tokenizer, source
+        self._entries: deque[page.Entry] = deque(maxlen=limit)
+        self._is_written = False
+
+    def show(self, group: Group) -> None:
+        """One more; the oldest goes where there are enough."""
+        self._entries.append(page.Entry.of(group, self._tokenizer))
+        self._is_written = False
+
+    def rest(self, reader: Reader) -> None:
+        """Note where the groups are by now, and write."""
+        if self._is_written:
+            self._move(reader)
+        if not self._is_written:
+            self._write()
+
+    def _move(self, reader: Reader) -> None:
+        if not self._entries:
+            return
+        after, many = min(entry.told.id for entry in self._entries) - 1, len(self._entries)
+        try:
+            now = {told.id: told for told in reader.page(after=after, limit=many, bodies=False).groups}
+        except NotReady:
+            return
+        moved = [entry.moved(now.get(entry.told.id, entry.told)) for entry in self._entries]
+        if moved != list(self._entries):
+            self._entries = deque(moved, maxlen=self._entries.maxlen)
+            self._is_written = False
+
+    def _write(self) -> None:
+        text = page.render(tuple(self._entries), source=self._source, written_at=time.time())
+        try:
+            replace_file(self._file, text.encode())
+        except OSError as error:
+            raise unwritable(self._file, error) from error
+        self._is_written = True
+
+
+def unwritable(file: Path, error: OSError) -> InvalidConfig:
+    """The error for a file that cannot be written."""
+    return InvalidConfig(
+        f"{file} cannot be written.", f"{error.strerror or error}.", "Name a file in a folder of yours."
+    )

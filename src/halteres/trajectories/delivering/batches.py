@@ -1,0 +1,230 @@
+"""Which batch answers a trainer's question, and when it counts.
+
+Owns: the life of a batch from the queue to a trainer; the run's step; which groups are too old for a batch.
+Never: waits, reads tokens, writes a reply.
+
+    queue ──▶ OFFERED ── its reply was written whole ───▶ DELIVERED: step + 1, in nobody else's batch for ever
+       │         │ the client was gone ▼                      ▲
+       │      RETURNED ── the next question, under a new id ──┤
+       │         ▲ nacked, or its time is up                  │
+       └────▶ LEASED ──────────── acknowledged ───────────────┘
+
+A trainer that names its policy version and asks again with the one it was last served has trained on nothing since: its
+reply was lost, or it crashed before the step. It gets the same batch, which counts once. One that asks with a smaller
+version went back to a checkpoint: what later weights sampled is set aside. On-policy means the trainer's own version:
+`max_staleness` bounds the distance both ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from halteres.errors import Conflict, NotFound
+from halteres.trajectories.delivering.choice import choose, note_starving
+from halteres.trajectories.intake.fitness import exceeds_batch, too_far
+from halteres.trajectories.records import Delivery, DeliverySaved, GroupRecord, Place, RunRecord, Standing
+from halteres.trajectories.state import State
+from halteres.trajectories.wire.contents import Problem
+from halteres.trajectories.wire.schema import BatchQuery
+
+OFFER_S = 60.0
+"""How long the reply of a batch may take to be written, before the batch answers another question."""
+
+
+class LeaseLost(Conflict):
+    """The batch is not the asker's any more."""
+
+    code, status = "lease_lost", 409
+
+
+def next_batch(state: State, query: BatchQuery) -> Delivery | None:
+    """The batch to serve now, if there is one. The run must be registered."""
+    run, version = state.run, query.policy_version
+    if version is None and state.max_staleness is not None:
+        version = run.step
+    state.save_run(replace(run, started=True))
+    take_back_expired(state)
+    _take_as_held(state, query.after)
+    if query.lease is None and (last := _lost(state, query, version)) is not None:
+        state.save_run(replace(state.run, step=max(run.step, last.step or 0)))
+        return last
+    _move_on(state, version)
+    back = next((each for each in state.out.values() if each.is_back), None)
+    if back is not None:
+        state.do(DeliverySaved(replace(back, standing=Standing.REPLACED)))
+        return _hand_out(state, back.groups, query, version)
+    note_starving(state)
+    chosen = choose(state)
+    return None if chosen is None else _hand_out(state, tuple(group.id for group in chosen), query, version)
+
+
+def take_back_expired(state: State) -> None:
+    """Offers and leases whose time is up come back whole."""
+    now = state.clock()
+    for each in list(state.out.values()):
+        if not each.is_back and each.expires_at is not None and each.expires_at <= now:
+            give_back(state, each.id)
+
+
+def take_back_offers(state: State) -> None:
+    """The server that wrote these replies is gone: they answer the next question."""
+    for each in list(state.out.values()):
+        if each.standing is Standing.OFFERED:
+            give_back(state, each.id)
+
+
+def give_back(state: State, batch_id: int) -> None:
+    """The batch reached nobody; nothing happens where it is settled already."""
+    batch = state.out.get(batch_id)
+    if batch is not None and not batch.is_back:
+        state.do(DeliverySaved(replace(batch, standing=Standing.RETURNED, expires_at=None)))
+
+
+def hand_over(state: State, batch_id: int) -> None:
+    """The reply of an offered batch was written whole; nothing happens where it is settled already."""
+    if (batch := state.out.get(batch_id)) is not None and batch.standing is not Standing.LEASED:
+        _deliver(state, batch)
+
+
+def acknowledge(state: State, batch_id: int) -> Delivery:
+    """A trainer has it for good. Safe to repeat; also while it is back, but not served to another yet.
+
+    Raises:
+        NotFound, LeaseLost.
+    """
+    batch = state.out.get(batch_id)
+    if batch is not None:
+        return _deliver(state, batch)
+    settled = state.settled.get(batch_id)
+    if settled is not None and settled.standing is Standing.DELIVERED:
+        return settled
+    raise _not_theirs(state, batch_id)
+
+
+def nack(state: State, batch_id: int) -> Delivery:
+    """A trainer gives a batch back. Safe to repeat.
+
+    Raises:
+        NotFound, LeaseLost.
+    """
+    if batch_id not in state.out:
+        raise _not_theirs(state, batch_id)
+    give_back(state, batch_id)
+    return state.out[batch_id]
+
+
+def extend(state: State, batch_id: int, lease_s: float) -> Delivery:
+    """A trainer needs longer: the lease ends `lease_s` seconds from now.
+
+    Raises:
+        NotFound, LeaseLost.
+    """
+    batch = state.out.get(batch_id)
+    if batch is None or batch.standing is Standing.OFFERED:
+        raise _not_theirs(state, batch_id)
+    leased = replace(batch, standing=Standing.LEASED, expires_at=state.clock() + lease_s)
+    state.do(DeliverySaved(leased))
+    return leased
+
+
+def dissolve(state: State, batch: Delivery, unfit: dict[int, Problem]) -> None:
+    """Take a batch that is out apart: what fits no batch is set aside, the rest queues at its old place."""
+    groups = [state.waiting[group_id] for group_id in batch.groups]
+    state.do(DeliverySaved(replace(batch, standing=Standing.BROKEN, expires_at=None)))
+    for group in groups:
+        problem = unfit.get(group.id)
+        state.put(group, Place.SET_ASIDE if problem else Place.QUEUED, problem)
+
+
+def _not_theirs(state: State, batch_id: int) -> NotFound | LeaseLost:
+    settled = state.settled.get(batch_id)
+    if settled is None and batch_id not in state.out and not 0 < batch_id <= state.last_delivery:
+        return NotFound(f"There is no batch {batch_id}.", "No batch with that id was ever served.")
+    why = {
+        Standing.REPLACED: "It was not acknowledged in time, and was served to another question under another id.",
+        Standing.DELIVERED: "It is acknowledged.",
+        Standing.BROKEN: "It came back, and was taken apart because it no longer fits the run.",
+    }.get(settled.standing if settled else Standing.OFFERED, "It is no lease.")
+    return LeaseLost(f"Batch {batch_id} is not yours any more.", why, "Drop it, and ask for the next one.")
+
+
+def _hand_out(state: State, groups: tuple[int, ...], query: BatchQuery, version: int | None) -> Delivery:
+    now = state.clock()
+    batch = Delivery(
+        id=state.last_delivery + 1,
+        standing=Standing.OFFERED if query.lease is None else Standing.LEASED,
+        version=version,
+        groups=groups,
+        num_sequences=sum(state.waiting[group_id].size for group_id in groups),
+        made_at=now,
+        expires_at=now + (OFFER_S if query.lease is None else query.lease),
+    )
+    state.do(DeliverySaved(batch))
+    return batch
+
+
+def _deliver(state: State, batch: Delivery) -> Delivery:
+    run = state.run
+    done = replace(batch, standing=Standing.DELIVERED, step=run.step + 1, expires_at=None)
+    state.do(DeliverySaved(done))
+    parked = state.max_staleness == 0 and batch.version is not None
+    state.save_run(replace(run, step=run.step + 1, last=done, parked=parked))
+    return done
+
+
+def _take_as_held(state: State, batch_id: int | None) -> None:
+    """The trainer names the last batch it holds: that acknowledges it."""
+    if batch_id is not None and batch_id in state.out:
+        _deliver(state, state.out[batch_id])
+
+
+def _lost(state: State, query: BatchQuery, version: int | None) -> Delivery | None:
+    """The batch that the trainer was last served, if it asks for it again."""
+    run, last = state.run, state.run.last
+    if last is None or version != last.version or last.num_sequences != run.batch_size:
+        return None
+    again = state.max_staleness == 0 if query.after is None else query.after != last.id
+    return last if again else None
+
+
+def _move_on(state: State, version: int | None) -> None:
+    """The trainer asks for another batch: what fits none of its batches any more is set aside."""
+    run = state.run
+    state.save_run(replace(run, asked_version=version, parked=False))
+    _set_aside_oversized(state)
+    span = _span(state, run, version)
+    for group in state.queue.outside(*span) if span else ():
+        state.put(group, Place.SET_ASIDE, too_far(group, version, state.max_staleness))
+    for batch in [each for each in state.out.values() if each.is_back]:
+        unfit = dict(_unfit(state, batch, span, version))
+        if unfit or batch.num_sequences != run.batch_size:
+            dissolve(state, batch, unfit)
+
+
+def _span(state: State, run: RunRecord, version: int | None) -> tuple[int, int] | None:
+    """The oldest and the newest version that a batch may contain; None: any."""
+    bound = state.max_staleness
+    if bound is None or version is None:
+        return None
+    went_back = run.asked_version is not None and version < run.asked_version
+    return version - bound, version if went_back else version + bound
+
+
+def _unfit(
+    state: State, batch: Delivery, span: tuple[int, int] | None, version: int | None
+) -> Iterator[tuple[int, Problem]]:
+    for group in map(state.waiting.__getitem__, batch.groups):
+        if group.size > state.run.batch_size:
+            yield group.id, exceeds_batch(group.size, state.run.batch_size)
+        elif span and group.versions and (group.versions[0] < span[0] or group.versions[1] > span[1]):
+            yield group.id, too_far(group, version, state.max_staleness)
+
+
+def _set_aside_oversized(state: State) -> None:
+    """Groups that came before the trainer said how large a batch is."""
+    batch_size = state.run.batch_size
+    for size in [size for size in state.queue.num_by_size if size > batch_size]:
+        groups: list[GroupRecord] = list(state.queue.of_size(size))
+        for group in groups:
+            state.put(group, Place.SET_ASIDE, exceeds_batch(size, batch_size))

@@ -1,0 +1,143 @@
+"""Posted groups: where each one goes.
+
+Owns: the verdict (queue, buffer, set aside), idempotency keys, buffers that become whole groups.
+Never: refuses a group that fits the schema, but in strict mode: what cannot train anybody is kept apart, and said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from halteres.errors import Conflict
+from halteres.trajectories.intake.environments import Environment, complete
+from halteres.trajectories.intake.fitness import misfit
+from halteres.trajectories.records import GroupArrived, GroupRecord, Place
+from halteres.trajectories.state import State
+from halteres.trajectories.wire.contents import Problem
+from halteres.trajectories.wire.schema import Unprocessable
+from halteres.trajectories.wire.scored import Scored
+
+
+class KeyReused(Conflict):
+    """An Idempotency-Key came back with another body."""
+
+    status = 409
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What happened to a posted group."""
+
+    place: Place
+    buffered: int = 0  # sequences still buffered for its environment
+    problem: Problem | None = None
+
+
+def accept_all(state: State, groups: Sequence[Scored]) -> list[Verdict]:
+    """Take posted groups in, all or none.
+
+    Raises:
+        KeyReused: a key came before with another body, in an earlier request or in this one; nothing was taken.
+        Unprocessable: in strict mode, a group that no batch can hold; nothing was taken.
+    """
+    _check_keys(state, groups)
+    problems = [scored.problem or misfit(state, scored) for scored in groups]
+    if state.rules.validation == "strict":
+        _refuse(state, groups, problems)
+    return [_accept(state, scored, problem) for scored, problem in zip(groups, problems, strict=True)]
+
+
+def _check_keys(state: State, groups: Sequence[Scored]) -> None:
+    seen: dict[str, int] = {}
+    for group in groups:
+        if group.key is None:
+            continue
+        known = state.known(group.key)
+        first = known.fingerprint if known else seen.setdefault(group.key, group.fingerprint)
+        if first != group.fingerprint:
+            raise KeyReused(
+                f"The Idempotency-Key '{group.key}' was used before.",
+                "It came with another body.",
+                "Make a new key for every group, and keep it for its retries.",
+            )
+
+
+def _refuse(state: State, groups: Sequence[Scored], problems: Sequence[Problem | None]) -> None:
+    """Strict mode. A group that came before keeps its first answer."""
+    refused = [(at, problem) for at, problem in enumerate(problems) if problem and not state.known(groups[at].key)]
+    for at, problem in refused:
+        _tell(state, groups[at], problem)
+    if refused:
+        raise Unprocessable(
+            [
+                {"type": problem.code, "loc": ["body"] if len(groups) == 1 else ["body", at], "msg": problem.why}
+                for at, problem in refused
+            ]
+        )
+
+
+def _tell(state: State, scored: Scored, problem: Problem) -> None:
+    """Let diagnostics say why an environment's last group was of no use."""
+    env = state.envs.by_id.get(-1 if scored.env_id is None else scored.env_id)
+    if env is not None:
+        env.last_rejection = problem.why
+
+
+def _accept(state: State, scored: Scored, problem: Problem | None) -> Verdict:
+    if (known := state.known(scored.key)) is not None:
+        _count_again(state, scored)
+        return msgspec.json.decode(known.verdict, type=Verdict)
+    env = None if scored.problem or scored.env_id is None else state.hear(scored.env_id)
+    place = Place.SET_ASIDE if problem else _place(scored, env)
+    group = _record(state, scored, place, problem)
+    parts, left = _completed(group, env)
+    verdict = Verdict(place=place, buffered=left, problem=problem)
+    encoded = b"" if scored.key is None else msgspec.json.encode(verdict)
+    state.do(GroupArrived(replace(group, verdict=encoded), scored.element))
+    for part in parts:
+        state.put(state.waiting[part.id], Place.QUEUED)
+    if problem:
+        _tell(state, scored, problem)
+    return verdict
+
+
+def _count_again(state: State, scored: Scored) -> None:
+    state.num_duplicates += 1
+    env = state.envs.by_id.get(-1 if scored.env_id is None else scored.env_id)
+    if env is not None:
+        env.num_duplicates += 1
+
+
+def _place(scored: Scored, env: Environment | None) -> Place:
+    """Smaller than its environment's group: it waits for the rest. A larger one is whole."""
+    return Place.BUFFERED if env and scored.size < env.group_size else Place.QUEUED
+
+
+def _record(state: State, scored: Scored, place: Place, problem: Problem | None) -> GroupRecord:
+    return GroupRecord(
+        id=state.last_group + 1,
+        env_id=scored.env_id,
+        size=scored.size,
+        num_bytes=len(scored.element),
+        received_at=state.clock(),
+        place=place,
+        position=state.next_position() if place is Place.QUEUED else 0,
+        versions=scored.versions,
+        reason=problem.code if problem else None,
+        why=problem.why if problem else None,
+        key=scored.key,
+        fingerprint=scored.fingerprint,
+    )
+
+
+def _completed(group: GroupRecord, env: Environment | None) -> tuple[list[GroupRecord], int]:
+    """The parts that make a whole group with this one, and the sequences that stay buffered."""
+    if env is None:
+        return [], 0
+    if group.place is not Place.BUFFERED:
+        return [], env.buffered_sequences
+    parts = complete([*env.buffer, group], env.group_size)
+    return parts, env.buffered_sequences + group.size - sum(part.size for part in parts)

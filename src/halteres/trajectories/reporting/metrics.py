@@ -1,0 +1,87 @@
+"""The server's figures as Prometheus reads them.
+
+Owns: their names, kinds and words; the text format (version 0.0.4), which is four lines of code: no library.
+Never: changes anything; has a label whose values somebody else chooses, for each value is a series for ever.
+
+Counters count this run and begin anew with the next, which Prometheus takes for a restart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from halteres.trajectories.records import OPEN
+from halteres.trajectories.state import State
+
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+PREFIX = "halteres_trajectories_"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One name, with a figure per value of its label; without a label the value is ""."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    words: str
+    values: Mapping[str, float]
+    label: str = ""
+
+    def lines(self) -> Iterator[str]:
+        """As Prometheus reads it."""
+        name = PREFIX + self.name
+        yield f"# HELP {name} {self.words}"
+        yield f"# TYPE {name} {self.kind}"
+        for value, figure in self.values.items():
+            labels = f'{{{self.label}="{_escaped(value)}"}}' if self.label else ""
+            yield f"{name}{labels} {figure!r}"
+
+
+def text(state: State) -> str:
+    """All of them."""
+    return "".join(f"{line}\n" for metric in (*_counters(state), *_gauges(state)) for line in metric.lines())
+
+
+def _counters(state: State) -> Iterator[Metric]:
+    received = state.num_accepted + sum(state.set_aside.values())
+    yield _one("groups_received_total", "counter", "Groups taken in, those set aside among them.", received)
+    yield Metric(
+        "groups_set_aside_total", "counter", "Groups that no batch will have.", dict(state.set_aside), "reason"
+    )
+    yield _one("groups_repeated_total", "counter", "Groups that came again with their key.", state.num_duplicates)
+    yield _one("batches_handed_out_total", "counter", "Batches offered or leased, repeats too.", state.last_delivery)
+
+
+def _gauges(state: State) -> Iterator[Metric]:
+    queue, now = state.queue, state.clock()
+    standings = Counter(batch.standing for batch in state.out.values())
+    oldest = next(iter(state.waiting.values()), None)
+    age_s = 0.0 if oldest is None else max(0.0, now - oldest.received_at)
+    yield _one("step", "gauge", "The run's step: batches delivered, and what it began with.", state.run.step)
+    yield _one("registered", "gauge", "1 where a trainer has registered.", int(state.run.registration is not None))
+    yield _one("paused", "gauge", "1 while the trainer works on an on-policy batch.", int(state.run.parked))
+    yield _one("queued_groups", "gauge", "Groups that wait for a batch.", len(queue))
+    yield _one("queued_sequences", "gauge", "Their sequences.", queue.num_sequences)
+    yield _one("out_sequences", "gauge", "Sequences in batches that are not delivered yet.", state.num_sequences_out)
+    yield _one("waiting_bytes", "gauge", "Bytes of groups queued, buffered, or in such batches.", state.num_bytes)
+    yield _one("oldest_seconds", "gauge", "How long the oldest of these groups has waited.", age_s)
+    yield _one("environments_live", "gauge", "Environments heard of lately.", len(state.envs.live(now)))
+    yield Metric(
+        "open_batches",
+        "gauge",
+        "Batches that are not delivered yet.",
+        {standing.value: standings[standing] for standing in sorted(OPEN)},
+        "standing",
+    )
+
+
+def _one(name: str, kind: Literal["counter", "gauge"], words: str, figure: float) -> Metric:
+    return Metric(name, kind, words, {"": figure})
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

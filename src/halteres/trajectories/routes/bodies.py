@@ -1,0 +1,126 @@
+"""The bodies that are being read, all together: bounded in bytes and in time.
+
+Owns: how many bytes of bodies are held at once, and who waits meanwhile; how long a body may take to arrive.
+Never: understands a body.
+
+    admitted (room for what it declares) ──▶ read, at most DEADLINE_S ──▶ inflated ──▶ used ──▶ let go, the next one in
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from halteres.errors import UserError
+from halteres.trajectories.wire.encoding import LARGE, BadBody, TooLarge, inflate
+
+AT_ONCE = 1024**3
+"""Bytes of all bodies being read or used; beyond, later ones wait."""
+
+DEADLINE_S = 120.0
+"""How long a body may take from its first byte to its last: one that trickles holds its place for no longer."""
+
+
+class TooSlow(UserError):
+    """The body did not arrive in time."""
+
+    code, status = "too_slow", 408
+
+
+@dataclass(slots=True, kw_only=True)
+class Bodies:
+    """The bodies of one server."""
+
+    largest: int  # bytes of one, inflated
+    at_once: int = AT_ONCE  # bytes of all
+    deadline_s: float = DEADLINE_S
+    held: int = 0  # bytes
+    _waiting: deque[tuple[int, asyncio.Future[None]]] = field(default_factory=deque[tuple[int, asyncio.Future[None]]])
+
+    @asynccontextmanager
+    async def of(self, request: Request) -> AsyncIterator[bytes]:
+        """The body of a request, whole and inflated; its bytes count until the context ends.
+
+        Raises:
+            BadBody: the gzip stream is broken or ends early.
+            TooLarge, TooSlow: it is beyond the limits.
+        """
+        num_bytes = self._declared(request)
+        await self._admit(num_bytes)
+        try:
+            body = await self._read(request)
+            if encoding := request.headers.get("content-encoding"):
+                body = await self._inflated(body, encoding.lower())
+                self.held, num_bytes = self.held + len(body), num_bytes + len(body)  # known now, and here already
+            yield body
+        finally:
+            self._let_go(num_bytes)
+
+    def _declared(self, request: Request) -> int:
+        """Bytes to keep room for: those it says, or the most where it does not."""
+        declared = request.headers.get("content-length", "")
+        if not declared.isdecimal():
+            return self.largest if "transfer-encoding" in request.headers else 0
+        if len(declared) > 18 or int(declared) > self.largest:
+            raise self._too_large()
+        return int(declared)
+
+    async def _admit(self, num_bytes: int) -> None:
+        """In order of arrival; alone, any body is let in."""
+        if not self._waiting and self._has_room(num_bytes):
+            self.held += num_bytes
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((num_bytes, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._let_go(num_bytes)
+            raise
+
+    def _has_room(self, num_bytes: int) -> bool:
+        return self.held == 0 or self.held + num_bytes <= self.at_once
+
+    def _let_go(self, num_bytes: int) -> None:
+        self.held -= num_bytes
+        while self._waiting and (self._waiting[0][1].done() or self._has_room(self._waiting[0][0])):
+            wanted, turn = self._waiting.popleft()
+            if not turn.done():  # its request was given up
+                self.held += wanted
+                turn.set_result(None)
+
+    async def _read(self, request: Request) -> bytes:
+        try:
+            async with asyncio.timeout(self.deadline_s):
+                return await self._chunks(request)
+        except TimeoutError as error:
+            raise TooSlow(
+                f"The body did not arrive within {self.deadline_s:g} s.", "", "Send it again on a better connection."
+            ) from error
+
+    async def _chunks(self, request: Request) -> bytes:
+        chunks, num_bytes = list[bytes](), 0
+        async for chunk in request.stream():
+            num_bytes += len(chunk)
+            if num_bytes > self.largest:
+                raise self._too_large()
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+    async def _inflated(self, body: bytes, encoding: str) -> bytes:
+        if encoding == "identity":
+            return body
+        if encoding not in ("gzip", "x-gzip"):
+            raise BadBody("The body's Content-Encoding is not understood.", "", "Send it as gzip, or plain.")
+        if len(body) > LARGE:
+            return await asyncio.to_thread(inflate, body, self.largest)
+        return inflate(body, self.largest)
+
+    def _too_large(self) -> TooLarge:
+        return TooLarge(f"The body is larger than {self.largest} bytes.", "", "Send fewer groups at once.")

@@ -1,0 +1,239 @@
+"""Tokens in append-only files: written once, read back by their place, unlinked as a whole.
+
+Owns: the folder of segment files and its numbering; torn tails; the checksum of every extent.
+Never: knows which group an extent belongs to, or whether anybody still wants it (the store's rows say so).
+
+    00000007.seg   [extent][extent][extent]····      full: only read
+    00000008.seg   [extent][extent]▒▒▒               ▒ written, but vouched for by nobody: overwritten, or cut at start
+
+An extent is vouched for by whoever keeps it. Nothing in the file marks it, so there is no header and no recovery by
+reading: what nobody vouches for is not there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from isal import isal_zlib
+
+SEGMENT_BYTES = 64 * 1024**2
+
+MOST_BUFFERS = 1024
+"""Buffers of one system call: IOV_MAX of Linux and macOS."""
+
+
+CALL_BYTES = 1024**2
+"""Bytes of one system call: from 16 MB on, Linux 6.18 was seen to spend ten times as long on large pages."""
+
+
+class Extent(NamedTuple):
+    """Where a text is."""
+
+    segment: int  # number of the file
+    start: int  # byte in it
+    length: int  # bytes
+    checksum: int  # CRC-32 of them
+
+
+class Segments:
+    """The files of one folder. One thread writes, any may read.
+
+    Args:
+        folder: made where it is missing.
+        vouched: numbers of the files that hold something; any other is unlinked.
+        end: the byte behind the last extent in the newest of them; what is behind it is cut off.
+        segment_bytes: from there on the next file is begun.
+
+    Raises:
+        OSError: the folder cannot be read or written.
+    """
+
+    def __init__(self, folder: Path, vouched: Collection[int], end: int, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self.folder, self._segment_bytes = folder, segment_bytes
+        folder.mkdir(parents=True, exist_ok=True)
+        self._sizes = _sizes_of(folder, vouched)  # bytes of each file
+        self._file: int | None = None
+        self._unsynced, self._is_new = False, False
+        self._number, self._end = max(vouched, default=1), end
+        if vouched and not self._cut():
+            self._begin_next()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(self._sizes.values())
+
+    @property
+    def full(self) -> list[int]:
+        """Numbers of the files that are not appended to, the oldest first."""
+        return sorted(self._sizes.keys() - {self._number})
+
+    def append(self, texts: Sequence[bytes]) -> list[Extent]:
+        """Write texts behind one another, all into one file. They survive the death of the process.
+
+        Raises:
+            OSError: the disk is full, or fails; whatever was written will be overwritten.
+        """
+        if not texts:
+            return []
+        if self._end >= self._segment_bytes:
+            self._begin_next()
+        file, start = self._open(), self._end
+        extents: list[Extent] = []
+        for text in texts:
+            extents.append(Extent(self._number, start, len(text), isal_zlib.crc32(text)))
+            start += len(text)
+        self._unsynced = True
+        _write_all(file, texts, self._end)
+        self._end = start
+        self._sizes[self._number] = max(start, self._sizes.get(self._number, 0))
+        return extents
+
+    def take_back(self, extents: Sequence[Extent]) -> None:
+        """Nobody will vouch for what the last `append` gave: the next overwrites it."""
+        if extents:
+            self._end = extents[0].start
+
+    def sync(self) -> None:
+        """What was appended survives the loss of power, too.
+
+        Raises:
+            OSError: the disk fails.
+        """
+        if not self._unsynced:
+            return
+        _sync_data(self._open())
+        if self._is_new:
+            _sync_folder(self.folder)
+        self._unsynced = self._is_new = False
+
+    def read(self, extents: Sequence[Extent]) -> list[bytes | None]:
+        """The texts; None for one that is lost: its file is gone or too short, or holds something else.
+
+        Raises:
+            OSError: the disk fails, or there are too many open files.
+        """
+        files: dict[int, int | None] = {}
+        try:
+            return [_read(self._reader(files, extent.segment), extent) for extent in extents]
+        finally:
+            for file in filter(None, files.values()):
+                os.close(file)
+
+    def unlink(self, number: int) -> None:
+        """Remove a full file.
+
+        Raises:
+            OSError: it cannot be removed.
+        """
+        _path(self.folder, number).unlink(missing_ok=True)
+        del self._sizes[number]
+
+    def close(self) -> None:
+        """Let go of the file being written."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _cut(self) -> bool:
+        """Cut off what is behind the end. False: it is not reached, something was lost; the gap stays as it is."""
+        size = self._sizes.get(self._number, -1)
+        if size > self._end:
+            os.truncate(_path(self.folder, self._number), self._end)
+            self._sizes[self._number] = self._end
+        return size >= self._end
+
+    def _begin_next(self) -> None:
+        self.close()
+        self._number, self._end, self._unsynced = self._number + 1, 0, False
+
+    def _open(self) -> int:
+        if self._file is None:
+            path = _path(self.folder, self._number)
+            self._is_new = not path.exists()
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        return self._file
+
+    def _reader(self, files: dict[int, int | None], number: int) -> int | None:
+        if number not in files:
+            try:
+                files[number] = os.open(_path(self.folder, number), os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                files[number] = None
+        return files[number]
+
+
+def _path(folder: Path, number: int) -> Path:
+    return folder / f"{number:08d}.seg"
+
+
+def _sizes_of(folder: Path, vouched: Collection[int]) -> dict[int, int]:
+    """Unlink what nobody vouches for; the sizes of what remains."""
+    sizes: dict[int, int] = {}
+    for path in [path for path in folder.iterdir() if re.fullmatch(r"\d{8,}\.seg", path.name)]:
+        if int(path.stem) in vouched:
+            sizes[int(path.stem)] = path.stat().st_size
+        else:
+            path.unlink()
+    return sizes
+
+
+def _write_all(file: int, texts: Sequence[bytes], at: int) -> None:
+    """A disk or a signal may make a call take less than it was given."""
+    left = [memoryview(text) for text in texts if text]
+    while left:
+        taken = os.pwritev(file, _for_one_call(left), at)
+        at += taken
+        left = _behind(left, taken)
+
+
+def _for_one_call(buffers: list[memoryview]) -> list[memoryview]:
+    given, room = list[memoryview](), CALL_BYTES
+    for buffer in buffers[:MOST_BUFFERS]:
+        given.append(buffer[:room])
+        room -= len(buffer)
+        if room <= 0:
+            break
+    return given
+
+
+def _behind(buffers: list[memoryview], taken: int) -> list[memoryview]:
+    """What remains of buffers when that many bytes were taken."""
+    for number, buffer in enumerate(buffers):
+        if taken < len(buffer):
+            return [buffer[taken:], *buffers[number + 1 :]]
+        taken -= len(buffer)
+    return []
+
+
+def _read(file: int | None, extent: Extent) -> bytes | None:
+    if file is None:
+        return None
+    text = os.pread(file, extent.length, extent.start)
+    while 0 < len(text) < extent.length:
+        more = os.pread(file, extent.length - len(text), extent.start + len(text))
+        if not more:
+            return None
+        text += more
+    return text if isal_zlib.crc32(text) == extent.checksum and len(text) == extent.length else None
+
+
+def _sync_data(file: int) -> None:
+    if sys.platform == "darwin":  # whose fsync leaves data in the disk's own memory
+        fcntl.fcntl(file, fcntl.F_FULLFSYNC)
+    else:
+        os.fdatasync(file)
+
+
+def _sync_folder(folder: Path) -> None:
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

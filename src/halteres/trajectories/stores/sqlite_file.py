@@ -1,0 +1,167 @@
+"""One SQLite file, held by one server at a time: how it is opened, begun, committed, and what is said when it fails.
+
+Owns: the lock beside the file, its pragmas and version, its connections; turning failures into sentences.
+Never: knows a record.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from sqlalchemy import Connection, Table, create_engine, event, text
+from sqlalchemy.exc import DBAPIError
+
+from halteres.errors import Conflict, boundary
+from halteres.trajectories.stores import tables
+from halteres.trajectories.stores.store import StoreFailed
+
+Durability = Literal["process", "power"]
+"""What committed data survive: the death of the process; the loss of power."""
+
+PRAGMAS = (
+    "journal_mode = WAL",
+    "wal_autocheckpoint = 4000",  # pages
+    "busy_timeout = 5000",  # ms
+    "fullfsync = ON",  # of macOS, whose fsync leaves data in the disk's own memory
+)
+SYNCHRONOUS = {"process": "NORMAL", "power": "FULL"}
+
+_log = logging.getLogger(__name__)
+
+
+class SqliteFile:
+    """A database with these tables, made where it is missing.
+
+    Raises:
+        Conflict: another server holds it, or it is of another version.
+        StoreFailed: it cannot be opened.
+    """
+
+    def __init__(self, file: Path, durability: Durability, wanted: Sequence[Table]) -> None:
+        self.file = file
+        self._synchronous = SYNCHRONOUS[durability]
+        self._closing = ExitStack()
+        self._closing.enter_context(_lock(file))
+        self._engine = create_engine(f"sqlite:///{file}")
+        self._closing.callback(self._engine.dispose)
+        event.listen(self._engine, "connect", self._set_up)
+        try:
+            self.connection = self._closing.enter_context(self._engine.connect())
+            self.connection = self.connection.execution_options(isolation_level="AUTOCOMMIT")
+            self.driver: sqlite3.Connection = self.connection.connection.driver_connection  # type: ignore[assignment]
+            with self.transaction():
+                self._make(wanted)
+        except (DBAPIError, sqlite3.Error) as error:
+            self.close()
+            raise unusable(file, cause_of(error)) from error
+        except BaseException:
+            self.close()
+            raise
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """All or nothing, on the one connection that writes; only one thread may."""
+        self.driver.execute("BEGIN IMMEDIATE")
+        try:
+            yield self.connection
+            self.driver.commit()
+        except BaseException:
+            self.driver.rollback()
+            raise
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A connection for whatever thread asks.
+
+        Raises:
+            StoreFailed: the database cannot be read.
+        """
+        what = f"The trajectory database {self.file} cannot be read."
+        with boundary(StoreFailed, f"The trajectory database {self.file}"):
+            try:
+                with self._engine.connect() as connection:
+                    yield connection
+            except (DBAPIError, OSError) as error:
+                why, next = f"{cause_of(error)}.", "Look at the disk; what was acknowledged may be in a copy."
+                raise StoreFailed(what, why, next) from error
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """What fails to be written inside leaves as StoreFailed."""
+        try:
+            yield
+        except (DBAPIError, sqlite3.Error, OSError) as error:
+            why = cause_of(error)
+            _log.error("%s took nothing: %s", self.file, why)
+            raise StoreFailed(
+                "It was not stored.",
+                f"The database {self.file} answers: {why}.",
+                "Make room on the disk; the request can be sent again.",
+            ) from error
+
+    def num_bytes(self) -> int:
+        """Bytes of the file and of the log beside it."""
+        beside = (self.file, self.file.with_name(f"{self.file.name}-wal"))
+        return sum(path.stat().st_size for path in beside if path.exists())
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._closing.close()
+
+    def _set_up(self, connection: Any, _: Any) -> None:
+        cursor = connection.cursor()
+        for pragma in (*PRAGMAS, f"synchronous = {self._synchronous}"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    def _make(self, wanted: Sequence[Table]) -> None:
+        found = self.connection.scalar(text("PRAGMA user_version"))
+        if found not in (0, tables.SCHEMA_VERSION):
+            raise Conflict(
+                f"The trajectory database {self.file} has version {found}.",
+                f"This server reads version {tables.SCHEMA_VERSION}.",
+                "Name another file with --database, or use the Halteres version that wrote it.",
+            )
+        tables.metadata.create_all(self.connection, wanted)
+        self.connection.execute(text(f"PRAGMA user_version = {tables.SCHEMA_VERSION}"))
+
+
+def cause_of(error: BaseException) -> object:
+    """What the database or the system said; SQLAlchemy's own text has five lines."""
+    if isinstance(error, DBAPIError):
+        return error.orig
+    return error.strerror if isinstance(error, OSError) else error
+
+
+def unusable(file: Path, why: object) -> StoreFailed:
+    """The database cannot be opened."""
+    return StoreFailed(
+        f"The trajectory database {file} cannot be opened.",
+        f"{why}.",
+        "Name a file in a folder that can be written: --database FILE.",
+    )
+
+
+def _lock(file: Path) -> IO[bytes]:
+    """Hold the file until closed: two servers would each think that they know what is in it."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        held = file.with_name(f"{file.name}.lock").open("ab")
+    except OSError as error:
+        raise unusable(file, error.strerror) from error
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        held.close()
+        raise Conflict(
+            f"The trajectory database {file} is in use.",
+            "Another trajectory server holds it.",
+            "Stop that one, or name another file with --database.",
+        ) from error
+    return held

@@ -1,0 +1,84 @@
+"""What makes a group useless, whoever asks for it.
+
+Owns: the checks of a group's contents, in sentences; what of a group they look at.
+Never: reads bytes (`glance` and `longhand` do), knows a run (`intake.fitness` does).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from halteres.trajectories.records import Versions
+
+LARGEST_ENV_ID = 2**31
+"""An id beyond it was never given by a server."""
+
+VersionTag = int | Sequence[tuple[int, int]]
+"""Of all tokens, or the smallest and the largest per sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a group is set aside."""
+
+    code: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """A group without its numbers."""
+
+    tokens: Sequence[int]  # per sequence, how many
+    arrays: Mapping[str, Sequence[int]] = field(default_factory=dict)  # the same of arrays beside them; no empty ones
+    lists: Mapping[str, int] = field(default_factory=dict)  # items of lists with one per sequence; no empty ones
+    env_id: int | None = None
+    version: VersionTag | None = None
+    key: str | None = None
+    unsayable: Problem | None = None  # it cannot be said in JSON
+
+    @property
+    def versions(self) -> Versions | None:
+        """The smallest and the largest policy version."""
+        if self.version is None or isinstance(self.version, int):
+            return None if self.version is None else (self.version, self.version)
+        return min(low for low, _ in self.version), max(high for _, high in self.version)
+
+    @property
+    def possible_env_id(self) -> int | None:
+        """An id that a server may have given: no database has room for just any number."""
+        return self.env_id if self.env_id is not None and 0 <= self.env_id < LARGEST_ENV_ID else None
+
+
+def find_problem(group: Outline) -> Problem | None:
+    """The first thing that makes a group useless, as a sentence."""
+    if group.unsayable is not None:
+        return group.unsayable
+    if not group.tokens or not all(group.tokens):
+        return Problem("empty", "The group holds no sequence, or an empty one.")
+    if group.env_id != group.possible_env_id:
+        return Problem("env_id", f"env_id is {group.env_id}; ids start at 0.")
+    return next(_problems(group), None)
+
+
+def _problems(group: Outline) -> Iterator[Problem]:
+    size = len(group.tokens)
+    for name, lengths in group.arrays.items():
+        if list(lengths) != list(group.tokens):
+            yield Problem("lengths", _uneven(name, lengths, group.tokens))
+    if "masks" not in group.arrays:
+        yield Problem("lengths", f"masks holds no sequence, tokens {size}.")
+    for name, num in {"scores": 0, **group.lists}.items():
+        if num != size:
+            yield Problem("lengths", f"{name} holds {num} items, tokens {size} sequences.")
+    versions = group.version
+    if not isinstance(versions, int | None) and (len(versions) != size or any(low > high for low, high in versions)):
+        yield Problem("policy_version", f"policy_version must be one number, or {size} pairs [smallest, largest].")
+
+
+def _uneven(name: str, found: Sequence[int], lengths: Sequence[int]) -> str:
+    if len(found) != len(lengths):
+        return f"{name} holds {len(found)} sequences, tokens {len(lengths)}."
+    row = next(row for row, (one, other) in enumerate(zip(found, lengths, strict=True)) if one != other)
+    return f"{name}[{row}] is {found[row]} long, tokens[{row}] {lengths[row]}."

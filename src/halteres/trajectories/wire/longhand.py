@@ -1,0 +1,179 @@
+"""A posted group read the long way: every number an object, with all the coercions of the original.
+
+Owns: the ScoredData schema; numeric strings, integral floats, truth values as scores, Python's NaN and Infinity.
+Never: is in a hurry. Bodies as our own and the original's clients write them are read at a glance (`glance`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from halteres.errors import shortened
+from halteres.trajectories.wire.contents import Outline, Problem
+from halteres.trajectories.wire.schema import UNREADABLE, Key, refusal
+
+LARGEST_TOKEN = 2**63
+"""A token id beyond it is none: no trainer can hold it."""
+
+Version = Annotated[int, msgspec.Meta(ge=-1, le=2**31)]
+Ints = list[list[int]]
+Floats = list[list[float]]
+T = TypeVar("T")
+Maybe = T | None | UnsetType
+
+
+class ScoredData(msgspec.Struct, kw_only=True):
+    """POST /scored_data: G sequences, T_i tokens each; unknown keys are ignored.
+
+    `policy_version` (one, or smallest and largest per sequence) and `halteres_key` are our extensions.
+    """
+
+    tokens: Ints
+    masks: Ints
+    scores: list[float]
+    advantages: Maybe[Floats] = UNSET
+    ref_logprobs: Maybe[Floats] = UNSET
+    messages: Maybe[list[list[dict[str, Any]]]] = UNSET
+    generation_params: Maybe[dict[str, Any]] = UNSET
+    inference_logprobs: Maybe[Floats] = UNSET
+    overrides: Maybe[list[dict[str, Any]]] = UNSET
+    group_overrides: Maybe[dict[str, Any]] = UNSET
+    images: Any = UNSET
+    env_id: Maybe[int] = UNSET
+    distill_token_ids: Maybe[list[Ints]] = UNSET
+    distill_logprobs: Maybe[list[Floats]] = UNSET
+    policy_version: Maybe[Version | list[tuple[Version, Version]]] = UNSET
+    halteres_key: Maybe[Key] = UNSET
+
+
+KEYS = tuple(name for name in ScoredData.__struct_fields__ if name not in ("policy_version", "halteres_key"))
+"""The 14 keys of a batch element."""
+
+ARRAYS = ("masks", "inference_logprobs", "advantages", "ref_logprobs", "distill_token_ids", "distill_logprobs")
+"""Those with a row per sequence, and an item per token."""
+
+LISTS = ("scores", "messages", "overrides")
+"""Those with an item per sequence."""
+
+_loose = msgspec.json.Decoder(ScoredData, strict=False)
+
+
+def read(body: bytes) -> tuple[Outline, bytes]:
+    """A body's outline, and its batch element; "null" for what JSON cannot say.
+
+    Raises:
+        Unprocessable: it does not fit the schema.
+    """
+    group = _read(body)
+    element = _encode(group)
+    return outline(group, None if element else _unsayable(group)), element or b"null"
+
+
+def read_python(body: bytes, refused: Exception) -> Any:
+    """What Python's reader makes of it, which accepts NaN; otherwise the first refusal stands."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        raise refusal(refused, "body") from refused
+
+
+def outline(group: ScoredData, unsayable: Problem | None = None) -> Outline:
+    """What the checks look at."""
+    arrays = {name: [len(row) for row in rows] for name in ARRAYS if (rows := _given(getattr(group, name)))}
+    return Outline(
+        tokens=[len(tokens) for tokens in group.tokens],
+        arrays=arrays,
+        lists={name: len(items) for name in LISTS if (items := _given(getattr(group, name)))},
+        env_id=_given(group.env_id),
+        version=_given(group.policy_version),
+        key=_given(group.halteres_key),
+        unsayable=unsayable,
+    )
+
+
+def missing_in(messages: Sequence[Sequence[dict[str, Any]]]) -> tuple[int, str] | None:
+    """The first sequence with a message that lacks what every message must have, and what."""
+    for index, conversation in enumerate(messages):
+        for message in conversation:
+            if missing := next((name for name in ("role", "content") if name not in message), None):
+                return index, missing
+    return None
+
+
+def _read(body: bytes) -> ScoredData:
+    """With coercions, unknown keys, and Python's NaN and Infinity, which are no JSON."""
+    try:
+        group = _loose.decode(body)
+    except UNREADABLE as error:
+        group = _convert(read_python(body, error))
+    _check_messages(group)
+    return group
+
+
+def _check_messages(group: ScoredData) -> None:
+    found = missing_in(_given(group.messages) or ())
+    if found is not None:
+        text = f"Object missing required field `{found[1]}` - at `$.messages[{found[0]}]`"
+        raise refusal(msgspec.ValidationError(text), "body")
+
+
+def _convert(values: Any) -> ScoredData:
+    scores = values.get("scores") if isinstance(values, dict) else None
+    if isinstance(scores, list):  # rewards are often true or false; the original takes them as 1 and 0
+        values = {**values, "scores": [float(score) if isinstance(score, bool) else score for score in scores]}
+    try:
+        return msgspec.convert(values, ScoredData, strict=False)
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        raise refusal(error, "body") from error
+
+
+def _unsayable(group: ScoredData) -> Problem:
+    """What JSON cannot say in a body that was read the long way."""
+    path = next(_not_finite(group), None)
+    if path is None and _has_endless_token(group.tokens):
+        return Problem("token", "A token id in it is beyond 64 bits.")
+    if path is None:
+        return Problem("text", "A text in it is no valid Unicode.")
+    return Problem("not_finite", f"{path} is not a finite number.")
+
+
+def _not_finite(group: ScoredData) -> Iterator[str]:
+    for name in group.__struct_fields__:
+        yield from _not_finite_in(getattr(group, name), name)
+
+
+def _not_finite_in(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, float) and not math.isfinite(value):
+        yield path
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _not_finite_in(item, f"{path}[{index}]")
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _not_finite_in(item, f"{path}.{shortened(ascii(name)[1:-1], 40)}")
+
+
+def _encode(group: ScoredData) -> bytes | None:
+    if any(_not_finite(group)) or _has_endless_token(group.tokens):
+        return None
+    values = {name: _given(getattr(group, name)) for name in KEYS}
+    if group.policy_version is not UNSET:
+        values["policy_version"] = group.policy_version
+    try:
+        return msgspec.json.encode(values)
+    except UnicodeEncodeError:
+        return None
+
+
+def _has_endless_token(tokens: Ints) -> bool:
+    return any(not -LARGEST_TOKEN <= token < LARGEST_TOKEN for row in tokens for token in row)
+
+
+def _given(value: T | None | UnsetType) -> T | None:
+    return None if isinstance(value, UnsetType) else value

@@ -1,0 +1,474 @@
+"""`halteres groups`: what is on a trajectory server, seen, written to a file, posted from one. All ours to choose."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import http.server
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halteres.cli.main import main
+from halteres.clients.trajectories.calls import Patience
+from halteres.clients.trajectories.groups.importing import Imported, import_lines
+from halteres.clients.trajectories.groups.lines import Changes
+from halteres.clients.trajectories.groups.reading import Reader
+from halteres.clients.trajectories.groups.told import Group
+from halteres.clients.trajectories.groups.viewing import PageFile, Wanted, view
+from halteres.loopback import open_listener, url_of
+from halteres.models import TINY, builtin_path
+from halteres.text import load_tokenizer
+from halteres.trajectories.options import Options
+
+from .queues import Queue, answering, group
+
+Program = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[Queue]:
+    """A server with nothing on it."""
+    with answering(tmp_path / "queue.sqlite") as running:
+        yield running
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Program:
+    """`halteres groups ...` in this process: exit code, stdout, stderr."""
+    monkeypatch.setenv("HALTERES_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["halteres", "groups", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capfd.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+def spoken(context: str, *answers: str, **extra: Any) -> dict[str, Any]:
+    """A group of the built-in model's tokens; the first answer scores best."""
+    folder = builtin_path(TINY)
+    assert folder is not None
+    tokenizer = load_tokenizer(str(folder))
+    prompt, sampled = tokenizer.encode(context), [tokenizer.encode(answer) for answer in answers]
+    return {
+        "tokens": [[*prompt, *answer] for answer in sampled],
+        "masks": [[*[-100] * len(prompt), *answer] for answer in sampled],
+        "scores": [float(-at) for at in range(len(answers))],
+        **extra,
+    }
+
+
+KEYS = {
+    *("tokens", "masks", "scores", "advantages", "ref_logprobs", "messages", "generation_params"),
+    *("inference_logprobs", "overrides", "group_overrides", "images", "env_id"),
+    *("distill_token_ids", "distill_logprobs"),
+}
+CHAT = [[{"role": "user", "content": "Capital of France?"}, {"role": "assistant", "content": city}] for city in "PL"]
+HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[2J\x07\u202e"
+
+
+# -- view --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_block_tells_whose_a_group_is_its_scores_and_its_best_and_worst_text(queue: Queue, groups: Program) -> None:
+    env_id = queue.begin()
+    queue.send(spoken("What is 3 + 4? ", "It is 7.", "It is 8.", env_id=env_id, policy_version=3))
+    code, out, err = groups("view", "--url", queue.url, "--once", "--tokenizer", TINY)
+    first, figures, *rest = out.splitlines()
+    assert (code, err) == (0, "")
+    assert re.fullmatch(r"group 1  sums_0 \(0\)  queued  \d\d:\d\d:\d\d  version 3", first)
+    assert "scores 0 -1  mean -0.5" in figures and "sampled" in figures
+    assert rest == [
+        "  best: sequence 0, score 0",
+        "  ┊ What is 3 + 4?",
+        "  ┃ It is 7.",
+        "  worst: sequence 1, score -1",
+        "  ┊ What is 3 + 4?",
+        "  ┃ It is 8.",
+        "",
+    ]
+
+
+def test_without_a_tokenizer_messages_are_shown_else_shortened_ids(queue: Queue, groups: Program) -> None:
+    queue.send(group(messages=CHAT), {"tokens": [[*range(90)]], "masks": [[*range(90)]], "scores": [1]})
+    _, out, _ = groups("view", "--url", queue.url, "--once")
+    assert "  ┊ user: Capital of France?\n  ┃ assistant: L\n" in out
+    assert "0 1 2 3" in out and "…" in out and " 45 " not in out
+
+
+def test_what_a_model_wrote_cannot_command_the_terminal(queue: Queue, groups: Program) -> None:
+    chat = [[{"role": "assistant\x1b[2J", "content": HOSTILE}]] * 2
+    queue.send(spoken("a", HOSTILE, "\r\n\x9b31m\x7fb"), group(messages=chat))
+    for tokenizer in ((), ("--tokenizer", TINY)):
+        _, out, _ = groups("view", "--url", queue.url, "--once", "--full", *tokenizer)
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", out)
+        assert "<U+001B>[2J" in out and "<U+202E>" in out
+
+
+def test_set_aside_groups_tell_why_also_where_their_arrays_do_not_fit(queue: Queue, groups: Program) -> None:
+    crooked = group()
+    crooked["masks"][1] = [-100]
+    queue.send(crooked, json.dumps({**group(), "scores": [1.0, float("nan")]}).encode(), group(mark=2**40))
+    _, out, _ = groups("view", "--url", queue.url, "--once", "--tokenizer", TINY, "--place", "set_aside", "--full")
+    assert "masks[1] is 1 long, tokens[1] 3. (lengths)" in out and "sequence 1" in out
+    assert "scores[1] is not a finite number. (not_finite)\n  2 sequences; no tokens are kept of them" in out
+    _, out, _ = groups("view", "--url", queue.url, "--once", "--tokenizer", TINY, "--place", "queued")
+    assert f"⟨{2**40}⟩" in out
+
+
+def test_limit_place_and_environment_choose_the_newest_of_some(queue: Queue, groups: Program) -> None:
+    env_id = queue.begin()
+    queue.send(*(group(env_id=env_id) for _ in range(3)), group())
+    shown = {
+        ("--limit", "2"): [3, 4],
+        ("--env", "sums"): [1, 2, 3],
+        ("--env", str(env_id), "--limit", "1"): [3],
+        ("--place", "delivered", "--place", "out"): [],
+    }
+    for arguments, ids in shown.items():
+        _, out, err = groups("view", "--url", queue.url, "--once", *arguments)
+        assert [int(found) for found in re.findall(r"^group (\d+)", out, re.MULTILINE)] == ids
+        assert ("No such group is there." in err) == (not ids)
+
+
+class Seen:
+    """A face that notes what it is shown, then lets the next thing happen at each wait; Ctrl-C after the last."""
+
+    def __init__(self, *happenings: Callable[[], object]) -> None:
+        self.ids: list[int] = []
+        self._happenings = iter(happenings)
+
+    def show(self, group: Group) -> None:
+        self.ids.append(group.told.id)
+
+    def rest(self, reader: Reader) -> None:
+        pass
+
+    def wait(self, pause_s: float) -> None:
+        happening = next(self._happenings, None)
+        if happening is None:
+            raise KeyboardInterrupt
+        happening()
+
+
+def followed(reader: Reader, seen: Seen, **wanted: Any) -> list[int]:
+    """Ids in the order in which they were shown until Ctrl-C."""
+    with pytest.raises(KeyboardInterrupt):
+        view(reader, Wanted(follow=True, **wanted), seen, seen.wait)
+    reader.close()
+    return seen.ids
+
+
+def test_following_shows_each_group_once_and_changes_nothing(queue: Queue) -> None:
+    queue.send(*(group() for _ in range(3)))
+    seen = Seen(lambda: queue.send(group(), group()), lambda: None, lambda: queue.send(group()), queue.asked.clear)
+    before = queue.groups()
+    assert followed(Reader(queue.url), seen, limit=2) == [2, 3, 4, 5, 6]
+    assert queue.groups()[:3] == before
+    assert queue.asked and all(re.match(r"GET /v1/", asked) for asked in queue.asked)
+
+
+def test_following_one_place_shows_groups_in_the_order_in_which_they_come_there(queue: Queue) -> None:
+    queue.begin()
+
+    def leased() -> int:
+        return queue.ask("/batch?lease=60")["batch_id"]
+
+    def settle(batch: int) -> None:
+        queue.ask(f"/v1/batches/{batch}/ack", b"")
+
+    queue.send(*(group() for _ in range(4)))
+    first, second = leased(), leased()
+    seen = Seen(lambda: settle(second), lambda: None, lambda: settle(first))
+    assert followed(Reader(queue.url), seen, places=("delivered",)) == [3, 4, 1, 2]
+
+
+def test_following_goes_on_when_the_server_comes_back(queue: Queue) -> None:
+    queue.send(group())
+    seen = Seen(queue.end, lambda: None, queue.start, lambda: queue.send(group()))
+    assert followed(Reader(queue.url, Patience(total_s=0)), seen) == [1, 2]
+
+
+class Elements(HTMLParser):
+    """Names of elements and attributes of a page, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.names, self.attributes, self.text = set[str](), set[str](), ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_needs_nothing_runs_nothing_and_escapes_all(queue: Queue, groups: Program, tmp_path: Path) -> None:
+    hostile = [[{"role": f"<b onclick='x'>{HOSTILE}", "content": [{"type": "text", "text": HOSTILE}]}]] * 2
+    queue.send(spoken(HOSTILE, HOSTILE, "ordinary"), group(messages=hostile), group(messages=[["<i>"], ["<i>"]]))
+    for tokenizer in ((), ("--tokenizer", TINY)):
+        code, out, err = groups("view", "--url", queue.url, "--once", "--html", str(tmp_path / "p.html"), *tokenizer)
+        page = (tmp_path / "p.html").read_text()
+        elements = Elements(page)
+        assert (code, out, "p.html" in err) == (0, "", True)
+        assert not elements.names & {"script", "img", "b onclick", "i", "link", "a", "iframe", "form"}
+        assert elements.attributes.isdisjoint({"src", "href", "style", "onerror", "onclick"})
+        assert "<script>alert(1)</script>" in elements.text and "<U+202E>" in elements.text
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", page)
+    style = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(style[0].encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'" in page
+    assert (len(style), "url(" in style[0], page.count("<details"), page.count("<section")) == (1, False, 2, 4)
+
+
+def test_a_page_that_follows_shows_where_its_groups_are_by_now(queue: Queue, tmp_path: Path) -> None:
+    queue.begin()
+    file = tmp_path / "p.html"
+    reader, page = Reader(queue.url), PageFile(file, None, source=queue.url, limit=3)
+    places: list[list[str]] = []
+
+    def look() -> None:
+        places.append(re.findall(r'class="place (\w+)"', file.read_text()))
+
+    happenings = Seen(lambda: (look(), queue.send(group(), group())), lambda: (look(), queue.ask("/batch")), look)
+    queue.send(group(), group())
+    with pytest.raises(KeyboardInterrupt):
+        view(reader, Wanted(follow=True, limit=3), page, happenings.wait)
+    reader.close()
+    assert places == [["queued"] * 2, ["queued"] * 3, ["queued", "queued", "delivered"]]
+    assert list(tmp_path.glob(".p*")) == []
+
+
+# -- export ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_is_what_the_trainer_gets(queue: Queue, groups: Program, tmp_path: Path) -> None:
+    queue.begin()
+    queue.send(json.dumps(group(mark=1, policy_version=2), indent=2).encode(), group(mark=2, messages=CHAT))
+    file, packed = tmp_path / "g.jsonl", tmp_path / "g.jsonl.gz"
+    code, out, err = groups("export", str(file), "--url", queue.url)
+    assert (code, out, "2 groups" in err, "--since 2" in err) == (0, "", True, True)
+    assert groups("export", str(packed), "--url", queue.url)[0] == 0
+    _, out, _ = groups("export", "-", "--url", queue.url)
+    assert gzip.decompress(packed.read_bytes()) == file.read_bytes() == out.encode()
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert lines == queue.ask("/batch?policy_version=2")["batch"]
+    assert [set(line) - {"policy_version"} for line in lines] == [KEYS] * 2
+    _, out, _ = groups("export", "-", "--url", queue.url, "--since", "1")
+    assert [json.loads(out)["tokens"][0][0]] == [2]
+
+
+def test_groups_without_tokens_are_left_out_and_counted(queue: Queue, groups: Program, tmp_path: Path) -> None:
+    queue.send(group(), json.dumps({**group(), "scores": [1.0, float("nan")]}).encode())
+    _, _, err = groups("export", str(tmp_path / "g.jsonl"), "--url", queue.url)
+    assert "1 group, " in err and "1 group left out" in err
+
+
+def test_a_file_that_cannot_be_written_is_told_and_a_failed_one_is_not_there(groups: Program, tmp_path: Path) -> None:
+    file = tmp_path / "nowhere" / "g.jsonl"
+    with answering(tmp_path / "q.sqlite") as queue:
+        code, _, err = groups("export", str(file), "--url", queue.url)
+        assert (code, f"{file} cannot be written. No such file" in err) == (1, True)
+    assert groups("export", str(tmp_path / "g.jsonl"), "--url", queue.url)[0] == 1
+    assert not list(tmp_path.glob("*g.jsonl*"))
+
+
+# -- import ------------------------------------------------------------------------------------------------------------
+
+
+def test_importing_twice_doubles_nothing(queue: Queue, groups: Program, tmp_path: Path) -> None:
+    queue.begin()
+    file = tmp_path / "g.jsonl.gz"
+    file.write_bytes(gzip.compress("".join(json.dumps(group(policy_version=1)) + "\n" for _ in range(20)).encode()))
+    for told in ("20 accepted, 0 already there", "0 accepted, 20 already there"):
+        code, out, err = groups("import", str(file), "--url", queue.url)
+        assert (code, out, told in err) == (0, "", True), err
+        assert len(queue.groups()) == 20
+    assert {(told["env_id"], told["policy_version"]) for told in queue.groups()} == {(None, None)}
+
+
+def test_what_was_exported_can_be_imported_elsewhere(queue: Queue, groups: Program, tmp_path: Path) -> None:
+    env_id = queue.begin()
+    queue.send(group(mark=1, env_id=env_id, policy_version=2), group(mark=2, messages=CHAT))
+    assert groups("export", str(tmp_path / "g.jsonl"), "--url", queue.url)[0] == 0
+    with answering(tmp_path / "other.sqlite") as other:
+        other.begin()
+        where = ("--url", other.url, "--env-name", "sums", "--keep-version")
+        code, _, err = groups("import", str(tmp_path / "g.jsonl"), *where)
+        assert (code, "2 accepted" in err) == (0, True)
+        told = other.groups(bodies="true")
+    assert [(one["env_id"], one["policy_version"]) for one in told] == [(0, [2, 2]), (0, None)]
+    assert [one["element"]["messages"] for one in told] == [None, CHAT]
+
+
+def test_lines_of_the_originals_process_are_taken(queue: Queue, groups: Program, tmp_path: Path) -> None:
+    """atroposlib 0.4.0 envs/base.py: what handle_send_to_api writes; frontend/jsonl2html.py: texts for messages."""
+    absent = dict.fromkeys(("ref_logprobs", "overrides", "group_overrides", "distill_token_ids", "distill_logprobs"))
+    lines = [
+        group(**absent, images=None, messages=[]),
+        group(**absent, messages=[[{"role": "user", "content": "<whole text>", "reward": None}]] * 2),
+        group(**absent, messages=["one text", "another"]),
+        {**group(), "scores": [1, "0.5"]},
+    ]
+    file = tmp_path / "p.jsonl"
+    file.write_text("\ufeff" + "\r\n\r\n".join(map(json.dumps, lines)))
+    code, _, err = groups("import", str(file), "--url", queue.url)
+    assert (code, "4 accepted, 0 already there, 0 bad lines" in err) == (0, True), err
+    elements = [told["element"] for told in queue.groups(bodies="true")]
+    assert ["one text"] in [[each["content"] for each in element["messages"][0]] for element in elements[2:3]]
+    assert elements[3]["scores"] == [1.0, 0.5]
+
+
+def test_bad_lines_are_named_and_the_others_go_on(queue: Queue, groups: Program, tmp_path: Path) -> None:
+    nan = json.dumps({**group(), "scores": [1.0, float("nan")]})
+    texts = [
+        "nonsense",
+        json.dumps(group()),
+        "[1]",
+        '{"tokens": [[1]]}',
+        '{"tokens":[["x"]],"masks":[[1]],"scores":[1]}',
+    ]
+    file = tmp_path / "p.jsonl"
+    file.write_text("\n".join([*texts, nan, '{"tokens":[[1]],"masks":[[1]],"scores":1}']))
+    code, _, err = groups("import", str(file), "--url", queue.url)
+    assert code == 1
+    told = {int(number): why for number, why in re.findall(r"^line (\d+): (.*)$", err, re.MULTILINE)}
+    assert sorted(told) == [1, 3, 4, 5, 7]
+    for number, why in {1: "no JSON", 3: "no JSON object", 4: "masks and scores", 5: "tokens.0.0", 7: "scores"}.items():
+        assert why in told[number]
+    assert "2 accepted, 0 already there, 5 bad lines" in err
+    assert "1 of them set aside, never to be delivered: scores[1] is not a finite number." in err
+
+
+async def test_a_server_that_is_away_for_a_while_is_waited_for(queue: Queue, tmp_path: Path) -> None:
+    file = tmp_path / "p.jsonl"
+    file.write_text("".join(json.dumps(group(mark=mark)) + "\n" for mark in range(30)))
+    queue.end()
+    back = threading.Thread(target=queue.start)
+    done = Imported()
+    back.start()
+    with file.open("rb") as stream:
+        await import_lines(queue.url, stream, Changes(), done, lambda line, error: pytest.fail(str(error)))
+    back.join()
+    assert (done.num_posted, len(queue.groups())) == (30, 30)
+
+
+def test_an_interrupted_import_is_finished_by_the_next(queue: Queue, groups: Program, tmp_path: Path) -> None:
+    file = tmp_path / "p.jsonl.gz"
+    whole = gzip.compress("".join(json.dumps(group(mark=mark)) + "\n" for mark in range(3000)).encode())
+    file.write_bytes(whole[: len(whole) // 2])
+    code, _, err = groups("import", str(file), "--url", queue.url)
+    held = len(queue.groups())
+    assert (code, "The file is damaged." in err, "Import it again" in err) == (1, True, True)
+    assert groups("import", str(file), "--url", queue.url)[0] == 1
+    assert len(queue.groups()) == held
+
+
+# -- what can go wrong -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", [("view", "--once"), ("export", "-"), ("import", __file__)])
+def test_errors_say_what_why_and_next(verb: tuple[str, ...], groups: Program, queue: Queue) -> None:
+    with stranger({"/": b'{"message": "AtroposLib API"}'}) as original, stranger({"/": b"<h1>hello</h1>"}) as other:
+        wrong = {
+            "foo": "'foo' is no address of a server. For example http://127.0.0.1:8000.",
+            original: "has no list of groups (/v1/groups). It is the original Atropos server",
+            other: "is no trajectory server. It answers / with 200. Name one with --url",
+        }
+        for url, says in wrong.items():
+            code, out, err = groups(*verb, "--url", url)
+            assert (code, out, says in err) == (1, "", True), err
+    queue.close()
+    code, out, err = groups(*verb, "--url", queue.url)
+    assert (code, out) == (1, "") and f"{queue.url} does not answer. ConnectionRefusedError" in err
+
+
+def test_a_server_may_ask_for_a_token(groups: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = "abcdefghijklmnopqrstuvwx"
+    with answering(tmp_path / "q.sqlite", Options(database=str(tmp_path / "q.sqlite"), token=token)) as queue:
+        code, _, err = groups("view", "--url", queue.url, "--once")
+        assert (code, "HALTERES_TRAJECTORY_TOKEN" in err) == (1, True)
+        assert groups("view", "--url", queue.url.replace("//", f"//any:{token}@"), "--once")[0] == 0
+        monkeypatch.setenv("HALTERES_TRAJECTORY_TOKEN", token)
+        page = tmp_path / "p.html"
+        assert groups("view", "--url", queue.url, "--once", "--html", str(page))[0] == 0
+        assert token not in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("view", "--place", "quued"), "Did you mean 'queued'?"),
+        (("view", "--env", "smus_0"), "Did you mean 'sums_0'?"),
+        (("view", "--tokenizer", "/nowhere"), "holds no tokenizer"),
+        (("import", "/nowhere/g.jsonl"), "/nowhere/g.jsonl cannot be read. No such file"),
+        (("import", "-", "--env-id", "1", "--env-name", "x"), "Give one of them."),
+        (("import", "-", "--env-id", "77"), "There is no environment '77'. Known: sums_0."),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(arguments: tuple[str, ...], says: str, groups: Program, queue: Queue) -> None:
+    queue.begin()
+    code, out, err = groups(*arguments, "--url", queue.url)
+    assert (code, out, says in err) == (1, "", True), err
+
+
+def test_ctrl_c_and_a_reader_that_had_enough_end_quietly(queue: Queue, tmp_path: Path) -> None:
+    queue.send(*(group() for _ in range(60)))
+    program = [sys.executable, "-c", "from halteres.cli.main import main; main()", "groups"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with (
+        subprocess.Popen([*program, "view", "--follow", "--url", queue.url], **pipes) as viewer,
+        subprocess.Popen([*program, "export", "-", "--follow", "--url", queue.url], **pipes) as exporter,
+    ):
+        assert viewer.stdout and exporter.stdout
+        assert viewer.stdout.readline().startswith(b"group 41")
+        viewer.send_signal(signal.SIGINT)
+        assert exporter.stdout.readline()
+        exporter.stdout.close()
+        queue.send(group())
+        errors = viewer.communicate(timeout=10)[1], exporter.stderr.read() if exporter.stderr else b""
+    assert (viewer.returncode, exporter.returncode) == (130, 0)
+    assert b"Traceback" not in b"".join(errors) and b"BrokenPipe" not in b"".join(errors)
+
+
+class stranger:
+    """A web server of another kind: some paths, 404 for all others."""
+
+    def __init__(self, pages: dict[str, bytes]) -> None:
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                page = pages.get(self.path)
+                self.send_response(404 if page is None else 200)
+                self.send_header("Content-Length", str(len(page or b"")))
+                self.end_headers()
+                self.wfile.write(page or b"")
+
+            def log_message(self, *arguments: object) -> None:
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+    def __enter__(self) -> str:
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def __exit__(self, *failure: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()

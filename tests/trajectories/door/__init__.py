@@ -1,0 +1,1 @@
+"""Everything between the socket and the service."""

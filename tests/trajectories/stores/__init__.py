@@ -1,0 +1,1 @@
+"""The store of one server: rows in SQLite, tokens in segment files."""

@@ -1,0 +1,206 @@
+"""Decisions are taken in turns, kept before they are answered, and never built on what was not kept."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from halteres.errors import Conflict
+from halteres.trajectories.records import Change, GroupRecord, KnownKey, Remembered, RunRecord, RunSaved
+from halteres.trajectories.state import State
+from halteres.trajectories.stores.store import GroupsQuery, News, StoreFailed
+from halteres.trajectories.turns import Turns
+
+DEADLINE_S = 10
+
+
+@dataclass
+class Memory:
+    """A store whose disk is a record, and whose failures are arranged."""
+
+    kept: RunRecord = field(default_factory=RunRecord)
+    is_shared: bool = False
+    calls: list[Any] = field(default_factory=list)
+    others: list[News] = field(default_factory=list)  # what each turn begins with
+    may_commit: threading.Event = field(default_factory=threading.Event)
+    is_inside: threading.Event = field(default_factory=threading.Event)
+    refuses: bool = False
+    is_gone: bool = False
+    all_keyed: bool = True
+
+    def __post_init__(self) -> None:
+        self.may_commit.set()
+
+    def load(self) -> Remembered:
+        if self.is_gone:
+            raise StoreFailed("The disk is gone.")
+        return Remembered(run=self.kept, all_keyed=self.all_keyed)
+
+    def begin(self, keys: Sequence[str] = ()) -> News:
+        self.calls.append(("begin", *keys))
+        return self.others.pop(0) if self.others else News()
+
+    def commit(self, changes: Sequence[Change]) -> None:
+        self.is_inside.set()
+        assert self.may_commit.wait(DEADLINE_S)
+        self.calls.append(("commit", len(changes)))
+        if self.refuses:
+            raise StoreFailed("The disk is full.")
+        for change in changes:
+            assert isinstance(change, RunSaved)
+            self.kept = change.run
+
+    def abandon(self) -> None:
+        self.calls.append(("abandon",))
+
+    def news(self) -> News:
+        return self.others.pop(0) if self.others else News()
+
+    def bodies(self, group_ids: Sequence[int]) -> list[bytes]:
+        return [b"" for _ in group_ids]
+
+    def find_bodies(self, group_ids: Sequence[int]) -> dict[int, bytes]:
+        return {}
+
+    def latest_body(self) -> bytes | None:
+        return None
+
+    def groups(self, query: GroupsQuery) -> list[GroupRecord]:
+        return []
+
+    def num_bytes(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        return
+
+
+@asynccontextmanager
+async def turning(store: Memory) -> AsyncIterator[Turns]:
+    """Turns at a store, and the task that takes them."""
+    turns = Turns(store, lambda remembered: State(remembered, lambda: 0.0, shared=store.is_shared))
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
+        tasks.create_task(turns.run())
+        try:
+            yield turns
+        finally:
+            store.may_commit.set()
+            turns.stop()
+
+
+def step(state: State) -> int:
+    """One more step."""
+    state.save_run(replace(state.run, step=state.run.step + 1))
+    return state.run.step
+
+
+def refuse(state: State) -> int:
+    raise Conflict("No.")
+
+
+async def test_nobody_is_answered_before_it_is_kept() -> None:
+    store = Memory()
+    async with turning(store) as turns:
+        store.may_commit.clear()
+        answer = turns.submit(step)
+        assert await asyncio.to_thread(store.is_inside.wait, DEADLINE_S)
+        assert turns.state.run.step == 1  # decided in memory ...
+        assert not answer.done()
+        assert store.kept.step == 0
+        store.may_commit.set()
+        assert await answer == 1
+        assert store.kept.step == 1
+
+
+async def test_what_waits_is_committed_together_and_in_order() -> None:
+    store = Memory()
+    async with turning(store) as turns:
+        assert await asyncio.gather(*(turns.submit(step) for _ in range(5))) == [1, 2, 3, 4, 5]
+        assert store.calls == [("commit", 5)]
+
+
+async def test_a_refused_decision_spoils_no_other() -> None:
+    async with turning(Memory()) as turns:
+        answers = await asyncio.gather(*map(turns.submit, (step, refuse, step)), return_exceptions=True)
+        assert (answers[0], answers[2]) == (1, 2)
+        assert isinstance(answers[1], Conflict)
+
+
+async def test_a_question_that_changes_nothing_touches_no_store() -> None:
+    store = Memory()
+    async with turning(store) as turns:
+        assert await turns.submit(lambda state: state.run.step) == 0
+        assert store.calls == []
+
+
+async def test_a_failed_turn_fails_all_of_it_and_memory_goes_back() -> None:
+    store = Memory()
+    async with turning(store) as turns:
+        await turns.submit(step)
+        store.refuses = True
+        answers = await asyncio.gather(*(turns.submit(step) for _ in range(3)), return_exceptions=True)
+        assert [type(answer) for answer in answers] == [StoreFailed] * 3
+        assert turns.state.run.step == store.kept.step == 1
+        store.refuses = False
+        assert await turns.submit(step) == 2
+
+
+async def test_a_defect_in_a_decision_fails_its_turn_and_no_later_one() -> None:
+    def break_down(state: State) -> None:
+        step(state)
+        raise ZeroDivisionError
+
+    async with turning(Memory()) as turns:
+        with pytest.raises(StoreFailed, match="ZeroDivisionError"):
+            await turns.submit(break_down)
+        assert await turns.submit(step) == 1
+
+
+async def test_turns_end_where_the_store_cannot_be_read_any_more() -> None:
+    store = Memory()
+    async with turning(store) as turns:
+        store.refuses = store.is_gone = True
+        with pytest.raises(StoreFailed, match="full"):
+            await turns.submit(step)
+        with pytest.raises(StoreFailed, match="gone"):
+            await turns.submit(step)
+
+
+async def test_on_a_shared_store_a_turn_begins_with_what_others_did() -> None:
+    store = Memory(is_shared=True, others=[News(changes=[RunSaved(RunRecord(step=41))])])
+    async with turning(store) as turns:
+        assert await turns.submit(step) == 42
+        assert store.calls[:2] == [("begin",), ("commit", 1)]
+        assert await turns.submit(lambda state: state.run.step) == 42
+        assert store.calls[2:] == [("begin",), ("abandon",)]
+
+
+async def test_whoever_missed_too_much_begins_afresh() -> None:
+    store = Memory(is_shared=True, others=[News(afresh=Remembered(run=RunRecord(step=7)))])
+    async with turning(store) as turns:
+        assert await turns.submit(step) == 8
+
+
+async def test_followers_learn_what_others_did_without_asking() -> None:
+    store = Memory(is_shared=True)
+    async with turning(store) as turns:
+        changed = turns.changed
+        store.others.append(News(changes=[RunSaved(RunRecord(step=3))]))
+        await changed.wait()
+        assert turns.state.run.step == 3
+
+
+@pytest.mark.parametrize(("all_keyed", "calls"), [(True, []), (False, [("begin", "k"), ("abandon",)])])
+async def test_keys_are_looked_up_only_where_memory_may_have_forgotten_them(all_keyed: bool, calls: list[Any]) -> None:
+    known = KnownKey("k", 5, b"{}")
+    store = Memory(all_keyed=all_keyed, others=[News(known=[known])])
+    async with turning(store) as turns:
+        look: Callable[[State], KnownKey | None] = lambda state: state.known("k")  # noqa: E731 - it is one
+        assert await turns.submit(look, ["k"]) == (None if all_keyed else known)
+        assert store.calls == calls
