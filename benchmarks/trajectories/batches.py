@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from benchmarks.trajectories.groups import request
 from benchmarks.trajectories.parties import Server, cpu_s
 from benchmarks.trajectories.scenes import (
     BATCH_OF,
@@ -47,15 +50,17 @@ class Delivery:
     def round(self, server: Server) -> Figures:
         """First batch and the median of the next ones."""
         env_ids = registered(server, self.allocations)
-        with Connection(server.port, room=1 << 22) as connection:
-            _warm_up(server, connection, env_ids, self.encoding)
-            fill(server, self.queued, env_ids, usual=self.throughout)
+        _warm_up(server, env_ids, self.encoding)
+        fill(server, self.queued, env_ids, usual=self.throughout)
+        with _connected(server) as connection:
             cpu = cpu_s(server.pid)
             first = take(connection, self.encoding)
             num_next = min(self.queued // GROUPS_OF_A_BATCH - 1, 4)
-            figures = {"first_ms": 1e3 * first, "first_cpu_ms": 1e3 * (cpu_s(server.pid) - cpu)}
+            figures = {"first_ms": 1e3 * first.seconds, "reply_mb": first.num_bytes / 1e6}
             if num_next:
-                figures["next_ms"] = 1e3 * statistics.median(take(connection, self.encoding) for _ in range(num_next))
+                took = [take(connection, self.encoding).seconds for _ in range(num_next)]
+                figures |= {"next_ms": 1e3 * statistics.median(took)}
+            figures["cpu_ms_per_batch"] = 1e3 * (cpu_s(server.pid) - cpu) / (1 + num_next)
             return figures
 
 
@@ -72,9 +77,9 @@ class Drain:
     def round(self, server: Server) -> Figures:
         """Time and processor time of all of it, and the longest wait."""
         env_ids = registered(server, self.allocations)
-        with Connection(server.port, room=1 << 20) as connection:
-            _warm_up(server, connection, env_ids, "identity")
-            fill(server, self.queued, env_ids)
+        _warm_up(server, env_ids, "identity")
+        fill(server, self.queued, env_ids)
+        with _connected(server) as connection:
             cpu, began, waits = cpu_s(server.pid), time.perf_counter(), [0.0]
             while True:
                 took, reply = timed(connection, BATCH_OF["identity"])
@@ -86,10 +91,19 @@ class Drain:
             return {"total_s": took, "cpu_s": cpu_s(server.pid) - cpu, "longest_ms": 1e3 * max(waits)}
 
 
-def _warm_up(server: Server, connection: Connection, env_ids: list[int], encoding: str) -> None:
+def _warm_up(server: Server, env_ids: list[int], encoding: str) -> None:
     fill(server, WARM_UP * GROUPS_OF_A_BATCH, env_ids)
-    for _ in range(WARM_UP):
-        take(connection, encoding)
+    with _connected(server) as connection:
+        for _ in range(WARM_UP):
+            take(connection, encoding)
+
+
+@contextmanager
+def _connected(server: Server) -> Iterator[Connection]:
+    """A connection that was used just now: the original closes those that are idle for 5 s."""
+    with Connection(server.port, room=1 << 22) as connection:
+        timed(connection, request("GET", "/info"))
+        yield connection
 
 
 def settings(quick: bool) -> list[Delivery]:

@@ -22,7 +22,7 @@ FLAT_WITHIN = 1.25
 READY_S = 1.0
 
 _RATES = ("s_per_s", "mb_per_s")
-_COMPARED = ("_ms", "_s", "_per_group", "_per_poll")
+_COMPARED = ("_ms", "_s", "_per_group", "_per_poll", "_per_batch")
 
 
 def told(rounds: Rounds) -> dict[str, Any]:

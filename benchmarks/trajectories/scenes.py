@@ -73,13 +73,20 @@ def fill(server: Server, num_groups: int, env_ids: Sequence[int], *, usual: bool
     assert queued == num_groups, f"{server.name} holds {queued} of {num_groups} groups"
 
 
-def take(connection: Connection, encoding: str, shape: Shape | None = USUAL) -> float:
-    """Seconds of a GET /batch, which must bring exactly a batch, of that shape where one is given."""
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A batch that came whole."""
+
+    seconds: float  # from the request to the last byte
+    num_bytes: int  # of the reply, as it was sent
+
+
+def take(connection: Connection, encoding: str) -> Taken:
+    """GET /batch, which must bring exactly a batch of the usual shape."""
     took, reply = timed(connection, BATCH_OF[encoding])
     lengths = [len(sequence) for element in reply.json()["batch"] for sequence in element["tokens"]]
-    assert len(lengths) == BATCH_SIZE, f"{len(lengths)} sequences instead of {BATCH_SIZE}"
-    assert shape is None or set(lengths) == {shape.tokens}, f"sequences of {set(lengths)} tokens"
-    return took
+    assert lengths == [USUAL.tokens] * BATCH_SIZE, f"{len(lengths)} sequences of {set(lengths)} tokens"
+    return Taken(took, len(reply.content))
 
 
 def is_null(reply: Reply) -> bool:

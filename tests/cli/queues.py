@@ -1,13 +1,13 @@
-"""A trajectory server in a thread, on a socket that outlives it; what it was asked; groups to put there."""
+"""A trajectory server in a thread, at an address that it comes back to; what it was asked; groups to put there."""
 
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import threading
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,36 +26,39 @@ class Queue:
 
     def __init__(self, database: Path, options: Options | None = None) -> None:
         self._database, self._options = database, options
-        self._listening = open_listener(0)
-        self.url = url_of(self._listening)
+        self._port = 0
         self.asked: list[str] = []  # method and path of every request
         self.start()
 
     def start(self) -> None:
         """Answer in a thread."""
-        begun = threading.Event()
+        begun, self._listening = threading.Event(), open_listener(self._port)
+        self.url, self._port = url_of(self._listening), self._listening.getsockname()[1]
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(begun)))
         self._thread.start()
         assert begun.wait(10)
 
     def end(self) -> None:
-        """Answer no more; the socket stays."""
+        """Answer no more; nobody listens there."""
         self._loop.call_soon_threadsafe(self._server.end)
         self._thread.join(10)
         assert not self._thread.is_alive()
 
     def close(self) -> None:
-        """End, and let the address go."""
+        """End, if it was not ended."""
         if self._thread.is_alive():
             self.end()
-        self._listening.close()
 
     def ask(self, path: str, body: Any = None, **headers: str) -> Any:
         """One request of an environment or a trainer."""
         data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {**headers, "Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return json.loads(answer.read())
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
+        with closing(connection):
+            connection.request("GET" if data is None else "POST", path, data, headers)
+            answer = connection.getresponse()
+            text = answer.read()
+        assert answer.status == 200, text
+        return json.loads(text)
 
     def begin(self, **changes: Any) -> int:
         """A trainer and an environment register; the environment's id."""
@@ -78,7 +81,8 @@ class Queue:
         app = self._noted(create_app(store, options=self._options, on_ready=lambda service: begun.set()))
         self._loop = asyncio.get_running_loop()
         self._server = Server(uvicorn.Config(app, log_level="warning", lifespan="on", ws="none"))
-        await self._server.serve(sockets=[self._listening.dup()])
+        await self._server.serve(sockets=[self._listening])
+        self._listening.close()
         store.close()
 
     def _noted(self, app: ASGIApp) -> ASGIApp:

@@ -6,6 +6,7 @@ import base64
 import gzip
 import hashlib
 import http.server
+import io
 import json
 import re
 import signal
@@ -18,15 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from halteres.cli.groups.terminal import Terminal
+from halteres.cli.groups.viewing import PageFile, Wanted, view
 from halteres.cli.main import main
 from halteres.clients.trajectories.calls import Patience
 from halteres.clients.trajectories.groups.importing import Imported, import_lines
 from halteres.clients.trajectories.groups.lines import Changes
 from halteres.clients.trajectories.groups.reading import Reader
 from halteres.clients.trajectories.groups.told import Group
-from halteres.clients.trajectories.groups.viewing import PageFile, Wanted, view
-from halteres.loopback import open_listener, url_of
 from halteres.models import TINY, builtin_path
 from halteres.text import load_tokenizer
 from halteres.trajectories.options import Options
@@ -102,6 +104,18 @@ def test_a_block_tells_whose_a_group_is_its_scores_and_its_best_and_worst_text(q
         "  ┃ It is 8.",
         "",
     ]
+
+
+def test_context_is_quiet_and_sampled_text_is_not(queue: Queue) -> None:
+    queue.send(group())
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, color_system="standard", width=80)
+    reader = Reader(queue.url)
+    view(reader, Wanted(), Terminal(console, None, full=False))
+    reader.close()
+    context, sampled = (next(line for line in output.getvalue().splitlines() if bar in line) for bar in "┊┃")
+    assert re.sub(r"\x1b\[[\d;]*m", "·", context) == "·  ┊ ··7·" and context.count("\x1b[2m") == 2
+    assert "\x1b[2m" not in sampled and "\x1b[1;32m" in sampled
 
 
 def test_without_a_tokenizer_messages_are_shown_else_shortened_ids(queue: Queue, groups: Program) -> None:
@@ -222,7 +236,7 @@ class Elements(HTMLParser):
 
 def test_the_page_needs_nothing_runs_nothing_and_escapes_all(queue: Queue, groups: Program, tmp_path: Path) -> None:
     hostile = [[{"role": f"<b onclick='x'>{HOSTILE}", "content": [{"type": "text", "text": HOSTILE}]}]] * 2
-    queue.send(spoken(HOSTILE, HOSTILE, "ordinary"), group(messages=hostile), group(messages=[["<i>"], ["<i>"]]))
+    queue.send(spoken(HOSTILE, HOSTILE, "ordinary"), group(messages=hostile))
     for tokenizer in ((), ("--tokenizer", TINY)):
         code, out, err = groups("view", "--url", queue.url, "--once", "--html", str(tmp_path / "p.html"), *tokenizer)
         page = (tmp_path / "p.html").read_text()
@@ -236,6 +250,44 @@ def test_the_page_needs_nothing_runs_nothing_and_escapes_all(queue: Queue, group
     digest = base64.b64encode(hashlib.sha256(style[0].encode()).digest()).decode()
     assert f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'" in page
     assert (len(style), "url(" in style[0], page.count("<details"), page.count("<section")) == (1, False, 2, 4)
+
+
+def tinted(page: str) -> list[tuple[str, str]]:
+    """Tints and texts of a page's sequences."""
+    return re.findall(r'<mark class="(p\d)">(.*?)</mark>', page.split("</header>")[1], re.DOTALL)
+
+
+def test_the_page_tells_advantages_and_tints_what_the_policy_found_unlikely(
+    queue: Queue, groups: Program, tmp_path: Path
+) -> None:
+    sent = spoken("What is 3 + 4? ", "It is 7.", "é.")
+    sampled = [[token != -100 for token in mask] for mask in sent["masks"]]
+    sent["advantages"] = [[0.5 * own for own in row] for row in sampled]
+    unlikely = [[-0.1] * row.count(True) for row in sampled]
+    unlikely[0][0], unlikely[0][-1], unlikely[1][0] = -1.0, -5.0, -3.0
+    sent["inference_logprobs"] = [[1.0] * row.count(False) + own for row, own in zip(sampled, unlikely, strict=True)]
+    queue.send(sent)
+    file = tmp_path / "p.html"
+    groups("view", "--url", queue.url, "--once", "--html", str(file), "--tokenizer", TINY)
+    page = file.read_text()
+    elements = Elements(page)
+    (first, _), (last, end), (accent, character) = tinted(page)
+    assert (first, last, end, accent, character) == ("p1", "p3", ".", "p2", "é")
+    assert page.count("advantage 0.5, mean logprob -") == 2
+    assert "What is 3 + 4? It is 7." in elements.text and "What is 3 + 4? é." in elements.text
+    groups("view", "--url", queue.url, "--once", "--html", str(file))
+    assert tinted(file.read_text()) == []
+
+
+@pytest.mark.parametrize("logprobs", [[], [[-9.0]], [[-9.0] * 3]])
+def test_log_probabilities_that_do_not_fit_tint_nothing(
+    logprobs: list[list[float]], queue: Queue, groups: Program, tmp_path: Path
+) -> None:
+    """The server sets such a group aside; it is shown all the same."""
+    queue.send(spoken("a", "It is 7.", "It is 8.", inference_logprobs=logprobs, advantages=logprobs))
+    groups("view", "--url", queue.url, "--once", "--html", str(tmp_path / "p.html"), "--tokenizer", TINY)
+    page = (tmp_path / "p.html").read_text()
+    assert tinted(page) == [] and "logprob" not in page.split("</header>")[1].replace("inference_logprobs", "")
 
 
 def test_a_page_that_follows_shows_where_its_groups_are_by_now(queue: Queue, tmp_path: Path) -> None:
@@ -286,7 +338,8 @@ def test_a_file_that_cannot_be_written_is_told_and_a_failed_one_is_not_there(gro
     with answering(tmp_path / "q.sqlite") as queue:
         code, _, err = groups("export", str(file), "--url", queue.url)
         assert (code, f"{file} cannot be written. No such file" in err) == (1, True)
-    assert groups("export", str(tmp_path / "g.jsonl"), "--url", queue.url)[0] == 1
+    code, _, err = groups("export", str(tmp_path / "g.jsonl"), "--url", queue.url)
+    assert code == 1 and f"{queue.url} does not answer. ConnectionRefusedError" in err
     assert not list(tmp_path.glob("*g.jsonl*"))
 
 
@@ -372,20 +425,22 @@ async def test_a_server_that_is_away_for_a_while_is_waited_for(queue: Queue, tmp
 
 def test_an_interrupted_import_is_finished_by_the_next(queue: Queue, groups: Program, tmp_path: Path) -> None:
     file = tmp_path / "p.jsonl.gz"
-    whole = gzip.compress("".join(json.dumps(group(mark=mark)) + "\n" for mark in range(3000)).encode())
+    whole = gzip.compress("".join(json.dumps(group(mark=mark)) + "\n" for mark in range(200)).encode())
     file.write_bytes(whole[: len(whole) // 2])
     code, _, err = groups("import", str(file), "--url", queue.url)
     held = len(queue.groups())
-    assert (code, "The file is damaged." in err, "Import it again" in err) == (1, True, True)
-    assert groups("import", str(file), "--url", queue.url)[0] == 1
-    assert len(queue.groups()) == held
+    assert (code, "The file is damaged." in err, "Import it again" in err, 0 < held < 200) == (1, True, True, True)
+    file.write_bytes(whole)
+    _, _, err = groups("import", str(file), "--url", queue.url)
+    accepted, known = map(int, re.findall(r"(\d+) (?:accepted|already)", err))
+    assert known >= held and accepted + known == len(queue.groups()) == 200
 
 
 # -- what can go wrong -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("verb", [("view", "--once"), ("export", "-"), ("import", __file__)])
-def test_errors_say_what_why_and_next(verb: tuple[str, ...], groups: Program, queue: Queue) -> None:
+def test_errors_say_what_why_and_next(verb: tuple[str, ...], groups: Program) -> None:
     with stranger({"/": b'{"message": "AtroposLib API"}'}) as original, stranger({"/": b"<h1>hello</h1>"}) as other:
         wrong = {
             "foo": "'foo' is no address of a server. For example http://127.0.0.1:8000.",
@@ -395,9 +450,6 @@ def test_errors_say_what_why_and_next(verb: tuple[str, ...], groups: Program, qu
         for url, says in wrong.items():
             code, out, err = groups(*verb, "--url", url)
             assert (code, out, says in err) == (1, "", True), err
-    queue.close()
-    code, out, err = groups(*verb, "--url", queue.url)
-    assert (code, out) == (1, "") and f"{queue.url} does not answer. ConnectionRefusedError" in err
 
 
 def test_a_server_may_ask_for_a_token(groups: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

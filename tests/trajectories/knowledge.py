@@ -74,6 +74,7 @@ class Knowledge:
     useless: dict[int, Posted] = field(default_factory=dict)  # acknowledged, but fit for no batch
     delivered: list[list[int]] = field(default_factory=list)  # batches that are a trainer's for good, of all runs
     leases: dict[int, Lease] = field(default_factory=dict)
+    acknowledged: set[int] = field(default_factory=set)  # ids of delivered batches
     envs: dict[int, Env] = field(default_factory=dict)
 
     @property
@@ -90,11 +91,13 @@ class Knowledge:
         self.identity, self.batch_size = identity, batch_size
         self.delivered_before = len(self.delivered)
 
-    def deliver(self, marks: Sequence[int]) -> None:
-        """A batch is a trainer's for good."""
+    def deliver(self, marks: Sequence[int], batch_id: int | None = None) -> None:
+        """A batch is a trainer's for good; `batch_id` where it knows that."""
         before = {mark for batch in self.delivered for mark in batch}
         assert not before & set(marks), f"delivered twice: {before & set(marks)}"
         self.delivered.append(list(marks))
+        if batch_id is not None:
+            self.acknowledged.add(batch_id)
 
     def minima(self, now: float) -> dict[int, int]:
         """Sequences of the next batch that live environments asked for; scaled down where they exceed it."""

@@ -201,7 +201,7 @@ class Players:
         except Died as death:
             self._settle_after_death(self.listing, death.body)
             return
-        self.knows.deliver(self.knows.leases.pop(batch_id).marks)
+        self.knows.deliver(self.knows.leases[batch_id].marks, batch_id)
         if marks := self._served(before, body):
             assert json.loads(body)["step"] == self.knows.step + 1
             self.knows.deliver(marks)
@@ -218,7 +218,7 @@ class Players:
         assert answer.status_code == 200, answer.text
         lease = self.knows.leases[batch_id]
         if what == "ack":
-            self.knows.deliver(lease.marks)
+            self.knows.deliver(lease.marks, batch_id)
             assert answer.json()["step"] == self.knows.step
         else:
             lease.expires_at = self.world.clock.now + (LEASE_S if what == "extend" else -1.0)
@@ -231,8 +231,8 @@ class Players:
             answer = self.world.ask("POST", f"/v1/batches/{batch_id}/{what}")
         except Died:
             return
-        delivered = self.knows.leases[batch_id].marks in self.knows.delivered
-        assert answer.status_code == (200 if delivered and what == "ack" else 409), answer.text
+        repeated = what == "ack" and batch_id in self.knows.acknowledged
+        assert answer.status_code == (200 if repeated else 409), answer.text
 
     # -- deaths --------------------------------------------------------------------------------------------------------
 
@@ -388,7 +388,7 @@ class Players:
         for batch_id, marks in sorted(batches.items(), key=lambda each: each[0] or 0):
             whole = self.knows.leases[batch_id].marks if batch_id in self.knows.leases else _marks_of(body)
             assert sorted(marks) == sorted(whole)
-            self.knows.deliver(whole)
+            self.knows.deliver(whole, batch_id)
 
     def _know_envs(self) -> None:
         """A server that has just begun waits for its environments anew; one that was not heard of may be known."""

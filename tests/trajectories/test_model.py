@@ -20,6 +20,9 @@ from hypothesis import strategies as st
 
 from .players import Players
 
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
+"""A history is long, and each of its steps asks a server."""
+
 SIZES = st.integers(1, 4)
 CHOICE = st.integers(0, 59)
 SHARES = st.sampled_from([None, None, 0.25, 0.5, 1.0])
@@ -76,7 +79,7 @@ def played(shares: list[float | None] | None, history: list[Step]) -> None:
 BEGINNINGS = st.one_of(st.none(), *(st.lists(SHARES, max_size=2).map(list) for _ in range(5)))
 
 
-@settings(max_examples=40, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, derandomize=True, deadline=None, database=None, suppress_health_check=SLOW)
 @given(shares=BEGINNINGS, history=st.lists(STEP, min_size=15, max_size=40))
 def test_every_acknowledged_group_is_in_one_delivered_batch_or_waits(
     shares: list[float | None] | None, history: list[Step]
@@ -86,7 +89,7 @@ def test_every_acknowledged_group_is_in_one_delivered_batch_or_waits(
 
 @pytest.mark.chaos
 @pytest.mark.timeout(1800)
-@settings(max_examples=1500, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=1500, deadline=None, database=None, suppress_health_check=SLOW)
 @given(shares=BEGINNINGS, history=st.lists(STEP, min_size=40, max_size=120))
 def test_every_acknowledged_group_is_in_one_delivered_batch_or_waits_in_long_histories(
     shares: list[float | None] | None, history: list[Step]

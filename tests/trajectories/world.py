@@ -14,6 +14,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import Callable, Coroutine, MutableMapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlencode
@@ -47,7 +48,8 @@ class MortalStore(SqliteStore):
     """A store that can die at a commit; from then on it takes and gives nothing."""
 
     dead = False
-    _commits_left, _instant = 0, "before"
+    _commits_left = 0
+    _instant: Instant = "before"
     _die: Callable[[Instant], None] | None = None
 
     def doom(self, num_commits: int, instant: Instant, die: Callable[[Instant], None]) -> None:
@@ -112,6 +114,7 @@ class World:
         except (StoreFailed, RuntimeError):  # Starlette's, for an error after a reply has begun
             if not self._store.dead:
                 raise
+        self._run(self._settle())  # a batch that is given back is decided on after the reply
         self._check_alive(client.body)
         return client.body
 
@@ -142,7 +145,8 @@ class World:
     async def _settle(self) -> None:
         """What was decided before is kept; a server's own decisions may still be on their way."""
         service: TrajectoryService = self._scene.app.state.service
-        await service.turns.submit(lambda state: None)
+        with suppress(StoreFailed):
+            await service.turns.submit(lambda state: None)
 
     def _copy(self, instant: Instant) -> None:
         here, next_one = (self._folder / str(self._num_servers + more) for more in (0, 1))

@@ -3,10 +3,17 @@
 Owns: the Atropos API, the durable queue, batch forming, staleness, parking.
 Never: samples, trains, judges a reward.
 
-    app ── schema, scored, encoding, docs            the wire: what comes in, what goes out
-     ├─ handover                                     batches on their way to the trainer
-     └─ service ── decide, commit, answer
-         ├─ intake, delivery, status, diagnostics    decisions, all over one `State`
-         │   └─ state ── lanes, packing, environments
-         └─ writer ── store ── sqlite, rows, tables  memory that survives kill -9
+    socket ── server, app ── routes/ (who asks), wire/ (bytes in, bytes out)
+                 │
+              service ── one decision for each question
+                 │
+               turns ──── begin ▸ decide, one after another ▸ commit ▸ answer
+                 │                       │
+                 │            intake/      a posted group: queued, buffered, set aside
+                 │            forming/     which groups make the next batch
+                 │            delivering/  a batch on its way to a trainer, and back
+                 │                       │ changes, which make up the `state`
+              stores/ ── SQLite and files of tokens, or PostgreSQL: what survives kill -9
+
+    reporting/ says what is going on, and changes nothing.
 """

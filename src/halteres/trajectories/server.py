@@ -14,6 +14,7 @@ from asyncio import TimerHandle, Transport
 from contextlib import closing
 
 import uvicorn
+import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from halteres.loopback import Server, url_of
@@ -121,7 +122,8 @@ def serve(options: Options, listening: socket.socket) -> None:
         app = create_app(store, on_loss=end, options=options, address=address, on_ready=tell)
         server = Server(_config(app))
         try:
-            asyncio.run(server.serve(sockets=[listening]))
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(server.serve(sockets=[listening]))
         except SystemExit:  # uvicorn's, when the app does not start; ours says why
             if not lost:
                 raise
@@ -134,7 +136,7 @@ def _config(app: object) -> uvicorn.Config:
         app,  # type: ignore[arg-type] - an ASGI app
         http=Connection,
         ws="none",
-        loop="asyncio",
+        loop="none",
         log_level="warning",
         access_log=False,
         lifespan="on",

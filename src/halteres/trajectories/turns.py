@@ -146,6 +146,7 @@ class Turns:
         _log.error("The store failed; going back to its last committed state.")
         try:
             with boundary(StoreFailed, "The trajectory store"):
+                await self._in_thread(self._store.abandon)  # where a defect, not the store, ended the turn
                 self.state = self._remember(await self._in_thread(self._store.load))
         except StoreFailed as loss:
             if not self._store.is_shared:  # there the next turn begins afresh

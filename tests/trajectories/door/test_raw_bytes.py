@@ -36,6 +36,7 @@ BODIES = [
     json.dumps({**ENV, "desired_name": "\ud800\0"}).encode(),
     json.dumps({**ENV, "weight": float("nan")}).encode(),
 ]
+DEEP_BOMB = gzip.compress(b"[" * 5_000_000)
 NAN = float("nan")
 ODD_GROUPS: list[Any] = [
     *({"env_id": number} for number in (2**31, 2**63, -(2**63) - 1, 10**400)),
@@ -103,7 +104,7 @@ def packed(draw: random.Random) -> Iterator[bytes]:
         yield whole[:at]
         yield whole[:at] + draw.randbytes(1) + whole[at + 1 :]
     yield from (b"", b"\x1f\x8b", draw.randbytes(40), whole + b"x", whole * 40, zlib.compress(b"{}"))
-    yield gzip.compress(b"[" * 5_000_000)
+    yield DEEP_BOMB
 
 
 def filled(path: str) -> str:
@@ -123,6 +124,9 @@ async def busy(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Scene:
 @EVERY_ROUTE
 async def test_no_body_makes_a_5xx(busy: Scene, method: str, path: str) -> None:
     draw = random.Random(path)
+    if OPERATIONS[method, path].body is None:  # nobody reads it
+        assert (await busy.http.request(method, filled(path), content=DIGITS)).status_code < 500
+        return
     for body in bodies(draw):
         answer = await busy.http.request(method, filled(path), content=body)
         assert answer.status_code < 500, (body[:200], answer.text)

@@ -17,10 +17,13 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from halteres.errors import UserError
-from halteres.trajectories.wire.encoding import LARGE, BadBody, TooLarge, inflate
+from halteres.trajectories.wire.encoding import BadBody, TooLarge, inflate
 
 AT_ONCE = 1024**3
 """Bytes of all bodies being read or used; beyond, later ones wait."""
+
+LARGE_PACKED = 128 * 1024
+"""Bytes of gzip from which a thread inflates them: mostly below 2 ms, but a bomb of a few bytes is large inside."""
 
 DEADLINE_S = 120.0
 """How long a body may take from its first byte to its last: one that trickles holds its place for no longer."""
@@ -118,7 +121,7 @@ class Bodies:
             return body
         if encoding not in ("gzip", "x-gzip"):
             raise BadBody("The body's Content-Encoding is not understood.", "", "Send it as gzip, or plain.")
-        if len(body) > LARGE:
+        if len(body) > LARGE_PACKED:
             return await asyncio.to_thread(inflate, body, self.largest)
         return inflate(body, self.largest)
 

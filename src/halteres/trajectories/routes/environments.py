@@ -76,7 +76,7 @@ async def scored_data(request: Request) -> Response:
 async def scored_data_list(request: Request) -> Response:
     """POST /scored_data_list: all groups, or none if one does not fit the schema."""
     async with reach(request).bodies.of(request) as body:
-        groups = await asyncio.to_thread(scored.parse_list, body)
+        groups = await asyncio.to_thread(scored.parse_list, body) if len(body) > LARGE else scored.parse_list(body)
         verdicts = await service_of(request).accept(groups, ours=is_ours(request))
     buffered = [verdict for verdict in verdicts if verdict.place is Place.BUFFERED]
     return reply(

@@ -1,120 +1,150 @@
 """A posted group read at a glance: its numbers stay the bytes they came as.
 
-Owns: the fast way of the usual body.
+Owns: the fast way of the usual body, one without keys that nobody knows.
 Never: decides that a body is wrong: whatever is unusual is left to `longhand`, and None says so.
+
+simdjson reads every number (so there is no NaN, nothing infinite and no integer beyond 64 bits) onto a tape instead of
+into objects; asking for a field as a buffer of one type says whether it holds nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+import numpy as np
+import simdjson
+from numpy.typing import NDArray
 
-from halteres.trajectories.wire.arrays import row_lengths
 from halteres.trajectories.wire.contents import Outline
-from halteres.trajectories.wire.longhand import KEYS, Version, missing_in
-from halteres.trajectories.wire.schema import UNREADABLE, Key
+from halteres.trajectories.wire.longhand import ARRAYS, KEYS, Version, missing_in
 
-_ABSENT = Raw()
-_NULLS = (b"", b"null")
+LARGEST = 4 * 1024 * 1024
+"""Bytes of a body for which a parser is kept; it keeps several times as much memory."""
 
+OPEN, BACKSLASH, FIVE, SMALL_B = b"[\\5b"
+_LOWER = 0x20
 
-class _Glance(msgspec.Struct, kw_only=True):
-    """ScoredData, with everything that may be long left as it stands. Of a key that comes twice, the last counts."""
+_INTEGERS = frozenset({"tokens", "masks", "distill_token_ids"})
+_DEEP = frozenset({"distill_token_ids", "distill_logprobs"})
+_KNOWN = frozenset({*KEYS, "policy_version"})
+_TEXTS = {
+    "messages": msgspec.json.Decoder(list[list[dict[str, Any]]]),
+    "overrides": msgspec.json.Decoder(list[dict[str, Any]]),
+    "generation_params": msgspec.json.Decoder(dict[str, Any]),
+    "group_overrides": msgspec.json.Decoder(dict[str, Any]),
+    "images": msgspec.json.Decoder(Any),
+    "policy_version": msgspec.json.Decoder(Version | list[tuple[Version, Version]]),
+}
+"""What else may hold brackets. Its objects are made: that also says whether it nests deeper than clients can read."""
+_ITEM_BYTES = 8
 
-    tokens: Raw
-    masks: Raw
-    scores: list[float]
-    advantages: Raw = _ABSENT
-    ref_logprobs: Raw = _ABSENT
-    messages: Raw = _ABSENT
-    generation_params: Raw = _ABSENT
-    inference_logprobs: Raw = _ABSENT
-    overrides: Raw = _ABSENT
-    group_overrides: Raw = _ABSENT
-    images: Raw = _ABSENT
-    env_id: int | None = None
-    distill_token_ids: Raw = _ABSENT
-    distill_logprobs: Raw = _ABSENT
-    policy_version: Version | list[tuple[Version, Version]] | None | UnsetType = UNSET
-    halteres_key: Key | None = None
-
-
-_decoder = msgspec.json.Decoder(_Glance)
-_messages = msgspec.json.Decoder(list[list[dict[str, Any]]])
-_objects = msgspec.json.Decoder(list[dict[str, Any]])
-_object = msgspec.json.Decoder(dict[str, Any])
-_anything = msgspec.json.Decoder(Any)
-
-_FLOATS = ("inference_logprobs", "advantages", "ref_logprobs")
-_OBJECTS = {"generation_params": _object, "group_overrides": _object, "images": _anything}
-_RAW = tuple(name for name in KEYS if name not in ("scores", "env_id"))
+Document = Any
+"""simdjson's Object, Array, or a plain value; the first two live no longer than the parser's next document."""
 
 
 class _Unusual(Exception):
     """Only objects can tell."""
 
 
+_UNUSUAL = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, msgspec.DecodeError, _Unusual)
+"""What simdjson says of anything that is not as asked for (a text where an array was meant has no `as_buffer`), and
+what we do."""
+
+_parser = simdjson.Parser()
+
+
 def read(body: bytes) -> tuple[Outline, bytes] | None:
-    """A body's outline, and its batch element; None where it must be read the long way."""
+    """A body's outline, and its batch element; None where it must be read the long way.
+
+    Up to LARGEST bytes one thread at a time: the parser's memory is used again.
+    """
+    if not body.lstrip().startswith(b"{"):  # simdjson overlooks a byte order mark, which no element may hold
+        return None
+    parser = _parser if len(body) <= LARGEST else simdjson.Parser()
     try:
-        group = _decoder.decode(body)
-        return _outline(group), _element(group)
-    except (_Unusual, *UNREADABLE):
+        return _read(parser.parse(body), body)
+    except _UNUSUAL as unusual:
+        unusual.__traceback__ = None  # its frames hold the document, and the parser takes no other until it is gone
         return None
 
 
-def _outline(group: _Glance) -> Outline:
-    if any(_is_given(getattr(group, name)) for name in ("distill_token_ids", "distill_logprobs")):
-        raise _Unusual
-    arrays = {"masks": _rows(group.masks, integers=True)}
-    arrays |= {name: _rows(raw, integers=False) for name in _FLOATS if _is_given(raw := getattr(group, name))}
-    for name, decoder in _OBJECTS.items():
-        if _is_given(raw := getattr(group, name)):
-            decoder.decode(raw)  # numbers beyond a float's, broken text
-    return Outline(
-        tokens=_rows(group.tokens, integers=True),
-        arrays=arrays,
-        lists=dict(_lists(group)),
-        env_id=group.env_id,
-        version=None if isinstance(group.policy_version, UnsetType) else group.policy_version,
-        key=group.halteres_key,
+def _read(group: Document, body: bytes) -> tuple[Outline, bytes]:
+    names = list(group.keys())
+    if len(set(names)) != len(names) or not _KNOWN.issuperset(names):
+        raise _Unusual  # of two the last counts; what nobody knows is left out
+    rows = {name: _lengths(group[name], name) for name in ("tokens", *ARRAYS) if group.get(name) is not None}
+    texts = {name: _text(value) for name in _TEXTS if (value := group.get(name)) is not None}
+    plain: dict[str, Any] = {name: _TEXTS[name].decode(text) for name, text in texts.items()}
+    lists = {"scores": _num_scores(group["scores"]), **_lists(plain)}
+    if "masks" not in rows or _num_brackets(body, texts) != 1 + sum(map(_num_own_brackets, rows, rows.values())):
+        raise _Unusual  # required; arrays within rows or scores
+    outline = Outline(
+        tokens=rows["tokens"],
+        arrays={name: lengths for name, lengths in rows.items() if lengths and name != "tokens"},
+        lists={name: num for name, num in lists.items() if num},
+        env_id=_env_id(group.get("env_id")),
+        version=plain.get("policy_version"),
     )
+    return outline, _element(body, names)
 
 
-def _rows(raw: Raw, *, integers: bool) -> list[int]:
-    lengths = row_lengths(raw, integers=integers)
-    if lengths is None:
+def _lengths(array: Document, name: str) -> list[int]:
+    """Numbers, or lists of numbers, in each row."""
+    rows = [row for row in array if type(row) is simdjson.Array]
+    numbers = memoryview(array.as_buffer(of_type="i" if name in _INTEGERS else "d"))
+    lengths = [len(row) for row in rows]
+    if len(rows) != len(array) or (name not in _DEEP and sum(lengths) * _ITEM_BYTES != numbers.nbytes):
         raise _Unusual
-    return lengths.tolist()
+    if name in _DEEP and any(type(position) is not simdjson.Array for row in rows for position in row):
+        raise _Unusual
+    return lengths
 
 
-def _lists(group: _Glance) -> Iterator[tuple[str, int]]:
-    if group.scores:
-        yield "scores", len(group.scores)
-    if _is_given(group.messages):
-        conversations = _messages.decode(group.messages)
-        if missing_in(conversations) is not None:
-            raise _Unusual
-        if conversations:
-            yield "messages", len(conversations)
-    if _is_given(group.overrides) and (overrides := _objects.decode(group.overrides)):
-        yield "overrides", len(overrides)
+def _num_scores(scores: Document) -> int:
+    return memoryview(scores.as_buffer(of_type="d")).nbytes // _ITEM_BYTES
 
 
-def _is_given(raw: Raw) -> bool:
-    return len(memoryview(raw)) > len("null") or bytes(raw) not in _NULLS
+def _text(value: Document) -> bytes:
+    if isinstance(value, simdjson.Array | simdjson.Object):
+        return cast(Document, value).mini
+    return msgspec.json.encode(value)
 
 
-def _element(group: _Glance) -> bytes:
-    parts: list[bytes | Raw] = [b'{"scores":', msgspec.json.encode(group.scores)]
-    parts += [b',"env_id":', msgspec.json.encode(group.env_id)]
-    for name in _RAW:
-        raw = getattr(group, name)
-        parts += [b',"%s":' % name.encode(), raw if _is_given(raw) else b"null"]
-    if group.policy_version is not UNSET:
-        parts += [b',"policy_version":', msgspec.json.encode(group.policy_version)]
-    parts.append(b"}")
-    return b"".join(map(memoryview, parts))
+def _lists(plain: Mapping[str, Any]) -> dict[str, int]:
+    if missing_in(plain.get("messages", ())) is not None:
+        raise _Unusual
+    return {name: len(plain[name]) for name in ("messages", "overrides") if name in plain}
+
+
+def _num_brackets(body: bytes, texts: Mapping[str, bytes]) -> int:
+    """How many open in the body, without those of its texts."""
+    body_N = np.frombuffer(body, np.uint8)
+    num_in_texts = sum(text.count(b"[") for text in texts.values())
+    if num_in_texts and _has_escaped_bracket(body_N):
+        raise _Unusual  # a text would count more than it has in the body, and hide those of a row
+    return int(np.count_nonzero(body_N == OPEN)) - num_in_texts
+
+
+def _has_escaped_bracket(body_N: NDArray[np.uint8]) -> bool:
+    r"""Whether a `[` may be written as \u005b; searching for that text takes longer than all the rest."""
+    found_N = (body_N[:-5] == BACKSLASH) & (body_N[4:-1] == FIVE) & (body_N[5:] | _LOWER == SMALL_B)
+    return bool(found_N.any())
+
+
+def _num_own_brackets(name: str, lengths: Sequence[int]) -> int:
+    """As many as an array has at least, and has exactly if its rows hold nothing but numbers."""
+    return 1 + len(lengths) + (sum(lengths) if name in _DEEP else 0)
+
+
+def _env_id(value: Document) -> int | None:
+    if value is not None and type(value) is not int:
+        raise _Unusual
+    return value
+
+
+def _element(body: bytes, names: Sequence[str]) -> bytes:
+    """The body, with the absent keys as null; copied once: memory for large ones costs more than their bytes."""
+    tail = "".join(f',"{name}":null' for name in KEYS if name not in names)
+    return b"".join((memoryview(body)[: len(body.rstrip()) - 1], tail.encode(), b"}"))

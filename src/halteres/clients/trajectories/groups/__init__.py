@@ -1,8 +1,6 @@
-"""Groups on a trajectory server, for people and for files: looked at, written to JSONL, posted from it.
+"""Groups on a trajectory server as data: listed, followed, read from lines, posted.
 
-    reading ── told ──┬── parts ──┬── terminal
-                      │           └── page
-                      └── exporting         lines ── importing
+    told ── reading ── following        lines ── importing
 
-Looking changes nothing on the server; only `importing` posts.
+Reading changes nothing on the server; only `importing` posts.
 """

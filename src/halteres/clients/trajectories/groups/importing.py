@@ -39,9 +39,17 @@ class Imported:
 Complain = Callable[[Line, HalteresError], None]
 """Told of a bad line."""
 
+Report = Callable[[Imported], None]
+"""Told of every post."""
+
 
 async def import_lines(
-    url: str, stream: IO[bytes], changes: Changes, done: Imported, complain: Complain, patience: Patience = PATIENCE
+    url: str,
+    stream: IO[bytes],
+    changes: Changes,
+    done: Imported,
+    complain: Complain,
+    report: Report = lambda done: None,
 ) -> None:
     """Post every line; several at a time, in the order of the file as far as that allows.
 
@@ -49,8 +57,8 @@ async def import_lines(
         NotReady: the server stayed away. NotAllowed: it asks for a token. What was posted stays, and `done` counts it.
     """
     lines = lines_of(stream)
-    async with EnvironmentClient(url, patience) as client:
-        poster = _Poster(client, changes, done, complain)
+    async with EnvironmentClient(url, PATIENCE) as client:
+        poster = _Poster(client, changes, done, complain, report)
         try:
             async with asyncio.TaskGroup() as tasks:
                 for number in range(UNDER_WAY):
@@ -65,6 +73,7 @@ class _Poster:
     changes: Changes
     done: Imported
     complain: Complain
+    report: Report
 
     async def work(self, lines: Iterator[Line]) -> None:
         """Post lines until there is none; the iterator is shared."""
@@ -88,6 +97,7 @@ class _Poster:
         self.done.num_buffered += posted.status == "buffered"
         if posted.set_aside:
             self.done.set_aside[posted.set_aside] += 1
+        self.report(self.done)
 
 
 def _first(group: BaseExceptionGroup[HalteresError]) -> HalteresError:

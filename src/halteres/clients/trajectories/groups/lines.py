@@ -19,10 +19,9 @@ from typing import IO, Any, cast
 
 import msgspec
 
-from halteres.clients.trajectories.groups.exporting import STDOUT
 from halteres.errors import InvalidData, NotFound
 
-STDIN = STDOUT
+STDIN = Path("-")
 
 BOM = b"\xef\xbb\xbf"
 GZIP = b"\x1f\x8b"

@@ -18,7 +18,7 @@ import msgspec
 
 from halteres.clients.trajectories.address import Address
 from halteres.clients.trajectories.calls import EVERYWHERE, REPLY_S, Patience, checked, unreachable
-from halteres.clients.trajectories.groups.parts import harmless
+from halteres.clients.trajectories.groups.harmless import harmless
 from halteres.clients.trajectories.groups.told import Diagnostics, Page, PlaceName, Told
 from halteres.errors import InvalidConfig, NotFound, NotReady, unknown
 

@@ -70,6 +70,8 @@ class Element(msgspec.Struct, frozen=True, kw_only=True):
     tokens: list[list[int]] = []
     masks: list[list[int]] = []
     scores: list[float] = []
+    advantages: list[list[float]] | None = None
+    inference_logprobs: list[list[float]] | None = None
     messages: Any = None
 
 
@@ -113,6 +115,27 @@ class Group:
         """Tokens of a sequence that the policy sampled."""
         mask = self.mask(at)
         return len(mask) - mask.count(CONTEXT)
+
+    def logprobs(self, at: int) -> list[float] | None:
+        """Of a sequence's tokens, as the policy sampled them; None where they do not fit."""
+        return self._per_token(self.element.inference_logprobs, at)
+
+    def advantage(self, at: int) -> float | None:
+        """Mean advantage of a sequence's sampled tokens."""
+        return self._mean_of_sampled(self._per_token(self.element.advantages, at), at)
+
+    def mean_logprob(self, at: int) -> float | None:
+        """Mean log-probability of a sequence's sampled tokens."""
+        return self._mean_of_sampled(self.logprobs(at), at)
+
+    def _per_token(self, rows: list[list[float]] | None, at: int) -> list[float] | None:
+        fits = rows is not None and at < len(rows) and len(rows[at]) == len(self.element.tokens[at])
+        return rows[at] if rows is not None and fits else None
+
+    def _mean_of_sampled(self, values: list[float] | None, at: int) -> float | None:
+        masked = zip(values or (), self.mask(at), strict=False)
+        sampled = [value for value, mask in masked if mask != CONTEXT]
+        return sum(sampled) / len(sampled) if sampled else None
 
     @property
     def extremes(self) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from halteres.clients.trajectories.groups import page
+from halteres.cli.groups import page
 from halteres.clients.trajectories.groups.following import Follower
 from halteres.clients.trajectories.groups.reading import Reader
 from halteres.clients.trajectories.groups.told import Group, PlaceName, Told

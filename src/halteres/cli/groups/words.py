@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from halteres.clients.trajectories.groups.parts import harmless
+from halteres.clients.trajectories.groups.harmless import harmless
 from halteres.clients.trajectories.groups.told import Group, Told
 
 
@@ -52,6 +52,13 @@ def score(group: Group, at: int) -> str:
     """Of one sequence."""
     value = group.score(at)
     return "no score" if value is None else f"score {value:g}"
+
+
+def figures(group: Group, at: int) -> str:
+    """Of one sequence: tokens, advantage and log-probability where they came along."""
+    tokens = f"{len(group.element.tokens[at])} tokens, {group.num_sampled(at)} sampled"
+    more = {"advantage": group.advantage(at), "mean logprob": group.mean_logprob(at)}
+    return ", ".join([tokens, *(f"{name} {value:.3g}" for name, value in more.items() if value is not None)])
 
 
 def lengths(group: Group) -> str:

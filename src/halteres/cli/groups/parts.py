@@ -1,18 +1,18 @@
 """A sequence as people read it: what the policy was given, and what it sampled.
 
-Owns: text of tokens or messages, cut where a mask changes; making text harmless to a terminal and to a reader's eye.
+Owns: text of tokens or messages, cut where a mask changes.
 Never: knows colours or HTML.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
+from halteres.clients.trajectories.groups.harmless import harmless
 from halteres.clients.trajectories.groups.told import CONTEXT, Group
 
 if TYPE_CHECKING:  # whoever names no tokenizer need not wait for its libraries
@@ -20,8 +20,6 @@ if TYPE_CHECKING:  # whoever names no tokenizer need not wait for its libraries
 
 MOST_IDS = 24
 """Token ids shown of a part that nobody can decode."""
-
-_HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,16 +29,7 @@ class Part:
     text: str  # harmless
     is_sampled: bool
     label: str = ""  # a message's role
-    num_tokens: int | None = None  # None: of a message
-
-
-def harmless(text: str) -> str:
-    """The text without characters that move a cursor, start a terminal's command or turn the direction of reading.
-
-    >>> harmless("a\\x1b[2J\\u202eb")
-    'a<U+001B>[2J<U+202E>b'
-    """
-    return _HIDDEN.sub(lambda found: f"<U+{ord(found[0]):04X}>", text.replace("\r\n", "\n"))
+    tokens: tuple[int, int] | None = None  # first, and behind the last; None: of a message
 
 
 def parts_of(group: Group, at: int, tokenizer: Tokenizer | None) -> tuple[Part, ...]:
@@ -74,11 +63,13 @@ def _text(value: Any) -> str:
 
 
 def _of_tokens(group: Group, at: int, tokenizer: Tokenizer | None) -> Iterator[Part]:
-    pairs = zip(group.element.tokens[at], group.mask(at), strict=True)
-    for is_sampled, run in groupby(pairs, key=lambda pair: pair[1] != CONTEXT):
-        tokens = [token for token, _ in run]
+    begin, all_tokens = 0, group.element.tokens[at]
+    for is_sampled, run in groupby(group.mask(at), key=lambda mask: mask != CONTEXT):
+        end = begin + sum(1 for _ in run)
+        tokens = all_tokens[begin:end]
         text = _ids(tokens) + " " if tokenizer is None else harmless(decoded(tokenizer, tokens))
-        yield Part(text=text, is_sampled=is_sampled, num_tokens=len(tokens))
+        yield Part(text=text, is_sampled=is_sampled, tokens=(begin, end))
+        begin = end
 
 
 def decoded(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:

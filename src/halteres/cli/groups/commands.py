@@ -1,4 +1,4 @@
-"""`halteres groups`: look at the groups on a trajectory server, write them to a file, post a file.
+"""The verbs `view`, `export` and `import`.
 
 Owns: the options, what is said on stderr, the exit codes.
 Never: changes a queue but in `import`.
@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from halteres.cli.groups import said
+
 if TYPE_CHECKING:
-    from halteres.clients.trajectories.groups.exporting import Exported
-    from halteres.clients.trajectories.groups.importing import Imported
-    from halteres.clients.trajectories.groups.lines import Line
     from halteres.clients.trajectories.groups.reading import Reader
     from halteres.clients.trajectories.groups.told import PlaceName
-    from halteres.errors import HalteresError
     from halteres.text import Tokenizer
 
 app = typer.Typer(help="Groups on a trajectory server: look at them, write them to a file.", no_args_is_help=True)
@@ -59,8 +57,8 @@ def view(
     """Show groups as they arrive: scores, and the best and the worst sequence; changes nothing on the server."""
     from rich.console import Console
 
-    from halteres.clients.trajectories.groups import viewing
-    from halteres.clients.trajectories.groups.terminal import Terminal
+    from halteres.cli.groups import viewing
+    from halteres.cli.groups.terminal import Terminal
 
     console = Console(highlight=False, markup=False, emoji=False)
     words = None if tokenizer is None else _tokenizer(tokenizer)
@@ -74,12 +72,12 @@ def view(
         if html is None:
             shown = viewing.view(reader, wanted, Terminal(console, words, full=full))
         else:
-            _say(f"{html}: open it in a browser{'; reload it to see what came' if wanted.follow else ''}.")
+            said.say(f"{html}: open it in a browser{'; reload it to see what came' if wanted.follow else ''}.")
             shown = viewing.view(
                 reader, wanted, viewing.PageFile(html, words, source=reader.at.url, limit=wanted.limit)
             )
         if not shown:
-            _say("No such group is there.")
+            said.say("No such group is there.")
 
 
 @app.command("export")
@@ -92,17 +90,14 @@ def export_(
     follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes; Ctrl-C ends the file.")] = False,
 ) -> None:
     """Write groups to a file, one per line, as a trainer gets them; changes nothing on the server."""
-    from halteres.clients.trajectories.groups.exporting import Chosen, Exported, export
+    from halteres.cli.groups.exporting import Chosen, Exported, export
 
-    done, told = Exported(last=since), _Progress()
+    done = Exported(last=since)
     with _reading(url) as reader, _quietly():
         env_id = None if env is None else reader.environment(env)
         chosen = Chosen(places=_places(place), env_id=env_id, since=since, follow=follow)
-        export(reader, chosen, file, told.exported, done)
-    told.clear()
-    _say(f"{file}: {_counted(done.num_groups, 'group')}, {done.num_bytes / 1e6:.1f} MB{_gone(done)}")
-    if done.last > since:
-        _say(f"What comes later: halteres groups export --since {done.last} FILE")
+        export(reader, chosen, file, said.exporting, done)
+    said.exported(file, done, since)
 
 
 @app.command("import")
@@ -131,12 +126,12 @@ def import_(
         changes = lines.Changes(env_id=whose, keep_version=keep_version)
         try:
             with lines.opened(file) as stream:
-                asyncio.run(importing.import_lines(url, stream, changes, done, _complain))
+                asyncio.run(importing.import_lines(url, stream, changes, done, said.bad_line, said.importing))
         except HalteresError:
-            _sum_up(file, done, 0)
-            _say("Import it again when that is mended: what is there already is not doubled.")
+            said.imported(file, done, 0)
+            said.say("Import it again when that is mended: what is there already is not doubled.")
             raise
-        _sum_up(file, done, max(0, reader.diagnostics().duplicates - before))
+        said.imported(file, done, max(0, reader.diagnostics().duplicates - before))
     if done.num_bad:
         raise typer.Exit(1)
 
@@ -181,51 +176,3 @@ def _tokenizer(name: str) -> Tokenizer:
     from halteres.text import load_tokenizer
 
     return load_tokenizer(str(model_folder(name, environ.home() / "models") or Path(name).expanduser()))
-
-
-class _Progress:
-    """A line on stderr that is written over, where that is a terminal."""
-
-    def exported(self, done: Exported) -> None:
-        """So far."""
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r\x1b[K{done.num_groups} groups, {done.num_bytes / 1e6:.1f} MB")
-            sys.stderr.flush()
-
-    def clear(self) -> None:
-        """Make room for the last word."""
-        if sys.stderr.isatty():
-            sys.stderr.write("\r\x1b[K")
-
-
-def _complain(line: Line, error: HalteresError) -> None:
-    from halteres.clients.trajectories.groups.parts import harmless
-
-    _say(f"line {line.number}: {harmless(str(error))}")
-
-
-def _sum_up(file: Path, done: Imported, num_known: int) -> None:
-    """What became of the file's lines."""
-    from halteres.clients.trajectories.groups.parts import harmless
-
-    known = min(num_known, done.num_posted)
-    facts = (f"{done.num_posted - known} accepted", f"{known} already there", _counted(done.num_bad, "bad line"))
-    _say(f"{file}: {', '.join(facts)}")
-    if done.num_buffered:
-        _say(f"{done.num_buffered} of them wait for the rest of their groups.")
-    for why, count in done.set_aside.most_common():
-        _say(f"{count} of them set aside, never to be delivered: {harmless(why)}")
-
-
-def _gone(done: Exported) -> str:
-    if not done.num_gone:
-        return ""
-    return f"; {_counted(done.num_gone, 'group')} left out: their tokens are kept no more"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from halteres.clients.trajectories.groups import words
-from halteres.clients.trajectories.groups.parts import Part, parts_of, shortened
+from halteres.cli.groups import words
+from halteres.cli.groups.parts import Part, parts_of, shortened
 from halteres.clients.trajectories.groups.reading import Reader
 from halteres.clients.trajectories.groups.told import Group
 

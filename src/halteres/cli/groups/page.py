@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from html import escape
@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from halteres.clients.trajectories.groups import words
-from halteres.clients.trajectories.groups.parts import Part, parts_of
+from halteres.cli.groups import words
+from halteres.cli.groups.parts import Part, parts_of
+from halteres.cli.groups.surprise import BOUNDS, Stretch, stretches
 from halteres.clients.trajectories.groups.told import Group, Told
 
 if TYPE_CHECKING:  # whoever names no tokenizer need not wait for its libraries
@@ -99,9 +100,17 @@ def _head(entries: Sequence[Entry], source: str, written_at: float) -> str:
     return (
         f"<header><h1>Groups</h1><p>{escape(source)} · written {when}</p><dl>{_facts(entries)}</dl>{_course(entries)}"
         '<p class="legend"><span class="context">context</span> is what the policy was given, '
-        '<span class="sampled">sampled</span> what it wrote and learns from.</p></header>'
+        f'<span class="sampled">sampled</span> what it wrote and learns from.{_surprises(entries)}</p></header>'
         + ("" if entries else '<p class="none">No group has come yet.</p>')
     )
+
+
+def _surprises(entries: Iterable[Entry]) -> str:
+    """What the tints mean, where there are any."""
+    if not any("<mark " in entry.sequences for entry in entries):
+        return ""
+    tints = " ".join(f'<mark class="p{at}">below {bound:.0%}</mark>' for at, bound in enumerate(BOUNDS, 1))
+    return f" Tokens that it found unlikely: {tints}."
 
 
 def _facts(entries: Sequence[Entry]) -> str:
@@ -157,8 +166,9 @@ def _bars(scores: Sequence[float]) -> str:
         return ""
     shown, (width, gap, height) = scores[:MOST_BARS], BAR
     low, span = min(scores), max(scores) - min(scores)
+    room = len(shown) * (width + gap)
     return (
-        f'<svg width="{len(shown) * (width + gap)}" height="{height}" role="img" '
+        f'<svg width="{room}" height="{height}" viewBox="0 0 {room} {height}" preserveAspectRatio="none" role="img" '
         f'aria-label="{escape(", ".join(f"{score:g}" for score in shown))}">'
         + "".join(_bar(at, (score - low) / span if span else 0.5) for at, score in enumerate(shown))
         + "</svg>"
@@ -176,10 +186,11 @@ def _bar(at: int, share: float) -> str:
 def _sequence(group: Group, at: int, tokenizer: Tokenizer | None) -> str:
     rank = words.rank(group, at)
     parts = parts_of(group, at, tokenizer)
-    tokens = f"{len(group.element.tokens[at])} tokens, {group.num_sampled(at)} sampled"
-    head = f'<h2>{escape(words.score(group, at))} <span class="rank">{rank}</span> <small>{tokens}</small></h2>'
+    figures = escape(words.figures(group, at))
+    head = f'<h2>{escape(words.score(group, at))} <span class="rank">{rank}</span> <small>{figures}</small></h2>'
     as_messages = any(part.label for part in parts)
-    texts = "".join(map(_message, parts)) if as_messages else f"<pre>{''.join(_spans(parts))}</pre>"
+    spans = "" if as_messages else "".join(_span(part, stretches(group, at, part, tokenizer)) for part in parts)
+    texts = "".join(map(_message, parts)) if as_messages else f"<pre>{spans}</pre>"
     return f'<section class="{rank}">{head}{texts}</section>'
 
 
@@ -188,7 +199,10 @@ def _message(part: Part) -> str:
     return f'<div class="message"><b>{escape(part.label)}</b><pre class="{kind}">{escape(part.text)}</pre></div>'
 
 
-def _spans(parts: Iterable[Part]) -> Iterator[str]:
-    for part in parts:
-        kind = "sampled" if part.is_sampled else "context"
-        yield f'<span class="{kind}" title="{part.num_tokens} tokens, {kind}">{escape(part.text)}</span>'
+def _span(part: Part, found: Iterable[Stretch]) -> str:
+    kind = "sampled" if part.is_sampled else "context"
+    text = "".join(
+        f'<mark class="p{stretch.level}">{escape(stretch.text)}</mark>' if stretch.level else escape(stretch.text)
+        for stretch in found
+    )
+    return f'<span class="{kind}">{text}</span>'

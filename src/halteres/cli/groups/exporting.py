@@ -17,10 +17,10 @@ from typing import IO, cast
 
 import msgspec
 
+from halteres.cli.groups.viewing import LOOK_EVERY_S, Wait, unwritable
 from halteres.clients.trajectories.groups.following import Follower
 from halteres.clients.trajectories.groups.reading import Reader
 from halteres.clients.trajectories.groups.told import PlaceName, Told
-from halteres.clients.trajectories.groups.viewing import LOOK_EVERY_S, Wait, unwritable
 from halteres.errors import NotReady
 from halteres.files import replacing
 

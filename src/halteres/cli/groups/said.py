@@ -1,0 +1,80 @@
+"""What is said on stderr while groups go into a file, or out of one.
+
+Owns: the words, and the line of progress that is written over where stderr is a terminal.
+Never: writes to standard output, which may be the file.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from halteres.cli.groups.exporting import Exported
+    from halteres.clients.trajectories.groups.importing import Imported
+    from halteres.clients.trajectories.groups.lines import Line
+    from halteres.errors import HalteresError
+
+IMPORTED_EVERY = 50
+"""Lines between two words of progress."""
+
+
+def say(text: str) -> None:
+    """One line."""
+    progress("")
+    typer.echo(text, err=True)
+
+
+def progress(text: str) -> None:
+    """The line that is written over; "" makes room for another."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
+
+
+def exporting(done: Exported) -> None:
+    """So far."""
+    progress(f"{counted(done.num_groups, 'group')}, {done.num_bytes / 1e6:.1f} MB")
+
+
+def exported(file: Path, done: Exported, since: int) -> None:
+    """What the file holds, what is not in it, and how it would go on."""
+    gone = f"; {counted(done.num_gone, 'group')} left out: no tokens are kept of them" if done.num_gone else ""
+    say(f"{file}: {counted(done.num_groups, 'group')}, {done.num_bytes / 1e6:.1f} MB{gone}")
+    if done.last > since:
+        say(f"What comes later: halteres groups export --since {done.last} FILE")
+
+
+def importing(done: Imported) -> None:
+    """So far."""
+    if done.num_posted % IMPORTED_EVERY == 0:
+        progress(f"{counted(done.num_posted, 'group')} posted")
+
+
+def bad_line(line: Line, error: HalteresError) -> None:
+    """Which, and why."""
+    from halteres.clients.trajectories.groups.harmless import harmless
+
+    say(f"line {line.number}: {harmless(str(error))}")
+
+
+def imported(file: Path, done: Imported, num_known: int) -> None:
+    """What became of the file's lines; of those that were posted, `num_known` had been there already."""
+    from halteres.clients.trajectories.groups.harmless import harmless
+
+    known = min(num_known, done.num_posted)
+    facts = (f"{done.num_posted - known} accepted", f"{known} already there", counted(done.num_bad, "bad line"))
+    say(f"{file}: {', '.join(facts)}")
+    if done.num_buffered:
+        say(f"{done.num_buffered} of them wait for the rest of their groups.")
+    for why, count in done.set_aside.most_common():
+        say(f"{count} of them set aside, never to be delivered: {harmless(why)}")
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and its noun."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
