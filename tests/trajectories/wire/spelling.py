@@ -109,26 +109,23 @@ def spoilt(array: Tree, at: int, text: str) -> Tree:
     return [*array[:row], [*array[row][:column], text, *array[row][column + 1 :]], *array[row + 1 :]]
 
 
-def _sometimes_spoilt(array: st.SearchStrategy[Tree], odd: Sequence[str]) -> st.SearchStrategy[Tree]:
-    return st.one_of(array, array, array, st.builds(spoilt, array, st.integers(0, 20), st.sampled_from(odd)))
-
-
 @st.composite
 def groups(draw: Callable[[st.SearchStrategy[Any]], Any], *, usual: bool) -> bytes:
     """The body of a group; `usual`: as a client writes it, so that it must be read at a glance."""
     lengths = draw(st.lists(st.integers(0, 6), min_size=1, max_size=5))
     numbers = ["inference_logprobs", *draw(st.lists(st.sampled_from(["advantages", "ref_logprobs"]), unique=True))]
-    tokens, floats = rows(TOKENS, lengths), rows(NUMBERS, lengths)
     scores = st.lists(st.sampled_from(NUMBERS[1:]), min_size=len(lengths), max_size=len(lengths))
-    if not usual:
-        tokens, floats = _sometimes_spoilt(tokens, ODD), _sometimes_spoilt(floats, ODD_NUMBERS)
-        scores = _sometimes_spoilt(scores, ODD_NUMBERS)
-    pairs = [("tokens", draw(tokens)), ("masks", draw(tokens)), ("scores", draw(scores))]
-    pairs += [(name, draw(floats)) for name in numbers]
+    pairs = [(name, draw(rows(TOKENS, lengths))) for name in ("tokens", "masks")]
+    pairs += [("scores", draw(scores)), *((name, draw(rows(NUMBERS, lengths))) for name in numbers)]
+    if not usual and draw(st.booleans()):
+        which = draw(st.integers(0, len(pairs) - 1))
+        name, array = pairs[which]
+        odd = st.sampled_from(ODD if which < 2 else ODD_NUMBERS)
+        pairs[which] = (name, spoilt(array, draw(st.integers(0, 20)), draw(odd)))
     aside = USUAL if usual else ASIDE
     for name in draw(st.lists(st.sampled_from([*aside]), unique=usual, max_size=4)):
         pairs.append((name, draw(st.sampled_from(aside[name]))))
-    if not usual and draw(st.booleans()):
+    if not usual and draw(st.integers(0, 3)) == 0:
         pairs.append(draw(st.sampled_from(pairs)))
     order = draw(st.permutations(pairs)) if draw(st.booleans()) else pairs
     return spelled(tuple(order), draw(st.sampled_from(LAYOUTS[:2] if usual else LAYOUTS))).encode()

@@ -12,7 +12,7 @@ from halteres.trajectories.wire.scored import parse, parse_list
 
 MILLION = 1_000_000
 LONGEST_S = 10
-"""A stall of a quadratic reader takes minutes; the slowest of these takes a quarter of a second."""
+"""A stall of a quadratic reader takes minutes; the slowest of these takes half a second."""
 
 
 def group(**texts: str) -> bytes:
@@ -23,15 +23,15 @@ def group(**texts: str) -> bytes:
 
 COSTLY = {
     "brackets": "[" * MILLION,
-    "empty rows": "[" + ",".join(["[]"] * (MILLION // 3)) + "]",
-    "empty rows in a row": "[[" + ",".join(["[]"] * (MILLION // 3)) + "]]",
+    "empty rows": "[" + ",".join(["[]"] * (MILLION // 6)) + "]",
+    "empty rows in a row": "[[" + ",".join(["[]"] * (MILLION // 6)) + "]]",
     "digits": "9" * MILLION,
     "a row of digits": "[[" + "9" * MILLION + "]]",
     "a fraction": "[[0." + "9" * MILLION + "]]",
     "an exponent": "[[1e-" + "9" * MILLION + "]]",
     "a large exponent": "[[1e" + "9" * MILLION + "]]",
-    "rows": "[" + ",".join(["[1]"] * MILLION) + "]",
-    "one row": "[[" + ",".join(["1"] * MILLION) + "]]",
+    "rows": "[" + ",".join(["[1]"] * (MILLION // 4)) + "]",
+    "one row": "[[" + ",".join(["1"] * (MILLION // 2)) + "]]",
     "space": "[[" + " " * MILLION + "1]]",
     "spaced rows": "[" + ("[1]" + " " * 200 + ",") * 5000 + "[1]]",
     "a string of brackets": '["' + "[]," * MILLION + '"]',
@@ -42,7 +42,7 @@ COSTLY = {
     "objects": '{"a":' * 100_000 + "1" + "}" * 100_000,
     "keys": "{" + ",".join(f'"{at}":{at}' for at in range(60_000)) + "}",
     "the same key": "{" + ",".join(['"a":1'] * 100_000) + "}",
-    "a number that is none, last": "[[" + "1," * MILLION + "NaN]]",
+    "a number that is none, last": "[[" + "1," * (MILLION // 4) + "NaN]]",
 }
 
 
@@ -72,13 +72,13 @@ def test_neither_does_a_whole_body(costly: str) -> None:
     assert not answered(parse_list, body)
 
 
-def test_a_million_rows_are_read_the_long_way_and_to_the_end() -> None:
-    rows = COSTLY["rows"]
+def test_a_million_rows_are_read_to_the_end() -> None:
+    rows = "[" + ",".join(["[1]"] * MILLION) + "]"
     found = parse(group(tokens=rows, masks=rows, scores="[" + ",".join(["1"] * MILLION) + "]"))
     assert (found.problem, found.size) == (None, MILLION)
 
 
 def test_many_keys_that_come_again_and_again_cost_no_more() -> None:
-    again = ",".join(['"tokens":[[1]],"messages":[],"scores":[1]'] * 30_000)
+    again = ",".join(['"tokens":[[1]],"messages":[],"scores":[1]'] * 10_000)
     assert parse(group()[:-1] + b"," + again.encode() + b"}").problem is None
     assert len(parse_list(b"[" + b",".join([group()] * 5000) + b"]")) == 5000

@@ -65,7 +65,7 @@ def test_the_limit_is_met_exactly(text: bytes) -> None:
 def test_a_body_cut_anywhere_is_broken() -> None:
     for packed in (gzip.compress(TEXTS[3]), deflate(TEXTS[5])):
         assert {outcome(packed[:at]) for at in range(len(packed))} == {"broken"}
-        assert {outcome(packed + packed[:at]) for at in range(1, 30)} == {"broken"}
+        assert {outcome(packed + packed[:at]) for at in range(1, min(60, len(packed)))} == {"broken"}
 
 
 def test_a_byte_that_fell_over_is_found_wherever_it_is() -> None:

@@ -148,14 +148,14 @@ def test_what_is_no_json_is_refused_by_both(damage: object) -> None:
 
 @pytest.mark.parametrize("name", ["images", "generation_params", "overrides", "messages", "unknown"])
 def test_what_nests_deeper_than_a_client_can_read_is_refused_and_never_kept(name: str) -> None:
-    for depth in (800, 1000, 1018, 1021, 1022, 1023, 1024, 5000):
+    for depth in (150, 250, 800, 1000, 1018, 1021, 1022, 1023, 1024, 5000):
         deep = "[" * depth + "]" * depth
         text = {
             "generation_params": f'{{"x":{deep}}}',
             "overrides": f'[{{"x":{deep}}},{{}}]',
             "messages": f'[[{{"role":"","content":{deep}}}],[]]',
         }.get(name, deep)
-        if depth == 800:
+        if depth == 150 or (name == "unknown" and depth < 1000):
             load(parse(body(**{name: text})).element)
             continue
         with pytest.raises(RecursionError):

@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import Phase, example, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 
 from halteres.trajectories.wire import glance, longhand
 from halteres.trajectories.wire.contents import Outline
@@ -17,7 +17,12 @@ from halteres.trajectories.wire.scored import parse, parse_list
 from .spelling import groups
 
 quick = settings(
-    max_examples=300, deadline=None, derandomize=True, database=None, phases=(Phase.explicit, Phase.generate)
+    max_examples=120,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=[HealthCheck.too_slow],
 )
 
 

@@ -1,6 +1,6 @@
 """The environments a server knows, and what each may be told.
 
-Owns: ids, names, heartbeats, buffers of incomplete groups, weights and minimum shares.
+Owns: ids, names, heartbeats, weights and minimum shares.
 Never: forms a batch, talks to an environment.
 """
 
@@ -9,12 +9,19 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from halteres.trajectories.forming.packing import Minimum, can_add_up
-from halteres.trajectories.records import EnvRecord, GroupRecord, Place, Tally
+from halteres.trajectories.forming.packing import Minimum
+from halteres.trajectories.intake.buffers import Buffer
+from halteres.trajectories.records import EnvRecord, Place, Tally
 from halteres.trajectories.wire.schema import EnvRegistration
+
+LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
+"""Of an environment's weight in batches; beyond them what it was given could not be counted exactly."""
 
 TIMEOUT_S = 60.0
 """An environment silent for longer has no weight and no minimum, until its next request."""
+
+ADOPTED_FROM = 2**30
+"""Ids from here were made up by somebody; the next one is not counted from them."""
 
 POLLING_S = 5.0
 """An environment that asked for its allowance within this time shares what a batch still lacks."""
@@ -28,7 +35,7 @@ class Environment:
     last_seen: float  # unix s
     timeout_s: float = TIMEOUT_S  # of silence, after which it counts for nothing
     last_poll: float = 0.0  # unix s
-    buffer: list[GroupRecord] = field(default_factory=list)
+    buffer: Buffer = field(default_factory=Buffer)
     noted_seen: float = 0.0  # unix s, when others on the same queue were last told that it was heard of
     num_accepted: int = 0
     num_set_aside: int = 0
@@ -65,7 +72,7 @@ class Environment:
     @property
     def buffered_sequences(self) -> int:
         """Sequences of groups that wait for the rest of theirs."""
-        return sum(group.size for group in self.buffer)
+        return self.buffer.num_sequences
 
     def count(self, tally: Tally) -> None:
         """Count its groups of this run."""
@@ -117,7 +124,8 @@ class Environments:
         """Its weight in batches that follow weights; 1 where it has none, or one that is to be ignored."""
         env = self.by_id.get(-1 if env_id is None else env_id)
         registration = env.record.registration if env else None
-        return registration.weight if registration and registration.weight > 0 else 1.0
+        weight = registration.weight if registration and registration.weight > 0 else 1.0
+        return min(max(weight, LEAST_WEIGHT), MOST_WEIGHT)
 
     def new_record(self, registration: EnvRegistration) -> EnvRecord:
         """The record of an environment that registers: next id, next number of its name."""
@@ -126,9 +134,8 @@ class Environments:
         return EnvRecord(id=self._next_id(), name=name, desired_name=desired, registration=registration)
 
     def _next_id(self) -> int:
-        """The smallest above those that were given; an adopted environment may use any."""
-        given = [env_id for env_id, env in self.by_id.items() if env.record.registration is not None]
-        following = max(given, default=-1) + 1
+        """One that nobody uses, and that no environment of a lost server is likely to come back with."""
+        following = max((env_id for env_id in self.by_id if env_id < ADOPTED_FROM), default=-1) + 1
         while following in self.by_id:
             following += 1
         return following
@@ -155,22 +162,3 @@ class Environments:
             return [Minimum(env_id=env.id, need=need) for env, need in asked]
         scale = batch_size / total
         return [Minimum(env_id=env.id, need=max(env.group_size, int(need * scale))) for env, need in asked]
-
-
-def complete(buffer: list[GroupRecord], group_size: int) -> list[GroupRecord]:
-    """Buffered groups that make exactly one group of `group_size`, in order of arrival; none if there are none.
-
-    Prefers older ones: each is taken if the rest can still be completed.
-    """
-    missing, taken = group_size, []
-    sizes = Counter(group.size for group in buffer)
-    if not can_add_up(sizes, group_size):
-        return []
-    for group in buffer:
-        sizes[group.size] -= 1
-        if group.size <= missing and can_add_up(sizes, missing - group.size):
-            missing -= group.size
-            taken.append(group)
-            if not missing:
-                break
-    return taken

@@ -9,6 +9,7 @@ into objects; asking for a field as a buffer of one type says whether it holds n
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ import simdjson
 from numpy.typing import NDArray
 
 from halteres.trajectories.wire.contents import Outline
-from halteres.trajectories.wire.longhand import ARRAYS, KEYS, Version, missing_in
+from halteres.trajectories.wire.longhand import ARRAYS, KEYS, Version, is_deep, missing_in
 
 LARGEST = 4 * 1024 * 1024
 """Bytes of a body for which a parser is kept; it keeps several times as much memory."""
@@ -52,17 +53,22 @@ _UNUSUAL = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, ms
 """What simdjson says of anything that is not as asked for (a text where an array was meant has no `as_buffer`), and
 what we do."""
 
-_parser = simdjson.Parser()
+
+class _Own(threading.local):
+    """A parser of one thread: its memory is used again for the next document."""
+
+    def __init__(self) -> None:
+        self.parser = simdjson.Parser()
+
+
+_own = _Own()
 
 
 def read(body: bytes) -> tuple[Outline, bytes] | None:
-    """A body's outline, and its batch element; None where it must be read the long way.
-
-    Up to LARGEST bytes one thread at a time: the parser's memory is used again.
-    """
+    """A body's outline, and its batch element; None where it must be read the long way."""
     if not body.lstrip().startswith(b"{"):  # simdjson overlooks a byte order mark, which no element may hold
         return None
-    parser = _parser if len(body) <= LARGEST else simdjson.Parser()
+    parser = _own.parser if len(body) <= LARGEST else simdjson.Parser()
     try:
         return _read(parser.parse(body), body)
     except _UNUSUAL as unusual:
@@ -77,6 +83,8 @@ def _read(group: Document, body: bytes) -> tuple[Outline, bytes]:
     rows = {name: _lengths(group[name], name) for name in ("tokens", *ARRAYS) if group.get(name) is not None}
     texts = {name: _text(value) for name in _TEXTS if (value := group.get(name)) is not None}
     plain: dict[str, Any] = {name: _TEXTS[name].decode(text) for name, text in texts.items()}
+    if is_deep(plain):
+        raise _Unusual
     lists = {"scores": _num_scores(group["scores"]), **_lists(plain)}
     if "masks" not in rows or _num_brackets(body, texts) != 1 + sum(map(_num_own_brackets, rows, rows.values())):
         raise _Unusual  # required; arrays within rows or scores

@@ -18,6 +18,9 @@ from halteres.errors import shortened
 from halteres.trajectories.wire.contents import Outline, Problem
 from halteres.trajectories.wire.schema import UNREADABLE, Key, refusal
 
+DEEPEST = 200
+"""Brackets within brackets. Readers of JSON give up somewhere below 1,000, and one group must not spoil a batch."""
+
 LARGEST_TOKEN = 2**63
 """A token id beyond it is none: no trainer can hold it."""
 
@@ -58,6 +61,9 @@ KEYS = tuple(name for name in ScoredData.__struct_fields__ if name not in ("poli
 ARRAYS = ("masks", "inference_logprobs", "advantages", "ref_logprobs", "distill_token_ids", "distill_logprobs")
 """Those with a row per sequence, and an item per token."""
 
+TEXTS = ("messages", "overrides", "generation_params", "group_overrides", "images")
+"""Those of any form."""
+
 LISTS = ("scores", "messages", "overrides")
 """Those with an item per sequence."""
 
@@ -69,8 +75,12 @@ def read(body: bytes) -> tuple[Outline, bytes]:
 
     Raises:
         Unprocessable: it does not fit the schema.
+        RecursionError: it nests too deeply.
     """
     group = _read(body)
+    texts = [_given(getattr(group, name)) for name in TEXTS]
+    if is_deep(texts):
+        raise RecursionError
     element = _encode(group)
     return outline(group, None if element else _unsayable(group)), element or b"null"
 
@@ -95,6 +105,21 @@ def outline(group: ScoredData, unsayable: Problem | None = None) -> Outline:
         key=_given(group.halteres_key),
         unsayable=unsayable,
     )
+
+
+def is_deep(value: Any) -> bool:
+    """Whether a value nests deeper than every reader can read."""
+    level: list[Any] = [value]
+    for _ in range(DEEPEST):
+        level = [item for each in level for item in _inside(each)]
+        if not level:
+            return False
+    return True
+
+
+def _inside(value: Any) -> list[Any]:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [item for item in items if isinstance(item, dict | list)]
 
 
 def missing_in(messages: Sequence[Sequence[dict[str, Any]]]) -> tuple[int, str] | None:

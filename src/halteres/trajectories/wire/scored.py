@@ -39,6 +39,7 @@ def parse(body: bytes, key: str | None = None) -> Scored:
 
     Raises:
         Unprocessable: the body does not fit the schema.
+        RecursionError: it nests too deeply.
     """
     outline, element = glance.read(body) or longhand.read(body)
     problem = find_problem(outline)
