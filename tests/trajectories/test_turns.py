@@ -26,6 +26,7 @@ class Memory:
 
     kept: RunRecord = field(default_factory=RunRecord)
     is_shared: bool = False
+    is_quick: bool = False
     calls: list[Any] = field(default_factory=list)
     others: list[News] = field(default_factory=list)  # what each turn begins with
     may_commit: threading.Event = field(default_factory=threading.Event)
@@ -170,6 +171,26 @@ async def test_turns_end_where_the_store_cannot_be_read_any_more() -> None:
             await turns.submit(step)
         with pytest.raises(StoreFailed, match="gone"):
             await turns.submit(step)
+
+
+async def test_a_lone_decision_on_a_quick_store_is_committed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And left to the store's thread for a while where that took long."""
+    store, threads = Memory(is_quick=True), list[threading.Thread]()
+    commit = store.commit
+
+    def noted(changes: Sequence[Change]) -> None:
+        threads.append(threading.current_thread())
+        commit(changes)
+
+    store.commit = noted  # type: ignore[method-assign]
+    async with turning(store) as turns:
+        await turns.submit(step)
+        await asyncio.gather(*(turns.submit(step) for _ in range(2)))
+        monkeypatch.setattr("halteres.trajectories.turns.QUICK_S", -1.0)
+        await turns.submit(step)
+        await turns.submit(step)
+    here = threading.main_thread()
+    assert [thread is here for thread in threads] == [True, False, True, False]
 
 
 async def test_on_a_shared_store_a_turn_begins_with_what_others_did() -> None:

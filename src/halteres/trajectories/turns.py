@@ -7,14 +7,15 @@ Never: decides; lets anybody wait for a store that is gone.
                             (shared stores: lock, news of others)    (the store's thread)
 
 When the store fails, everything of that turn fails with it, and memory goes back to what is kept. Where that cannot be
-read either, the turns end: memory holds what nobody was promised, so nothing may be built on it. A shared store may come
-back: after a failure it begins every turn with what is kept.
+read either, the turns end: memory holds what nobody was promised, so nothing may be built on it. A shared store may
+come back: after a failure it begins every turn with what is kept.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -22,13 +23,19 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from halteres.errors import HalteresError, boundary
-from halteres.trajectories.records import Remembered
+from halteres.trajectories.records import Change, Remembered
 from halteres.trajectories.state import State
 from halteres.trajectories.stores.store import News, Store, StoreFailed
 
 T = TypeVar("T")
 Decision = Callable[[State], T]
 """Changes the state by `state.do`, or raises before it changed anything."""
+
+QUICK_S = 0.005
+"""How long a commit on the event loop may take before the disk is distrusted; usual are 0.1 ms."""
+
+DISTRUST_S = 5.0
+"""How long a disk that was slow once is left to the store's thread."""
 
 NEWS_S = 0.2
 """How far a server may lag behind others on the same queue in what it only tells."""
@@ -53,6 +60,7 @@ class Turns:
         self._waiting: list[_Asked] = []
         self._wake = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+        self._distrusted_until = 0.0  # on the monotonic clock
         self._stopping = False
         self._ended: StoreFailed | None = None
 
@@ -115,11 +123,20 @@ class Turns:
             self._take_in(await self._in_thread(self._store.begin, keys))
         outcomes = [_outcome(asked.decide, self.state) for asked in taken]
         if changes := self.state.drain():
-            await self._in_thread(self._store.commit, changes)
+            await self._commit(changes, alone=len(taken) == 1)
             self._tell()
         elif begun:
             await self._in_thread(self._store.abandon)
         return outcomes
+
+    async def _commit(self, changes: Sequence[Change], *, alone: bool) -> None:
+        """In the store's thread; but where nobody else waits and the disk answers at once, waking it costs more."""
+        if not alone or not self._store.is_quick or time.monotonic() < self._distrusted_until:
+            return await self._in_thread(self._store.commit, changes)
+        began = time.monotonic()
+        self._store.commit(changes)
+        if time.monotonic() - began > QUICK_S:
+            self._distrusted_until = time.monotonic() + DISTRUST_S
 
     def _must_look_up(self, key: str) -> bool:
         """On a shared store always: what others did may be learnt in this very turn."""

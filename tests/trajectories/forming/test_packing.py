@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from halteres.trajectories.forming.lanes import Lane, Queue
-from halteres.trajectories.forming.packing import Minimum, can_add_up, can_ever_add_up, choose
-from halteres.trajectories.intake.environments import complete
+from halteres.trajectories.forming.packing import Minimum, choose, unmet
 from halteres.trajectories.records import GroupRecord, Place
 
 
@@ -72,29 +71,6 @@ def test_the_choice_is_the_first_in_queue_order_of_all_exact_ones(seed: int) -> 
     assert chosen(sizes, batch_size) == (min(exact) if exact else None)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_adding_up_agrees_with_trying_everything(seed: int) -> None:
-    draw = random.Random(seed)
-    sizes = [draw.randrange(1, 12) for _ in range(8)]
-    counts = {size: sizes.count(size) for size in sizes}
-    sums = {sum(part) for length in range(9) for part in itertools.combinations(sizes, length)}
-    assert [total for total in range(60) if can_add_up(counts, total)] == sorted(total for total in sums if total < 60)
-
-
-def test_too_few_sequences_are_known_before_anything_is_computed() -> None:
-    """A bit per sequence of the batch: this many would not fit into any memory."""
-    assert not can_add_up({}, 2**62)
-    assert not can_add_up({4: 1000}, 2**62)
-    assert choose(queue(4, 4), 2**62) is None
-
-
-def test_sizes_that_can_never_add_up_are_known() -> None:
-    assert can_ever_add_up([6, 8], 24)
-    assert not can_ever_add_up([16], 24)
-    assert not can_ever_add_up([6, 9], 20)
-    assert not can_ever_add_up([], 4)
-
-
 def test_a_minimum_share_is_filled_first_and_is_soft() -> None:
     filled = Queue()
     for position, env_id in enumerate((0, 0, 0, 0, 1)):
@@ -141,29 +117,6 @@ def test_the_cost_of_a_batch_does_not_grow_with_the_queue() -> None:
     assert 0 < looks < 20
 
 
-def test_a_buffer_is_completed_from_its_oldest_groups() -> None:
-    buffer = [record(position, size) for position, size in enumerate((5, 3, 2, 3, 6))]
-    assert [group.position for group in complete(buffer, 8)] == [0, 1]
-    assert complete(buffer, 30) == []
-    assert [group.position for group in complete(buffer[1:], 8)] == [1, 2, 3]
-
-
-def test_a_queue_counts_what_it_holds() -> None:
-    filled, draw = Queue(), random.Random(1)
-    for position in range(200):
-        filled.add(record(position, draw.choice((2, 4, 7)), draw.choice((None, 0, 1))))
-    for position in draw.sample(range(200), 150):
-        filled.remove(filled.groups[position])
-    held = list(filled.groups.values())
-    assert filled.num_sequences == sum(group.size for group in held)
-    assert filled.num_by_size == {size: sum(group.size == size for group in held) for size in (2, 4, 7)}
-    for env_id in (None, 0, 1):
-        own = [group for group in held if group.env_id == env_id]
-        assert list(filled.of_env(env_id)) == own
-        assert (filled.sequences_by_env()[env_id], filled.num_groups_of(env_id)) == (sum(g.size for g in own), len(own))
-    assert filled.largest() == max(group.size for group in held)
-
-
 def test_removing_from_the_front_stays_cheap() -> None:
     """Emptying a plain dict from its front takes quadratic time: 50,000 groups, minutes."""
     filled = queue(*[4] * 50_000)
@@ -174,3 +127,40 @@ def test_removing_from_the_front_stays_cheap() -> None:
         for group in groups:
             filled.remove(group)
     assert time.process_time() - started < 20
+
+
+def shared(*groups: tuple[int | None, int]) -> Queue:
+    """A queue of groups of these environments and sizes."""
+    filled = Queue()
+    for position, (env_id, size) in enumerate(groups):
+        filled.add(record(position, size, env_id))
+    return filled
+
+
+def positions(groups: list[GroupRecord] | None) -> list[int] | None:
+    return None if groups is None else [group.position for group in groups]
+
+
+@pytest.mark.parametrize(
+    ("groups", "batch_size", "needs", "taken"),
+    [
+        ([(0, 6), (0, 6), (0, 6), (1, 8), (1, 8), (1, 8)], 24, {0: 6}, [0, 1, 2]),  # refused: 18 is no batch
+        ([(0, 6)] * 4 + [(1, 8)] * 3, 24, {0: 6, 1: 8}, [0, 1, 2, 3]),  # never together: the older ones first
+        ([(1, 8)] * 3 + [(0, 6)] * 4, 24, {0: 6, 1: 8}, [0, 1, 2]),
+        ([(0, 6), (0, 2), (1, 8)], 10, {0: 6, 1: 8}, [1, 2]),  # its oldest group would shut the other one out
+        ([(0, 16), (0, 4), (1, 4)], 8, {0: 4, 1: 4}, [1, 2]),  # a group larger than the batch
+        ([(0, 4), (0, 4), (0, 4), (1, 12), (1, 12)], 24, {0: 12}, [0, 1, 2, 3]),
+        ([(2, 4), (2, 4), (0, 4), (1, 4)], 12, {0: 4, 1: 4}, [0, 2, 3]),  # the oldest fills what is left
+        ([(None, 4), (2, 4), (0, 4), (1, 4)], 8, {0: 4, 1: 4}, [2, 3]),  # nothing is left
+    ],
+)
+def test_minimum_shares_with_awkward_sizes(
+    groups: list[tuple[int | None, int]], batch_size: int, needs: dict[int, int], taken: list[int]
+) -> None:
+    minima = [Minimum(env_id=env_id, need=need) for env_id, need in needs.items()]
+    queue = shared(*groups)
+    if sum(size for env_id, size in groups if env_id == 0) == 18:
+        assert unmet(queue, batch_size, minima) == minima[0]
+        assert choose(queue, batch_size, minima) is None
+        return
+    assert positions(choose(queue, batch_size, minima)) == taken

@@ -28,11 +28,11 @@ class Shares:
         self._floor = 0.0  # whoever was idle goes on from here
 
     def rank(self, env_id: EnvId) -> float:
-        """See `packing.Order`."""
+        """See `walk.Order`."""
         return max(self._tags.get(env_id, 0.0), self._floor)
 
     def took(self, env_id: EnvId, size: int) -> None:
-        """See `packing.Order`."""
+        """See `walk.Order`."""
         self._tags[env_id] = self.rank(env_id) + size / self._weight(env_id)
 
     def formed(self, groups: Iterable[tuple[EnvId, int]]) -> None:

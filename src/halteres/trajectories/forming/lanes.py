@@ -7,6 +7,7 @@ Never: chooses (`packing` does), remembers what has left.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -48,6 +49,8 @@ class Queue:
         del lanes[group.size][group.id]
         if not lanes[group.size]:
             del lanes[group.size]
+        if not lanes:
+            del self._lanes[group.env_id]
         if group.versions:
             del self._by_versions[group.versions][group.id]
             if not self._by_versions[group.versions]:
@@ -55,11 +58,12 @@ class Queue:
         self._count(group, -1)
 
     def put_back(self, group: GroupRecord) -> None:
-        """Let a group queue again at the position it once had. Rare: costs O(its lane)."""
+        """Let a group queue again at the position it once had. Costs O(older groups in its lane): as a rule, few."""
         self.add(group)
         lane = self._lanes[group.env_id][group.size]
-        for later in [other for other in lane.values() if other.position > group.position]:
-            lane.move_to_end(later.id)
+        older = list(itertools.takewhile(lambda other: other.position < group.position, lane.values()))
+        for each in (group, *reversed(older)):
+            lane.move_to_end(each.id, last=False)
 
     def lanes(self) -> Iterator[tuple[EnvId, int, Lane]]:
         """Every lane that holds a group: whose, of which size."""
@@ -70,6 +74,10 @@ class Queue:
     def sizes_of(self, env_id: EnvId) -> Mapping[int, Lane]:
         """The lanes of an environment by size."""
         return self._lanes.get(env_id, {})
+
+    def head(self, env_id: EnvId, size: int) -> GroupRecord:
+        """The oldest group of a lane that holds one."""
+        return next(iter(self._lanes[env_id][size].values()))
 
     def of_size(self, size: int) -> Iterator[GroupRecord]:
         """Groups of a size, oldest first."""

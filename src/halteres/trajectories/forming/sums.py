@@ -71,7 +71,7 @@ class Room:
 
 
 def _largest_first(num_by_size: Mapping[int, int], total: int) -> bool:
-    """Whether the simplest choice happens to be exact; it nearly always is, and costs no arithmetic on long integers."""
+    """Whether the simplest choice happens to be exact; it nearly always is, without any long integers."""
     for size in sorted(num_by_size, reverse=True):
         total -= min(num_by_size[size], total // size) * size
     return total == 0

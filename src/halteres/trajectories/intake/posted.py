@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from halteres.errors import Conflict
-from halteres.trajectories.intake.environments import Environment, complete
+from halteres.trajectories.intake.environments import Environment
 from halteres.trajectories.intake.fitness import misfit
 from halteres.trajectories.records import GroupArrived, GroupRecord, Place
 from halteres.trajectories.state import State
@@ -139,5 +139,5 @@ def _completed(group: GroupRecord, env: Environment | None) -> tuple[list[GroupR
         return [], 0
     if group.place is not Place.BUFFERED:
         return [], env.buffered_sequences
-    parts = complete([*env.buffer, group], env.group_size)
+    parts = env.buffer.completed_by(group, env.group_size)
     return parts, env.buffered_sequences + group.size - sum(part.size for part in parts)

@@ -62,6 +62,7 @@ class PostgresStore:
     """
 
     is_shared = True
+    is_quick = False
 
     def __init__(self, url: str, durability: Durability = "process", keep_bytes: int = KEEP_BYTES) -> None:
         self._link = Link(url, durability)

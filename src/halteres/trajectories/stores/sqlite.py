@@ -87,6 +87,11 @@ class SqliteStore:
             self._database.close()
             raise
 
+    @property
+    def is_quick(self) -> bool:
+        """See `Store`."""
+        return not self._power
+
     def load(self) -> Remembered:
         """See `Store`."""
         with self._database.reading() as connection:

@@ -50,6 +50,11 @@ class Store(Protocol):
         """Other servers write to it too: every turn must `begin`, and followers ask for `news`."""
         ...
 
+    @property
+    def is_quick(self) -> bool:
+        """A commit waits for no disk and no network: it ends with memory that the kernel will write."""
+        ...
+
     def load(self) -> Remembered:
         """Everything the state needs to go on.
 
