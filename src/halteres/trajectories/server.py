@@ -84,6 +84,8 @@ class Connection(HttpToolsProtocol):
         cycle = self.cycle
         if cycle.response_complete:
             return
+        if not cycle.body:
+            cycle.body = bytearray()  # type: ignore[assignment] - grows in place, where bytes are copied for each part
         cycle.body += body
         if len(cycle.body) > KEPT_BODY:
             self.flow.pause_reading()

@@ -31,10 +31,10 @@ T = TypeVar("T")
 Decision = Callable[[State], T]
 """Changes the state by `state.do`, or raises before it changed anything."""
 
-QUICK_S = 0.005
+QUICK_S = 0.02
 """How long a commit on the event loop may take before the disk is distrusted; usual are 0.1 ms."""
 
-DISTRUST_S = 5.0
+DISTRUST_S = 2.0
 """How long a disk that was slow once is left to the store's thread."""
 
 NEWS_S = 0.2

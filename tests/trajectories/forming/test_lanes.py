@@ -1,4 +1,4 @@
-"""The queue counts what it holds, and keeps its order, whatever leaves it and comes back."""
+"""The queue counts what it holds and keeps its order, whatever leaves it and comes back."""
 
 from __future__ import annotations
 
@@ -10,6 +10,66 @@ from hypothesis import strategies as st
 
 from halteres.trajectories.forming.lanes import Queue
 
-from .queues import filled, queues, record
+from .queues import Queued, filled, queues, record
 
 
+def test_a_queue_counts_what_it_holds() -> None:
+    waiting, draw = Queue(), random.Random(1)
+    for position in range(200):
+        waiting.add(record(position, draw.choice((2, 4, 7)), draw.choice((None, 0, 1))))
+    for position in draw.sample(range(200), 150):
+        waiting.remove(waiting.groups[position])
+    held = list(waiting.groups.values())
+    assert (len(waiting), waiting.num_sequences) == (50, sum(group.size for group in held))
+    assert waiting.num_by_size == {size: sum(group.size == size for group in held) for size in (2, 4, 7)}
+    for env_id in (None, 0, 1):
+        own = [group for group in held if group.env_id == env_id]
+        assert list(waiting.of_env(env_id)) == own
+        assert (waiting.sequences_by_env()[env_id], waiting.num_groups_of(env_id)) == (
+            sum(group.size for group in own),
+            len(own),
+        )
+    assert waiting.largest() == max(group.size for group in held)
+    assert waiting.largest_of(0) == max(group.size for group in held if group.env_id == 0)
+
+
+def test_an_emptied_queue_holds_nothing_of_whoever_was_in_it() -> None:
+    waiting = Queue()
+    for position in range(300):
+        waiting.add(record(position, 4, env_id=position, versions=(position, position)))
+    for group in list(waiting.groups.values()):
+        waiting.remove(group)
+    assert (list(waiting.lanes()), waiting.sequences_by_env(), waiting.largest()) == ([], {}, 0)
+    assert waiting.outside(-1, -1) == []
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(queues, st.data())
+def test_groups_that_come_back_stand_where_they_stood(groups: Queued, data: st.DataObject) -> None:
+    waiting, untouched = filled(groups), filled(groups)
+    out = data.draw(st.lists(st.sampled_from(range(len(groups))), unique=True)) if groups else []
+    records = [waiting.groups[position] for position in out]
+    for each in records:
+        waiting.remove(each)
+    for each in records:
+        waiting.put_back(each)
+    for env_id in (None, 0, 1, 2):
+        assert list(waiting.of_env(env_id)) == list(untouched.of_env(env_id))
+        for size in waiting.sizes_of(env_id):
+            assert waiting.head(env_id, size) == untouched.head(env_id, size)
+    for size in (1, 2, 3, 4, 6, 8):
+        assert list(waiting.of_size(size)) == list(untouched.of_size(size))
+    assert waiting.num_sequences == untouched.num_sequences
+    assert waiting.outside(-1, -1) == untouched.outside(-1, -1)
+
+
+def test_a_batch_that_comes_back_costs_no_walk_through_the_queue() -> None:
+    waiting = filled([(0, 4)] * 30_000)
+    batch = list(waiting.groups.values())[:500]
+    for group in batch:
+        waiting.remove(group)
+    began = time.process_time()
+    for group in batch:
+        waiting.put_back(group)
+    assert time.process_time() - began < 0.5  # 0.02 on the machine it was written on; 1.5 in a walk for each
+    assert next(waiting.of_env(0)) is batch[0]

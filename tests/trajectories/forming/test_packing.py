@@ -11,30 +11,26 @@ from typing import Any
 import pytest
 
 from halteres.trajectories.forming.lanes import Lane, Queue
-from halteres.trajectories.forming.packing import Minimum, choose, unmet
-from halteres.trajectories.records import GroupRecord, Place
+from halteres.trajectories.forming.packing import choose, unmet
+from halteres.trajectories.records import GroupRecord
 
-
-def record(position: int, size: int, env_id: int | None = None) -> GroupRecord:
-    return GroupRecord(
-        id=position, env_id=env_id, size=size, num_bytes=1, received_at=0.0, place=Place.QUEUED, position=position
-    )
+from .queues import Queued, filled, minima, record
 
 
 def queue(*sizes: int) -> Queue:
-    filled = Queue()
-    for position, size in enumerate(sizes):
-        filled.add(record(position, size))
-    return filled
+    return filled([(None, size) for size in sizes])
 
 
-def chosen(sizes: tuple[int, ...], batch_size: int) -> list[int] | None:
-    groups = choose(queue(*sizes), batch_size)
+def positions(groups: list[GroupRecord] | None) -> list[int] | None:
     return None if groups is None else [group.position for group in groups]
 
 
+def chosen(sizes: tuple[int, ...], batch_size: int) -> list[int] | None:
+    return positions(choose(queue(*sizes), batch_size))
+
+
 @pytest.mark.parametrize(
-    ("sizes", "batch_size", "positions"),
+    ("sizes", "batch_size", "taken"),
     [
         ((4, 4, 8), 12, [0, 2]),  # the original: null for ever
         ((8, 4, 4), 12, [0, 1]),
@@ -52,9 +48,9 @@ def chosen(sizes: tuple[int, ...], batch_size: int) -> list[int] | None:
     ],
 )
 def test_the_oldest_groups_that_add_up_are_chosen(
-    sizes: tuple[int, ...], batch_size: int, positions: list[int] | None
+    sizes: tuple[int, ...], batch_size: int, taken: list[int] | None
 ) -> None:
-    assert chosen(sizes, batch_size) == positions
+    assert chosen(sizes, batch_size) == taken
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -71,26 +67,22 @@ def test_the_choice_is_the_first_in_queue_order_of_all_exact_ones(seed: int) -> 
     assert chosen(sizes, batch_size) == (min(exact) if exact else None)
 
 
+@pytest.mark.parametrize("batch_size", [0, -4, 2**62])
+def test_no_batch_of_an_impossible_size(batch_size: int) -> None:
+    assert choose(queue(4, 4), batch_size) is None
+
+
 def test_a_minimum_share_is_filled_first_and_is_soft() -> None:
-    filled = Queue()
-    for position, env_id in enumerate((0, 0, 0, 0, 1)):
-        filled.add(record(position, 2, env_id))
-    taken = choose(filled, 4, [Minimum(env_id=1, need=4)])
-    assert taken is not None
-    assert [group.env_id for group in taken] == [0, 1]  # one group of it suffices, others fill the rest
+    taken = choose(filled([(0, 2), (0, 2), (0, 2), (0, 2), (1, 2)]), 4, minima({1: 4}))
+    assert positions(taken) == [0, 4]  # one group of it suffices, others fill the rest
 
 
 def test_a_minimum_share_with_nothing_queued_holds_every_batch_back() -> None:
-    filled = queue(2, 2, 2)
-    assert choose(filled, 4, [Minimum(env_id=1, need=2)]) is None
+    assert choose(queue(2, 2, 2), 4, minima({1: 2})) is None
 
 
 def test_groups_without_an_environment_fill_what_no_share_claims() -> None:
-    filled = Queue()
-    filled.add(record(0, 2, None))
-    filled.add(record(1, 2, 0))
-    taken = choose(filled, 4, [Minimum(env_id=0, need=2)])
-    assert taken is not None and [group.position for group in taken] == [0, 1]
+    assert positions(choose(filled([(None, 2), (0, 2)]), 4, minima({0: 2}))) == [0, 1]
 
 
 def test_the_cost_of_a_batch_does_not_grow_with_the_queue() -> None:
@@ -110,57 +102,65 @@ def test_the_cost_of_a_batch_does_not_grow_with_the_queue() -> None:
             for env_id, size, lane in super().lanes():
                 yield env_id, size, Looked(lane)
 
-    filled = Counting()
+    waiting = Counting()
     for position in range(5000):
-        filled.add(record(position, (6, 8, 7)[position % 3]))
-    assert choose(filled, 24) is not None
+        waiting.add(record(position, (6, 8, 7)[position % 3]))
+    assert choose(waiting, 24) is not None
     assert 0 < looks < 20
 
 
-def test_removing_from_the_front_stays_cheap() -> None:
+def test_emptying_a_queue_stays_cheap() -> None:
     """Emptying a plain dict from its front takes quadratic time: 50,000 groups, minutes."""
-    filled = queue(*[4] * 50_000)
+    waiting = queue(*[4] * 50_000)
     started = time.process_time()
-    while len(filled):
-        groups = choose(filled, 64)
-        assert groups
-        for group in groups:
-            filled.remove(group)
+    while len(waiting):
+        for group in choose(waiting, 64) or []:
+            waiting.remove(group)
     assert time.process_time() - started < 20
-
-
-def shared(*groups: tuple[int | None, int]) -> Queue:
-    """A queue of groups of these environments and sizes."""
-    filled = Queue()
-    for position, (env_id, size) in enumerate(groups):
-        filled.add(record(position, size, env_id))
-    return filled
-
-
-def positions(groups: list[GroupRecord] | None) -> list[int] | None:
-    return None if groups is None else [group.position for group in groups]
 
 
 @pytest.mark.parametrize(
     ("groups", "batch_size", "needs", "taken"),
     [
-        ([(0, 6), (0, 6), (0, 6), (1, 8), (1, 8), (1, 8)], 24, {0: 6}, [0, 1, 2]),  # refused: 18 is no batch
-        ([(0, 6)] * 4 + [(1, 8)] * 3, 24, {0: 6, 1: 8}, [0, 1, 2, 3]),  # never together: the older ones first
+        ([(0, 6)] * 4 + [(1, 8)] * 3, 24, {0: 6, 1: 8}, [0, 1, 2, 3]),  # never in one batch: who waits longest
         ([(1, 8)] * 3 + [(0, 6)] * 4, 24, {0: 6, 1: 8}, [0, 1, 2]),
-        ([(0, 6), (0, 2), (1, 8)], 10, {0: 6, 1: 8}, [1, 2]),  # its oldest group would shut the other one out
-        ([(0, 16), (0, 4), (1, 4)], 8, {0: 4, 1: 4}, [1, 2]),  # a group larger than the batch
-        ([(0, 4), (0, 4), (0, 4), (1, 12), (1, 12)], 24, {0: 12}, [0, 1, 2, 3]),
-        ([(2, 4), (2, 4), (0, 4), (1, 4)], 12, {0: 4, 1: 4}, [0, 2, 3]),  # the oldest fills what is left
-        ([(None, 4), (2, 4), (0, 4), (1, 4)], 8, {0: 4, 1: 4}, [2, 3]),  # nothing is left
+        ([(0, 16), (1, 16), (2, 16)], 16, {1: 8, 2: 8}, [1]),  # what is nobody's share comes after
+        ([(0, 6), (0, 4), (0, 2), (1, 8)], 10, {0: 1, 1: 8}, [2, 3]),  # with its oldest, the other could give nothing
+        ([(0, 16), (0, 4), (1, 4)], 8, {0: 4, 1: 4}, [1, 2]),  # a group larger than the batch blocks nobody
+        ([(0, 4)] * 3 + [(1, 12)] * 2, 24, {0: 12}, [0, 1, 2, 3]),
+        ([(0, 4)] * 6 + [(1, 12)] * 2, 24, {0: 16}, [0, 1, 2, 3, 4, 5]),  # no 12 fits beside 16 of 24
+        ([(2, 4), (2, 4), (0, 4), (1, 4)], 12, {0: 4, 1: 4}, [0, 2, 3]),  # the oldest has what shares leave
+        ([(None, 4), (2, 4), (0, 4), (1, 4)], 8, {0: 4, 1: 4}, [2, 3]),  # and they leave nothing
+        ([(0, 3), (1, 4), (1, 4)], 8, {0: 4}, [1, 2]),  # no batch ever holds a 3: it holds nobody back
     ],
 )
 def test_minimum_shares_with_awkward_sizes(
-    groups: list[tuple[int | None, int]], batch_size: int, needs: dict[int, int], taken: list[int]
+    groups: Queued, batch_size: int, needs: dict[int, int], taken: list[int]
 ) -> None:
-    minima = [Minimum(env_id=env_id, need=need) for env_id, need in needs.items()]
-    queue = shared(*groups)
-    if sum(size for env_id, size in groups if env_id == 0) == 18:
-        assert unmet(queue, batch_size, minima) == minima[0]
-        assert choose(queue, batch_size, minima) is None
-        return
-    assert positions(choose(queue, batch_size, minima)) == taken
+    assert positions(choose(filled(groups), batch_size, minima(needs))) == taken
+
+
+def test_a_minimum_share_whose_groups_do_not_fit_yet_holds_every_batch_back_and_is_named() -> None:
+    waiting, (share,) = filled([(0, 6)] * 3 + [(1, 8)] * 3), minima({0: 6})
+    assert unmet(waiting, 24, [share]) == share
+    assert choose(waiting, 24, [share]) is None
+    waiting.add(record(6, 6, 0))
+    assert unmet(waiting, 24, [share]) is None
+    assert positions(choose(waiting, 24, [share])) == [0, 1, 2, 6]
+
+
+def test_environments_whose_shares_exclude_each_other_take_turns() -> None:
+    waiting, served = filled([(env_id, 16) for _ in range(6) for env_id in (0, 1)]), list[int | None]()
+    for position in range(12, 24):
+        (group,) = choose(waiting, 16, minima({0: 8, 1: 8})) or []
+        waiting.remove(group)
+        served.append(group.env_id)
+        waiting.add(record(position, 16, group.env_id))
+    assert served == [0, 1] * 6
+
+
+def test_many_shares_of_many_sizes_are_all_kept() -> None:
+    """More combinations of sizes than could be tried: all but the last one of each environment lead nowhere."""
+    groups = [(env_id, size) for env_id in range(12) for size in (17, 13, 11, 7, 2)]
+    taken = choose(filled(groups), 24, minima(dict.fromkeys(range(12), 2)))
+    assert taken is not None and [group.size for group in taken] == [2] * 12

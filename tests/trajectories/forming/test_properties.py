@@ -4,68 +4,97 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Iterable
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halteres.trajectories.forming.composition import Shares
-from halteres.trajectories.forming.lanes import Queue
-from halteres.trajectories.forming.packing import Minimum, can_ever_add_up, choose, unmet
-from halteres.trajectories.records import GroupRecord
+from halteres.trajectories.forming.packing import can_ever_add_up, choose, unmet
 
-from .test_packing import record
+from .queues import Queued, filled, minima, queues
 
-Queued = list[tuple[int | None, int]]  # environment and size, in order
+Choice = frozenset[int]  # positions
 
-queues = st.lists(st.tuples(st.sampled_from([None, 0, 1, 2]), st.sampled_from([1, 2, 3, 4, 6, 8])), max_size=10)
 shares = st.dictionaries(st.sampled_from([0, 1, 2]), st.integers(1, 12), max_size=3)
 batch_sizes = st.integers(1, 18)
 
 
-def filled(groups: Queued) -> Queue:
-    queue = Queue()
-    for position, (env_id, size) in enumerate(groups):
-        queue.add(record(position, size, env_id))
-    return queue
-
-
-def exact(groups: Queued, batch_size: int) -> list[tuple[int, ...]]:
+def exact(groups: Queued, batch_size: int) -> list[Choice]:
     """Every choice of positions that makes the batch."""
     return [
-        positions
+        frozenset(positions)
         for length in range(1, len(groups) + 1)
         for positions in itertools.combinations(range(len(groups)), length)
         if sum(groups[position][1] for position in positions) == batch_size
     ]
 
 
-def is_in_order(groups: Queued, taken: list[GroupRecord]) -> bool:
-    """Of an environment and a size, nothing older was passed over."""
-    positions = {group.position for group in taken}
-    passed = {(env_id, size) for at, (env_id, size) in enumerate(groups) if at not in positions}
-    return (
-        all(not any(other not in positions and groups[other] == groups[at] for other in range(at)) for at in positions)
-        or not passed
-    )
+class Expected:
+    """The rule, word for word: of all exact batches, those are kept that have each group that comes first."""
+
+    def __init__(self, groups: Queued, batch_size: int, needs: dict[int, int]) -> None:
+        self.groups, self.choices = groups, exact(groups, batch_size)
+        self.taken = list[int]()
+        waiting = {env_id: min(fitting) for env_id in needs if (fitting := self.of(env_id) & self.some())}
+        by_age = sorted(waiting, key=waiting.__getitem__)
+        together = [choice for choice in self.choices if all(choice & self.of(env_id) for env_id in by_age)]
+        self.choices = together or self.choices
+        given = [env_id for env_id in by_age if self.take_one(self.of(env_id))]
+        for env_id in given:
+            while self.given(env_id) < needs[env_id] and self.take_one(self.of(env_id)):
+                pass
+        while self.take_one(range(len(groups))):
+            pass
+
+    def of(self, env_id: int) -> Choice:
+        return frozenset(at for at, (owner, _) in enumerate(self.groups) if owner == env_id)
+
+    def some(self) -> Choice:
+        return frozenset().union(*self.choices)
+
+    def given(self, env_id: int) -> int:
+        return sum(size for at, (owner, size) in enumerate(self.groups) if owner == env_id and at in self.taken)
+
+    def take_one(self, positions: Iterable[int]) -> bool:
+        """Take the oldest of these that is in one of the batches left, and leave the batches without it."""
+        for position in sorted(set(positions) - set(self.taken)):
+            if left := [choice for choice in self.choices if position in choice]:
+                self.taken.append(position)
+                self.choices = left
+                return True
+        return False
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=500, deadline=None, derandomize=True)
 @given(queues, batch_sizes, shares)
-def test_a_batch_is_exact_in_order_and_found_where_one_exists(
+def test_a_batch_is_exact_and_the_one_that_the_rule_prefers(
     groups: Queued, batch_size: int, needs: dict[int, int]
 ) -> None:
-    minima = [Minimum(env_id=env_id, need=need) for env_id, need in needs.items()]
-    queue, choices = filled(groups), exact(groups, batch_size)
-    taken = choose(queue, batch_size, minima)
-    if unmet(queue, batch_size, minima) is not None or not choices:
+    queue, shared = filled(groups), minima(needs)
+    taken = choose(queue, batch_size, shared)
+    held = unmet(queue, batch_size, shared)
+    if held is not None or not exact(groups, batch_size):
         assert taken is None
         return
     assert taken is not None
     assert sum(group.size for group in taken) == batch_size
-    assert len({group.id for group in taken}) == len(taken)
-    assert is_in_order(groups, taken)
-    if not minima:
-        assert min(group.position for group in taken) == min(min(choice) for choice in choices)
+    assert [group.position for group in taken] == sorted(Expected(groups, batch_size, needs).taken)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(queues, batch_sizes, shares)
+def test_a_lane_is_first_in_first_out_and_the_oldest_group_that_fits_is_in(
+    groups: Queued, batch_size: int, needs: dict[int, int]
+) -> None:
+    taken = choose(filled(groups), batch_size, minima(needs))
+    if taken is None:
+        return
+    positions = [group.position for group in taken]
+    for lane in set(groups):
+        own = [at for at, group in enumerate(groups) if group == lane]
+        assert [at for at in own if at in positions] == own[: len(set(own) & set(positions))]
+    if not needs:
+        assert positions[0] == min(min(choice) for choice in exact(groups, batch_size))
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -73,8 +102,7 @@ def test_a_batch_is_exact_in_order_and_found_where_one_exists(
 def test_every_environment_with_a_minimum_gives_a_group_where_that_is_possible(
     groups: Queued, batch_size: int, needs: dict[int, int]
 ) -> None:
-    minima = [Minimum(env_id=env_id, need=need) for env_id, need in needs.items()]
-    taken = choose(filled(groups), batch_size, minima)
+    taken = choose(filled(groups), batch_size, minima(needs))
     if taken is None:
         return
     everybody = [choice for choice in exact(groups, batch_size) if set(needs) <= {groups[at][0] for at in choice}]
@@ -91,61 +119,18 @@ def test_a_minimum_holds_batches_back_only_while_it_may_still_be_met(
     fits_now = any(groups[at][0] == env_id for choice in exact(groups, batch_size) for at in choice)
     known = {size for _, size in groups}
     fits_ever = any(can_ever_add_up(known, batch_size - size) or size == batch_size for size in own)
-    held = unmet(filled(groups), batch_size, [Minimum(env_id=env_id, need=1)]) is not None
+    held = unmet(filled(groups), batch_size, minima({env_id: 1})) is not None
     assert held == (not own or (not fits_now and fits_ever))
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(queues, st.data())
-def test_groups_that_come_back_stand_where_they_stood(groups: Queued, data: st.DataObject) -> None:
-    queue = filled(groups)
-    out = data.draw(st.lists(st.sampled_from(range(len(groups))), unique=True)) if groups else []
-    records = [queue.groups[position] for position in out]
-    for each in records:
-        queue.remove(each)
-    for each in records:
-        queue.put_back(each)
-    untouched = filled(groups)
-    for env_id in (None, 0, 1, 2):
-        assert list(queue.of_env(env_id)) == list(untouched.of_env(env_id))
-    for size in (1, 2, 3, 4, 6, 8):
-        assert list(queue.of_size(size)) == list(untouched.of_size(size))
-    assert queue.num_sequences == untouched.num_sequences
-    assert queue.outside(-1, -1) == untouched.outside(-1, -1)
-
-
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(
-    st.dictionaries(st.sampled_from([None, 0, 1, 2]), st.sampled_from([0.5, 1.0, 2.0, 3.0]), min_size=2),
-    st.sampled_from([1, 2, 4]),
-    st.integers(2, 6),
-)
-def test_shares_follow_the_weights_while_everybody_has_groups(
-    weights: dict[int | None, float], size: int, per_batch: int
-) -> None:
-    """What two environments were given, each in its own weight, differs by no more than one group of each."""
-    queue, position, order = Queue(), itertools.count(), Shares(weights.__getitem__)
-    given_out: Counter[int | None] = Counter()
-    for _ in range(40):
-        for env_id in weights:
-            while queue.num_groups_of(env_id) < per_batch:
-                queue.add(record(next(position), size, env_id))
-        taken = choose(queue, size * per_batch, order=order.copy())
-        assert taken is not None and sum(group.size for group in taken) == size * per_batch
-        order.formed((group.env_id, group.size) for group in taken)
+@given(queues, batch_sizes)
+def test_whatever_can_be_served_is_served_while_nothing_new_comes(groups: Queued, batch_size: int) -> None:
+    """No group waits for ever that fits into some batch: batches go on until nothing adds up any more."""
+    queue = filled(groups)
+    while taken := choose(queue, batch_size):
         for group in taken:
             queue.remove(group)
-            given_out[group.env_id] += group.size
-    for one, other in itertools.combinations(weights, 2):
-        apart = abs(given_out[one] / weights[one] - given_out[other] / weights[other])
-        assert apart <= size / weights[one] + size / weights[other] + 1e-6
-
-
-def test_whoever_was_idle_gets_no_credit_for_it() -> None:
-    order = Shares(lambda env_id: 1.0)
-    for _ in range(50):
-        order.formed([(0, 4), (0, 4)])
-    queue = filled([(0, 4), (1, 4)] * 8)
-    taken = choose(queue, 16, order=order.copy())
-    assert taken is not None
-    assert Counter(group.env_id for group in taken) == {0: 2, 1: 2}
+    left = [(group.env_id, group.size) for group in queue.groups.values()]
+    assert not exact(left, batch_size)
+    assert Counter(groups) >= Counter(left)

@@ -34,7 +34,8 @@ def test_adding_up_with_a_group_of_each_agrees_with_trying_everything(
     owners = [(size, None) for size in others] + [(size, at) for at, own in enumerate(givers) for size in own]
     choices = itertools.chain.from_iterable(itertools.combinations(owners, num) for num in range(len(owners) + 1))
     exists = any(
-        sum(size for size, _ in choice) == total and {at for _, at in choice if at is not None} == set(range(len(givers)))
+        sum(size for size, _ in choice) == total
+        and {at for _, at in choice if at is not None} == set(range(len(givers)))
         for choice in choices
     )
     assert can_add_up_with_each(Counter(others), [Counter(own) for own in givers], total) == exists

@@ -1,0 +1,113 @@
+"""Batches that follow the environments' weights, exactly as full as any other."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halteres.trajectories.forming.composition import Shares
+from halteres.trajectories.forming.lanes import Queue
+from halteres.trajectories.forming.packing import choose
+from halteres.trajectories.intake.environments import LEAST_WEIGHT, MOST_WEIGHT, Environments
+from halteres.trajectories.records import EnvRecord
+from halteres.trajectories.wire.schema import EnvRegistration
+
+from .queues import filled, minima, record
+
+Weights = Mapping[int | None, float]
+Sizes = Mapping[int | None, int]
+
+
+def served(
+    weights: Weights, sizes: Sizes, batch_size: int, num_batches: int, needs: dict[int, int]
+) -> Counter[int | None]:
+    """Sequences that each was given while everybody's queue was full."""
+    queue, position, order = Queue(), itertools.count(), Shares(weights.__getitem__)
+    given_out: Counter[int | None] = Counter()
+    for _ in range(num_batches):
+        for env_id, size in sizes.items():
+            while queue.num_groups_of(env_id) * size < batch_size:
+                queue.add(record(next(position), size, env_id))
+        taken = choose(queue, batch_size, minima(needs), order.copy())
+        assert taken is not None and sum(group.size for group in taken) == batch_size
+        order.formed((group.env_id, group.size) for group in taken)
+        for group in taken:
+            queue.remove(group)
+            given_out[group.env_id] += group.size
+    return given_out
+
+
+def check_shares(weights: Weights, sizes: Sizes, given_out: Counter[int | None], num_groups: float = 1) -> None:
+    """What two environments were given, each in its own weight, differs by no more than so many groups of each."""
+    for one, other in itertools.combinations(weights, 2):
+        apart = abs(given_out[one] / weights[one] - given_out[other] / weights[other])
+        assert apart <= num_groups * (sizes[one] / weights[one] + sizes[other] / weights[other]) + 1e-6
+
+
+weights = st.dictionaries(st.sampled_from([None, 0, 1, 2]), st.sampled_from([0.5, 1.0, 2.0, 3.0]), min_size=2)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(weights, st.sampled_from([1, 2, 4]), st.integers(2, 6))
+def test_shares_follow_the_weights_while_everybody_has_groups(weights: Weights, size: int, per_batch: int) -> None:
+    sizes = dict.fromkeys(weights, size)
+    check_shares(weights, sizes, served(weights, sizes, size * per_batch, 40, {}))
+
+
+def test_one_to_three() -> None:
+    given_out = served({0: 1.0, 1: 3.0}, {0: 16, 1: 16}, 128, 50, {})
+    assert given_out == {0: 1600, 1: 4800}
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(weights, st.lists(st.sampled_from([1, 2, 4, 8]), min_size=4, max_size=4), st.sampled_from([16, 24, 32]))
+def test_shares_follow_the_weights_whatever_the_sizes(weights: Weights, drawn: list[int], batch_size: int) -> None:
+    """The end of a batch may take a group before its turn, to be exact; the next batch makes up for it."""
+    sizes = dict(zip(weights, drawn, strict=False))
+    check_shares(weights, sizes, served(weights, sizes, batch_size, 40, {}), num_groups=8)
+
+
+def test_a_minimum_goes_before_the_weights() -> None:
+    given_out = served({0: 1.0, 1: 9.0}, {0: 2, 1: 2}, 20, 30, {0: 10})
+    assert given_out == {0: 300, 1: 300}
+
+
+def test_whoever_was_idle_gets_no_credit_for_it() -> None:
+    order = Shares(lambda env_id: 1.0)
+    for _ in range(50):
+        order.formed([(0, 4), (0, 4)])
+    taken = choose(filled([(0, 4), (1, 4)] * 8), 16, order=order.copy())
+    assert taken is not None
+    assert Counter(group.env_id for group in taken) == {0: 2, 1: 2}
+
+
+def test_an_environment_without_groups_holds_nobody_back() -> None:
+    order = Shares({0: 1.0, 1: 1e6}.__getitem__)
+    taken = choose(filled([(0, 4)] * 4), 16, order=order)
+    assert taken is not None and len(taken) == 4
+
+
+def test_trying_a_batch_out_counts_nothing() -> None:
+    order = Shares(lambda env_id: 1.0)
+    queue = filled([(0, 4), (1, 4)] * 4)
+    first = choose(queue, 8, order=order.copy())
+    assert first == choose(queue, 8, order=order.copy())
+    assert order.rank(0) == order.rank(1) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("weight", "counts_as"), [(2.5, 2.5), (0.0, 1.0), (-1.0, 1.0), (1e-320, LEAST_WEIGHT), (1e12, MOST_WEIGHT)]
+)
+def test_weights_that_count(weight: float, counts_as: float) -> None:
+    """0 and below mean: ignore. What is too small or too large to be counted by is brought into bounds."""
+    envs = Environments()
+    registration = EnvRegistration(max_token_length=8, weight=weight, group_size=4)
+    envs.save(EnvRecord(id=3, name="e_0", desired_name="e", registration=registration), now=0.0)
+    envs.save(EnvRecord(id=4, name="adopted_4", desired_name="adopted_4", registration=None), now=0.0)
+    assert envs.weight(3) == counts_as
+    assert envs.weight(4) == envs.weight(None) == envs.weight(99) == 1.0
