@@ -108,6 +108,7 @@ class EnvRecord:
     desired_name: str
     registration: EnvRegistration | None  # None: adopted, nothing known but its groups
     connected: bool = True
+    adopted_size: int = 0  # sequences of its first group, where it was adopted
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,9 +118,6 @@ class State:
         if group.key is not None:
             self._keys[group.key] = KnownKey(group.key, group.fingerprint, group.verdict)
         self._count(Tally(env_id=group.env_id, place=group.place, reason=group.reason, num_groups=1))
-        env = self.envs.by_id.get(-1 if group.env_id is None else group.env_id)
-        if env is not None and env.record.registration is None:
-            env.adopted_size = env.adopted_size or group.size
         if group.place is not Place.SET_ASIDE:
             self.first_group_at = self.first_group_at or group.received_at
         self._enter(group)

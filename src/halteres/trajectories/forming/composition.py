@@ -39,7 +39,7 @@ class Shares:
         """A batch was formed of groups of these environments and sizes."""
         starts: dict[EnvId, float] = {}
         for env_id, size in groups:
-            starts[env_id] = self.rank(env_id)
+            starts.setdefault(env_id, self.rank(env_id))
             self.took(env_id, size)
         self._floor = max(self._floor, min(starts.values(), default=0.0))
 

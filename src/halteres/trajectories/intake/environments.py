@@ -42,7 +42,6 @@ class Environment:
     num_duplicates: int = 0  # groups that came again with their key
     last_rejection: str = ""  # why its last group was set aside or refused
     starving_since: float | None = None  # unix s; it asked for a share of every batch and has nothing that fits
-    adopted_size: int = 0  # sequences of its first group, where it was adopted
 
     @property
     def id(self) -> int:
@@ -52,7 +51,7 @@ class Environment:
     @property
     def group_size(self) -> int:
         """Sequences per group: as registered; as in its first group where it was adopted, 0 before that."""
-        return self.record.registration.group_size if self.record.registration else self.adopted_size
+        return self.record.registration.group_size if self.record.registration else self.record.adopted_size
 
     @property
     def min_share(self) -> float:

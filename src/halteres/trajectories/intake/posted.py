@@ -90,7 +90,7 @@ def _accept(state: State, scored: Scored, problem: Problem | None) -> Verdict:
     if (known := state.known(scored.key)) is not None:
         _count_again(state, scored)
         return msgspec.json.decode(known.verdict, type=Verdict)
-    env = None if scored.problem or scored.env_id is None else state.hear(scored.env_id)
+    env = None if scored.problem or scored.env_id is None else _heard(state, scored.env_id, scored.size)
     place = Place.SET_ASIDE if problem else _place(scored, env)
     group = _record(state, scored, place, problem)
     parts, left = _completed(group, env)
@@ -102,6 +102,14 @@ def _accept(state: State, scored: Scored, problem: Problem | None) -> Verdict:
     if problem:
         _tell(state, scored, problem)
     return verdict
+
+
+def _heard(state: State, env_id: int, size: int) -> Environment:
+    """The sender; one that was adopted takes its group size from its first group."""
+    env = state.hear(env_id)
+    if env.group_size == 0:
+        state.save_env(replace(env.record, adopted_size=size))
+    return env
 
 
 def _count_again(state: State, scored: Scored) -> None:

@@ -58,6 +58,7 @@ def env_of(row: Row[Any]) -> EnvRecord:
         desired_name=row.desired_name,
         registration=msgspec.json.decode(row.registration, type=EnvRegistration) if row.registration else None,
         connected=row.connected,
+        adopted_size=row.adopted_size,
     )
 
 
@@ -160,6 +161,7 @@ def _save_envs(connection: Connection, changes: Sequence[EnvSaved]) -> None:
             "desired_name": env.desired_name,
             "registration": msgspec.json.encode(env.registration).decode() if env.registration else None,
             "connected": env.connected,
+            "adopted_size": env.adopted_size,
         }
         for env in (change.env for change in changes)
     ]

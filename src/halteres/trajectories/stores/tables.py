@@ -41,6 +41,7 @@ environments = Table(
     Column("desired_name", Text, nullable=False),
     Column("registration", Text),  # JSON; null if adopted
     Column("connected", Boolean, nullable=False),
+    Column("adopted_size", Integer, nullable=False),
     Column("last_seen", Float),  # unix s, coarse
 )
 
