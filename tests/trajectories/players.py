@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from .knowledge import ENV_TIMEOUT_S, Env, Json, Knowledge, Lease, Posted, Seen, check_fresh, check_none
+from .knowledge import ENV_TIMEOUT_S, WAITING, Env, Json, Knowledge, Lease, Posted, Seen, check_fresh, check_none
 from .scenes import ENV, TRAINER, group
 from .world import Died, Instant, Leaves, World
 
@@ -154,7 +154,7 @@ class Players:
                 self.knows.begin_run(identity, batch_size)
 
         body = {**TRAINER, "wandb_group": identity, "batch_size": batch_size}
-        self._change("POST", "/register", body, {"group": identity, "batch_size": batch_size}, registered)
+        self._change("POST", "/register", body, lambda: self._run() == (identity, batch_size), registered)
 
     def reset(self) -> None:
         def over() -> None:
@@ -162,7 +162,7 @@ class Players:
             self.knows.batch_size = self.knows.batch_size or 1  # groups that came before any trainer go, too
             self.knows.begin_run("", 0)
 
-        self._change("GET", "/reset_data", None, {"group": None, "batch_size": -1}, over)
+        self._change("GET", "/reset_data", None, lambda: self._run() == (None, -1) and not self._at(*WAITING), over)
 
     def ask_for_a_batch(self, leaves: Leaves) -> None:
         before = self.listing
@@ -351,16 +351,22 @@ class Players:
         queued = [seen for seen in before if seen.id in queues]
         return queued, [seen.mark for seen in exact[min(exact)]] if exact else []
 
-    def _change(self, method: str, path: str, body: Json | None, wanted: Json, happened: Callable[[], None]) -> None:
+    def _change(
+        self, method: str, path: str, body: Json | None, is_done: Callable[[], bool], happened: Callable[[], None]
+    ) -> None:
         """A request that changes the run; where the server died under it, the run says whether it did."""
         try:
             assert self.world.ask(method, path, body).status_code == 200
         except Died:
             self._know_envs()
-            run = {"group": self.world.get("/wandb_info")["group"], "batch_size": self.world.get("/info")["batch_size"]}
-            if run != wanted:
+            self._look()
+            if not is_done():
                 return
         happened()
+
+    def _run(self) -> tuple[str | None, int]:
+        """What the run is called, and its batch size."""
+        return self.world.get("/wandb_info")["group"], self.world.get("/info")["batch_size"]
 
     def _forget_keys(self) -> None:
         """Keys live for the run; a client that comes back with one later sends a new group."""

@@ -69,7 +69,7 @@ def test_one_to_three() -> None:
 def test_shares_follow_the_weights_whatever_the_sizes(weights: Weights, drawn: list[int], batch_size: int) -> None:
     """The end of a batch may take a group before its turn, to be exact; the next batch makes up for it."""
     sizes = dict(zip(weights, drawn, strict=False))
-    check_shares(weights, sizes, served(weights, sizes, batch_size, 40, {}), num_groups=8)
+    check_shares(weights, sizes, served(weights, sizes, batch_size, 40, {}), num_groups=3)
 
 
 def test_a_minimum_goes_before_the_weights() -> None:
@@ -77,17 +77,29 @@ def test_a_minimum_goes_before_the_weights() -> None:
     assert given_out == {0: 300, 1: 300}
 
 
-def test_whoever_was_idle_gets_no_credit_for_it() -> None:
-    order = Shares(lambda env_id: 1.0)
+def test_whoever_was_idle_has_a_credit_of_one_batch_at_most() -> None:
+    order, queue, given_out = Shares(lambda env_id: 1.0), filled([(0, 4), (1, 4)] * 200), Counter[int | None]()
     for _ in range(50):
-        order.formed([(0, 4), (0, 4)])
-    taken = choose(filled([(0, 4), (1, 4)] * 8), 16, order=order.copy())
-    assert taken is not None
-    assert Counter(group.env_id for group in taken) == {0: 2, 1: 2}
+        order.formed([(0, 4)] * 4)
+    for _ in range(20):
+        taken = choose(queue, 16, order=order.copy()) or []
+        order.formed((group.env_id, group.size) for group in taken)
+        for group in taken:
+            queue.remove(group)
+            given_out[group.env_id] += group.size
+    assert given_out.total() == 320
+    assert 0 <= given_out[1] - given_out[0] <= 16
+
+
+def test_whoever_waits_while_others_are_served_keeps_its_turn() -> None:
+    """Eight and eight, or sixteen of one: what is served alone for a batch must not cost the others their place."""
+    given_out = served({0: 2.0, 1: 2.0, 2: 3.0}, {0: 8, 1: 8, 2: 1}, 16, 70, {})
+    assert abs(given_out[0] - 320) <= 16 and abs(given_out[1] - 320) <= 16 and abs(given_out[2] - 480) <= 16
 
 
 def test_an_environment_without_groups_holds_nobody_back() -> None:
-    order = Shares({0: 1.0, 1: 1e6}.__getitem__)
+    weights: Weights = {0: 1.0, 1: 1e6}
+    order = Shares(weights.__getitem__)
     taken = choose(filled([(0, 4)] * 4), 16, order=order)
     assert taken is not None and len(taken) == 4
 

@@ -4,9 +4,10 @@ Owns: what each environment was given, measured in its own weight.
 Never: forms a batch; gives credit for time in which an environment had nothing to give.
 
 Weighted fair queueing (Demers, Keshav and Shenker, 1989) over sequences: a group of n sequences moves its environment's
-tag on by n / weight, and the smallest tag is served next. Whoever had nothing queued starts again where the last batch
-left its least served. Tags are made of the batches that were formed, so that all servers on a queue have the same; a
-restart begins from equal tags.
+tag on by n / weight, and the smallest tag is served next. Whoever had nothing queued, or nothing that fitted, goes on
+from where the last batch began: its credit is one batch at most. Exactness goes first: the end of a batch may take a
+group before its turn, and the next one makes up for it. Tags are made of the batches that were formed, so that all
+servers on a queue have the same; no store keeps them, and a restart begins from equal ones.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A posted group read at a glance: its numbers stay the bytes they came as.
 
-Owns: the fast way of the usual body, one without keys that nobody knows.
+Owns: the fast way of the usual body.
 Never: decides that a body is wrong: whatever is unusual is left to `longhand`, and None says so.
 
 simdjson reads every number (so there is no NaN, nothing infinite and no integer beyond 64 bits) onto a tape instead of
@@ -19,7 +19,8 @@ import simdjson
 from numpy.typing import NDArray
 
 from halteres.trajectories.wire.contents import Outline
-from halteres.trajectories.wire.longhand import ARRAYS, KEYS, Version, is_deep, missing_in
+from halteres.trajectories.wire.longhand import ARRAYS, KEYS, Version, holds_too_much, is_deep, missing_in
+from halteres.trajectories.wire.schema import Key
 
 LARGEST = 4 * 1024 * 1024
 """Bytes of a body for which a parser is kept; it keeps several times as much memory."""
@@ -39,6 +40,8 @@ _TEXTS = {
     "policy_version": msgspec.json.Decoder(Version | list[tuple[Version, Version]]),
 }
 """What else may hold brackets. Its objects are made: that also says whether it nests deeper than clients can read."""
+_all = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_key = msgspec.json.Decoder(Key | None)
 _ITEM_BYTES = 8
 
 Document = Any
@@ -68,34 +71,50 @@ def read(body: bytes) -> tuple[Outline, bytes] | None:
     """A body's outline, and its batch element; None where it must be read the long way."""
     if not body.lstrip().startswith(b"{"):  # simdjson overlooks a byte order mark, which no element may hold
         return None
-    parser = _own.parser if len(body) <= LARGEST else simdjson.Parser()
     try:
-        return _read(parser.parse(body), body)
+        return _parsed(body) or _parsed(*_stripped(body))
     except _UNUSUAL as unusual:
         unusual.__traceback__ = None  # its frames hold the document, and the parser takes no other until it is gone
         return None
 
 
-def _read(group: Document, body: bytes) -> tuple[Outline, bytes]:
+def _parsed(body: bytes, key: str | None = None) -> tuple[Outline, bytes] | None:
+    """None where it holds more than a batch element does."""
+    parser = _own.parser if len(body) <= LARGEST else simdjson.Parser()
+    group: Document = parser.parse(body)
     names = list(group.keys())
     if len(set(names)) != len(names) or not _KNOWN.issuperset(names):
-        raise _Unusual  # of two the last counts; what nobody knows is left out
+        return None
+    return _outline(group, body, key), _element(body, names)
+
+
+def _stripped(body: bytes) -> tuple[bytes, str | None]:
+    """A body without keys that nobody knows, of keys that come twice the last; and its `halteres_key`."""
+    values = _all.decode(body)
+    key = _key.decode(values["halteres_key"]) if "halteres_key" in values else None
+    fields = [b'"%s":%s' % (name.encode(), values[name]) for name in values if name in _KNOWN]
+    return b"{" + b",".join(fields) + b"}", key
+
+
+def _outline(group: Document, body: bytes, key: str | None) -> Outline:
     rows = {name: _lengths(group[name], name) for name in ("tokens", *ARRAYS) if group.get(name) is not None}
     texts = {name: _text(value) for name in _TEXTS if (value := group.get(name)) is not None}
+    if holds_too_much(*texts.values()):
+        raise _Unusual
     plain: dict[str, Any] = {name: _TEXTS[name].decode(text) for name, text in texts.items()}
     if is_deep(plain):
         raise _Unusual
     lists = {"scores": _num_scores(group["scores"]), **_lists(plain)}
     if "masks" not in rows or _num_brackets(body, texts) != 1 + sum(map(_num_own_brackets, rows, rows.values())):
         raise _Unusual  # required; arrays within rows or scores
-    outline = Outline(
+    return Outline(
         tokens=rows["tokens"],
         arrays={name: lengths for name, lengths in rows.items() if lengths and name != "tokens"},
         lists={name: num for name, num in lists.items() if num},
         env_id=_env_id(group.get("env_id")),
         version=plain.get("policy_version"),
+        key=key,
     )
-    return outline, _element(body, names)
 
 
 def _lengths(array: Document, name: str) -> list[int]:

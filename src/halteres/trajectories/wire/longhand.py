@@ -21,6 +21,9 @@ from halteres.trajectories.wire.schema import UNREADABLE, Key, refusal
 DEEPEST = 200
 """Brackets within brackets. Readers of JSON give up somewhere below 1,000, and one group must not spoil a batch."""
 
+MOST_VALUES = 4_000_000
+"""Values of a body that become objects, at 150 bytes and 1 us each."""
+
 LARGEST_TOKEN = 2**63
 """A token id beyond it is none: no trainer can hold it."""
 
@@ -77,6 +80,9 @@ def read(body: bytes) -> tuple[Outline, bytes]:
         Unprocessable: it does not fit the schema.
         RecursionError: it nests too deeply.
     """
+    if holds_too_much(body):
+        text = f"A body that must be read value by value may hold {MOST_VALUES} of them."
+        raise refusal(msgspec.ValidationError(text), "body")
     group = _read(body)
     texts = [_given(getattr(group, name)) for name in TEXTS]
     if is_deep(texts):
@@ -87,6 +93,8 @@ def read(body: bytes) -> tuple[Outline, bytes]:
 
 def read_python(body: bytes, refused: Exception) -> Any:
     """What Python's reader makes of it, which accepts NaN; otherwise the first refusal stands."""
+    if holds_too_much(body):
+        raise refusal(refused, "body") from refused
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
@@ -105,6 +113,13 @@ def outline(group: ScoredData, unsayable: Problem | None = None) -> Outline:
         key=_given(group.halteres_key),
         unsayable=unsayable,
     )
+
+
+def holds_too_much(*texts: bytes) -> bool:
+    """Whether texts of JSON would become more objects than one request may cost."""
+    if sum(map(len, texts)) < MOST_VALUES:
+        return False
+    return sum(text.count(mark) for text in texts for mark in (b",", b"[", b"{")) > MOST_VALUES
 
 
 def is_deep(value: Any) -> bool:
