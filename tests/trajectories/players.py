@@ -295,11 +295,12 @@ class Players:
             env.heard_at, env.connected = self.world.clock.now, True
 
     def _look(self) -> None:
-        last = max(self.marks, default=0)
-        for told in self.world.get("/v1/groups", after=last, limit=1000, bodies=True)["groups"]:
-            element = told["element"]
-            self.marks[told["id"]] = element["tokens"][0][0] if element else -told["id"]
         listed = self.world.get("/v1/groups", limit=1000)["groups"]
+        if any(each["id"] not in self.marks for each in listed):
+            last = max(self.marks, default=0)
+            for told in self.world.get("/v1/groups", after=last, limit=1000, bodies=True)["groups"]:
+                element = told["element"]
+                self.marks[told["id"]] = element["tokens"][0][0] if element else -told["id"]
         self.listing = [
             Seen(each["id"], self.marks[each["id"]], each["size"], each["env_id"], each["place"], each["batch_id"])
             for each in listed

@@ -201,3 +201,54 @@ async def test_a_lost_store_is_told_to_the_owner_and_nobody_waits_for_it(tmp_pat
         assert [answer.status_code for answer in answers] == [503] * 3
         assert (await told.get()).what == "The disk is gone."
         assert (await scene.raw_post("/scored_data", group())).status_code == 503
+
+
+async def test_a_question_that_is_held_belongs_to_its_run(scene: Scene) -> None:
+    await scene.begin()
+    async with asyncio.timeout(10):
+        question = asyncio.create_task(scene.batch(wait=30))
+        await scene.get("/status")
+        await scene.register(wandb_group="other")
+        assert await question is None
+        await scene.send(group(mark=1), group(mark=2))
+        assert marks(await scene.batch()) == [1, 2]
+
+
+async def test_questions_of_different_versions_end_in_time_and_wake_nobody(scene: Scene) -> None:
+    await scene.register()
+    await scene.send(group(mark=1, policy_version=1))
+    turns = scene.app.state.service.turns
+    took, submit = [], turns.submit
+    turns.submit = lambda *asked: took.append(1) or submit(*asked)
+    async with asyncio.timeout(10):
+        assert (
+            await asyncio.gather(*(scene.batch(wait=0.3, policy_version=version) for version in (1, 2))) == [None] * 2
+        )
+    assert len(took) < 10
+
+
+async def test_a_damaged_batch_that_is_asked_for_again_is_given_up(tmp_path: Path) -> None:
+    """It was counted; without its tokens nobody can have it, and the next one must not wait for it."""
+
+    class Damaged(SqliteStore):
+        gone: tuple[int, ...] = ()
+
+        def bodies(self, group_ids: Sequence[int]) -> list[bytes]:
+            if set(self.gone) & set(group_ids):
+                raise StoreFailed("Not kept any more.")
+            return super().bodies(group_ids)
+
+        def find_bodies(self, group_ids: Sequence[int]) -> dict[int, bytes]:
+            found = super().find_bodies(group_ids)
+            return {group_id: body for group_id, body in found.items() if group_id not in self.gone}
+
+    store = Damaged(tmp_path / "queue.sqlite")
+    async with opened(store.file, store=store) as scene:
+        await scene.begin(max_staleness=0)
+        await scene.send(group(mark=1, policy_version=0), group(mark=2, policy_version=0))
+        first = await scene.get("/batch", policy_version=0)
+        assert marks(first["batch"]) == [1, 2]
+        store.gone = (1,)
+        assert await scene.batch(policy_version=0) is None
+        await scene.send(group(mark=3, policy_version=0), group(mark=4, policy_version=0))
+        assert marks(await scene.batch(policy_version=0)) == [3, 4]

@@ -171,3 +171,46 @@ async def test_our_clients_are_told_that_nobody_knows_them(scene: Scene, path: s
     assert (await scene.diagnostics())["environments"] == []
     assert (await scene.http.request(method, path, json=body)).status_code == 200
     assert len((await scene.diagnostics())["environments"]) == 1
+
+
+async def test_a_full_queue_that_makes_no_batch_pauses_nobody(ruled: Ruled) -> None:
+    """What it lacks may be just what an environment is about to make."""
+    async with ruled(max_queue_batches=1) as scene:
+        await scene.begin(batch_size=24)
+        large = await scene.register_env(group_size=16)
+        small = await scene.register_env(group_size=8)
+        await scene.send(group(16, env_id=large), group(16, env_id=large))
+        assert await scene.batch() is None
+        for env_id in (large, small):
+            assert not await is_paused(scene, env_id)
+            assert (await scene.status_env(env_id))["allowance"] > 0
+        await scene.send(group(8, env_id=small))
+        assert await is_paused(scene, small)
+        assert len(await scene.batch() or ()) == 2
+
+
+async def test_a_share_of_groups_that_fit_no_batch_holds_nobody_back_and_is_named(ruled: Ruled) -> None:
+    async with ruled() as scene:
+        await scene.begin()
+        await scene.register_env(group_size=8, min_batch_allocation=0.5)
+        assert "group_exceeds_batch" in await scene.reason_codes()
+        await scene.send(group(mark=1), group(mark=2))
+        assert marks(await scene.batch()) == [1, 2]
+
+
+async def test_the_same_content_counts_once_however_it_is_written(ruled: Ruled) -> None:
+    async with ruled(same_content_s=10) as scene:
+        await scene.begin()
+        await scene.send(group(env_id=0, sent_at=1))
+        answer = await scene.post("/scored_data_list", [group(env_id=0, sent_at=2), group(mark=8, env_id=0)])
+        assert answer["groups_processed"] == 2
+        assert (await scene.get("/status"))["queue_size"] == 2
+
+
+async def test_a_key_that_is_known_is_answered_though_the_queue_is_full(ruled: Ruled) -> None:
+    said = {"messages": [[{"role": "user", "content": "x" * 300_000}]] * 2}
+    async with ruled(max_queue_bytes=1024 * 1024) as scene, asyncio.timeout(10):
+        await scene.begin(batch_size=64)
+        first = await scene.post("/scored_data", group(mark=1, **said), idempotency_key="a")
+        assert await scene.post("/scored_data", group(mark=1, **said), idempotency_key="a") == first
+        assert "queue_full" not in await scene.reason_codes()

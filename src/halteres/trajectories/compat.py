@@ -17,7 +17,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from halteres.trajectories.forming.packing import can_add_up
+from halteres.trajectories.forming.sums import Room, can_add_up
 
 Group = TypeVar("Group", bound=Mapping[str, Any])
 
@@ -108,34 +108,22 @@ def _needs(
 
 
 class _Batch:
-    """A batch on its way to being full; `open` holds, per size, how many groups may still be taken."""
+    """A batch on its way to being full."""
 
     def __init__(self, groups: list[_Waiting], batch_size: int) -> None:
-        self.missing = batch_size
-        self.open = Counter(group.size for group in groups)
+        sizes = Counter(group.size for group in groups)
+        self._room = Room(sizes if can_add_up(sizes, batch_size) else {}, batch_size)
         self.taken: dict[int, None] = {}  # indices in the order in which they were taken
-        if not can_add_up(self.open, batch_size):
-            self.open.clear()
 
     @property
     def is_full(self) -> bool:
-        return self.missing == 0
+        return self._room.missing == 0
 
     def fill(self, groups: Iterable[_Waiting], need: float = math.inf) -> None:
         """Take of these groups, in their order, until they gave so many sequences or it is full."""
         for group in groups:
             if need <= 0 or self.is_full:
                 return
-            need -= group.size if self._takes(group) else 0
-
-    def _takes(self, group: _Waiting) -> bool:
-        """Take a group if the rest can still be completed, otherwise close its size."""
-        if group.at in self.taken or not self.open[group.size]:
-            return False
-        self.open[group.size] -= 1
-        if not can_add_up(self.open, self.missing - group.size):
-            del self.open[group.size]
-            return False
-        self.missing -= group.size
-        self.taken[group.at] = None
-        return True
+            if group.at not in self.taken and self._room.take(group.size):
+                self.taken[group.at] = None
+                need -= group.size

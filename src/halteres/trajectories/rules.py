@@ -18,7 +18,7 @@ class Rules:
     """The rules of one server. A trainer's own `max_staleness` goes before the server's."""
 
     validation: Validation = "quarantine"  # strict: 422 instead of setting a useless group aside, and more checks
-    composition: Composition = "fifo"  # weighted: batches follow the environments' weights (deficit round robin)
+    composition: Composition = "fifo"  # weighted: batches follow the environments' weights (fair queueing)
     max_staleness: int | None = None  # policy versions; None: unbounded
     require_version: bool = False  # untagged groups are set aside
     env_timeout_s: float = 60.0  # an environment silent for longer has no weight and no minimum share

@@ -15,7 +15,7 @@ from typing import Any
 from halteres.errors import HalteresError, NotReady
 from halteres.trajectories.delivering import batches, runs
 from halteres.trajectories.delivering.batches import take_back_offers
-from halteres.trajectories.delivering.handover import Gone
+from halteres.trajectories.delivering.question import Gone, Question
 from halteres.trajectories.intake.content import Content
 from halteres.trajectories.intake.posted import Verdict, accept_all
 from halteres.trajectories.records import Delivery, EnvRecord, GroupRecord, Remembered
@@ -30,8 +30,12 @@ from halteres.trajectories.wire.conventions import broken_convention
 from halteres.trajectories.wire.schema import BatchQuery, EnvRegistration, Registration
 from halteres.trajectories.wire.scored import Scored
 
-PAUSE_HOLD_S = 10.0
-"""How long the poll of a paused environment with a minimum share is held: its client starts work whatever we answer."""
+PAUSE_HOLD_S = 30.0
+"""How long the poll of a paused environment with a minimum share is held: its client starts work whatever we answer,
+and waits 5 minutes for an answer."""
+
+HEARD_S = 5.0
+"""How often an environment whose poll is held counts as heard of."""
 
 FULL_HOLD_S = 30.0
 """How long a post is held while the queue is full; the clients wait 5 minutes, and drop what is refused."""
@@ -109,16 +113,13 @@ class TrajectoryService:
 
         Whoever passes it on calls `handing_over` and `handed_over`, or else `give_back`.
         """
-        deadline = self._now() + query.wait
-        while self.state.run.registration is not None and not await gone():
-            changed = self.turns.changed
-            made = await self.turns.submit(lambda state: _next(state, query))
+        question, asks = Question.of(self.state, query), not await gone()
+        while asks:
+            made = await self.turns.submit(question.decide)
             self._watch.answered(self.state, empty=made is None)
-            if made is not None:
-                if (batch := await self._read(made)) is not None:
-                    return batch
-            elif not await self._wait_until(min(deadline, self._next_expiry()), changed) and self._now() >= deadline:
-                return None
+            if made is not None and (batch := await self._read(made)) is not None:
+                return batch
+            asks = made is not None or await question.may_ask_again(self.turns, gone)
         return None
 
     @contextmanager
@@ -132,10 +133,11 @@ class TrajectoryService:
             self._handing.discard(handing)
             handing.set_result(None)
 
-    def is_out(self, batch: Batch) -> bool:
-        """Whether the batch is still its asker's."""
-        delivery = batch.delivery
-        return delivery.id in self.state.out or self.state.run.last == delivery
+    async def is_out(self, batch: Batch) -> bool:
+        """Whether the batch is still its asker's; on a shared store another server may have handed it out since."""
+        if self._store.is_shared:
+            return await self.turns.submit(lambda state: _is_out(state, batch.delivery))
+        return _is_out(self.state, batch.delivery)
 
     async def handed_over(self, batch: Batch) -> None:
         """The reply was written whole to a live connection; a lease still wants its acknowledgement."""
@@ -184,11 +186,12 @@ class TrajectoryService:
         """
         if ours:
             self._check_known(group.env_id for group in groups)
-        await self._room_for(sum(len(group.element) for group in groups))
+        await self._room_for([group for group in groups if self.state.known(group.key) is None])
         if self._rules.validation == "strict":
             groups = await asyncio.to_thread(self._held_to_conventions, groups)
         if window_s := self._rules.same_content_s:
-            return await self._accept_by_content([Content.of(group, window_s) for group in groups])
+            contents = await asyncio.to_thread(lambda: [Content.of(group, window_s) for group in groups])
+            return await self._accept_by_content(contents)
         keys = [group.key for group in groups if group.key is not None]
         return await self.turns.submit(lambda state: accept_all(state, groups), keys)
 
@@ -229,8 +232,10 @@ class TrajectoryService:
             answer = status.status_env(self.state, env)
             if not env.min_share or not status.is_paused(self.state):
                 return answer
-            if not await self._wait_until(deadline, changed):
+            if not await self._wait_until(min(deadline, self._now() + HEARD_S), changed) and self._now() >= deadline:
                 return answer
+            if self.state.is_at_home(env_id):  # it may have said goodbye
+                self.state.hear(env_id)
 
     # -- whoever looks -------------------------------------------------------------------------------------------------
 
@@ -241,7 +246,7 @@ class TrajectoryService:
 
     async def latest_example(self) -> bytes | None:
         """GET /latest_example: the element of the newest group."""
-        return None if self.state.run.registration is None else await asyncio.to_thread(self._store.latest_body)
+        return await asyncio.to_thread(self._store.latest_body)
 
     async def groups(self, query: GroupsQuery) -> list[GroupRecord]:
         """GET /v1/groups: the oldest first."""
@@ -267,7 +272,7 @@ class TrajectoryService:
 
     async def _read(self, made: Delivery) -> Batch | None:
         """The batch with its tokens. Groups whose tokens are lost are set aside: the others queue again, and None."""
-        step = made.step or self.state.run.step + 1
+        step = made.step or self._step_of(made)
         try:
             return Batch(made, step, await asyncio.to_thread(self._store.bodies, made.groups))
         except BaseException as error:
@@ -275,14 +280,19 @@ class TrajectoryService:
             if not isinstance(error, StoreFailed):
                 raise
             found = await asyncio.to_thread(self._store.find_bodies, made.groups)
-            if len(found) == len(made.groups) or made.id not in self.state.out:
+            if len(found) == len(made.groups):
                 raise
         await self.turns.submit(lambda state: _without(state, made.id, set(made.groups) - set(found)))
         return None
 
-    async def _room_for(self, num_bytes: int) -> None:
-        deadline = self._now() + FULL_HOLD_S
-        while self.state.num_bytes + num_bytes > self._rules.max_queue_bytes:
+    def _step_of(self, made: Delivery) -> int:
+        """The run's step once this batch is delivered, if those that are out before it are, too."""
+        return self.state.run.step + sum(batch_id <= made.id for batch_id in self.state.out)
+
+    async def _room_for(self, groups: Sequence[Scored]) -> None:
+        """Wait until groups fit into the queue; where nothing waits, anything does."""
+        deadline, num_bytes = self._now() + FULL_HOLD_S, sum(len(group.element) for group in groups)
+        while num_bytes and 0 < self.state.num_bytes > self._rules.max_queue_bytes - num_bytes:
             if not await self._wait_until(deadline, self.turns.changed):
                 raise QueueFull(
                     "The queue is full.",
@@ -300,11 +310,6 @@ class TrajectoryService:
                     "Register again, and go on with the new id.",
                 )
 
-    def _next_expiry(self) -> float:
-        """When the next lease ends, on the loop's clock."""
-        ends = [batch.expires_at for batch in self.state.out.values() if batch.expires_at is not None]
-        return self._now() + max(0.0, min(ends) - self._clock()) if ends else float("inf")
-
     async def _wait_until(self, deadline: float, changed: asyncio.Event) -> bool:
         """Wait for the next change. False: the deadline came first."""
         try:
@@ -319,14 +324,16 @@ class TrajectoryService:
         return asyncio.get_running_loop().time()
 
 
-def _next(state: State, query: BatchQuery) -> Delivery | None:
-    return batches.next_batch(state, query) if state.run.registration else None
+def _is_out(state: State, delivery: Delivery) -> bool:
+    return delivery.id in state.out or state.run.last == delivery
 
 
 def _without(state: State, batch_id: int, lost: set[int]) -> None:
     why = Problem("tokens_lost", "Its tokens cannot be read any more.")
     if batch_id in state.out:
         batches.dissolve(state, state.out[batch_id], dict.fromkeys(lost, why))
+    elif state.run.last is not None and state.run.last.id == batch_id:
+        state.save_run(replace(state.run, last=None, parked=False))  # it was counted, and is served no more
 
 
 def _register_env(state: State, registration: EnvRegistration) -> EnvRecord | None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from halteres.trajectories.forming.composition import Shares
 from halteres.trajectories.forming.lanes import Queue
-from halteres.trajectories.intake.environments import Environment, Environments
+from halteres.trajectories.intake.environments import POLLING_S, Environment, Environments
 from halteres.trajectories.records import (
     OPEN,
     Change,
@@ -40,6 +40,9 @@ from halteres.trajectories.wire.contents import Problem
 Clock = Callable[[], float]
 """Gives the time in unix s."""
 
+KEPT_SETTLED = 256
+"""Batches that are known by their ids after they are settled; the store knows all."""
+
 NOTED_S = 10.0
 """How exactly other servers on the same queue know when an environment was heard of."""
 
@@ -53,12 +56,13 @@ class State:
         self.clock, self.rules, self._shared = clock, rules or Rules(), shared
         self.run: RunRecord = remembered.run
         self.queue = Queue()
-        self.envs = Environments(self.rules.env_timeout_s)
+        self.envs = Environments(self.rules.env_timeout_s, POLLING_S + (NOTED_S if shared else 0.0))
         self.shares = Shares(self.envs.weight)
         self.waiting: dict[int, GroupRecord] = {}  # queued, buffered or out, by id
         self.out: dict[int, Delivery] = {}  # open batches, by id
         self.settled = {delivery.id: delivery for delivery in remembered.settled}  # those that are not, the newest
         self.num_out: Counter[int | None] = Counter()  # sequences of open batches, per environment
+        self.sizes_out: Counter[int] = Counter()  # groups of open batches, per size
         self.num_bytes = 0  # of everything that waits
         self.set_aside: Counter[str] = Counter()  # groups of this run, per reason
         self.num_accepted = 0  # groups of this run that were not set aside
@@ -136,6 +140,8 @@ class State:
         if delivery.standing not in OPEN:
             self.out.pop(delivery.id, None)
             self.settled[delivery.id] = delivery
+            while len(self.settled) > KEPT_SETTLED:
+                del self.settled[next(iter(self.settled))]
         else:
             self.out[delivery.id] = delivery
             queued = [self.queue.groups[group_id] for group_id in delivery.groups if group_id in self.queue.groups]
@@ -160,7 +166,7 @@ class State:
             case Place.BUFFERED:
                 self._env_of(group).buffer.append(group)
             case Place.OUT:
-                self.num_out[group.env_id] += group.size
+                self._count_out(group, 1)
             case _:
                 return
         self.waiting[group.id] = group
@@ -174,9 +180,15 @@ class State:
             case Place.BUFFERED:
                 self._env_of(group).buffer.remove(group)
             case _:
-                self.num_out[group.env_id] -= group.size
+                self._count_out(group, -1)
         del self.waiting[group.id]
         self.num_bytes -= group.num_bytes
+
+    def _count_out(self, group: GroupRecord, change: int) -> None:
+        self.num_out[group.env_id] += change * group.size
+        self.sizes_out[group.size] += change
+        if not self.sizes_out[group.size]:
+            del self.sizes_out[group.size]
 
     def _count(self, tally: Tally) -> None:
         env = self.envs.by_id.get(-1 if tally.env_id is None else tally.env_id)
@@ -204,13 +216,17 @@ class State:
             self.do(EnvSaved(record))
         return self.envs.by_id[record.id]
 
-    def hear(self, env_id: int) -> Environment:
-        """An environment was heard of; one that nobody knows is adopted under the id it uses."""
+    def hear(self, env_id: int, *, polls: bool = True) -> Environment:
+        """An environment was heard of; one that nobody knows is adopted under the id it uses.
+
+        A poll also brings back one that had said goodbye; its last groups do not.
+        """
         env = self.envs.by_id.get(env_id)
         if env is None:
             name = f"adopted_{env_id}"
             env = self.save_env(EnvRecord(id=env_id, name=name, desired_name=name, registration=None))
-        self.save_env(replace(env.record, connected=True))
+        if polls:
+            self.save_env(replace(env.record, connected=True))
         now = self.clock()
         if self._shared and now - env.noted_seen > NOTED_S:
             env.noted_seen = now

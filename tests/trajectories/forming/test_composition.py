@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from halteres.trajectories.forming.composition import Shares
 from halteres.trajectories.forming.lanes import Queue
 from halteres.trajectories.forming.packing import choose
+from halteres.trajectories.forming.sums import can_add_up
 from halteres.trajectories.intake.environments import LEAST_WEIGHT, MOST_WEIGHT, Environments
 from halteres.trajectories.records import EnvRecord
 from halteres.trajectories.wire.schema import EnvRegistration
 
-from .queues import filled, minima, record
+from .queues import Queued, filled, minima, queues, record
 
 Weights = Mapping[int | None, float]
 Sizes = Mapping[int | None, int]
@@ -57,6 +58,27 @@ weights = st.dictionaries(st.sampled_from([None, 0, 1, 2]), st.sampled_from([0.5
 def test_shares_follow_the_weights_while_everybody_has_groups(weights: Weights, size: int, per_batch: int) -> None:
     sizes = dict.fromkeys(weights, size)
     check_shares(weights, sizes, served(weights, sizes, size * per_batch, 40, {}))
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(queues, st.integers(1, 18))
+def test_the_least_served_environment_comes_first_with_its_oldest_group_that_fits(
+    groups: Queued, batch_size: int
+) -> None:
+    order = Shares(lambda env_id: 1.0 if env_id is None else env_id + 0.5)
+    order.formed([(0, 3), (1, 8)])
+    taken, trial = choose(filled(groups), batch_size, order=order.copy()), order.copy()
+    left, expected = dict(enumerate(groups)), list[int]()
+    for _ in taken or ():
+        missing = batch_size - sum(groups[at][1] for at in expected)
+        fitting = [at for at, (_, size) in left.items() if _completes(left, at, missing - size)]
+        expected.append(min(fitting, key=lambda at: (trial.rank(groups[at][0]), at)))
+        trial.took(*left.pop(expected[-1]))
+    assert [group.position for group in taken or ()] == sorted(expected)
+
+
+def _completes(left: Mapping[int, tuple[int | None, int]], at: int, missing: int) -> bool:
+    return can_add_up(Counter(size for other, (_, size) in left.items() if other != at), missing)
 
 
 def test_one_to_three() -> None:

@@ -13,15 +13,13 @@ dies, or the store fails, in the instant between the last byte and the count; le
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-Gone = Callable[[], Awaitable[bool]]
-"""Whether the client has hung up."""
+from halteres.trajectories.delivering.question import Gone
 
 B = TypeVar("B", contravariant=True)
 
@@ -29,7 +27,7 @@ B = TypeVar("B", contravariant=True)
 class Counter(Protocol[B]):
     """Who counts batches (`service`)."""
 
-    def is_out(self, batch: B, /) -> bool:
+    async def is_out(self, batch: B, /) -> bool:
         """Whether the batch is still its asker's."""
         ...
 
@@ -61,7 +59,7 @@ class BatchReply(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": memoryview(self.body)[:-1], "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": True})  # waits until the rest is sent
-            if await self._gone() or not self._counter.is_out(self._batch):
+            if await self._gone() or not await self._counter.is_out(self._batch):
                 return
             with self._counter.handing_over():
                 await send({"type": "http.response.body", "body": self.body[-1:], "more_body": False})

@@ -25,8 +25,11 @@ class Content:
     @classmethod
     def of(cls, group: Scored, window_s: float) -> Self:
         """What a group is known by."""
-        digest = hashlib.blake2b(group.element, digest_size=16).hexdigest()
-        return cls(group, f"content-{group.env_id}-{digest}", window_s)
+        digest = hashlib.blake2b(group.element, digest_size=16)
+        name = f"content-{group.env_id}-{digest.hexdigest()}"
+        if group.key is None:  # the same content, however it was written down
+            group = replace(group, fingerprint=int.from_bytes(digest.digest()[:7]))
+        return cls(group, name, window_s)
 
     def keys(self, now: float) -> tuple[str, str]:
         """The key it would get at this time, and the one it may have got before."""

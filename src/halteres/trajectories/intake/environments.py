@@ -24,7 +24,7 @@ ADOPTED_FROM = 2**30
 """Ids from here were made up by somebody; the next one is not counted from them."""
 
 POLLING_S = 5.0
-"""An environment that asked for its allowance within this time shares what a batch still lacks."""
+"""An environment that was heard of within this time shares what a batch still lacks."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,7 +34,6 @@ class Environment:
     record: EnvRecord
     last_seen: float  # unix s
     timeout_s: float = TIMEOUT_S  # of silence, after which it counts for nothing
-    last_poll: float = 0.0  # unix s
     buffer: Buffer = field(default_factory=Buffer)
     noted_seen: float = 0.0  # unix s, when others on the same queue were last told that it was heard of
     num_accepted: int = 0
@@ -99,8 +98,9 @@ class Environment:
 class Environments:
     """All of them, by id."""
 
-    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, timeout_s: float = TIMEOUT_S, polling_s: float = POLLING_S) -> None:
         self.timeout_s = timeout_s
+        self.polling_s = polling_s
         self.by_id: dict[int, Environment] = {}
         self._num_named: Counter[str] = Counter()
 
@@ -145,7 +145,7 @@ class Environments:
 
     def polling(self, now: float) -> list[Environment]:
         """Those that ask for work now."""
-        return [env for env in self.by_id.values() if env.record.connected and now - env.last_poll <= POLLING_S]
+        return [env for env in self.by_id.values() if env.record.connected and now - env.last_seen <= self.polling_s]
 
     def weight_of(self, env: Environment, now: float) -> float:
         """Its part of all requests, at least 0.01; 1 where weights are to be ignored."""
@@ -155,7 +155,7 @@ class Environments:
     def minima(self, batch_size: int, now: float) -> list[Minimum]:
         """Minimum shares of live environments in sequences; scaled down together where they exceed the batch."""
         asked = [(env, int(batch_size * env.min_share)) for env in self.live(now)]
-        asked = [(env, need) for env, need in asked if need > 0]
+        asked = [(env, need) for env, need in asked if need > 0 and env.group_size <= batch_size]
         total = sum(need for _, need in asked)
         if total <= batch_size:
             return [Minimum(env_id=env.id, need=need) for env, need in asked]

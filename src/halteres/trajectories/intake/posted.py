@@ -90,7 +90,9 @@ def _accept(state: State, scored: Scored, problem: Problem | None) -> Verdict:
     if (known := state.known(scored.key)) is not None:
         _count_again(state, scored)
         return msgspec.json.decode(known.verdict, type=Verdict)
-    env = None if scored.problem or scored.env_id is None else _heard(state, scored.env_id, scored.size)
+    env = None if scored.problem or scored.env_id is None else state.hear(scored.env_id, polls=False)
+    if env is not None and env.group_size == 0 and problem is None:
+        state.save_env(replace(env.record, adopted_size=scored.size))
     place = Place.SET_ASIDE if problem else _place(scored, env)
     group = _record(state, scored, place, problem)
     parts, left = _completed(group, env)
@@ -104,14 +106,6 @@ def _accept(state: State, scored: Scored, problem: Problem | None) -> Verdict:
     return verdict
 
 
-def _heard(state: State, env_id: int, size: int) -> Environment:
-    """The sender; one that was adopted takes its group size from its first group."""
-    env = state.hear(env_id)
-    if env.group_size == 0:
-        state.save_env(replace(env.record, adopted_size=size))
-    return env
-
-
 def _count_again(state: State, scored: Scored) -> None:
     state.num_duplicates += 1
     env = state.envs.by_id.get(-1 if scored.env_id is None else scored.env_id)
@@ -120,8 +114,9 @@ def _count_again(state: State, scored: Scored) -> None:
 
 
 def _place(scored: Scored, env: Environment | None) -> Place:
-    """Smaller than its environment's group: it waits for the rest. A larger one is whole."""
-    return Place.BUFFERED if env and scored.size < env.group_size else Place.QUEUED
+    """Smaller than its environment's registered group: it waits for the rest. A larger one is whole."""
+    is_part = env is not None and env.record.registration is not None and scored.size < env.group_size
+    return Place.BUFFERED if is_part else Place.QUEUED
 
 
 def _record(state: State, scored: Scored, place: Place, problem: Problem | None) -> GroupRecord:

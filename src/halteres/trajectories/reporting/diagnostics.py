@@ -55,12 +55,13 @@ def reasons(state: State) -> Iterator[Reason]:
         return
     if not state.run.started:
         yield _reason("not_started", "The trainer has not asked for a batch yet; environments register once it does.")
-    if state.run.parked:
+    if state.run.parked and state.max_staleness == 0:
         yield _reason("paused", "The trainer works on the last batch; environments go on when it asks for another.")
     yield from _leased(state)
+    yield from _full(state)
     yield from _shortfall(state)
     yield from _minimum(state)
-    yield from _full(state)
+    yield from _too_large(state)
     yield from _buffered(state)
     yield from _set_aside(state)
 
@@ -87,6 +88,16 @@ def _shortfall(state: State) -> Iterator[Reason]:
     elif not packing.can_add_up(state.queue.num_by_size, need):
         text = f"{have} sequences are queued, but no choice of their groups has exactly {need}; more groups will do."
         yield _reason("size_cannot_pack", text, sizes=sorted(state.queue.num_by_size), batch=need)
+
+
+def _too_large(state: State) -> Iterator[Reason]:
+    for env in state.envs.live(state.clock()):
+        if env.group_size > state.run.batch_size:
+            text = (
+                f"Environment '{env.record.name}' makes groups of {env.group_size} sequences, and a batch has "
+                f"{state.run.batch_size}: none of them can be served."
+            )
+            yield _reason("group_exceeds_batch", text, env_id=env.id, size=env.group_size, batch=state.run.batch_size)
 
 
 def _silence(state: State) -> str:
@@ -117,9 +128,12 @@ def _minimum(state: State) -> Iterator[Reason]:
 
 def _full(state: State) -> Iterator[Reason]:
     if is_full(state):
-        yield _reason(
-            "queue_full", "As much waits as this server may keep; environments pause until a trainer takes some."
-        )
+        text = "As much waits as this server may keep"
+        if choice.is_ready(state):
+            text += "; environments pause until a trainer takes some."
+        else:
+            text += ", and it makes no batch: --max-queue-batches or --max-queue-bytes is too low for what comes."
+        yield _reason("queue_full", text)
 
 
 def _buffered(state: State) -> Iterator[Reason]:
@@ -155,9 +169,12 @@ _MEANINGS = {
 
 
 def _age(state: State, now: float) -> float | None:
-    """Seconds that the oldest group has waited."""
-    oldest = next(iter(state.waiting.values()), None)
-    return None if oldest is None else round(max(0.0, now - oldest.received_at), 3)
+    """Seconds that the oldest group has waited: the first of a lane, or one that is out or buffered."""
+    heads = [next(iter(lane.values())) for _, _, lane in state.queue.lanes()]
+    out = [state.waiting[group_id] for batch in state.out.values() for group_id in batch.groups]
+    buffered = [group for env in state.envs.by_id.values() for group in env.buffer]
+    oldest = min((group.received_at for group in (*heads, *out, *buffered)), default=None)
+    return None if oldest is None else round(max(0.0, now - oldest), 3)
 
 
 def _environment(state: State, env: Environment, now: float) -> dict[str, Any]:

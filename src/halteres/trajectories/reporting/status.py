@@ -27,11 +27,12 @@ def status(state: State) -> dict[str, int]:
 def is_paused(state: State) -> bool:
     """Whether rollouts started now would be of no use.
 
-    On-policy: the trainer works on a batch, or one lies ready. Otherwise: more waits than the operator wants.
+    On-policy: the trainer works on a batch, or one lies ready. Otherwise: more waits than the operator wants, and the
+    trainer can take some of it; where it cannot, what it lacks may be just what an environment is about to make.
     """
     if state.max_staleness == 0 and (state.run.parked or state.out or choice.is_ready(state)):
         return True
-    return is_full(state)
+    return is_full(state) and (bool(state.out) or choice.is_ready(state))
 
 
 def is_full(state: State) -> bool:
@@ -46,7 +47,7 @@ def is_full(state: State) -> bool:
 
 def status_env(state: State, env: Environment) -> dict[str, Any]:
     """GET /status-env. `allowance` is ours; unmodified clients take a pause from a worker limit of 0."""
-    env.last_poll = now = state.clock()
+    now = state.clock()
     weight = state.envs.weight_of(env, now)
     if state.run.registration is None or is_paused(state):
         return idle(state, weight)
@@ -100,7 +101,7 @@ def _queue_figures(state: State, env: Environment, now: float) -> dict[str, Any]
     waiting = queue.sequences_by_env()
     for env_id, num in state.num_out.items():
         waiting[env_id] = waiting.get(env_id, 0) + num
-    own, largest = waiting.pop(env.id, 0), max(1, queue.largest())
+    own, largest = waiting.pop(env.id, 0), max(1, queue.largest(), max(state.sizes_out, default=0))
     group_size = max(env.group_size or largest, queue.largest_of(env.id))
     shares = {other.id: other.min_share for other in state.envs.live(now)}
     others = 0
