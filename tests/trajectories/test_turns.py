@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from halteres.errors import Conflict
-from halteres.trajectories.records import Change, GroupRecord, KnownKey, Remembered, RunRecord, RunSaved
+from halteres.trajectories.records import Change, Delivery, GroupRecord, KnownKey, Remembered, RunRecord, RunSaved
 from halteres.trajectories.state import State
 from halteres.trajectories.stores.store import GroupsQuery, News, StoreFailed
 from halteres.trajectories.turns import Turns
@@ -70,6 +70,9 @@ class Memory:
         return {}
 
     def latest_body(self) -> bytes | None:
+        return None
+
+    def delivery(self, batch_id: int) -> Delivery | None:
         return None
 
     def groups(self, query: GroupsQuery) -> list[GroupRecord]:

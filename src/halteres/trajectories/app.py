@@ -105,19 +105,19 @@ def _get(path: str, endpoint: Endpoint) -> Route:
     return route
 
 
-ROUTES = [
+ROUTES = [  # looked through in this order: first what is asked for all the time
+    _post("/scored_data", environments.scored_data),
+    _get("/status-env", environments.status_env),
+    _get("/batch", trainer.batch),
+    _post("/scored_data_list", environments.scored_data_list),
     _get("/", observation.root),
     _post("/register", trainer.register),
     _post("/register-env", environments.register_env),
     _post("/disconnect-env", environments.disconnect_env),
     _get("/wandb_info", trainer.wandb_info),
     _get("/info", trainer.info),
-    _get("/batch", trainer.batch),
     _get("/latest_example", observation.latest_example),
-    _post("/scored_data", environments.scored_data),
-    _post("/scored_data_list", environments.scored_data_list),
     _get("/status", observation.get_status),
-    _get("/status-env", environments.status_env),
     _get("/reset_data", trainer.reset_data),
     _post("/v1/batches/{batch_id}/ack", trainer.acknowledge),
     _post("/v1/batches/{batch_id}/nack", trainer.nack),

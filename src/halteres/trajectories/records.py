@@ -12,7 +12,7 @@ from enum import StrEnum
 from halteres.trajectories.wire.schema import EnvRegistration, Registration
 
 Versions = tuple[int, int]
-"""Smallest and largest policy version of a group's tokens."""
+"""Smallest and largest policy version of a group's tokens, or of a batch's."""
 
 
 class Place(StrEnum):
@@ -73,6 +73,8 @@ class Delivery:
     num_sequences: int
     made_at: float  # unix s
     expires_at: float | None = None  # unix s, of an offer or a lease
+    versions: Versions | None = None  # of its groups; None: all are untagged
+    held: int | None = None  # what its asker held: a batch's id, 0: it named none; None: this one is acknowledged
 
     @property
     def is_back(self) -> bool:

@@ -143,6 +143,7 @@ def _config(app: object) -> uvicorn.Config:
         access_log=False,
         lifespan="on",
         server_header=False,
+        proxy_headers=False,  # whoever sends X-Forwarded-For would choose who it is
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=GRACE_S,
     )

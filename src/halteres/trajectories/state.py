@@ -191,13 +191,11 @@ class State:
             del self.sizes_out[group.size]
 
     def _count(self, tally: Tally) -> None:
-        env = self.envs.by_id.get(-1 if tally.env_id is None else tally.env_id)
         if tally.place is Place.SET_ASIDE:
             self.set_aside[tally.reason or "other"] += tally.num_groups
         else:
             self.num_accepted += tally.num_groups
-        if env is not None:
-            env.count(tally)
+        self.envs.count(tally)
 
     def _env_of(self, group: GroupRecord) -> Environment:
         return self.envs.by_id[-1 if group.env_id is None else group.env_id]

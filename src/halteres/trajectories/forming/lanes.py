@@ -20,7 +20,8 @@ EnvId = int | None
 
 
 class Queue:
-    """Queued groups. Adding, removing and every counter cost O(1); groups are added in the order of their positions."""
+    """Queued groups. Adding, removing, putting back and every counter cost O(1); groups are added in the order of their
+    positions. Those that were put back are sorted in when somebody next reads an order: once, however many they are."""
 
     def __init__(self) -> None:
         self.groups: dict[int, GroupRecord] = {}
@@ -30,6 +31,7 @@ class Queue:
         self._by_versions: defaultdict[Versions, Lane] = defaultdict(OrderedDict)
         self._groups_of_env: Counter[EnvId] = Counter()
         self._sequences_of_env: Counter[EnvId] = Counter()
+        self._back: defaultdict[tuple[EnvId, int], Lane] = defaultdict(OrderedDict)  # at the end of its lane until then
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -58,29 +60,30 @@ class Queue:
         self._count(group, -1)
 
     def put_back(self, group: GroupRecord) -> None:
-        """Let a group queue again at the position it once had. Costs O(older groups in its lane): as a rule, few."""
+        """Let a group queue again at the position it once had."""
         self.add(group)
-        lane = self._lanes[group.env_id][group.size]
-        older = list(itertools.takewhile(lambda other: other.position < group.position, lane.values()))
-        for each in (group, *reversed(older)):
-            lane.move_to_end(each.id, last=False)
+        self._back[group.env_id, group.size][group.id] = group
 
     def lanes(self) -> Iterator[tuple[EnvId, int, Lane]]:
         """Every lane that holds a group: whose, of which size."""
+        self._sort_in()
         for env_id, lanes in self._lanes.items():
             for size, lane in lanes.items():
                 yield env_id, size, lane
 
     def sizes_of(self, env_id: EnvId) -> Mapping[int, Lane]:
         """The lanes of an environment by size."""
+        self._sort_in()
         return self._lanes.get(env_id, {})
 
     def head(self, env_id: EnvId, size: int) -> GroupRecord:
         """The oldest group of a lane that holds one."""
+        self._sort_in()
         return next(iter(self._lanes[env_id][size].values()))
 
     def of_size(self, size: int) -> Iterator[GroupRecord]:
         """Groups of a size, oldest first."""
+        self._sort_in()
         return _merged(lanes[size] for lanes in self._lanes.values() if size in lanes)
 
     def of_env(self, env_id: EnvId) -> Iterator[GroupRecord]:
@@ -107,6 +110,18 @@ class Queue:
     def largest_of(self, env_id: EnvId) -> int:
         """Sequences of the environment's largest group; 0 if it has none."""
         return max(self.sizes_of(env_id), default=0)
+
+    def _sort_in(self) -> None:
+        """Groups that were put back move to where they stood: before all that were never away and are younger."""
+        for (env_id, size), back in self._back.items():
+            lane: Lane = self._lanes.get(env_id, {}).get(size, OrderedDict())
+            found = {group_id: group for group_id, group in back.items() if group_id in lane}
+            newest = max((group.position for group in found.values()), default=0)
+            older = itertools.takewhile(lambda group, newest=newest: group.position <= newest, lane.values())
+            front = {group.id: group.position for group in (*older, *found.values())}
+            for group_id in sorted(front, key=front.__getitem__, reverse=True):
+                lane.move_to_end(group_id, last=False)
+        self._back.clear()
 
     def _count(self, group: GroupRecord, change: int) -> None:
         self.num_sequences += change * group.size

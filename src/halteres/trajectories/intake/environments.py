@@ -32,7 +32,8 @@ class Environment:
     """One environment process, with its counters of this run."""
 
     record: EnvRecord
-    last_seen: float  # unix s
+    heard_at: float  # unix s
+    awake: dict[int, Environment] = field(default_factory=dict["int, Environment"], repr=False, compare=False)
     timeout_s: float = TIMEOUT_S  # of silence, after which it counts for nothing
     buffer: Buffer = field(default_factory=Buffer)
     noted_seen: float = 0.0  # unix s, when others on the same queue were last told that it was heard of
@@ -46,6 +47,16 @@ class Environment:
     def id(self) -> int:
         """Its number, from 0."""
         return self.record.id
+
+    @property
+    def last_seen(self) -> float:
+        """When it was heard of, unix s."""
+        return self.heard_at
+
+    @last_seen.setter
+    def last_seen(self, at: float) -> None:
+        self.heard_at = at
+        self.awake[self.id] = self
 
     @property
     def group_size(self) -> int:
@@ -96,28 +107,51 @@ class Environment:
 
 
 class Environments:
-    """All of them, by id."""
+    """All of them, by id. Those that are gone cost nothing: only who may be live is walked."""
 
     def __init__(self, timeout_s: float = TIMEOUT_S, polling_s: float = POLLING_S) -> None:
         self.timeout_s = timeout_s
         self.polling_s = polling_s
         self.by_id: dict[int, Environment] = {}
+        self._awake: dict[int, Environment] = {}  # connected and heard of lately, and some that are no more
         self._num_named: Counter[str] = Counter()
+        self._last_id = -1  # the largest that was not made up
+        self._unknown: Counter[int] = Counter()  # groups set aside, of those that nobody knows yet
 
     def save(self, record: EnvRecord, now: float) -> Environment:
         """Enter a record, or the new one of an environment that is known."""
         env = self.by_id.get(record.id)
         if env is None:
-            env = self.by_id[record.id] = Environment(record=record, last_seen=now, timeout_s=self.timeout_s)
-            self._num_named[record.desired_name] += 1
+            env = self._new(record, now)
         env.record = record
+        if record.connected:
+            self._awake[env.id] = env
         return env
+
+    def _new(self, record: EnvRecord, now: float) -> Environment:
+        env = Environment(record=record, heard_at=now, awake=self._awake, timeout_s=self.timeout_s)
+        env.num_set_aside = self._unknown.pop(env.id, 0)
+        self.by_id[env.id] = env
+        self._num_named[record.desired_name] += 1
+        if env.id < ADOPTED_FROM:
+            self._last_id = max(self._last_id, env.id)
+        return env
+
+    def count(self, tally: Tally) -> None:
+        """Count groups of this run with whoever sent them, known or not known yet."""
+        if tally.env_id is None:
+            return
+        if (env := self.by_id.get(tally.env_id)) is not None:
+            env.count(tally)
+        elif tally.place is Place.SET_ASIDE:
+            self._unknown[tally.env_id] += tally.num_groups
 
     def count_from_nothing(self) -> None:
         """Another run begins."""
         for env in self.by_id.values():
             env.num_accepted = env.num_set_aside = env.num_duplicates = 0
             env.last_rejection = ""
+        self._unknown.clear()
 
     def weight(self, env_id: int | None) -> float:
         """Its weight in batches that follow weights; 1 where it has none, or one that is to be ignored."""
@@ -134,22 +168,38 @@ class Environments:
 
     def _next_id(self) -> int:
         """One that nobody uses, and that no environment of a lost server is likely to come back with."""
-        following = max((env_id for env_id in self.by_id if env_id < ADOPTED_FROM), default=-1) + 1
+        following = self._last_id + 1
         while following in self.by_id:
             following += 1
         return following
 
     def live(self, now: float) -> list[Environment]:
         """Those connected and heard of lately."""
-        return [env for env in self.by_id.values() if env.is_live(now)]
+        return [env for env in self._lately(now) if env.is_live(now)]
 
     def polling(self, now: float) -> list[Environment]:
         """Those that ask for work now."""
-        return [env for env in self.by_id.values() if env.record.connected and now - env.last_seen <= self.polling_s]
+        return [env for env in self._lately(now) if now - env.last_seen <= self.polling_s]
 
-    def weight_of(self, env: Environment, now: float) -> float:
-        """Its part of all requests, at least 0.01; 1 where weights are to be ignored."""
-        total = sum(other.pull for other in self.live(now))
+    def _lately(self, now: float) -> list[Environment]:
+        """Whoever may be live or polling, by id; the others are walked no more until they are heard of again."""
+        longest_s = max(self.timeout_s, self.polling_s)
+        for env in list(self._awake.values()):
+            if not env.record.connected or now - env.last_seen > longest_s:
+                del self._awake[env.id]
+        return [self._awake[env_id] for env_id in sorted(self._awake)]
+
+    def total_pull(self, now: float) -> float:
+        """What the parts of `weight_of` are parts of. Costs a walk over all that are live."""
+        return sum(env.pull for env in self.live(now))
+
+    def weight_of(self, env: Environment, now: float, total: float | None = None) -> float:
+        """Its part of all requests, at least 0.01; 1 where weights are to be ignored.
+
+        `total`: the `total_pull`, for whoever asks for many.
+        """
+        if total is None:
+            total = self.total_pull(now)
         return max(0.01, env.pull / total) if env.pull > 0 and total > 0 else 1.0
 
     def minima(self, batch_size: int, now: float) -> list[Minimum]:

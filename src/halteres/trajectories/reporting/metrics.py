@@ -3,7 +3,8 @@
 Owns: their names, kinds and words; the text format (version 0.0.4), which is four lines of code: no library.
 Never: changes anything; has a label whose values somebody else chooses, for each value is a series for ever.
 
-Counters count this run and begin anew with the next, which Prometheus takes for a restart.
+Groups received and set aside are those of this run, repeated ones those since this server started: such a counter
+begins anew, which Prometheus takes for a restart. Batches handed out are those of the database, over all runs.
 """
 
 from __future__ import annotations
@@ -48,12 +49,26 @@ def text(state: State) -> str:
 
 def _counters(state: State) -> Iterator[Metric]:
     received = state.num_accepted + sum(state.set_aside.values())
-    yield _one("groups_received_total", "counter", "Groups taken in, those set aside among them.", received)
+    yield _one("groups_received_total", "counter", "Groups of this run, those set aside among them.", received)
     yield Metric(
-        "groups_set_aside_total", "counter", "Groups that no batch will have.", dict(state.set_aside), "reason"
+        "groups_set_aside_total",
+        "counter",
+        "Groups of this run that no batch will have.",
+        dict(state.set_aside),
+        "reason",
     )
-    yield _one("groups_repeated_total", "counter", "Groups that came again with their key.", state.num_duplicates)
-    yield _one("batches_handed_out_total", "counter", "Batches offered or leased, repeats too.", state.last_delivery)
+    yield _one(
+        "groups_repeated_total",
+        "counter",
+        "Groups that came again with their key since the start.",
+        state.num_duplicates,
+    )
+    yield _one(
+        "batches_handed_out_total",
+        "counter",
+        "Batches of all runs, offered or leased, repeats too.",
+        state.last_delivery,
+    )
 
 
 def _gauges(state: State) -> Iterator[Metric]:

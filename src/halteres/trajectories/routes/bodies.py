@@ -1,9 +1,10 @@
 """The bodies that are being read, all together: bounded in bytes and in time.
 
 Owns: how many bytes of bodies are held at once, and who waits meanwhile; how long a body may take to arrive.
-Never: understands a body.
+Never: understands a body; lets a small one, such as a heartbeat, wait for large ones.
 
     admitted (room for what it declares) ──▶ read, at most DEADLINE_S ──▶ inflated ──▶ used ──▶ let go, the next one in
+                                             └── room it did not need: the next one in
 """
 
 from __future__ import annotations
@@ -20,10 +21,16 @@ from halteres.errors import UserError
 from halteres.trajectories.wire.encoding import BadBody, TooLarge, inflate
 
 AT_ONCE = 1024**3
-"""Bytes of all bodies being read or used; beyond, later ones wait."""
+"""Bytes of all bodies being read or used; beyond, later ones wait, but for small ones."""
+
+SMALL = 64 * 1024
+"""Bytes up to which a body that says its length waits for nobody: a connection may keep eight times as much anyway."""
 
 LARGE_PACKED = 128 * 1024
-"""Bytes of gzip from which a thread inflates them: mostly below 2 ms, but a bomb of a few bytes is large inside."""
+"""Bytes of gzip from which a thread inflates them: of what clients send, 1 MB or more inside."""
+
+AT_A_GLANCE = 1024 * 1024
+"""Bytes that are inflated on the event loop, in 2 ms at most. What holds more is inflated in a thread, from the start."""
 
 DEADLINE_S = 120.0
 """How long a body may take from its first byte to its last: one that trickles holds its place for no longer."""
@@ -41,8 +48,10 @@ class Bodies:
 
     largest: int  # bytes of one, inflated
     at_once: int = AT_ONCE  # bytes of all
+    small: int = SMALL  # bytes of one that waits for nobody
     deadline_s: float = DEADLINE_S
     held: int = 0  # bytes
+    _num_admitted: int = 0  # of bodies that are not small
     _waiting: deque[tuple[int, asyncio.Future[None]]] = field(default_factory=deque[tuple[int, asyncio.Future[None]]])
 
     @asynccontextmanager
@@ -53,16 +62,13 @@ class Bodies:
             BadBody: the gzip stream is broken or ends early.
             TooLarge, TooSlow: it is beyond the limits.
         """
-        num_bytes = self._declared(request)
-        await self._admit(num_bytes)
-        try:
+        async with self._room(self._declared(request)) as room:
             body = await self._read(request)
+            room.holds(len(body))
             if encoding := request.headers.get("content-encoding"):
                 body = await self._inflated(body, encoding.lower())
-                self.held, num_bytes = self.held + len(body), num_bytes + len(body)  # known now, and here already
+                room.holds(len(body))
             yield body
-        finally:
-            self._let_go(num_bytes)
 
     def _declared(self, request: Request) -> int:
         """Bytes to keep room for: those it says, or the most where it does not."""
@@ -73,10 +79,24 @@ class Bodies:
             raise self._too_large()
         return int(declared)
 
+    @asynccontextmanager
+    async def _room(self, num_bytes: int) -> AsyncIterator[_Room]:
+        """Room for a body; a small one's is always there."""
+        is_small = num_bytes <= self.small
+        if is_small:
+            self.held += num_bytes
+        else:
+            await self._admit(num_bytes)
+        room = _Room(self, num_bytes)
+        try:
+            yield room
+        finally:
+            self._let_go(room.num_bytes, num_admitted=0 if is_small else 1)
+
     async def _admit(self, num_bytes: int) -> None:
         """In order of arrival; alone, any body is let in."""
         if not self._waiting and self._has_room(num_bytes):
-            self.held += num_bytes
+            self._take(num_bytes)
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((num_bytes, turn))
@@ -84,18 +104,24 @@ class Bodies:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._let_go(num_bytes)
+                self._let_go(num_bytes, num_admitted=1)
             raise
 
     def _has_room(self, num_bytes: int) -> bool:
-        return self.held == 0 or self.held + num_bytes <= self.at_once
+        return self._num_admitted == 0 or self.held + num_bytes <= self.at_once
 
-    def _let_go(self, num_bytes: int) -> None:
+    def _take(self, num_bytes: int) -> None:
+        self.held += num_bytes
+        self._num_admitted += 1
+
+    def _let_go(self, num_bytes: int, num_admitted: int = 0) -> None:
+        """Bytes, and as many bodies that are not small."""
         self.held -= num_bytes
+        self._num_admitted -= num_admitted
         while self._waiting and (self._waiting[0][1].done() or self._has_room(self._waiting[0][0])):
             wanted, turn = self._waiting.popleft()
             if not turn.done():  # its request was given up
-                self.held += wanted
+                self._take(wanted)
                 turn.set_result(None)
 
     async def _read(self, request: Request) -> bytes:
@@ -121,9 +147,26 @@ class Bodies:
             return body
         if encoding not in ("gzip", "x-gzip"):
             raise BadBody("The body's Content-Encoding is not understood.", "", "Send it as gzip, or plain.")
-        if len(body) > LARGE_PACKED:
-            return await asyncio.to_thread(inflate, body, self.largest)
-        return inflate(body, self.largest)
+        if len(body) <= LARGE_PACKED:
+            try:
+                return inflate(body, min(AT_A_GLANCE, self.largest))
+            except TooLarge:
+                if self.largest <= AT_A_GLANCE:
+                    raise
+        return await asyncio.to_thread(inflate, body, self.largest)
 
     def _too_large(self) -> TooLarge:
         return TooLarge(f"The body is larger than {self.largest} bytes.", "", "Send fewer groups at once.")
+
+
+@dataclass(slots=True)
+class _Room:
+    """What one body is counted with: at first with what it declares, then with what it is."""
+
+    _bodies: Bodies
+    num_bytes: int
+
+    def holds(self, num_bytes: int) -> None:
+        """Now it is so large; what it does not need is the next one's."""
+        spare, self.num_bytes = self.num_bytes - num_bytes, num_bytes
+        self._bodies._let_go(spare)  # pyright: ignore[reportPrivateUsage] - the other half of it

@@ -6,8 +6,6 @@ Never: decides.
 
 from __future__ import annotations
 
-import asyncio
-
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,7 +24,7 @@ from halteres.trajectories.wire.answers import (
     SetAside,
     Succeeded,
 )
-from halteres.trajectories.wire.encoding import LARGE, reply
+from halteres.trajectories.wire.encoding import reply
 from halteres.trajectories.wire.schema import EnvReference, EnvRegistration, PostHeaders, convert
 
 KEY = "Idempotency-Key"
@@ -68,15 +66,15 @@ async def scored_data(request: Request) -> Response:
     """POST /scored_data: one group."""
     key = convert({KEY: request.headers.get(KEY)}, PostHeaders, "header").key
     async with reach(request).bodies.of(request) as body:
-        group = await asyncio.to_thread(scored.parse, body, key) if len(body) > LARGE else scored.parse(body, key)
+        group = await scored.read(body, key)
         (verdict,) = await service_of(request).accept([group], ours=is_ours(request))
     return reply(_received(verdict))
 
 
 async def scored_data_list(request: Request) -> Response:
-    """POST /scored_data_list: all groups, or none if one does not fit the schema."""
+    """POST /scored_data_list: all groups, or none if one does not fit the schema; at most `scored.MOST_GROUPS`."""
     async with reach(request).bodies.of(request) as body:
-        groups = await asyncio.to_thread(scored.parse_list, body) if len(body) > LARGE else scored.parse_list(body)
+        groups = await scored.read_list(body)
         verdicts = await service_of(request).accept(groups, ours=is_ours(request))
     buffered = [verdict for verdict in verdicts if verdict.place is Place.BUFFERED]
     return reply(

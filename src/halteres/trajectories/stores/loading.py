@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sqlalchemy import Connection, and_, func, select
+from sqlalchemy import Connection, and_, func, or_, select
 
 from halteres.trajectories.records import (
     OPEN,
@@ -66,8 +66,13 @@ def load_run(connection: Connection) -> RunRecord:
     row = connection.execute(select(tables.run)).one_or_none()
     if row is None:
         return RunRecord()
-    last = connection.execute(select(tables.deliveries).where(_deliveries.id == row.last_delivery)).one_or_none()
-    return rows.run_of(row, None if last is None else rows.delivery_of(last))
+    return rows.run_of(row, None if row.last_delivery is None else delivery(connection, row.last_delivery))
+
+
+def delivery(connection: Connection, batch_id: int) -> Delivery | None:
+    """See `Store.delivery`."""
+    row = connection.execute(select(tables.deliveries).where(_deliveries.id == batch_id)).one_or_none()
+    return None if row is None else rows.delivery_of(row)
 
 
 def known_keys(connection: Connection, keys: Sequence[str]) -> tuple[KnownKey, ...]:
@@ -135,7 +140,10 @@ def _seen(connection: Connection) -> tuple[EnvSeen, ...]:
 
 
 def _first_group_at(connection: Connection) -> float | None:
-    """Groups arrive in the order of their ids: the first that was not set aside, not the minimum over all."""
-    taken = _groups.place != Place.SET_ASIDE.value
+    """Groups arrive in the order of their ids: the first that was taken, whatever became of it later.
+
+    What was set aside as it came has never had a position.
+    """
+    taken = or_(_groups.place != Place.SET_ASIDE.value, _groups.position > 0)
     query = select(_groups.received_at).where(IN_RUN, taken).order_by(_groups.id).limit(1)
     return connection.scalar(query)

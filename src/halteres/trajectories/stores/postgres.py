@@ -20,7 +20,7 @@ from sqlalchemy import Connection, func, select, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from halteres.errors import Conflict
-from halteres.trajectories.records import Change, GroupRecord, KnownKey, Remembered
+from halteres.trajectories.records import Change, Delivery, GroupRecord, KnownKey, Remembered
 from halteres.trajectories.stores import changelog, loading, postgres_link, postgres_schema, postgres_tokens, rows
 from halteres.trajectories.stores.postgres_link import (
     AT_FIRST,
@@ -143,6 +143,11 @@ class PostgresStore:
         """See `Store`."""
         with self._reading() as connection:
             return postgres_tokens.newest(connection)
+
+    def delivery(self, batch_id: int) -> Delivery | None:
+        """See `Store`."""
+        with self._reading() as connection:
+            return loading.delivery(connection, batch_id)
 
     def groups(self, query: GroupsQuery) -> list[GroupRecord]:
         """See `Store`."""

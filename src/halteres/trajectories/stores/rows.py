@@ -93,6 +93,8 @@ def delivery_of(row: Row[Any]) -> Delivery:
         num_sequences=row.num_sequences,
         made_at=row.made_at,
         expires_at=row.expires_at,
+        versions=None if row.version_min is None else (row.version_min, row.version_max),
+        held=row.held,
     )
 
 
@@ -216,6 +218,7 @@ def _save_deliveries(connection: Connection, changes: Sequence[DeliverySaved]) -
 
 
 def _save_delivery(connection: Connection, made: Delivery) -> None:
+    low, high = made.versions or (None, None)
     values = {
         "id": made.id,
         "standing": made.standing.value,
@@ -225,6 +228,9 @@ def _save_delivery(connection: Connection, made: Delivery) -> None:
         "num_sequences": made.num_sequences,
         "made_at": made.made_at,
         "expires_at": made.expires_at,
+        "version_min": low,
+        "version_max": high,
+        "held": made.held,
     }
     upsert(connection, tables.deliveries, [values])
     place = PLACES.get(made.standing)

@@ -17,6 +17,7 @@ from sqlalchemy.dialects import sqlite
 
 from halteres.trajectories.records import (
     Change,
+    Delivery,
     GroupArrived,
     GroupRecord,
     Place,
@@ -148,6 +149,11 @@ class SqliteStore:
         with self._database.reading() as connection:
             group_id = connection.scalar(_LATEST)
         return None if group_id is None else self.find_bodies([group_id]).get(group_id)
+
+    def delivery(self, batch_id: int) -> Delivery | None:
+        """See `Store`."""
+        with self._database.reading() as connection:
+            return loading.delivery(connection, batch_id)
 
     def groups(self, query: GroupsQuery) -> list[GroupRecord]:
         """See `Store`."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from halteres.errors import NotReady
-from halteres.trajectories.records import Change, GroupRecord, KnownKey, Place, Remembered
+from halteres.trajectories.records import Change, Delivery, GroupRecord, KnownKey, Place, Remembered
 
 
 class StoreFailed(NotReady):
@@ -105,6 +105,14 @@ class Store(Protocol):
 
     def latest_body(self) -> bytes | None:
         """The element of the group that entered the queue last, of those still kept.
+
+        Raises:
+            StoreFailed: it cannot be read.
+        """
+        ...
+
+    def delivery(self, batch_id: int) -> Delivery | None:
+        """A batch by its id, also one that was settled long ago; None: there never was one.
 
         Raises:
             StoreFailed: it cannot be read.

@@ -80,6 +80,9 @@ deliveries = Table(
     Column("num_sequences", Integer, nullable=False),
     Column("made_at", Float, nullable=False),
     Column("expires_at", Float),
+    Column("version_min", BigInteger),
+    Column("version_max", BigInteger),
+    Column("held", BigInteger),
 )
 
 tallies = Table(  # groups of the run that no longer wait: counted once, so that a start need not read them all

@@ -85,7 +85,7 @@ def _parsed(body: bytes, key: str | None = None) -> tuple[Outline, bytes] | None
     names = list(group.keys())
     if len(set(names)) != len(names) or not _KNOWN.issuperset(names):
         return None
-    return _outline(group, body, key), _element(body, names)
+    return _outline(group, body, names, key), _element(body, names)
 
 
 def _stripped(body: bytes) -> tuple[bytes, str | None]:
@@ -96,22 +96,23 @@ def _stripped(body: bytes) -> tuple[bytes, str | None]:
     return b"{" + b",".join(fields) + b"}", key
 
 
-def _outline(group: Document, body: bytes, key: str | None) -> Outline:
-    rows = {name: _lengths(group[name], name) for name in ("tokens", *ARRAYS) if group.get(name) is not None}
-    texts = {name: _text(value) for name in _TEXTS if (value := group.get(name)) is not None}
+def _outline(group: Document, body: bytes, names: Sequence[str], key: str | None) -> Outline:
+    values = {name: value for name in names if (value := group[name]) is not None}
+    rows = {name: _lengths(values[name], name) for name in ("tokens", *ARRAYS) if name in values}
+    texts = {name: _text(values[name]) for name in _TEXTS if name in values}
     if holds_too_much(*texts.values()):
         raise _Unusual
     plain: dict[str, Any] = {name: _TEXTS[name].decode(text) for name, text in texts.items()}
     if is_deep(plain):
         raise _Unusual
-    lists = {"scores": _num_scores(group["scores"]), **_lists(plain)}
+    lists = {"scores": _num_scores(values["scores"]), **_lists(plain)}
     if "masks" not in rows or _num_brackets(body, texts) != 1 + sum(map(_num_own_brackets, rows, rows.values())):
         raise _Unusual  # required; arrays within rows or scores
     return Outline(
         tokens=rows["tokens"],
         arrays={name: lengths for name, lengths in rows.items() if lengths and name != "tokens"},
         lists={name: num for name, num in lists.items() if num},
-        env_id=_env_id(group.get("env_id")),
+        env_id=_env_id(values.get("env_id")),
         version=plain.get("policy_version"),
         key=key,
     )
