@@ -218,7 +218,7 @@ class Crowd:
         """A trainer that names the last batch it holds when it asks for the next, as ours does."""
 
         def train(line: Line) -> None:
-            held = -1
+            held = 0  # none
             while not self._taken.is_set():
                 answer = line.once("GET", f"/batch?after={held}&wait=0.2")
                 if answer is None or answer.status == 503 or answer.content["batch"] is None:

@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,37 @@ def test_a_trainer_whose_reply_was_lost_gets_its_batch_from_the_next_question(
     assert [made.groups[0].tokens[0][0] for made in (first, second)] == [1, 3]
     assert trainer.diagnostics()["step"] == 2
     trainer.close()
+
+
+@pytest.mark.parametrize("max_staleness", [0, 2, None])
+def test_a_trainer_whose_first_reply_was_lost_gets_its_first_batch(
+    server: ServerProcess, max_staleness: int | None
+) -> None:
+    client = TrainerClient(server.url)
+    client.register(replace(RUN, max_staleness=max_staleness))
+    marked(server, 1, 2, 3, 4)
+    server.ask("/batch?policy_version=0&after=0")  # the reply never reaches our trainer
+    first = client.batch(0, deadline_s=5)
+    assert first is not None
+    assert [each.tokens[0][0] for each in first.groups] == [1, 2]
+    assert client.diagnostics()["step"] == 1
+    client.close()
+
+
+def test_a_trainer_that_trained_on_what_it_held_gets_the_batch_whose_reply_was_lost(
+    server: ServerProcess,
+) -> None:
+    client = TrainerClient(server.url)
+    client.register(replace(RUN, max_staleness=2))
+    for mark in range(1, 7):
+        server.ask("/scored_data", group(2, mark=mark, policy_version=0))
+    assert client.batch(0, deadline_s=5)
+    server.ask("/batch?policy_version=0&after=1")  # the reply never reaches our trainer
+    second = client.batch(1, deadline_s=5)
+    assert second is not None
+    assert [each.tokens[0][0] for each in second.groups] == [3, 4]
+    assert client.diagnostics()["step"] == 2
+    client.close()
 
 
 def test_waiting_for_a_batch_can_be_stopped(trainer: TrainerClient) -> None:

@@ -74,6 +74,22 @@ async def taken(scene: Scene) -> tuple[TrajectoryService, Batch]:
     return service, batch
 
 
+async def asked(scene: Scene, **params: Any) -> asyncio.Task[Any]:
+    """A question that is held: the server has looked once, and found nothing."""
+    turns, seen = scene.app.state.service.turns, asyncio.Event()
+    submit = turns.submit
+
+    def noted(*arguments: Any) -> Any:
+        seen.set()
+        return submit(*arguments)
+
+    turns.submit = noted
+    question = asyncio.create_task(scene.batch(**params))
+    await seen.wait()
+    turns.submit = submit
+    return question
+
+
 async def test_questions_side_by_side_deliver_each_group_once(scene: Scene) -> None:
     await scene.begin(batch_size=2)
     await scene.send(*(group(mark=mark) for mark in range(1, 13)))
@@ -132,8 +148,7 @@ async def test_a_held_question_gets_the_batch_that_came_back(scene: Scene) -> No
     await scene.send(group(mark=1), group(mark=2))
     service, first = await taken(scene)
     async with asyncio.timeout(5):
-        question = asyncio.create_task(scene.batch(wait=60))
-        await scene.get("/status")  # the question is asked by now
+        question = await asked(scene, wait=60)
         service.give_back(first)
         assert marks(await question) == [1, 2]
 
@@ -171,7 +186,10 @@ async def test_a_batch_of_more_groups_than_sqlite_takes_parameters_is_served(tmp
     store = SqliteStore(tmp_path / "queue.sqlite")
     async with opened(store.file, store=store) as scene:
         await scene.begin(batch_size=num_groups)
-        await scene.post("/scored_data_list", [{"tokens": [[1]], "masks": [[1]], "scores": [0.0]}] * num_groups)
+        for _ in range(3):
+            await scene.post(
+                "/scored_data_list", [{"tokens": [[1]], "masks": [[1]], "scores": [0.0]}] * (num_groups // 3)
+            )
         assert num_sequences(await scene.batch()) == num_groups
 
 
@@ -206,8 +224,7 @@ async def test_a_lost_store_is_told_to_the_owner_and_nobody_waits_for_it(tmp_pat
 async def test_a_question_that_is_held_belongs_to_its_run(scene: Scene) -> None:
     await scene.begin()
     async with asyncio.timeout(10):
-        question = asyncio.create_task(scene.batch(wait=30))
-        await scene.get("/status")
+        question = await asked(scene, wait=30)
         await scene.register(wandb_group="other")
         assert await question is None
         await scene.send(group(mark=1), group(mark=2))

@@ -140,6 +140,33 @@ async def test_leases_survive_the_server(tmp_path: Path) -> None:
         assert (await settle(scene, "ack", second))[0] == 200
 
 
+async def test_what_was_acknowledged_answers_no_question_again(scene: Scene) -> None:
+    """Its holder learnt from it, also where it asks for the next one without a lease."""
+    await scene.register(max_staleness=2)
+    await scene.send(*(group(mark=mark, policy_version=0) for mark in range(1, 5)))
+    batch = await lend(scene, policy_version=0, after=0)
+    assert (await settle(scene, "ack", batch))[0] == 200
+    assert marks(await scene.batch(policy_version=0, after=0)) == [3, 4]
+
+
+async def test_an_acknowledgement_may_be_repeated_however_long_ago_it_was(tmp_path: Path) -> None:
+    """Memory knows the newest only; the store knows all."""
+    database = tmp_path / "queue.sqlite"
+    async with opened(database) as scene:
+        await begun(scene)
+        kept, returned = await lend(scene), await lend(scene)
+        for what, batch in (("ack", kept), ("nack", returned)):
+            assert (await settle(scene, what, batch))[0] == 200
+        first = await settle(scene, "ack", kept)
+        await lend(scene)
+    async with opened(database) as scene:
+        scene.app.state.service.state.settled.clear()
+        assert await settle(scene, "ack", kept) == first
+        status, told = await settle(scene, "ack", returned)
+        assert (status, "served to another" in told["detail"]) == (409, True)
+        assert (await settle(scene, "ack", {"batch_id": 99}))[0] == 404
+
+
 async def test_two_trainers_hold_different_batches(scene: Scene) -> None:
     await begun(scene)
     async with asyncio.timeout(10):
@@ -191,3 +218,26 @@ async def test_a_leased_batch_that_is_trained_on_leaves_room_for_one_that_waits(
     assert (await scene.status_env(env_id))["allowance"] == 0  # a batch lies ready
     await lend(scene, policy_version=0)
     assert (await scene.status_env(env_id))["allowance"] == 2
+
+
+async def test_batches_come_back_oldest_first_however_often_they_were_handed_out(scene: Scene) -> None:
+    await begun(scene)
+    first, second = await lend(scene), await lend(scene)
+    for batch in (first, second):
+        await settle(scene, "nack", batch)
+    again = await lend(scene)
+    assert marks(again["batch"]) == [1, 2]
+    await settle(scene, "nack", again)
+    assert [marks(await scene.batch()) for _ in range(3)] == [[1, 2], [3, 4], [5, 6]]
+
+
+async def test_what_is_lent_counts_for_every_other_environment(scene: Scene) -> None:
+    """The original's formula looks at the largest group that waits: groups that are out wait, too."""
+    await scene.begin()
+    own, other = await scene.register_env(), await scene.register_env()
+    await scene.send(*(group(env_id=own) for _ in range(6)))
+    seen = [(await scene.status_env(other))["queue_size"]]
+    for _ in range(3):
+        await lend(scene)
+        seen.append((await scene.status_env(other))["queue_size"])
+    assert seen == [6] * 4

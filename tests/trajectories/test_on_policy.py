@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .scenes import Scene, group, marks
+from .scenes import Scene, group, marks, opened
 
 PAUSE = {"unallocated_fraction": 0, "queue_size": 0, "self_queue_size": 0, "max_group_size": 1, "allowance": 0}
 
@@ -144,6 +145,145 @@ async def test_a_trainer_back_at_a_checkpoint_gets_nothing_of_later_weights(scen
     assert marks(await scene.batch(policy_version=1)) == [1, 2]
     assert (await scene.diagnostics())["set_aside"] == {"ahead": 2}
     assert (await scene.get("/status"))["current_step"] == 2
+
+
+async def test_a_late_question_of_an_older_version_throws_nothing_away(scene: Scene) -> None:
+    await begin(scene, max_staleness=2)
+    await scene.batch(policy_version=3)
+    await scene.send(tagged(3, 1))
+    assert await scene.batch(policy_version=2) is None
+    await scene.send(tagged(3, 2))
+    assert marks(await scene.batch(policy_version=3)) == [1, 2]
+    assert (await scene.diagnostics())["set_aside"] == {}
+
+
+async def test_a_trainer_that_registers_with_an_earlier_step_leaves_later_weights_behind_until_its_next_batch(
+    scene: Scene,
+) -> None:
+    await begin(scene, max_staleness=2)
+    for version in (0, 1):
+        await scene.send(tagged(version), tagged(version))
+        assert await scene.batch(policy_version=version)
+    await scene.send(tagged(2, 20))
+    await scene.register(max_staleness=2, run_id="r1", starting_step=1)
+    for _ in range(2):  # the second question is as far back as the first
+        assert await scene.batch(policy_version=1, after=1) is None
+        await scene.send(tagged(2, 21))
+    await scene.send(tagged(1, 1), tagged(1, 2), tagged(1, 3))
+    assert marks(await scene.batch(policy_version=1, after=1)) == [1, 2]
+    assert (await scene.diagnostics())["set_aside"] == {"ahead": 3}
+    await scene.send(tagged(2, 4))  # by weights of the trainer that went on
+    assert marks(await scene.batch(policy_version=1)) == [3, 4]
+
+
+async def test_a_trainer_that_gets_its_batch_again_after_a_crash_leaves_later_weights_behind(scene: Scene) -> None:
+    await begin(scene, max_staleness=2)
+    await scene.send(tagged(0, 1), tagged(0, 2))
+    await scene.batch(policy_version=0, after=0)
+    await scene.send(tagged(1, 3))
+    await scene.register(max_staleness=2, run_id="r1", starting_step=0)
+    assert marks(await scene.batch(policy_version=0, after=0)) == [1, 2]
+    assert (await scene.diagnostics())["set_aside"] == {"ahead": 1}
+
+
+async def test_nobody_stays_parked_whom_a_registration_frees(scene: Scene) -> None:
+    env_id = await begin(scene)
+    await scene.send(tagged(0), tagged(0))
+    await scene.batch(policy_version=0)
+    await scene.register(max_staleness=0, run_id="r1", starting_step=1)
+    assert (await scene.diagnostics())["parked"]
+    await scene.register(max_staleness=2, run_id="r1", starting_step=1)
+    assert not (await scene.diagnostics())["parked"]
+    assert (await scene.status_env(env_id))["allowance"] > 0
+
+
+# -- who asks for the last batch again: the table in `delivering.again` ------------------------------------------------
+
+FIRST, SECOND, THIRD = [1, 2], [3, 4], [5, 6]
+
+
+async def served(scene: Scene, *afters: int | None, **changes: Any) -> None:
+    """Batches of version 0 to questions that held those; groups for one more wait."""
+    await scene.register(**{"max_staleness": 2, "run_id": "r1", **changes})
+    await scene.send(*(tagged(0, mark) for mark in range(1, 7)))
+    for after in afters:
+        assert await scene.batch(policy_version=0, **({} if after is None else {"after": after}))
+
+
+@pytest.mark.parametrize(
+    ("afters", "after", "version", "answer"),
+    [
+        ([None], None, 0, SECOND),  # a plain client of a run that is not on-policy
+        ([None], 0, 0, FIRST),
+        ([0], 0, 0, FIRST),
+        ([0], 0, 1, SECOND),  # it holds nothing, and yet has trained
+        ([0], 1, 0, SECOND),
+        ([0, 1], 1, 0, SECOND),
+        ([0, 1], 1, 2, SECOND),  # its reply was lost, and it trained on what it held
+        ([0, 1], 1, 3, []),  # too old by now
+        ([0, 1], 2, 0, THIRD),
+        ([0, 1], 0, 0, SECOND),  # a trainer that begins anew
+        ([0, 1], 0, 1, THIRD),
+        ([0, None], 1, 0, THIRD),  # the last was another trainer's
+        ([0, None], 1, 1, THIRD),
+    ],
+)
+async def test_the_batch_that_came_last_answers_whoever_never_got_it(
+    scene: Scene, afters: list[int | None], after: int | None, version: int, answer: list[int]
+) -> None:
+    await served(scene, *afters)
+    before = (await scene.get("/status"))["current_step"]
+    named = {} if after is None else {"after": after}
+    assert marks(await scene.batch(policy_version=version, **named)) == answer
+    fresh = bool(answer) and answer[0] > 2 * len(afters)
+    assert (await scene.get("/status"))["current_step"] == before + fresh
+
+
+@pytest.mark.parametrize(
+    ("starting_step", "version", "answer"),
+    [
+        (0, 0, FIRST),  # it died before the step
+        (1, 1, SECOND),  # after it
+        (1, 0, SECOND),  # after it, and before its weights were published
+        (0, 1, SECOND),  # its weights say that it did the step
+    ],
+)
+async def test_a_trainer_that_registers_again_gets_its_last_batch_only_if_it_did_not_train_on_it(
+    scene: Scene, starting_step: int, version: int, answer: list[int]
+) -> None:
+    await served(scene, 0)
+    await scene.register(max_staleness=2, run_id="r1", starting_step=starting_step)
+    assert marks(await scene.batch(policy_version=version, after=0)) == answer
+
+
+async def test_a_batch_that_came_at_last_is_known_by_the_version_that_it_came_to(scene: Scene) -> None:
+    """Its first reply was lost; then the trainer got it at a later version, and died before the step."""
+    await served(scene, 0, 1)
+    assert marks(await scene.batch(policy_version=1, after=1)) == SECOND
+    await scene.register(max_staleness=2, run_id="r1", starting_step=1)
+    assert marks(await scene.batch(policy_version=1, after=0)) == SECOND
+    assert (await scene.get("/status"))["current_step"] == 2
+
+
+@pytest.mark.parametrize("changes", [{"batch_size": 2}, {"max_staleness": 0, "starting_step": 0}, {"run_id": "r2"}])
+async def test_a_batch_that_fits_the_registration_no_more_is_not_served_again(
+    scene: Scene, changes: dict[str, Any]
+) -> None:
+    await scene.register(max_staleness=2, run_id="r1")
+    await scene.send(tagged(1, 1), tagged(0, 2), tagged(0, 3), tagged(0, 4))
+    assert marks(await scene.batch(policy_version=0, after=0)) == [1, 2]
+    await scene.register(**{"max_staleness": 2, "run_id": "r1", **changes})
+    assert 1 not in marks(await scene.batch(policy_version=0, after=0))
+
+
+async def test_a_lost_reply_is_known_to_the_next_server(tmp_path: Path) -> None:
+    database = tmp_path / "queue.sqlite"
+    async with opened(database) as scene:
+        await served(scene, 0, 1)
+    async with opened(database) as scene:
+        assert await scene.batch(policy_version=1, after=7) != await scene.batch(policy_version=1, after=1)
+    async with opened(database) as scene:
+        assert marks(await scene.batch(policy_version=1, after=7)) == THIRD
 
 
 async def test_a_trainer_that_died_before_its_step_gets_its_batch_again(scene: Scene) -> None:

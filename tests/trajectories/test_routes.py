@@ -32,6 +32,7 @@ KEYS = {
     "distill_token_ids",
     "distill_logprobs",
 }
+NAN = float("nan")
 NOT_REGISTERED = {"status": "error", "message": "Trainer not registered. Call /register first.", "batch": []}
 
 
@@ -144,7 +145,10 @@ async def test_numeric_strings_and_integral_floats_are_coerced(scene: Scene) -> 
         ("/scored_data", {**group(), "tokens": [["a"]]}, ["body", "tokens", 0, 0]),
         ("/scored_data", {**group(1), "messages": [[{"role": "user"}]]}, ["body", "messages", 0, "content"]),
         ("/scored_data", b"{", ["body"]),
-        ("/scored_data_list", [{"tokens": []}], ["body", "masks"]),
+        ("/scored_data_list", [{"tokens": []}], ["body", 0, "masks"]),
+        ("/scored_data_list", [group(), {"tokens": [], "scores": []}], ["body", 1, "masks"]),
+        ("/scored_data_list", [group(scores=[NAN, NAN]), group(), {**group(), "tokens": 1}], ["body", 2, "tokens"]),
+        ("/scored_data_list", [5], ["body", 0]),
         ("/scored_data_list", {"tokens": []}, ["body"]),
     ],
 )
@@ -277,12 +281,90 @@ async def test_gzip_is_understood_and_spoken(tmp_path: Path, gzip_option: Gzip, 
         assert len(answer.json()["batch"][0]["tokens"]) == 64
 
 
-@pytest.mark.parametrize("damage", [lambda body: body[:-9], lambda body: b"no gzip", lambda body: b""])
+@pytest.mark.parametrize("damage", [lambda body: body[:-9], lambda body: b"no gzip", lambda body: body[:2]])
 async def test_a_broken_gzip_body_is_400_in_plain_text(scene: Scene, damage: object) -> None:
     assert callable(damage)
     body = damage(gzip.compress(json.dumps(group()).encode()))
     answer = await scene.raw_post("/scored_data", body, content_encoding="gzip")
     assert (answer.status_code, answer.text) == (400, "Invalid gzip payload")
+
+
+@pytest.mark.parametrize("encoding", ["gzip, identity", "identity, gzip", "deflate", "br", "", "none"])
+async def test_a_plain_body_is_read_whatever_its_encoding_is_called(scene: Scene, encoding: str) -> None:
+    body = json.dumps(group()).encode()
+    assert await scene.post("/scored_data", body, content_encoding=encoding) == {"status": "received"}
+    if "gzip" in encoding:
+        packed = gzip.compress(body)
+        assert await scene.post("/scored_data", packed, content_encoding=encoding) == {"status": "received"}
+    else:
+        assert (await scene.raw_post("/scored_data", b"\x03\x00", content_encoding=encoding)).status_code == 422
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "identity", "br"])
+async def test_an_empty_body_is_422_however_it_is_encoded(scene: Scene, encoding: str) -> None:
+    answer = await scene.raw_post("/scored_data", b"", content_encoding=encoding)
+    assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (422, ["body"])
+
+
+@pytest.mark.parametrize(
+    ("given", "weight", "group_size", "share"),
+    [
+        ({"weight": NAN}, 1.0, 2, None),
+        ({"weight": float("inf")}, 1.0, 2, None),
+        ({"weight": "-inf"}, 1.0, 2, None),
+        ({"weight": 1e300}, 1e12, 2, None),
+        ({"weight": -1e300}, -1e12, 2, None),
+        ({"weight": True}, 1.0, 2, None),
+        ({"weight": " 2.5 "}, 2.5, 2, None),
+        ({"min_batch_allocation": NAN}, 1.0, 2, None),
+        ({"min_batch_allocation": False}, 1.0, 2, 0.0),
+        ({"min_batch_allocation": "0.5\n"}, 1.0, 2, 0.5),
+        ({"group_size": 0}, 1.0, 1, None),
+        ({"group_size": -1}, 1.0, 1, None),
+        ({"group_size": True}, 1.0, 1, None),
+        ({"group_size": 2**70}, 1.0, 2**31, None),
+        ({"group_size": " 3 ", "max_token_length": True}, 1.0, 3, None),
+        ({"max_token_length": 2**70}, 1.0, 2, None),
+    ],
+)
+async def test_an_environment_registers_with_what_the_original_takes(
+    scene: Scene, given: dict[str, object], weight: float, group_size: int, share: float | None
+) -> None:
+    """A 4xx there kills an unmodified client."""
+    await scene.begin()
+    env_id = await scene.register_env(**given)
+    known = scene.app.state.reach.service.state.envs.by_id[env_id].record.registration
+    assert (known.weight, known.group_size, known.min_batch_allocation) == (weight, group_size, share)
+    assert 0.01 <= (await scene.status_env(env_id))["env_weight"] <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("desired", "name"),
+    [("a\0b", "ab_0"), ("n" * 5000, "n" * 4096 + "_0"), ("\0", "env_0"), ("", "env_0"), ("\ud800x", "?x_0")],
+)
+async def test_a_name_is_brought_into_a_form_that_every_store_keeps(scene: Scene, desired: str, name: str) -> None:
+    await scene.begin()
+    answer = await scene.post("/register-env", {**ENV, "desired_name": desired})
+    assert (answer["status"], answer["wandb_name"]) == ("success", name)
+
+
+@pytest.mark.parametrize("env_id", [False, " 0", "0.0", 0.0, "+0"])
+async def test_an_environment_is_known_by_every_spelling_of_its_id(scene: Scene, env_id: object) -> None:
+    await scene.begin()
+    assert await scene.register_env() == 0
+    answer = await scene.http.request("GET", "/status-env", json={"env_id": env_id})
+    assert (answer.status_code, answer.json().get("max_group_size")) == (
+        200,
+        (await scene.status_env(0))["max_group_size"],
+    )
+    assert await scene.post("/disconnect-env", {"env_id": env_id}) == {"status": "success"}
+
+
+async def test_a_group_size_below_one_leaves_groups_whole(scene: Scene) -> None:
+    await scene.begin(batch_size=3)
+    env_id = await scene.register_env(group_size=0)
+    await scene.send(group(2, mark=1, env_id=env_id), group(1, mark=2, env_id=env_id))
+    assert [len(each["tokens"]) for each in await scene.batch() or []] == [2, 1]
 
 
 def test_inflating_stops_at_the_limit() -> None:

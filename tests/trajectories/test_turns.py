@@ -176,7 +176,7 @@ async def test_turns_end_where_the_store_cannot_be_read_any_more() -> None:
             await turns.submit(step)
 
 
-async def test_a_lone_decision_on_a_quick_store_is_committed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lone_decision_on_a_quick_store_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """And left to the store's thread for a while where that took long."""
     store, threads = Memory(is_quick=True), list[threading.Thread]()
     commit = store.commit
@@ -187,13 +187,32 @@ async def test_a_lone_decision_on_a_quick_store_is_committed_at_once(monkeypatch
 
     store.commit = noted  # type: ignore[method-assign]
     async with turning(store) as turns:
-        await turns.submit(step)
-        await asyncio.gather(*(turns.submit(step) for _ in range(2)))
+        assert turns.submit(step).result() == 1  # no turn of the event loop between
         monkeypatch.setattr("halteres.trajectories.turns.QUICK_S", -1.0)
-        await turns.submit(step)
-        await turns.submit(step)
+        assert turns.submit(step).result() == 2
+        assert await turns.submit(step) == 3
     here = threading.main_thread()
-    assert [thread is here for thread in threads] == [True, False, True, False]
+    assert [thread is here for thread in threads] == [True, True, False]
+
+
+async def test_a_decision_taken_at_once_and_not_kept_is_taken_back() -> None:
+    store = Memory(is_quick=True)
+    async with turning(store) as turns:
+        await turns.submit(step)
+        store.refuses = True
+        first, second = turns.submit(step), turns.submit(step)  # the second must not build upon the first
+        for answer in (first, second):
+            with pytest.raises(StoreFailed, match="full"):
+                await answer
+        store.refuses = False
+        assert (turns.state.run.step, store.kept.step) == (1, 1)
+        assert await turns.submit(step) == 2
+    store = Memory(is_quick=True, refuses=True, is_gone=False)
+    async with turning(store) as turns:
+        store.is_gone = True
+        with pytest.raises(StoreFailed, match="full"):
+            await turns.submit(step)
+        assert turns.has_ended
 
 
 async def test_on_a_shared_store_a_turn_begins_with_what_others_did() -> None:

@@ -156,7 +156,9 @@ class TrajectoryService:
 
     async def acknowledge(self, batch_id: int) -> Delivery:
         """POST /v1/batches/{id}/ack. Raises NotFound, LeaseLost."""
-        return await self.turns.submit(lambda state: batches.acknowledge(state, batch_id))
+        looks = batches.must_look_up(self.state, batch_id)
+        known = await asyncio.to_thread(self._store.delivery, batch_id) if looks else None
+        return await self.turns.submit(lambda state: batches.acknowledge(state, batch_id, known))
 
     async def nack(self, batch_id: int) -> Delivery:
         """POST /v1/batches/{id}/nack. Raises NotFound, LeaseLost."""

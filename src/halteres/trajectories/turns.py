@@ -6,6 +6,8 @@ Never: decides; lets anybody wait for a store that is gone.
     decisions that wait ──▶ begin ──▶ decide, one after another ──▶ commit ──▶ answers
                             (shared stores: lock, news of others)    (the store's thread)
 
+Where nobody waits and the store is quick, a decision is a turn by itself, taken as soon as it is submitted.
+
 When the store fails, everything of that turn fails with it, and memory goes back to what is kept. Where that cannot be
 read either, the turns end: memory holds what nobody was promised, so nothing may be built on it. A shared store may
 come back: after a failure it begins every turn with what is kept.
@@ -23,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from halteres.errors import HalteresError, boundary
-from halteres.trajectories.records import Change, Remembered
+from halteres.trajectories.records import Remembered
 from halteres.trajectories.state import State
 from halteres.trajectories.stores.store import News, Store, StoreFailed
 
@@ -61,6 +63,8 @@ class Turns:
         self._wake = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._distrusted_until = 0.0  # on the monotonic clock
+        self._busy = False  # a turn is under way
+        self._spoilt: tuple[_Asked, StoreFailed] | None = None
         self._stopping = False
         self._ended: StoreFailed | None = None
 
@@ -70,10 +74,13 @@ class Turns:
         The answer raises what the decision raised, or StoreFailed: it is not kept.
         """
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        asked = _Asked(decide, keys, answer)
         if self._ended is not None:
             answer.set_exception(self._ended)
+        elif self._may_decide_now(keys):
+            self._decide_now(asked)
         else:
-            self._waiting.append(_Asked(decide, keys, answer))
+            self._waiting.append(asked)
             self._wake.set()
         return answer
 
@@ -91,13 +98,35 @@ class Turns:
         """Take turns until stopped; gives the failure that ended them earlier."""
         try:
             with self._thread:
-                while self._ended is None and (self._waiting or not self._stopping):
+                while self._ended is None and (self._waiting or self._spoilt or not self._stopping):
                     await self._woken()
                     await self._turn()
             return self._ended
         finally:
             self._ended = self._ended or StoreFailed("The trajectory store is closed.", "", "Ask again in a moment.")
             _fail(self._waiting, self._ended)
+
+    def _may_decide_now(self, keys: Sequence[str]) -> bool:
+        """Nobody waits, and the disk answers at once: a turn of its own would cost more than the decision."""
+        if self._busy or self._waiting or self._spoilt or not self._store.is_quick:
+            return False
+        return time.monotonic() >= self._distrusted_until and not any(map(self._must_look_up, keys))
+
+    def _decide_now(self, asked: _Asked) -> None:
+        began = time.monotonic()
+        try:
+            with boundary(StoreFailed, "The trajectory store"):
+                outcome = _outcome(asked.decide, self.state)
+                if changes := self.state.drain():
+                    self._store.commit(changes)
+                    self._tell()
+        except StoreFailed as failure:
+            self._spoilt = asked, failure  # memory is ahead of the store: the next turn goes back, and answers
+            self._wake.set()
+        else:
+            _answer(asked.answer, outcome)
+        if time.monotonic() - began > QUICK_S:
+            self._distrusted_until = time.monotonic() + DISTRUST_S
 
     async def _woken(self) -> None:
         with suppress(TimeoutError):
@@ -106,6 +135,21 @@ class Turns:
 
     async def _turn(self) -> None:
         self._wake.clear()
+        self._busy = True
+        try:
+            if self._spoilt is not None:
+                await self._make_good(*self._spoilt)
+            await self._take()
+        finally:
+            self._busy = False
+
+    async def _make_good(self, asked: _Asked, failure: StoreFailed) -> None:
+        """Go back from a decision that was taken at once and not kept."""
+        await self._go_back()
+        self._spoilt = None
+        _fail([asked], failure)
+
+    async def _take(self) -> None:
         taken, self._waiting = self._waiting, []
         try:
             with boundary(StoreFailed, "The trajectory store"):
@@ -123,20 +167,11 @@ class Turns:
             self._take_in(await self._in_thread(self._store.begin, keys))
         outcomes = [_outcome(asked.decide, self.state) for asked in taken]
         if changes := self.state.drain():
-            await self._commit(changes, alone=len(taken) == 1)
+            await self._in_thread(self._store.commit, changes)
             self._tell()
         elif begun:
             await self._in_thread(self._store.abandon)
         return outcomes
-
-    async def _commit(self, changes: Sequence[Change], *, alone: bool) -> None:
-        """In the store's thread; but where nobody else waits and the disk answers at once, waking it costs more."""
-        if not alone or not self._store.is_quick or time.monotonic() < self._distrusted_until:
-            return await self._in_thread(self._store.commit, changes)
-        began = time.monotonic()
-        self._store.commit(changes)
-        if time.monotonic() - began > QUICK_S:
-            self._distrusted_until = time.monotonic() + DISTRUST_S
 
     def _must_look_up(self, key: str) -> bool:
         """On a shared store always: what others did may be learnt in this very turn."""

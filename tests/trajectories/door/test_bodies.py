@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 from starlette.requests import Request
 
 from halteres.trajectories.options import Options
-from halteres.trajectories.routes.bodies import Bodies, TooSlow
-from halteres.trajectories.wire.encoding import BadBody, TooLarge
-from trajectories.scenes import Scene, opened
+from halteres.trajectories.routes import bodies as room
+from halteres.trajectories.routes.bodies import AT_A_GLANCE, LARGE_PACKED, Bodies, TooSlow
+from halteres.trajectories.rules import Rules
+from halteres.trajectories.wire.encoding import TooLarge, inflate
+from trajectories.scenes import Scene, group, opened
 
 
 class Sender:
@@ -73,9 +78,14 @@ async def test_content_encodings_that_are_understood(encoding: str) -> None:
     assert await read(Bodies(largest=100), Sender(content_encoding=encoding).send(body)) == b"abc"
 
 
-async def test_another_content_encoding_is_told() -> None:
-    with pytest.raises(BadBody, match="Send it as gzip, or plain"):
-        await read(Bodies(largest=100), Sender(content_encoding="br").send(b"abc"))
+@pytest.mark.parametrize("encoding", ["br", "deflate", "gzip, identity"])
+async def test_a_body_that_is_not_encoded_as_it_says_is_left_to_its_reader(encoding: str) -> None:
+    assert await read(Bodies(largest=100), Sender(content_encoding=encoding).send(b"abc")) == b"abc"
+
+
+async def test_gzip_among_other_encodings_is_understood() -> None:
+    packed = Sender(content_encoding="gzip, identity").send(gzip.compress(b"abc"))
+    assert await read(Bodies(largest=100), packed) == b"abc"
 
 
 async def test_a_body_that_trickles_is_given_up() -> None:
@@ -86,14 +96,14 @@ async def test_a_body_that_trickles_is_given_up() -> None:
 
 
 async def test_beyond_the_bound_later_bodies_wait_in_order() -> None:
-    bodies, order = Bodies(largest=100, at_once=100), list[str]()
-    first, second, third = sender(60), sender(60).send(b"2"), sender(10).send(b"3")
+    bodies, order = Bodies(largest=100, at_once=100, small=0), list[str]()
+    first, second, third = sender(60), sender(60).send(b"2" * 60), sender(10).send(b"3" * 10)
 
     async def follow(name: str, sent: Sender) -> None:
         async with bodies.of(sent.request):
             order.append(name)
 
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks, bodies.of(first.send(b"1").request):
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks, bodies.of(first.send(b"1" * 60).request):
         tasks.create_task(follow("second", second))
         tasks.create_task(follow("third", third))
         await asyncio.sleep(0)
@@ -107,20 +117,104 @@ async def test_what_a_body_is_inflated_to_counts_too() -> None:
     packed = gzip.compress(b"0" * 900)
     sent = Sender(content_encoding="gzip", content_length=str(len(packed))).send(packed)
     async with bodies.of(sent.request) as body:
-        assert bodies.held == len(packed) + len(body)
+        assert bodies.held == len(body) == 900
     assert bodies.held == 0
 
 
-async def test_a_request_that_is_given_up_while_it_waits_leaves_no_hole() -> None:
-    bodies = Bodies(largest=100, at_once=100)
+async def test_a_body_that_did_not_say_its_length_keeps_no_more_room_than_it_needs() -> None:
+    bodies = Bodies(largest=100, at_once=200, small=0)
     async with asyncio.timeout(5), AsyncExitStack() as held:
-        await held.enter_async_context(bodies.of(sender(90).send(b"1").request))
-        waiting = [asyncio.create_task(read(bodies, sender(50).send(b"2"))) for _ in range(3)]
+        for _ in range(10):
+            await held.enter_async_context(bodies.of(Sender(transfer_encoding="chunked").send(b"abc").request))
+        assert bodies.held == 30
+    assert bodies.held == 0
+
+
+async def test_while_one_of_unknown_length_is_read_the_next_waits_until_it_is_known() -> None:
+    bodies = Bodies(largest=100, at_once=100, small=0)
+    unknown = Sender(transfer_encoding="chunked").send(b"x", more=True)
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        first, second = (tasks.create_task(read(bodies, sent)) for sent in (unknown, sender(2).send(b"ab")))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert bodies.held == 100
+        unknown.send(b"y")
+    assert (first.result(), second.result(), bodies.held) == (b"xy", b"ab", 0)
+
+
+async def test_a_small_body_waits_for_nobody() -> None:
+    bodies = Bodies(largest=1000, at_once=1000, small=10)
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks, bodies.of(sender(999).send(b"1" * 999).request):
+        waiting = tasks.create_task(read(bodies, sender(11).send(b"2" * 11)))
+        for _ in range(3):
+            assert await read(bodies, sender(10).send(b"0123456789")) == b"0123456789"
+        assert not waiting.done()
+    assert (waiting.result(), bodies.held) == (b"2" * 11, 0)
+
+
+async def test_a_small_body_does_not_keep_the_largest_out() -> None:
+    bodies = Bodies(largest=1000, at_once=1000, small=10)
+    async with asyncio.timeout(5), bodies.of(sender(5).send(b"small").request):
+        assert await read(bodies, sender(1000).send(b"x" * 1000)) == b"x" * 1000
+    assert bodies.held == 0
+
+
+async def test_heartbeats_come_through_while_posts_of_unknown_length_are_held_at_a_full_queue(tmp_path: Path) -> None:
+    full = Options(database="", rules=Rules(max_queue_bytes=1024 * 1024))
+    async with opened(tmp_path / "queue.sqlite", options=full) as scene:
+        await scene.begin(batch_size=1000)
+        env_id, row = await scene.register_env(), [[1] * 87_340] * 2
+        await scene.send({"tokens": row, "masks": row, "scores": [0, 0]})
+
+        async def content() -> AsyncIterator[bytes]:
+            yield json.dumps(group()).encode() + b" " * 100
+
+        posts = [asyncio.create_task(scene.http.post("/scored_data", content=content())) for _ in range(5)]
+        async with asyncio.timeout(5):
+            await asyncio.wait(posts, timeout=0.1)
+            assert 5 * 100 < scene.app.state.reach.bodies.held < 5 * 1000
+            assert "env_weight" in await scene.status_env(env_id)
+        for post in posts:
+            post.cancel()
+        await asyncio.gather(*posts, return_exceptions=True)
+        assert scene.app.state.reach.bodies.held == 0
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "in_thread"), [(AT_A_GLANCE, False), (AT_A_GLANCE + 1, True), (40 * AT_A_GLANCE, True)]
+)
+async def test_what_is_large_inside_is_inflated_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch, num_bytes: int, in_thread: bool
+) -> None:
+    threads, text = list[str](), b" " * num_bytes
+
+    def watched(body: bytes, limit: int) -> bytes:
+        threads.append(threading.current_thread().name)
+        return inflate(body, limit)
+
+    monkeypatch.setattr(room, "inflate", watched)
+    packed = gzip.compress(text)
+    assert len(packed) < LARGE_PACKED
+    assert await read(Bodies(largest=256 * AT_A_GLANCE), Sender(content_encoding="gzip").send(packed)) == text
+    assert [name == "MainThread" for name in threads] == [True, False][: 1 + in_thread]
+
+
+async def test_a_bomb_beyond_the_limit_is_told_from_a_thread_as_well() -> None:
+    packed = gzip.compress(bytes(3 * AT_A_GLANCE))
+    with pytest.raises(TooLarge, match=f"larger than {2 * AT_A_GLANCE} bytes when inflated"):
+        await read(Bodies(largest=2 * AT_A_GLANCE), Sender(content_encoding="gzip").send(packed))
+
+
+async def test_a_request_that_is_given_up_while_it_waits_leaves_no_hole() -> None:
+    bodies = Bodies(largest=100, at_once=100, small=0)
+    async with asyncio.timeout(5), AsyncExitStack() as held:
+        await held.enter_async_context(bodies.of(sender(90).send(b"1" * 90).request))
+        waiting = [asyncio.create_task(read(bodies, sender(50).send(b"2" * 50))) for _ in range(3)]
         await asyncio.sleep(0)
         waiting[0].cancel()
         await held.aclose()
         await asyncio.gather(*waiting, return_exceptions=True)
-        assert waiting[0].cancelled() and [each.result() for each in waiting[1:]] == [b"2", b"2"]
+        assert waiting[0].cancelled() and [each.result() for each in waiting[1:]] == [b"2" * 50] * 2
     assert bodies.held == 0
 
 

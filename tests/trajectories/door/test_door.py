@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -11,7 +13,7 @@ import httpx
 import pytest
 
 from halteres.trajectories.options import Options
-from halteres.trajectories.routes.door import Doorkeeper
+from halteres.trajectories.routes.door import Doorkeeper, own_names
 from trajectories.scenes import Scene, opened
 
 TOKEN = "correct-horse:battery@staple"
@@ -102,6 +104,59 @@ async def test_beyond_it_other_names_and_pages_are_refused_and_told_the_flag(bey
     assert await status(beyond, host="10.0.0.7", origin="http://10.0.0.8") == 403
     assert await status(beyond, host="10.0.0.7", origin="null") == 403
     assert await status(beyond, host="10.0.0.7", sec_fetch_site="cross-site") == 403
+
+
+@pytest.mark.parametrize("host", ["trajectories:8000", "trainer", "GPU7", "[fd00::7]"])
+async def test_beyond_it_names_without_a_dot_pass(beyond: Scene, host: str) -> None:
+    """Services and machines of a cluster are called so, and no page of the Internet is."""
+    assert await status(beyond, host=host) == 200
+    assert await status(beyond, host=host, origin="http://evil.example") == 403
+    assert await status(beyond, host=host, sec_fetch_site="cross-site") == 403
+
+
+async def test_on_the_loopback_they_do_not(scene: Scene) -> None:
+    assert await status(scene, host="trajectories:8000") == 403
+
+
+async def test_beyond_it_the_machines_own_names_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "GPU8.lan")
+    monkeypatch.setattr(socket, "getfqdn", lambda: "GPU8.rack.example")
+    async with guarded(tmp_path, EVERYWHERE, insecure=True) as scene:
+        assert await status(scene, host="gpu8.rack.example:8000") == 200
+        assert await status(scene, host="gpu8.lan") == 200
+        assert await status(scene, host="gpu9.lan") == 403
+
+
+def test_a_resolver_that_does_not_answer_delays_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr(socket, "getfqdn", lambda: str(answered.wait(30)))
+    try:
+        assert own_names(0.01) == {socket.gethostname().lower()}
+    finally:
+        answered.set()
+
+
+@pytest.fixture
+async def kept(tmp_path: Path) -> AsyncIterator[Scene]:
+    """A server with a token that other machines reach."""
+    async with guarded(tmp_path, EVERYWHERE, token=TOKEN) as scene:
+        yield scene
+
+
+@pytest.mark.parametrize("host", ["trajectories.default.svc.cluster.local:8000", "gpu9.lan", "10.0.0.7", "trainer"])
+async def test_who_knows_the_token_may_call_the_server_as_it_likes(kept: Scene, host: str) -> None:
+    assert await status(kept, host=host, authorization=f"Bearer {TOKEN}") == 200
+    assert await status(kept, host=host, authorization=basic("x", TOKEN)) == 200
+
+
+async def test_a_page_may_not_though_its_browser_knows_the_token(kept: Scene) -> None:
+    login, host = f"Bearer {TOKEN}", "evil.example:8000"
+    assert await status(kept, host=host, authorization=login, origin=f"http://{host}") == 403
+    assert await status(kept, host=host, authorization=login, sec_fetch_site="same-origin") == 403
+    assert await status(kept, host=host, authorization=f"{login}x") == 403
+    assert await status(kept, host="10.0.0.7", authorization=f"{login}x") == 401
+    answer = await kept.http.get("/info", headers={"host": host})
+    assert "who sends its token may use any name" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize(

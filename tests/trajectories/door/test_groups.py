@@ -211,6 +211,19 @@ async def test_metrics_count_what_happened(scene: Scene) -> None:
     assert found["waiting_bytes"] > 3 * len('{"tokens":[[7,5,6]]}')
 
 
+async def test_another_run_begins_with_counts_of_its_own(scene: Scene) -> None:
+    """Of what is received; repeated groups are counted since the start, batches over all runs."""
+    await scene.begin(batch_size=2)
+    for _ in range(2):
+        await scene.post("/scored_data", group(2), **{"Idempotency-Key": "k"})
+    await scene.send(group(3))
+    await scene.batch()
+    await scene.register(wandb_group="next", batch_size=2)
+    found = await figures(scene)
+    counters = {name: figure for name, figure in found.items() if "_total" in name}
+    assert counters == {"groups_received_total": 0, "groups_repeated_total": 1, "batches_handed_out_total": 1}
+
+
 async def test_metrics_are_text_that_prometheus_reads(scene: Scene) -> None:
     await scene.send(group(2, scores=[1, float("inf")]))
     lines = (await scene.http.get("/metrics")).text.splitlines()

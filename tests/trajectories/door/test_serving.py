@@ -166,3 +166,18 @@ async def exchanged(port: str, sent: bytes) -> bytes:
             return await reader.read()
         finally:
             writer.close()
+
+
+async def test_nobody_chooses_who_they_are() -> None:
+    """The client's address decides whether replies are compressed; a header that anybody can send does not."""
+    seen = list[tuple[str, int]]()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope["client"])
+
+    config = serving._config(app)  # pyright: ignore[reportPrivateUsage]
+    config.load()
+    headers = [(b"x-forwarded-for", b"10.1.2.3"), (b"x-forwarded-proto", b"https")]
+    scope = {"type": "http", "client": ("127.0.0.1", 4), "scheme": "http", "headers": headers}
+    await config.loaded_app(scope, None, None)  # type: ignore[arg-type]
+    assert (seen, scope["scheme"]) == ([("127.0.0.1", 4)], "http")

@@ -247,7 +247,7 @@ def test_groups_are_counted_once_wherever_they_go(open_store: OpenStore) -> None
 
 
 def test_another_run_counts_from_nothing(store: SqliteStore) -> None:
-    late = {"place": Place.SET_ASIDE, "reason": "stale", "why": "Too old."}
+    late = {"place": Place.SET_ASIDE, "reason": "stale", "why": "Too old.", "position": 0}
     store.commit([arrived(1), arrived(2), arrived(3, **late), *delivered(1, 1, step=1)])
     store.commit(
         [

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from halteres.errors import HalteresError
-from halteres.trajectories.wire.scored import parse, parse_list
+from halteres.trajectories.wire import glance, longhand, scored
+from halteres.trajectories.wire.schema import Unprocessable
+from halteres.trajectories.wire.scored import LARGE, MANY, MOST_GROUPS, parse, parse_list
 
 MILLION = 1_000_000
 LONGEST_S = 10
@@ -82,3 +86,61 @@ def test_many_keys_that_come_again_and_again_cost_no_more() -> None:
     again = ",".join(['"tokens":[[1]],"messages":[],"scores":[1]'] * 10_000)
     assert parse(group()[:-1] + b"," + again.encode() + b"}").problem is None
     assert len(parse_list(b"[" + b",".join([group()] * 5000) + b"]")) == 5000
+
+
+@pytest.mark.parametrize("last", [b"{}", b"NaN"])  # read by msgspec, and by Python
+def test_a_list_holds_so_many_groups_and_no_more(last: bytes) -> None:
+    few = b"[" + b",".join([b"{}"] * (MOST_GROUPS - 1) + [last]) + b"]"
+    with pytest.raises(Unprocessable, match="Field required"):
+        parse_list(few)
+    with pytest.raises(Unprocessable, match=f"at most {MOST_GROUPS} groups, not {MOST_GROUPS + 1}: send several"):
+        parse_list(few[:-1] + b",{}]")
+
+
+NUMBERS = ",".join(["1"] * 20_000)
+ONE_ROW = {"tokens": f"[[{NUMBERS}]]", "masks": f"[[{NUMBERS}]]"}
+
+
+@pytest.mark.parametrize(
+    ("body", "in_thread"),
+    [
+        (group(), False),
+        (group(scores="[true]"), False),
+        (group(**ONE_ROW), False),
+        (group(**ONE_ROW, scores="[true]"), True),
+        (group(images='"' + "x" * LARGE + '"'), True),
+    ],
+    ids=["small", "unusual", "longer", "long and unusual", "large"],
+)
+async def test_what_takes_long_is_read_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch, body: bytes, in_thread: bool
+) -> None:
+    threads = seen_reading(monkeypatch)
+    assert await scored.read(body, "k") == parse(body, "k")
+    assert (threads[-2] != "MainThread", threads[-1]) == (in_thread, "MainThread")
+
+
+@pytest.mark.parametrize(("num_groups", "in_thread"), [(1, False), (MANY, False), (MANY + 1, True)])
+async def test_many_groups_are_read_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch, num_groups: int, in_thread: bool
+) -> None:
+    threads, body = seen_reading(monkeypatch), b"[" + b",".join([group()] * num_groups) + b"]"
+    assert await scored.read_list(body) == [parse(group())] * num_groups
+    assert {name != "MainThread" for name in threads[:num_groups]} == {in_thread}
+
+
+def seen_reading(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The threads in which a group was read to its end: at a glance, or the long way."""
+    threads = list[str]()
+
+    def watched(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+        def reader(body: bytes) -> Any:
+            if (found := read(body)) is not None:
+                threads.append(threading.current_thread().name)
+            return found
+
+        return reader
+
+    for reader in (glance, longhand):
+        monkeypatch.setattr(reader, "read", watched(reader.read))
+    return threads

@@ -7,9 +7,10 @@ Never: trains; imports torch or an asynchronous HTTP library.
     client.register(TrainerRegistration(batch_size=128, max_token_len=256, num_steps=40, run_id="r1", max_staleness=0))
     batch = client.batch(0, deadline_s=600)
 
-A question names the batch that its asker holds, and so acknowledges it: whoever lost a reply asks again and gets the
-same batch. That takes no clock and no further request, and is what our own trainer does. A lease is for a trainer that
-works on several batches at a time, or wants one back in the queue when it dies before it has learnt from it:
+A question names the batch that its asker holds, or 0, and so acknowledges it: whoever lost a reply asks again and gets
+the same batch. That takes no clock and no further request, and is what our own trainer does. Leases are for a trainer
+that works on several batches at a time, or wants one back in the queue when it dies before it has learnt from it, and
+for several trainers on one queue:
 
     batch = client.batch(0, deadline_s=600, lease_s=60)
     client.extend(client.leased.id, 60)      # before it expires, while the work goes on
@@ -83,7 +84,7 @@ class TrainerClient:
     def __init__(self, url: str, patience: Patience | None = None) -> None:
         self._at, self._patience = Address.of(url), patience or Patience()
         self._connection: http.client.HTTPConnection | None = None
-        self._held: int | None = None  # id of the last batch received whole without a lease
+        self._held = 0  # id of the last batch received whole without a lease; 0: none
         self._leased: Lease | None = None
 
     @property
@@ -95,7 +96,7 @@ class TrainerClient:
 
     def register(self, registration: TrainerRegistration, /) -> int:
         """Register; gives the registration's uuid. Registering again goes on with the same run."""
-        self._held = self._leased = None
+        self._held, self._leased = 0, None
         answer = self._call("POST", "/register", asdict(registration))
         return json.loads(answer)["uuid"]  # not msgspec: it has no integers of 128 bits
 
@@ -161,7 +162,7 @@ class TrainerClient:
 
     def reset(self) -> None:
         """GET /reset_data: forget the run on the server; its groups are archived."""
-        self._held = self._leased = None
+        self._held, self._leased = 0, None
         self._call("GET", "/reset_data")
 
     def close(self) -> None:
@@ -180,7 +181,7 @@ class TrainerClient:
 
     def _keep(self, reply: BatchReply) -> None:
         if reply.lease_expires is None or reply.batch_id is None:
-            self._held = reply.batch_id
+            self._held = reply.batch_id or 0  # the original server names none
         else:
             self._leased = Lease(id=reply.batch_id, expires_at=reply.lease_expires)
 
@@ -232,7 +233,6 @@ class TrainerClient:
 _REFUSALS = {**EVERYWHERE, 404: NotFound, 409: LeaseLost}
 
 
-def _question(policy_version: int, hold_s: float, held: int | None, lease_s: float | None) -> str:
-    after = "" if held is None else f"&after={held}"
+def _question(policy_version: int, hold_s: float, held: int, lease_s: float | None) -> str:
     lease = "" if lease_s is None else f"&lease={lease_s:.3f}"
-    return f"/batch?policy_version={policy_version}{after}{lease}&wait={hold_s:.3f}"
+    return f"/batch?policy_version={policy_version}&after={held}{lease}&wait={hold_s:.3f}"

@@ -9,10 +9,9 @@ Never: waits, reads tokens, writes a reply.
        │         ▲ nacked, or its time is up                  │
        └────▶ LEASED ──────────── acknowledged ───────────────┘
 
-A trainer that names its policy version and asks again with the one it was last served has trained on nothing since: its
-reply was lost, or it crashed before the step. It gets the same batch, which counts once. One that asks with a smaller
-version went back to a checkpoint: what later weights sampled is set aside. On-policy means the trainer's own version:
-`max_staleness` bounds the distance both ways.
+A trainer whose reply was lost, or that crashed before the step, gets the same batch, which counts once (`again`). One
+that registers with a step before batches that it got went back to a checkpoint: what later weights sampled is set
+aside. On-policy means the trainer's own version: `max_staleness` bounds the distance both ways (`versions`).
 """
 
 from __future__ import annotations
@@ -21,9 +20,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from halteres.errors import Conflict, NotFound
+from halteres.trajectories.delivering.again import lost, serve_again
 from halteres.trajectories.delivering.choice import choose, note_starving
+from halteres.trajectories.delivering.versions import Span, has_gone_back, wanted
 from halteres.trajectories.intake.fitness import exceeds_batch, too_far
-from halteres.trajectories.records import Delivery, DeliverySaved, GroupRecord, Place, RunRecord, Standing
+from halteres.trajectories.records import Delivery, DeliverySaved, GroupRecord, Place, Standing
 from halteres.trajectories.state import State
 from halteres.trajectories.wire.contents import Problem
 from halteres.trajectories.wire.schema import BatchQuery
@@ -46,12 +47,14 @@ def next_batch(state: State, query: BatchQuery) -> Delivery | None:
     state.save_run(replace(run, started=True))
     take_back_expired(state)
     _take_as_held(state, query.after)
-    if query.lease is None and (last := _lost(state, query, version)) is not None:
-        state.save_run(replace(state.run, step=max(run.step, last.step or 0)))
-        return last
+    if (last := lost(state, query, version)) is not None:
+        if has_gone_back(state.run):
+            _set_aside_outside(state, wanted(state, version), version)
+        return serve_again(state, last, version)
     _move_on(state, version)
-    back = next((each for each in state.out.values() if each.is_back), None)
-    if back is not None:
+    came_back = [each for each in state.out.values() if each.is_back]
+    if came_back:
+        back = min(came_back, key=lambda each: min(each.groups))  # the oldest, however often it was handed out
         state.do(DeliverySaved(replace(back, standing=Standing.REPLACED)))
         return _hand_out(state, back.groups, query, version)
     note_starving(state)
@@ -87,19 +90,29 @@ def hand_over(state: State, batch_id: int) -> None:
         _deliver(state, batch)
 
 
-def acknowledge(state: State, batch_id: int) -> Delivery:
+def must_look_up(state: State, batch_id: int) -> bool:
+    """Whether only the store knows what became of a batch: memory keeps the newest."""
+    return 0 < batch_id <= state.last_delivery and batch_id not in state.out and batch_id not in state.settled
+
+
+def acknowledge(state: State, batch_id: int, looked_up: Delivery | None = None) -> Delivery:
     """A trainer has it for good. Safe to repeat; also while it is back, but not served to another yet.
+
+    Args:
+        state: of the server.
+        batch_id: of the batch.
+        looked_up: what the store knows of it, where that `must_look_up`.
 
     Raises:
         NotFound, LeaseLost.
     """
     batch = state.out.get(batch_id)
     if batch is not None:
-        return _deliver(state, batch)
-    settled = state.settled.get(batch_id)
+        return _deliver(state, replace(batch, held=None))
+    settled = state.settled.get(batch_id, looked_up)
     if settled is not None and settled.standing is Standing.DELIVERED:
         return settled
-    raise _not_theirs(state, batch_id)
+    raise _not_theirs(state, batch_id, settled)
 
 
 def nack(state: State, batch_id: int) -> Delivery:
@@ -137,8 +150,8 @@ def dissolve(state: State, batch: Delivery, unfit: dict[int, Problem]) -> None:
         state.put(group, Place.SET_ASIDE if problem else Place.QUEUED, problem)
 
 
-def _not_theirs(state: State, batch_id: int) -> NotFound | LeaseLost:
-    settled = state.settled.get(batch_id)
+def _not_theirs(state: State, batch_id: int, looked_up: Delivery | None = None) -> NotFound | LeaseLost:
+    settled = state.settled.get(batch_id, looked_up)
     if settled is None and batch_id not in state.out and not 0 < batch_id <= state.last_delivery:
         return NotFound(f"There is no batch {batch_id}.", "No batch with that id was ever served.")
     why = {
@@ -150,15 +163,18 @@ def _not_theirs(state: State, batch_id: int) -> NotFound | LeaseLost:
 
 
 def _hand_out(state: State, groups: tuple[int, ...], query: BatchQuery, version: int | None) -> Delivery:
-    now = state.clock()
+    now, members = state.clock(), [state.waiting[group_id] for group_id in groups]
+    tagged = [group.versions for group in members if group.versions]
     batch = Delivery(
         id=state.last_delivery + 1,
         standing=Standing.OFFERED if query.lease is None else Standing.LEASED,
         version=version,
         groups=groups,
-        num_sequences=sum(state.waiting[group_id].size for group_id in groups),
+        num_sequences=sum(group.size for group in members),
         made_at=now,
         expires_at=now + (OFFER_S if query.lease is None else query.lease),
+        versions=(min(low for low, _ in tagged), max(high for _, high in tagged)) if tagged else None,
+        held=query.after or 0,
     )
     state.do(DeliverySaved(batch))
     return batch
@@ -179,45 +195,29 @@ def _take_as_held(state: State, batch_id: int | None) -> None:
         _deliver(state, state.out[batch_id])
 
 
-def _lost(state: State, query: BatchQuery, version: int | None) -> Delivery | None:
-    """The batch that the trainer was last served, if it asks for it again."""
-    run, last = state.run, state.run.last
-    if last is None or version != last.version or last.num_sequences != run.batch_size:
-        return None
-    again = state.max_staleness == 0 if query.after is None else query.after != last.id
-    return last if again else None
-
-
 def _move_on(state: State, version: int | None) -> None:
     """The trainer asks for another batch: what fits none of its batches any more is set aside."""
     run = state.run
     state.save_run(replace(run, asked_version=version, parked=False))
     _set_aside_oversized(state)
-    span = _span(state, run, version)
-    for group in state.queue.outside(*span) if span else ():
-        state.put(group, Place.SET_ASIDE, too_far(group, version, state.max_staleness))
+    span = wanted(state, version)
+    _set_aside_outside(state, span, version)
     for batch in [each for each in state.out.values() if each.is_back]:
         unfit = dict(_unfit(state, batch, span, version))
         if unfit or batch.num_sequences != run.batch_size:
             dissolve(state, batch, unfit)
 
 
-def _span(state: State, run: RunRecord, version: int | None) -> tuple[int, int] | None:
-    """The oldest and the newest version that a batch may contain; None: any."""
-    bound = state.max_staleness
-    if bound is None or version is None:
-        return None
-    went_back = run.asked_version is not None and version < run.asked_version
-    return version - bound, version if went_back else version + bound
+def _set_aside_outside(state: State, span: Span | None, version: int | None) -> None:
+    for group in state.queue.outside(span.oldest, span.newest) if span else ():
+        state.put(group, Place.SET_ASIDE, too_far(group, version, state.max_staleness))
 
 
-def _unfit(
-    state: State, batch: Delivery, span: tuple[int, int] | None, version: int | None
-) -> Iterator[tuple[int, Problem]]:
+def _unfit(state: State, batch: Delivery, span: Span | None, version: int | None) -> Iterator[tuple[int, Problem]]:
     for group in map(state.waiting.__getitem__, batch.groups):
         if group.size > state.run.batch_size:
             yield group.id, exceeds_batch(group.size, state.run.batch_size)
-        elif span and group.versions and (group.versions[0] < span[0] or group.versions[1] > span[1]):
+        elif span and not span.holds(group.versions):
             yield group.id, too_far(group, version, state.max_staleness)
 
 

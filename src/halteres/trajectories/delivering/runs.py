@@ -18,12 +18,13 @@ def register(state: State, registration: Registration) -> int:
     """A trainer registers: the same run goes on, another one begins. Gives the registration's uuid, 128 bits.
 
     A trainer that names its run is believed about its step, because environments count evaluations and their end by it:
-    after a crash it comes back at its last checkpoint.
+    after a crash it comes back at its last checkpoint. Nobody is parked any more where the bound is not 0 now.
     """
     uuid, run = secrets.randbits(128), state.run
     if run.registration is not None and run.registration.identity == registration.identity:
         step = run.step if registration.run_id is None else registration.starting_step
         state.save_run(replace(run, registration=registration, uuid=str(uuid), step=step))
+        state.save_run(replace(state.run, parked=state.run.parked and state.max_staleness == 0))
         return uuid
     first = run.first_group if run.registration is None else archive(state)
     state.save_run(

@@ -33,7 +33,7 @@ class Environment:
 
     record: EnvRecord
     heard_at: float  # unix s
-    awake: dict[int, Environment] = field(default_factory=dict["int, Environment"], repr=False, compare=False)
+    awake: dict[int, Environment] = field(repr=False, compare=False)  # it enters itself when it is heard of
     timeout_s: float = TIMEOUT_S  # of silence, after which it counts for nothing
     buffer: Buffer = field(default_factory=Buffer)
     noted_seen: float = 0.0  # unix s, when others on the same queue were last told that it was heard of

@@ -30,7 +30,7 @@ def too_far(group: GroupRecord, version: int | None, bound: int | None) -> Probl
     low, high = group.versions or (asked, asked)
     if low < asked - lag:
         return stale(low, asked, lag)
-    return Problem("ahead", f"Sampled by version {high}; the trainer is at {asked}, back at a checkpoint.")
+    return Problem("ahead", f"Sampled by version {high}; the trainer is at {asked}, and allows a distance of {lag}.")
 
 
 def exceeds_batch(size: int, batch_size: int) -> Problem:

@@ -155,7 +155,7 @@ def _set_aside(state: State) -> Iterator[Reason]:
 
 _MEANINGS = {
     "stale": "sampled by weights too old for the trainer's bound",
-    "ahead": "sampled by weights newer than the trainer's, which went back to a checkpoint",
+    "ahead": "sampled by weights too new for the trainer, which may have gone back to a checkpoint",
     "group_exceeds_batch": "larger than a whole batch",
     "not_finite": "with a number that is NaN or infinite",
     "lengths": "with arrays that differ in length",

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from halteres.errors import UserError
-from halteres.trajectories.wire.encoding import BadBody, TooLarge, inflate
+from halteres.trajectories.wire.encoding import TooLarge, inflate
 
 AT_ONCE = 1024**3
 """Bytes of all bodies being read or used; beyond, later ones wait, but for small ones."""
@@ -30,7 +30,10 @@ LARGE_PACKED = 128 * 1024
 """Bytes of gzip from which a thread inflates them: of what clients send, 1 MB or more inside."""
 
 AT_A_GLANCE = 1024 * 1024
-"""Bytes that are inflated on the event loop, in 2 ms at most. What holds more is inflated in a thread, from the start."""
+"""Bytes that are inflated on the event loop, in 2 ms at most. What holds more begins again in a thread."""
+
+GZIPPED = b"\x1f\x8b"
+"""How every gzip stream begins."""
 
 DEADLINE_S = 120.0
 """How long a body may take from its first byte to its last: one that trickles holds its place for no longer."""
@@ -143,10 +146,9 @@ class Bodies:
         return b"".join(chunks)
 
     async def _inflated(self, body: bytes, encoding: str) -> bytes:
-        if encoding == "identity":
+        """What a client calls encoded and is not, or as nobody knows, is left to the reader of JSON."""
+        if not body or not (encoding in ("gzip", "x-gzip") or ("gzip" in encoding and body.startswith(GZIPPED))):
             return body
-        if encoding not in ("gzip", "x-gzip"):
-            raise BadBody("The body's Content-Encoding is not understood.", "", "Send it as gzip, or plain.")
         if len(body) <= LARGE_PACKED:
             try:
                 return inflate(body, min(AT_A_GLANCE, self.largest))

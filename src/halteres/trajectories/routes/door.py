@@ -6,6 +6,9 @@ Never: knows a route, reads a body.
 
 Browsers carry requests for any page. Host tells of a page whose name was pointed at this machine (DNS rebinding),
 Origin of one that calls from elsewhere, and Sec-Fetch-Site of one that only embeds an address, which has no Origin.
+A page with another name does not know the token, and its browser sends it to no other name either: who sends the token
+without a word of a page may call the server as it likes. Without the token, beyond the loopback, a name without a dot
+passes too: machines and services of a cluster have such names, and pages of the Internet have none.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import binascii
 import hmac
 import ipaddress
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -43,7 +47,15 @@ NO_TOKEN = TokenWanted(
     "Send 'Authorization: Bearer TOKEN', or have it in the URL: http://x:TOKEN@HOST:PORT.",
 )
 
+_NEXT = {
+    "Host": "Start it with --allow-host NAME, or call it by its IP address; who sends its token may use any name.",
+    "Origin": "If that is a name of this server, start it with --allow-host NAME.",
+}
+
 _OFF_SITE = b"cross-site"
+
+RESOLVER_S = 0.5
+"""How long a start waits for this machine's full name; resolvers that do not answer take half a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,23 +70,26 @@ class Doorkeeper:
     def of(cls, options: Options, address: str) -> Self:
         """The doorkeeper of a server that listens on this IP address."""
         beyond = not is_loopback(address)
-        own = frozenset({socket.gethostname().lower()}) if beyond else frozenset[str]()
+        own = own_names() if beyond else frozenset[str]()
         return cls(names=LOCAL_NAMES | own | options.allowed_hosts, any_address=beyond, token=options.token)
 
     def refusal(self, headers: RawHeaders) -> UserError | None:
         """Why this request may not come in; None: it may."""
-        hosts, origins, logins, is_embedded = _read(headers)
-        if len(hosts) != 1 or not self.is_own(_hostname(f"//{hosts[0]}")):
-            return self._foreign("Host", hosts)
-        if origins and not all(self.is_welcome(origin, hosts[0]) for origin in origins):
-            return self._foreign("Origin", origins)
-        if is_embedded and not origins:
+        said = _read(headers)
+        knows = self.token is not None and self._knows(said.logins)
+        if len(said.hosts) != 1 or not (self.is_own(_hostname(f"//{said.hosts[0]}")) or (knows and not said.of_page)):
+            return self._foreign("Host", said.hosts)
+        if said.origins and not all(self.is_welcome(origin, said.hosts[0]) for origin in said.origins):
+            return self._foreign("Origin", said.origins)
+        if _OFF_SITE in said.sites and not said.origins:
             return self._foreign("the page", [])
-        return None if self.token is None or self._knows(logins) else NO_TOKEN
+        return None if self.token is None or knows else NO_TOKEN
 
     def is_own(self, name: str | None) -> bool:
         """Whether this server may be called so."""
-        return name is not None and (name in self.names or (self.any_address and _is_address(name)))
+        if name is None or name in self.names:
+            return name is not None
+        return self.any_address and ("." not in name or _is_address(name))
 
     def is_welcome(self, origin: str, host: str) -> bool:
         """Whether a page of that origin may talk to this server: its own, and those of its other names."""
@@ -88,7 +103,7 @@ class Doorkeeper:
         if not self.any_address:
             return FOREIGN
         why = f"{what} names '{found[0][:200]}'." if found else f"{what} is another's."
-        return Foreign("This server does not answer to that name.", why, "Name it with --allow-host NAME.")
+        return Foreign("This server does not answer to that name.", why, _NEXT.get(what, ""))
 
 
 class Door:
@@ -105,19 +120,42 @@ class Door:
         await self._app(scope, receive, send)
 
 
-def _read(headers: RawHeaders) -> tuple[list[str], list[str], list[str], bool]:
-    """Host, Origin and Authorization, and whether a page of another site embeds the address."""
-    hosts, origins, logins, is_embedded = list[str](), list[str](), list[str](), False
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a request says of who sends it, and where to."""
+
+    hosts: list[str]
+    origins: list[str]
+    logins: list[str]
+    sites: list[bytes]  # where the page is, as its browser sees it
+
+    @property
+    def of_page(self) -> bool:
+        """A browser sends it, for a page."""
+        return bool(self.origins or self.sites)
+
+
+def _read(headers: RawHeaders) -> _Said:
+    said = _Said([], [], [], [])
     for name, value in headers:
         if name == b"host":
-            hosts.append(value.decode("latin-1"))
+            said.hosts.append(value.decode("latin-1"))
         elif name == b"origin":
-            origins.append(value.decode("latin-1"))
+            said.origins.append(value.decode("latin-1"))
         elif name == b"authorization":
-            logins.append(value.decode("latin-1"))
+            said.logins.append(value.decode("latin-1"))
         elif name == b"sec-fetch-site":
-            is_embedded = is_embedded or value.lower() == _OFF_SITE
-    return hosts, origins, logins, is_embedded
+            said.sites.append(value.lower())
+    return said
+
+
+def own_names(resolver_s: float = RESOLVER_S) -> frozenset[str]:
+    """What this machine calls itself, in small letters: its name, and the full one if that is found out in time."""
+    found = [socket.gethostname().lower()]
+    asking = threading.Thread(target=lambda: found.append(socket.getfqdn().lower()), daemon=True)
+    asking.start()
+    asking.join(resolver_s)
+    return frozenset(found)
 
 
 @lru_cache(256)

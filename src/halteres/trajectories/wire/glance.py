@@ -19,7 +19,7 @@ import simdjson
 from numpy.typing import NDArray
 
 from halteres.trajectories.wire.contents import Outline
-from halteres.trajectories.wire.longhand import ARRAYS, KEYS, Version, holds_too_much, is_deep, missing_in
+from halteres.trajectories.wire.longhand import ARRAYS, KEYS, VersionTag, holds_too_much, is_deep, missing_in
 from halteres.trajectories.wire.schema import Key
 
 LARGEST = 4 * 1024 * 1024
@@ -37,7 +37,7 @@ _TEXTS = {
     "generation_params": msgspec.json.Decoder(dict[str, Any]),
     "group_overrides": msgspec.json.Decoder(dict[str, Any]),
     "images": msgspec.json.Decoder(Any),
-    "policy_version": msgspec.json.Decoder(Version | list[tuple[Version, Version]]),
+    "policy_version": msgspec.json.Decoder(VersionTag),
 }
 """What else may hold brackets. Its objects are made: that also says whether it nests deeper than clients can read."""
 _all = msgspec.json.Decoder(dict[str, msgspec.Raw])

@@ -8,6 +8,8 @@ A refusal is 422 with `{"detail": [{"type", "loc", "msg"}]}`, as the original's 
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -15,6 +17,7 @@ import msgspec
 
 from halteres.config.limits import LARGEST_BATCH
 from halteres.errors import InvalidData
+from halteres.trajectories.wire.leniency import coerced
 
 T = TypeVar("T")
 
@@ -37,6 +40,10 @@ class Unprocessable(InvalidData):
     def __init__(self, problems: list[dict[str, Any]]) -> None:
         super().__init__("; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in problems))
         self.problems = problems
+
+    def of_item(self, index: int) -> Unprocessable:
+        """The same of one item of a body that is a list."""
+        return Unprocessable([{**each, "loc": [*each["loc"][:1], index, *each["loc"][1:]]} for each in self.problems])
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,14 +79,39 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
         return (self.wandb_project, self.wandb_group, self.checkpoint_dir)
 
 
-class EnvRegistration(msgspec.Struct, frozen=True, kw_only=True):
-    """POST /register-env."""
+LONGEST_NAME = 4096
+"""Characters of an environment's name."""
 
-    max_token_length: Integer
-    desired_name: Text | None = None
-    weight: Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]  # times the length it must stay a number
-    group_size: Count
+HEAVIEST = 1e12
+"""A weight: times the length of a context it must stay a number."""
+
+_MOST = 2**31
+
+
+class EnvRegistration(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /register-env. An unmodified client dies of a refusal, so what cannot be used is brought within bounds."""
+
+    max_token_length: int
+    desired_name: str | None = None
+    weight: float
+    group_size: int  # sequences
     min_batch_allocation: float | None = None
+
+    def __post_init__(self) -> None:
+        """A weight that is no finite number is 1, an allocation none; a group has a sequence or more.
+
+        With a group size below 1 the original's client drops every group but those with a size of their own, which
+        are whole whatever their size: as they are beside a group size of 1.
+        """
+        share, name = self.min_batch_allocation, (self.desired_name or "").replace("\0", "")[:LONGEST_NAME]
+        self._set("max_token_length", min(max(self.max_token_length, -_MOST), _MOST))
+        self._set("desired_name", name.encode(errors="replace").decode() or None)  # half a surrogate pair becomes "?"
+        self._set("weight", min(max(self.weight, -HEAVIEST), HEAVIEST) if math.isfinite(self.weight) else 1.0)
+        self._set("group_size", min(max(self.group_size, 1), _MOST))
+        self._set("min_batch_allocation", share if share is None or math.isfinite(share) else None)
+
+    def _set(self, name: str, value: object) -> None:
+        msgspec.structs.force_setattr(self, name, value)
 
 
 class EnvReference(msgspec.Struct, frozen=True):
@@ -145,6 +177,10 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
 """What msgspec raises at bytes that are no JSON, or not of the shape asked for."""
 
 
+LARGEST_REREAD = 1024 * 1024
+"""Bytes of a body that is read a second time, value by value."""
+
+
 def decode(body: bytes, kind: type[T]) -> T:
     """A JSON body as a value of `kind`.
 
@@ -154,7 +190,18 @@ def decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind, strict=False)
     except UNREADABLE as error:
-        raise refusal(error, "body") from error
+        return _reread(body, kind, error)
+
+
+def _reread(body: bytes, kind: type[T], refused: Exception) -> T:
+    """As the original reads it: with Python's NaN and Infinity, truth values and padded texts as numbers."""
+    try:
+        values = json.loads(body) if len(body) <= LARGEST_REREAD else None
+    except (ValueError, RecursionError):
+        raise refusal(refused, "body") from refused
+    if values is None:
+        raise refusal(refused, "body") from refused
+    return convert(coerced(values, msgspec.inspect.type_info(kind)), kind, "body")
 
 
 def convert(values: Any, kind: type[T], where: str) -> T:

@@ -20,7 +20,7 @@ from isal import isal_zlib
 from halteres.trajectories.records import Versions
 from halteres.trajectories.wire import glance, longhand
 from halteres.trajectories.wire.contents import Outline, Problem, find_problem
-from halteres.trajectories.wire.schema import UNREADABLE, refusal
+from halteres.trajectories.wire.schema import UNREADABLE, Unprocessable, refusal
 
 LARGE = 512 * 1024
 """Bytes from which a body is read in a thread, which costs 0.1 ms. Up to here a glance takes 1 ms as a rule, and 15 of
@@ -82,7 +82,14 @@ def parse_list(body: bytes) -> list[Scored]:
         Unprocessable: it is no list, or too long; a group does not fit the schema.
         RecursionError: it nests too deeply.
     """
-    return [parse(each) for each in _bodies(body)]
+    return [_item(each, index) for index, each in enumerate(_bodies(body))]
+
+
+def _item(body: bytes, index: int) -> Scored:
+    try:
+        return parse(body)
+    except Unprocessable as refused:
+        raise refused.of_item(index) from refused
 
 
 def _bodies(body: bytes) -> list[bytes]:
