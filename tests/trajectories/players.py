@@ -402,9 +402,11 @@ class Players:
     def _know_envs(self) -> None:
         """A server that has just begun waits for its environments anew; one that was not heard of may be known."""
         for told in self.world.get("/v1/diagnostics")["environments"]:
-            heard_at = self.world.clock.now - told["last_seen_s"]
-            said_goodbye = heard_at + ENV_TIMEOUT_S >= self.world.clock.now and not told["connected"]
-            self.knows.envs[told["env_id"]] = Env(told["group_size"], told["min_share"], heard_at, not said_goodbye)
+            env_id, heard_at = told["env_id"], self.world.clock.now - told["last_seen_s"]
+            connected = told["connected"]
+            if told["last_seen_s"] > ENV_TIMEOUT_S:  # it would not be live in any case
+                connected = env_id not in self.knows.envs or self.knows.envs[env_id].connected
+            self.knows.envs[env_id] = Env(told["group_size"], told["min_share"], heard_at, connected)
 
 
 def _body(posted: Posted, key: str | None = None) -> Json:

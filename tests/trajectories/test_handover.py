@@ -181,6 +181,7 @@ async def test_a_question_by_head_takes_no_batch(scene: Scene) -> None:
     assert num_sequences(await scene.batch()) == 4
 
 
+@pytest.mark.chaos
 async def test_a_batch_of_more_groups_than_sqlite_takes_parameters_is_served(tmp_path: Path) -> None:
     num_groups = 33_000
     store = SqliteStore(tmp_path / "queue.sqlite")

@@ -238,7 +238,8 @@ async def test_a_full_queue_says_when_to_come_again(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(service, "FULL_HOLD_S", 0.01)
     options = Options(database="", rules=Rules(max_queue_bytes=2**20))
     async with opened(tmp_path / "queue.sqlite", options=options) as scene:
-        answer = await scene.raw_post("/scored_data", group(2, images="x" * 2**20))
+        await scene.send(group(2, images="x" * 2**19))
+        answer = await scene.raw_post("/scored_data", group(2, images="x" * 2**19))
         assert (answer.status_code, answer.json()["code"], answer.headers["retry-after"]) == (503, "queue_full", "5")
         await scene.send(group(2))
 

@@ -65,7 +65,7 @@ class Expected:
         return False
 
 
-@settings(max_examples=500, deadline=None, derandomize=True)
+@settings(max_examples=250, deadline=None, derandomize=True)
 @given(queues, batch_sizes, shares)
 def test_a_batch_is_exact_and_the_one_that_the_rule_prefers(
     groups: Queued, batch_size: int, needs: dict[int, int]
@@ -81,7 +81,7 @@ def test_a_batch_is_exact_and_the_one_that_the_rule_prefers(
     assert [group.position for group in taken] == sorted(Expected(groups, batch_size, needs).taken)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(queues, batch_sizes, shares)
 def test_a_lane_is_first_in_first_out_and_the_oldest_group_that_fits_is_in(
     groups: Queued, batch_size: int, needs: dict[int, int]
@@ -97,7 +97,7 @@ def test_a_lane_is_first_in_first_out_and_the_oldest_group_that_fits_is_in(
         assert positions[0] == min(min(choice) for choice in exact(groups, batch_size))
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(queues, batch_sizes, shares)
 def test_every_environment_with_a_minimum_gives_a_group_where_that_is_possible(
     groups: Queued, batch_size: int, needs: dict[int, int]
@@ -110,7 +110,7 @@ def test_every_environment_with_a_minimum_gives_a_group_where_that_is_possible(
         assert set(needs) <= {group.env_id for group in taken}
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(queues, batch_sizes, st.sampled_from([0, 1, 2]))
 def test_a_minimum_holds_batches_back_only_while_it_may_still_be_met(
     groups: Queued, batch_size: int, env_id: int
