@@ -14,7 +14,7 @@ from halteres.trajectories.wire import glance, longhand, scored
 from halteres.trajectories.wire.schema import Unprocessable
 from halteres.trajectories.wire.scored import LARGE, MANY, MOST_GROUPS, parse, parse_list
 
-MANY = 300_000
+LOTS = 300_000
 LONGEST_S = 10
 """A stall of a quadratic reader takes minutes; the slowest of these takes half a second."""
 
@@ -26,27 +26,27 @@ def group(**texts: str) -> bytes:
 
 
 COSTLY = {
-    "brackets": "[" * MANY,
-    "empty rows": "[" + ",".join(["[]"] * (MANY // 6)) + "]",
-    "empty rows in a row": "[[" + ",".join(["[]"] * (MANY // 6)) + "]]",
-    "digits": "9" * MANY,
-    "a row of digits": "[[" + "9" * MANY + "]]",
-    "a fraction": "[[0." + "9" * MANY + "]]",
-    "an exponent": "[[1e-" + "9" * MANY + "]]",
-    "a large exponent": "[[1e" + "9" * MANY + "]]",
-    "rows": "[" + ",".join(["[1]"] * (MANY // 4)) + "]",
-    "one row": "[[" + ",".join(["1"] * (MANY // 2)) + "]]",
-    "space": "[[" + " " * MANY + "1]]",
+    "brackets": "[" * LOTS,
+    "empty rows": "[" + ",".join(["[]"] * (LOTS // 6)) + "]",
+    "empty rows in a row": "[[" + ",".join(["[]"] * (LOTS // 6)) + "]]",
+    "digits": "9" * LOTS,
+    "a row of digits": "[[" + "9" * LOTS + "]]",
+    "a fraction": "[[0." + "9" * LOTS + "]]",
+    "an exponent": "[[1e-" + "9" * LOTS + "]]",
+    "a large exponent": "[[1e" + "9" * LOTS + "]]",
+    "rows": "[" + ",".join(["[1]"] * (LOTS // 4)) + "]",
+    "one row": "[[" + ",".join(["1"] * (LOTS // 2)) + "]]",
+    "space": "[[" + " " * LOTS + "1]]",
     "spaced rows": "[" + ("[1]" + " " * 200 + ",") * 5000 + "[1]]",
-    "a string of brackets": '["' + "[]," * MANY + '"]',
-    "escapes": '"' + r"\u005b" * (MANY // 6) + '"',
-    "broken escapes": '"' + r"\ud800" * (MANY // 6) + '"',
+    "a string of brackets": '["' + "[]," * LOTS + '"]',
+    "escapes": '"' + r"\u005b" * (LOTS // 6) + '"',
+    "broken escapes": '"' + r"\ud800" * (LOTS // 6) + '"',
     "nested": "[" * 900 + "]" * 900,
-    "nested too deeply": "[" * MANY + "]" * MANY,
+    "nested too deeply": "[" * LOTS + "]" * LOTS,
     "objects": '{"a":' * 100_000 + "1" + "}" * 100_000,
     "keys": "{" + ",".join(f'"{at}":{at}' for at in range(60_000)) + "}",
     "the same key": "{" + ",".join(['"a":1'] * 100_000) + "}",
-    "a number that is none, last": "[[" + "1," * (MANY // 4) + "NaN]]",
+    "a number that is none, last": "[[" + "1," * (LOTS // 4) + "NaN]]",
 }
 
 
@@ -77,9 +77,9 @@ def test_neither_does_a_whole_body(costly: str) -> None:
 
 
 def test_many_rows_are_read_to_the_end() -> None:
-    rows = "[" + ",".join(["[1]"] * MANY) + "]"
-    found = parse(group(tokens=rows, masks=rows, scores="[" + ",".join(["1"] * MANY) + "]"))
-    assert (found.problem, found.size) == (None, MANY)
+    rows = "[" + ",".join(["[1]"] * LOTS) + "]"
+    found = parse(group(tokens=rows, masks=rows, scores="[" + ",".join(["1"] * LOTS) + "]"))
+    assert (found.problem, found.size) == (None, LOTS)
 
 
 def test_many_keys_that_come_again_and_again_cost_no_more() -> None:
