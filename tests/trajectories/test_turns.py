@@ -114,12 +114,12 @@ async def test_nobody_is_answered_before_it_is_kept() -> None:
         store.may_commit.clear()
         answer = turns.submit(step)
         assert await asyncio.to_thread(store.is_inside.wait, DEADLINE_S)
-        assert turns.state.run.step == 1  # decided in memory ...
+        assert (turns.state.run.step, turns.state.kept_step) == (1, 0)  # decided in memory, and not told
         assert not answer.done()
         assert store.kept.step == 0
         store.may_commit.set()
         assert await answer == 1
-        assert store.kept.step == 1
+        assert store.kept.step == turns.state.kept_step == 1
 
 
 async def test_what_waits_is_committed_together_and_in_order() -> None:

@@ -85,6 +85,13 @@ def open_store(options: Options) -> Store:
 def _sqlite(options: Options) -> Store:
     from halteres.trajectories.stores.sqlite import SqliteStore
 
+    if "://" in options.database:
+        scheme = options.database.partition("://")[0]
+        raise InvalidConfig(
+            f"--database names no database that is known: '{scheme}://'.",
+            "A queue lies in an SQLite file, or in PostgreSQL.",
+            "Name a file, or postgresql://USER@HOST/DATABASE.",
+        )
     file = Path(options.database).expanduser()
     with boundary(StoreFailed, f"The folder of {file}"):
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -55,6 +55,7 @@ class State:
     ) -> None:
         self.clock, self.rules, self._shared = clock, rules or Rules(), shared
         self.run: RunRecord = remembered.run
+        self.kept_step = remembered.run.step  # the run's, as a restart would find it
         self.queue = Queue()
         self.envs = Environments(self.rules.env_timeout_s, POLLING_S + (NOTED_S if shared else 0.0))
         self.shares = Shares(self.envs.weight)
@@ -82,6 +83,10 @@ class State:
         """Apply a change that was decided here, and note it for the store."""
         self.apply(change)
         self._noted.append(change)
+
+    def keep(self) -> None:
+        """Everything that was decided is kept: what environments count by may be told."""
+        self.kept_step = self.run.step
 
     def drain(self) -> list[Change]:
         """What was decided here since the last call."""

@@ -203,9 +203,12 @@ class Turns:
         except StoreFailed as loss:
             if not self._store.is_shared:  # there the next turn begins afresh
                 self._ended = loss
-        self._tell()
+        else:
+            self._tell()
 
     def _tell(self) -> None:
+        """Memory holds what is kept, and something new: whoever waits for a change looks again."""
+        self.state.keep()
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
 

@@ -95,6 +95,13 @@ async def test_a_body_that_trickles_is_given_up() -> None:
     assert bodies.held == 0
 
 
+async def test_a_body_that_stops_is_given_up_long_before_one_that_is_slow() -> None:
+    bodies = Bodies(largest=100, stall_s=0.05)
+    with pytest.raises(TooSlow, match=r"nothing of it for 0\.05 s"):
+        await read(bodies, Sender(transfer_encoding="chunked").send(b"x", more=True))
+    assert bodies.held == 0
+
+
 async def test_beyond_the_bound_later_bodies_wait_in_order() -> None:
     bodies, order = Bodies(largest=100, at_once=100, small=0), list[str]()
     first, second, third = sender(60), sender(60).send(b"2" * 60), sender(10).send(b"3" * 10)

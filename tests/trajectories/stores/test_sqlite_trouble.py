@@ -266,3 +266,36 @@ def test_the_same_turn_can_be_committed_after_it_failed(store: SqliteStore, monk
 
 def _fails(texts: Sequence[bytes]) -> None:
     raise OSError(28, os.strerror(28))
+
+
+def test_a_server_under_another_name_of_the_file_is_refused(tmp_path: Path) -> None:
+    """Both would give the same ids, and keep tokens in different folders."""
+    real, soft, hard = (tmp_path / name for name in ("real.sqlite", "soft.sqlite", "hard.sqlite"))
+    store = SqliteStore(real)
+    soft.symlink_to(real)
+    with pytest.raises(Conflict, match="in use"):
+        SqliteStore(soft)
+    hard.hardlink_to(real)
+    with pytest.raises(Conflict, match="hard link"):
+        SqliteStore(hard)
+    store.close()
+    hard.unlink()
+    store = SqliteStore(soft)
+    assert store.file == real
+    store.close()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.endswith((".lock", ".tokens"))) == [
+        "real.sqlite.lock",
+        "real.sqlite.tokens",
+    ]
+
+
+def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "notes.sqlite"
+    with sqlite3.connect(file) as connection:
+        connection.execute("CREATE TABLE notes (text)")
+    connection.close()
+    with pytest.raises(Conflict, match="another program's"):
+        SqliteStore(file)
+    with sqlite3.connect(file) as connection:
+        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("notes",)]
+    connection.close()

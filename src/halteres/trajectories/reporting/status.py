@@ -21,7 +21,7 @@ from halteres.trajectories.state import State
 def status(state: State) -> dict[str, int]:
     """GET /status: the step, and groups that wait."""
     num_out = sum(len(batch.groups) for batch in state.out.values())
-    return {"current_step": state.run.step, "queue_size": len(state.queue) + num_out}
+    return {"current_step": state.kept_step, "queue_size": len(state.queue) + num_out}
 
 
 def is_paused(state: State) -> bool:
@@ -52,13 +52,13 @@ def status_env(state: State, env: Environment) -> dict[str, Any]:
     if state.run.registration is None or is_paused(state):
         return idle(state, weight)
     figures = _queue_figures(state, env, now)
-    return {"current_step": state.run.step, **figures, "env_weight": weight, "allowance": allowance(state, env)}
+    return {"current_step": state.kept_step, **figures, "env_weight": weight, "allowance": allowance(state, env)}
 
 
 def idle(state: State, weight: float = 1.0) -> dict[str, Any]:
     """The answer that makes any client pause."""
     return {
-        "current_step": state.run.step,
+        "current_step": state.kept_step,
         "queue_size": 0,
         "unallocated_fraction": 0.0,
         "self_queue_size": 0,

@@ -35,6 +35,9 @@ AT_A_GLANCE = 1024 * 1024
 GZIPPED = b"\x1f\x8b"
 """How every gzip stream begins."""
 
+STALL_S = 10.0
+"""How long nothing of a body may arrive: one that says no more holds its place for no longer."""
+
 DEADLINE_S = 120.0
 """How long a body may take from its first byte to its last: one that trickles holds its place for no longer."""
 
@@ -53,6 +56,7 @@ class Bodies:
     at_once: int = AT_ONCE  # bytes of all
     small: int = SMALL  # bytes of one that waits for nobody
     deadline_s: float = DEADLINE_S
+    stall_s: float = STALL_S
     held: int = 0  # bytes
     _num_admitted: int = 0  # of bodies that are not small
     _waiting: deque[tuple[int, asyncio.Future[None]]] = field(default_factory=deque[tuple[int, asyncio.Future[None]]])
@@ -133,16 +137,20 @@ class Bodies:
                 return await self._chunks(request)
         except TimeoutError as error:
             raise TooSlow(
-                f"The body did not arrive within {self.deadline_s:g} s.", "", "Send it again on a better connection."
+                f"The body did not arrive within {self.deadline_s:g} s, or nothing of it for {self.stall_s:g} s.",
+                "",
+                "Send it again on a better connection.",
             ) from error
 
     async def _chunks(self, request: Request) -> bytes:
-        chunks, num_bytes = list[bytes](), 0
-        async for chunk in request.stream():
-            num_bytes += len(chunk)
-            if num_bytes > self.largest:
-                raise self._too_large()
-            chunks.append(chunk)
+        chunks, num_bytes, loop = list[bytes](), 0, asyncio.get_running_loop()
+        async with asyncio.timeout(self.stall_s) as patience:
+            async for chunk in request.stream():
+                patience.reschedule(loop.time() + self.stall_s)
+                num_bytes += len(chunk)
+                if num_bytes > self.largest:
+                    raise self._too_large()
+                chunks.append(chunk)
         return b"".join(chunks)
 
     async def _inflated(self, body: bytes, encoding: str) -> bytes:

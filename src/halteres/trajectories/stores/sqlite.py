@@ -74,6 +74,7 @@ class SqliteStore:
         keep_bytes: int = KEEP_BYTES,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
+        file = file.resolve()  # tokens lie beside the file itself, whatever names lead to it
         self.file, self._power = file, durability == "power"
         self._database = SqliteFile(file, durability, (*tables.RECORDS, tables.extents))
         try:

@@ -129,6 +129,12 @@ class SqliteFile:
                 f"This server reads version {tables.SCHEMA_VERSION}.",
                 "Name another file with --database, or use the Halteres version that wrote it.",
             )
+        if found == 0 and self.connection.scalar(text("SELECT count(*) FROM sqlite_master")):
+            raise Conflict(
+                f"{self.file} is another program's database.",
+                "It holds tables, and none of a trajectory server's.",
+                "Name another file with --database.",
+            )
         tables.metadata.create_all(self.connection, wanted)
         self.connection.execute(text(f"PRAGMA user_version = {tables.SCHEMA_VERSION}"))
 
@@ -152,6 +158,12 @@ def unusable(file: Path, why: object) -> StoreFailed:
 def _lock(file: Path) -> IO[bytes]:
     """Hold the file until closed: two servers would each think that they know what is in it."""
     try:
+        if file.exists() and file.stat().st_nlink > 1:  # a lock, and the folder of tokens, go by the name
+            raise Conflict(
+                f"The trajectory database {file} has another name, too.",
+                "It is a hard link; a server under the other name would not know of this one.",
+                "Remove one of the names.",
+            )
         file.parent.mkdir(parents=True, exist_ok=True)
         held = file.with_name(f"{file.name}.lock").open("ab")
     except OSError as error:
