@@ -89,7 +89,7 @@ def test_every_acknowledged_group_is_in_one_delivered_batch_or_waits(
 
 @pytest.mark.chaos
 @pytest.mark.timeout(1800)
-@settings(max_examples=500, deadline=None, database=None, suppress_health_check=SLOW)
+@settings(max_examples=120, deadline=None, database=None, suppress_health_check=SLOW)
 @given(shares=BEGINNINGS, history=st.lists(STEP, min_size=40, max_size=120))
 def test_every_acknowledged_group_is_in_one_delivered_batch_or_waits_in_long_histories(
     shares: list[float | None] | None, history: list[Step]
