@@ -67,14 +67,14 @@ def create_app(
             try:
                 yield
             finally:
-                service.turns.stop()
+                service.stop()
 
     door = Middleware(Door, keeper=Doorkeeper.of(chosen, address))
     return Starlette(routes=ROUTES, lifespan=lifespan, middleware=[door], exception_handlers=HANDLERS)
 
 
 async def _take_turns(service: TrajectoryService, on_loss: Callable[[StoreFailed], None]) -> None:
-    failure = await service.turns.run()
+    failure = await service.run()
     if failure is not None:
         on_loss(failure)
 

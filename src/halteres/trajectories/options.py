@@ -99,14 +99,8 @@ def _sqlite(options: Options) -> Store:
 
 
 def _postgres(options: Options) -> Store:
-    try:
-        from halteres.trajectories.stores.postgres import PostgresStore
-    except ModuleNotFoundError as error:
-        if error.name is None or not error.name.startswith("psycopg"):
-            raise
-        raise InvalidConfig(
-            "A queue on PostgreSQL needs psycopg.", "It is not installed.", "pip install 'halteres[postgres]'"
-        ) from error
+    from halteres.trajectories.stores.postgres import PostgresStore
+
     return PostgresStore(options.database, durability=options.durability)
 
 
