@@ -16,9 +16,8 @@ from halteres.config import environ
 from halteres.errors import InvalidConfig, boundary
 from halteres.loopback import HOST
 from halteres.trajectories.rules import Rules
-from halteres.trajectories.stores.store import Store, StoreFailed
+from halteres.trajectories.stores.store import Durability, Store, StoreFailed
 
-Durability = Literal["process", "power"]
 Gzip = Literal["auto", "always", "never"]
 
 SMALLEST_TOKEN = 16

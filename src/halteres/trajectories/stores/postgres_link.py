@@ -12,16 +12,14 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, OperationalError, SQLAlchemyError
 
 from halteres.errors import InvalidConfig, boundary
 from halteres.redaction import Redactor
-from halteres.trajectories.stores.store import StoreFailed
-
-Durability = Literal["process", "power"]
+from halteres.trajectories.stores.store import Durability, StoreFailed
 
 SCHEMES = ("postgresql", "postgres", "postgresql+psycopg")
 

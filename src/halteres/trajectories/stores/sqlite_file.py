@@ -12,17 +12,14 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 from sqlalchemy import Connection, Table, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 
 from halteres.errors import Conflict, boundary
 from halteres.trajectories.stores import tables
-from halteres.trajectories.stores.store import StoreFailed
-
-Durability = Literal["process", "power"]
-"""What committed data survive: the death of the process; the loss of power."""
+from halteres.trajectories.stores.store import Durability, StoreFailed
 
 PRAGMAS = (
     "page_size = 2048",  # a commit writes whole pages, and changes little in each

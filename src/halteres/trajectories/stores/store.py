@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from halteres.errors import NotReady
 from halteres.trajectories.records import Change, Delivery, GroupRecord, KnownKey, Place, Remembered
+
+Durability = Literal["process", "power"]
+"""What committed data survive: the death of the process; the loss of power, too."""
 
 
 class StoreFailed(NotReady):
