@@ -330,7 +330,7 @@ class Players:
         marks = [element["tokens"][0][0] for element in told["batch"]]
         assert not set(marks) & self.knows.useless.keys()
         if back:
-            assert sorted(marks) == sorted(back), "a batch that came back goes first, unchanged"
+            assert sorted(marks) == sorted(back), "of the batches that came back, the one with the oldest group goes first, unchanged"
         else:
             by_mark = {seen.mark: seen for seen in queued}
             check_fresh([by_mark[mark] for mark in marks], queued, self.knows.batch_size, minima)
@@ -352,7 +352,8 @@ class Players:
         queues = {seen.id for seen in before if seen.place == "queued" and seen.mark not in self.knows.useless}
         queues |= {seen.id for batch_id in back.keys() - exact.keys() for seen in back[batch_id]}
         queued = [seen for seen in before if seen.id in queues]
-        return queued, [seen.mark for seen in exact[min(exact)]] if exact else []
+        oldest = min(exact.values(), key=lambda groups: min(seen.id for seen in groups), default=[])
+        return queued, [seen.mark for seen in oldest]
 
     def _change(
         self, method: str, path: str, body: Json | None, is_done: Callable[[], bool], happened: Callable[[], None]
