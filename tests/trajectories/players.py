@@ -208,13 +208,17 @@ class Players:
             self.knows.deliver(marks)
 
     def settle(self, which: int, what: str) -> None:
-        if (batch_id := _pick(self._open(), which)) is None:
-            return
+        if (batch_id := _pick(self._open(), which)) is not None:
+            self._settle(batch_id, what)
+
+    def _settle(self, batch_id: int, what: str) -> None:
         body = {"lease": LEASE_S} if what == "extend" else None
         try:
             answer = self.world.ask("POST", f"/v1/batches/{batch_id}/{what}", body)
         except Died:
             self._settle_after_death(self.listing, b"")
+            if what != "ack" and batch_id in self._open():
+                self._settle(batch_id, what)  # whether it was heard is told nowhere, and it may be said again
             return
         assert answer.status_code == 200, answer.text
         lease = self.knows.leases[batch_id]
@@ -330,7 +334,7 @@ class Players:
         marks = [element["tokens"][0][0] for element in told["batch"]]
         assert not set(marks) & self.knows.useless.keys()
         if back:
-            assert sorted(marks) == sorted(back), "of the batches that came back, the one with the oldest group goes first, unchanged"
+            assert sorted(marks) == sorted(back), "the batch that came back with the oldest group goes first, unchanged"
         else:
             by_mark = {seen.mark: seen for seen in queued}
             check_fresh([by_mark[mark] for mark in marks], queued, self.knows.batch_size, minima)

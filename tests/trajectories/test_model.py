@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from .players import Players
@@ -70,8 +70,10 @@ def played(shares: list[float | None] | None, history: list[Step]) -> None:
     """Play a history; `shares` are those of the environments at its beginning, None: no trainer is there yet."""
     with tempfile.TemporaryDirectory(prefix="halteres-model-") as folder, closing(Players(Path(folder))) as players:
         if shares is not None:
+            note(f"players.begin({shares})")
             players.begin(shares)
         for step in history:
+            note(repr(step))
             step.what(players, **step.how)
             players.everything_is_where_it_belongs()
 
