@@ -198,5 +198,5 @@ class Remembered:
     tallies: tuple[Tally, ...] = ()
     first_group_at: float | None = None  # unix s, of this run
     last_group: int = 0  # largest id ever given
-    last_position: int = 0
+    last_position: int = 0  # of what waits
     last_delivery: int = 0

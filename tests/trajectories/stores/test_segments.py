@@ -46,7 +46,9 @@ def test_a_full_file_is_followed_by_the_next(tmp_path: Path) -> None:
     held = opened(tmp_path, segment_bytes=10)
     extents = [extent for text in (b"a" * 9, b"b" * 9, b"c") for extent in held.append([text])]
     assert [extent.segment for extent in extents] == [1, 1, 2]
-    assert (held.full, sizes(tmp_path)) == ([1], {"00000001.seg": 18, "00000002.seg": 1})
+    assert held.full == [1]
+    held.close()
+    assert sizes(tmp_path) == {"00000001.seg": 18, "00000002.seg": 1}
     assert held.read(extents) == [b"a" * 9, b"b" * 9, b"c"]
     held.close()
 

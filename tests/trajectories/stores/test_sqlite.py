@@ -187,12 +187,12 @@ def test_any_number_of_groups_can_be_asked_for(store: SqliteStore) -> None:
 
 
 def test_the_latest_body_is_of_the_group_that_entered_the_queue_last(store: SqliteStore) -> None:
-    store.commit([arrived(1, position=3), arrived(2, position=2), arrived(3, place=Place.BUFFERED, position=9)])
+    store.commit([arrived(1), arrived(2), arrived(3, place=Place.BUFFERED, position=9)])
     store.commit([arrived(4, place=Place.SET_ASIDE, position=8, reason="stale", why="Too old.")])
-    assert store.latest_body() == b"1"
-    store.commit([batch(1, 1), *delivered(1, 1, step=1)])
-    assert store.latest_body() == b"1"
-    store.commit([GroupMoved(group(2, place=Place.ARCHIVED)), RunSaved(RunRecord(first_group=5))])
+    assert store.latest_body() == b"2"
+    store.commit([batch(1, 2), *delivered(1, 2, step=1)])
+    assert store.latest_body() == b"2"
+    store.commit([GroupMoved(group(1, place=Place.ARCHIVED)), RunSaved(RunRecord(first_group=5))])
     assert store.latest_body() is None
 
 

@@ -191,7 +191,7 @@ def test_a_database_of_another_version_is_refused_and_left_alone(file: Path, ver
     connection.close()
     before = file.read_bytes()
     for _ in range(2):  # the refusal lets go of the lock
-        with pytest.raises(Conflict, match=rf"has version {version}\. This server reads version 2\. Name another file"):
+        with pytest.raises(Conflict, match=rf"has version {version}\. This server reads version 3\. Name another file"):
             SqliteStore(file)
     with sqlite3.connect(file) as connection:
         assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("groups",)]

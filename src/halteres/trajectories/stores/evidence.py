@@ -21,15 +21,24 @@ from halteres.trajectories.stores.sqlite_file import SqliteFile, cause_of
 _log = logging.getLogger(__name__)
 
 _FIRST_WANTED = f"""
-SELECT extents.group_id FROM extents JOIN groups ON groups.id = extents.group_id
-WHERE extents.segment = ? AND extents.group_id >= ? AND (
-    groups.place IN ({", ".join(f"'{place}'" for place in loading.WAITING)})
-    OR groups.delivery = (SELECT last_delivery FROM run))
-ORDER BY extents.group_id LIMIT 1
+SELECT id FROM groups
+WHERE id >= ? AND id < ? AND segment = ? AND (
+    place IN ({", ".join(f"'{place}'" for place in loading.WAITING)})
+    OR delivery = (SELECT last_delivery FROM run))
+ORDER BY id LIMIT 1
 """  # noqa: S608 - our own words
 """As text, for the driver: over a queue larger than the bounds it is asked once for every file and batch."""
 
-_FORGET = "DELETE FROM extents WHERE segment = ?"
+_FIRST_OF = """
+SELECT first_group, coalesce((SELECT min(first_group) FROM segments AS later WHERE later.number > segments.number), ?)
+FROM segments WHERE number = ?
+"""
+"""Groups come into files in order: those of a file end where those of the next begin."""
+
+BEYOND = 2**63 - 1
+"""Any group's id is smaller."""
+
+_FORGET = "DELETE FROM segments WHERE number = ?"
 
 
 def releases(changes: Iterable[Change]) -> bool:
@@ -72,8 +81,9 @@ class Evidence:
             _log.error("Tokens that nobody wants stay in %s: %s", self._segments.folder, cause_of(error))
 
     def _is_wanted(self, segment: int) -> bool:
-        from_group = self._searched.get(segment, 0)
-        found = self._database.driver.execute(_FIRST_WANTED, (segment, from_group)).fetchone()
+        first, end = self._database.driver.execute(_FIRST_OF, (BEYOND, segment)).fetchone() or (0, 0)
+        first = self._searched.get(segment, first)
+        found = self._database.driver.execute(_FIRST_WANTED, (first, end, segment)).fetchone()
         if found is not None:
             self._searched[segment] = found[0]
         return found is not None

@@ -35,6 +35,8 @@ WAITING = tuple(place.value for place in (Place.QUEUED, Place.BUFFERED, Place.OU
 """Places of groups whose tokens will be asked for."""
 
 _groups, _envs, _deliveries = tables.groups.c, tables.environments.c, tables.deliveries.c
+_ENTERED = (Place.QUEUED, Place.OUT, Place.DELIVERED)
+_NEWEST = select(func.max(_groups.id)).where(IN_RUN)
 _ANY_KEY = select(_groups.key).where(_groups.key >= "").limit(1)
 """A comparison, so that the index answers: clients without keys may have sent millions of groups."""
 
@@ -56,7 +58,7 @@ def everything(connection: Connection) -> Remembered:
         tallies=tallies.load(connection, waiting, run.first_group),
         first_group_at=_first_group_at(connection),
         last_group=connection.scalar(select(func.max(_groups.id))) or 0,
-        last_position=connection.scalar(select(func.max(_groups.position))) or 0,
+        last_position=max((group.position for group in waiting), default=0),
         last_delivery=connection.scalar(select(func.max(_deliveries.id))) or 0,
     )
 
@@ -73,6 +75,12 @@ def delivery(connection: Connection, batch_id: int) -> Delivery | None:
     """See `Store.delivery`."""
     row = connection.execute(select(tables.deliveries).where(_deliveries.id == batch_id)).one_or_none()
     return None if row is None else rows.delivery_of(row)
+
+
+def newest(connection: Connection) -> int | None:
+    """The group that entered the queue last, of the run. One that completed others came after them."""
+    found = (connection.scalar(_NEWEST.where(_groups.place == place.value)) for place in _ENTERED)
+    return max((group_id for group_id in found if group_id is not None), default=None)
 
 
 def known_keys(connection: Connection, keys: Sequence[str]) -> tuple[KnownKey, ...]:

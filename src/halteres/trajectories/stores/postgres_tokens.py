@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import msgspec
-from sqlalchemy import BigInteger, Connection, LargeBinary, any_, bindparam, delete, insert, select, text
+from sqlalchemy import BigInteger, Connection, any_, bindparam, delete, insert, select, text
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from halteres.trajectories.records import Change, DeliverySaved, GroupArrived, Standing
-from halteres.trajectories.stores import tables
+from halteres.trajectories.stores import loading, tables
 
 _is_asked_for = tables.bodies.c.group_id == any_(bindparam("ids", type_=ARRAY(BigInteger)))  # one parameter for all
 _FIND = select(tables.bodies).where(_is_asked_for)
@@ -24,19 +24,6 @@ _DELETE = delete(tables.bodies).where(_is_asked_for)
 _LAST_DELIVERED = select(tables.deliveries.c.group_ids).join(
     tables.run, tables.run.c.last_delivery == tables.deliveries.c.id
 )
-
-_NEWEST = text("""
-SELECT bodies.element
-FROM unnest(ARRAY['queued', 'out', 'delivered']) AS wanted (place)
-CROSS JOIN LATERAL (
-    SELECT id, position FROM groups
-    WHERE groups.place = wanted.place AND EXISTS (SELECT FROM bodies WHERE bodies.group_id = groups.id)
-      AND id >= coalesce((SELECT first_group FROM run), 0)
-    ORDER BY position DESC LIMIT 1
-) AS newest
-JOIN bodies ON bodies.group_id = newest.id
-ORDER BY newest.position DESC LIMIT 1
-""").columns(element=LargeBinary)
 
 _PRUNE = text("""
 DELETE FROM bodies WHERE group_id IN (
@@ -65,8 +52,9 @@ def find(connection: Connection, group_ids: Iterable[int]) -> dict[int, bytes]:
 
 
 def newest(connection: Connection) -> bytes | None:
-    """The element of the group of the run that entered the queue last."""
-    return connection.scalar(_NEWEST)
+    """The element of the group of the run that entered the queue last, if that is still kept."""
+    group_id = loading.newest(connection)
+    return None if group_id is None else find(connection, [group_id]).get(group_id)
 
 
 def release(connection: Connection, changes: Sequence[Change]) -> None:

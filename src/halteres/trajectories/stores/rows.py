@@ -135,7 +135,9 @@ def write_but_arrivals(connection: Connection, changes: Sequence[Change]) -> Non
 
 
 def _count_arrivals(connection: Connection, changes: Sequence[GroupArrived]) -> None:
-    tallies.count(connection, [change.group.id for change in changes if change.group.place in tallies.SETTLED])
+    settled = [change.group.id for change in changes if change.group.place in tallies.SETTLED]
+    if settled:
+        tallies.count(connection, settled)
 
 
 def _save_runs(connection: Connection, changes: Sequence[RunSaved]) -> None:

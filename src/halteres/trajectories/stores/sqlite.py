@@ -9,10 +9,10 @@ What was committed survives kill -9 of the process; with durability "power" also
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, insert, select
 from sqlalchemy.dialects import sqlite
 
 from halteres.trajectories.records import (
@@ -20,7 +20,6 @@ from halteres.trajectories.records import (
     Delivery,
     GroupArrived,
     GroupRecord,
-    Place,
     Remembered,
 )
 from halteres.trajectories.stores import loading, rows, tables
@@ -29,7 +28,6 @@ from halteres.trajectories.stores.evidence import Evidence, releases
 from halteres.trajectories.stores.segments import SEGMENT_BYTES, Extent, Segments
 from halteres.trajectories.stores.sqlite_file import Durability, SqliteFile, unusable
 from halteres.trajectories.stores.store import GroupsQuery, News, StoreFailed
-from halteres.trajectories.stores.tallies import IN_RUN
 
 KEEP_BYTES = 1024**3
 
@@ -37,18 +35,17 @@ _log = logging.getLogger(__name__)
 
 _DIALECT = sqlite.dialect()
 _INSERT_GROUP = str(insert(tables.groups).compile(dialect=_DIALECT))
-_INSERT_EXTENT = str(insert(tables.extents).compile(dialect=_DIALECT))
+_INSERT_SEGMENT = str(insert(tables.segments).compile(dialect=_DIALECT))
 """Compiled once: this is the way of every group, and SQLAlchemy's share of it would be larger than SQLite's."""
 
-_extents, _groups = tables.extents.c, tables.groups.c
-_NOT_ENTERED = (Place.BUFFERED, Place.SET_ASIDE, Place.ARCHIVED)
-_LATEST = (  # told by where it is not, so that the index on positions is used, which ends at the first
-    select(_groups.id)
-    .join(tables.extents, _extents.group_id == _groups.id)
-    .where(_groups.place.not_in([place.value for place in _NOT_ENTERED]), IN_RUN)
-    .order_by(_groups.position.desc())
-    .limit(1)
+_NOWHERE = (None, None, None, None)
+"""The extent of a group without tokens."""
+
+_groups, _segments = tables.groups.c, tables.segments.c
+_EXTENTS = select(_groups.id, _groups.segment, _groups.start, _groups.length, _groups.checksum).join(
+    tables.segments, _segments.number == _groups.segment
 )
+_LAST_END = select(_groups.start + _groups.length).where(_groups.segment.is_not(None)).order_by(_groups.id.desc())
 
 
 class SqliteStore:
@@ -76,10 +73,11 @@ class SqliteStore:
     ) -> None:
         file = file.resolve()  # tokens lie beside the file itself, whatever names lead to it
         self.file, self._power = file, durability == "power"
-        self._database = SqliteFile(file, durability, (*tables.RECORDS, tables.extents))
+        self._database = SqliteFile(file, durability, (*tables.RECORDS, tables.segments))
         try:
             with self._database.reading() as connection:
                 vouched, end = _vouched(connection)
+            self._vouched = max(vouched, default=0)  # the newest file that has a row
             self._segments = Segments(file.with_name(f"{file.name}.tokens"), vouched, end, segment_bytes)
             self._evidence = Evidence(self._database, self._segments, keep_bytes)
         except OSError as error:
@@ -110,10 +108,10 @@ class SqliteStore:
         """See `Store`."""
         if not changes:
             return
-        num_full = len(self._segments.full)
+        newest = self._segments.newest
         with self._database.told():
             self._write(changes)
-        if releases(changes) or len(self._segments.full) > num_full:
+        if releases(changes) or self._segments.newest > newest:
             self._evidence.reclaim()
 
     def abandon(self) -> None:
@@ -148,7 +146,7 @@ class SqliteStore:
     def latest_body(self) -> bytes | None:
         """See `Store`."""
         with self._database.reading() as connection:
-            group_id = connection.scalar(_LATEST)
+            group_id = loading.newest(connection)
         return None if group_id is None else self.find_bodies([group_id]).get(group_id)
 
     def delivery(self, batch_id: int) -> Delivery | None:
@@ -174,32 +172,39 @@ class SqliteStore:
         arrived = [change for change in changes if isinstance(change, GroupArrived)]
         with_body = [change for change in arrived if change.body]
         extents = self._segments.append([change.body for change in with_body])
+        placed = {change.group.id: extent for change, extent in zip(with_body, extents, strict=True)}
         try:
             if self._power:
                 self._segments.sync()
             with self._database.transaction() as connection:
-                self._insert([change.group for change in arrived])
-                placed = [(change.group.id, *extent) for change, extent in zip(with_body, extents, strict=True)]
-                self._database.driver.executemany(_INSERT_EXTENT, placed)
+                self._vouch(placed)
+                self._insert([change.group for change in arrived], placed)
                 rows.write_but_arrivals(connection, changes)
         except BaseException:
             self._segments.take_back(extents)
             raise
+        self._vouched = self._segments.newest if extents else self._vouched
 
-    def _insert(self, groups: Sequence[GroupRecord]) -> None:
-        self._database.driver.executemany(_INSERT_GROUP, [tuple(rows.values_of(group).values()) for group in groups])
+    def _vouch(self, placed: Mapping[int, Extent]) -> None:
+        """Have a row for the file that these groups are in; all of a turn are in one."""
+        if placed and self._segments.newest != self._vouched:
+            self._database.driver.execute(_INSERT_SEGMENT, (self._segments.newest, min(placed)))
+
+    def _insert(self, groups: Sequence[GroupRecord], placed: Mapping[int, Extent]) -> None:
+        values = [(*rows.values_of(group).values(), *placed.get(group.id, _NOWHERE)) for group in groups]
+        self._database.driver.executemany(_INSERT_GROUP, values)
 
 
 def _vouched(connection: Connection) -> tuple[set[int], int]:
     """Numbers of the files of tokens, and the byte behind the last of the newest."""
-    segments = set(connection.scalars(select(_extents.segment).distinct()))
-    last = func.max(_extents.start + _extents.length)
-    return segments, connection.scalar(select(last).where(_extents.segment == max(segments, default=0))) or 0
+    numbers = set(connection.scalars(select(_segments.number)))
+    return numbers, (connection.scalar(_LAST_END.limit(1)) or 0) if numbers else 0
 
 
 def _extents_of(connection: Connection, group_ids: Sequence[int]) -> dict[int, Extent]:
+    """Where the tokens of those groups are that are kept still."""
     found: dict[int, Extent] = {}
     for ids in chunks(group_ids):
-        query = select(tables.extents).where(_extents.group_id.in_(ids))
+        query = _EXTENTS.where(_groups.id.in_(ids))
         found.update((row[0], Extent(*row[1:])) for row in connection.execute(query))
     return {group_id: found[group_id] for group_id in group_ids if group_id in found}

@@ -3,14 +3,14 @@
 Owns: names and types of columns; one row type per record; which tables every store has.
 Never: is queried here (`rows` and the stores do); knows a dialect, beyond the width of its integers.
 
-Tokens are beside the rows: SQLite names their place in a segment file (`extents`), PostgreSQL holds them (`bodies`).
+Tokens are beside the rows: SQLite's name their place in a segment file, PostgreSQL holds them (`bodies`).
 """
 
 from __future__ import annotations
 
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, MetaData, String, Table, Text
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 NOBODY = -1
 """Environment id in `tallies` of groups that name none; a primary key has no nulls."""
@@ -63,9 +63,12 @@ groups = Table(
     Column("key", Text),  # unique in its run; another run may use it again
     Column("fingerprint", BigInteger, nullable=False),
     Column("verdict", LargeBinary, nullable=False),
+    Column("segment", Integer),  # number of the file that holds the tokens, where a store has files
+    Column("start", BigInteger),  # byte in it
+    Column("length", BigInteger),  # bytes
+    Column("checksum", BigInteger),  # CRC-32 of them
 )
-Index("groups_by_place", groups.c.place, groups.c.id)
-Index("groups_by_position", groups.c.position)
+Index("groups_by_place", groups.c.place, groups.c.id)  # every further index costs each group a page
 _is_keyed = groups.c.key.is_not(None)
 Index("groups_by_key", groups.c.key, sqlite_where=_is_keyed, postgresql_where=_is_keyed)
 
@@ -101,14 +104,11 @@ bodies = Table(
     Column("element", LargeBinary, nullable=False),
 )
 
-extents = Table(
-    "extents",
+segments = Table(  # the files that hold something; what a group says of another is out of date
+    "segments",
     metadata,
-    Column("group_id", _Id, primary_key=True, autoincrement=False),
-    Column("segment", Integer, nullable=False, index=True),  # number of the file
-    Column("start", BigInteger, nullable=False),  # byte in it
-    Column("length", BigInteger, nullable=False),  # bytes
-    Column("checksum", BigInteger, nullable=False),  # CRC-32 of them
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("first_group", BigInteger, nullable=False),  # whose tokens it holds; those of the next are in the next file
 )
 
 RECORDS = (run, environments, groups, deliveries, tallies)
