@@ -104,4 +104,4 @@ def answering(database: Path, options: Options | None = None) -> Iterator[Queue]
         queue.close()
 
 
-__all__ = ["Queue", "answering", "group"]
+__all__ = ["ENV", "TRAINER", "Queue", "answering", "group"]

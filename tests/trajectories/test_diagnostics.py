@@ -94,6 +94,55 @@ async def test_a_minimum_share_without_groups(scene: Scene) -> None:
     assert found["why"] == reason["sentence"]
 
 
+async def test_shares_that_are_a_whole_batch_are_named_where_others_wait_beside_them(scene: Scene) -> None:
+    """The batches go on, so nothing else would tell why an environment's groups are in none of them."""
+    await scene.begin()
+    first, second = [await scene.register_env(min_batch_allocation=0.5) for _ in range(2)]
+    other = await scene.register_env()
+    await scene.send(group(env_id=first), group(env_id=second))
+    assert (await scene.diagnostics())["why"] == "", "nobody waits beside them"
+    await scene.send(*(group(env_id=other) for _ in range(3)))
+    found = await scene.diagnostics()
+    assert (found["batch_ready"], [reason["code"] for reason in found["reasons"]]) == (True, ["shares_fill_batch"])
+    assert found["why"] == (
+        "The minimum shares of 'sums_0', 'sums_1' are together a whole batch of 4: other groups (3 queued) are taken "
+        "only where theirs are too few; lower the shares."
+    )
+    assert num_sequences(await scene.batch()) == 4
+    await scene.send(group(env_id=first))
+    assert await scene.reason_codes() == ["min_allocation_unmet", "shares_fill_batch"]
+    assert (await scene.diagnostics())["queued_groups"] == 4
+
+
+async def test_shares_of_which_whole_groups_are_more_than_a_batch_are_named_too(scene: Scene) -> None:
+    await scene.begin()
+    envs = [await scene.register_env(min_batch_allocation=0.25) for _ in range(2)]
+    await scene.send(*(group(env_id=env_id) for env_id in envs), group())
+    assert await scene.reason_codes() == ["shares_fill_batch"]
+
+
+@pytest.mark.parametrize(("share", "size"), [(0.5, 2), (1.0, 3)])
+async def test_shares_that_leave_room_for_others_are_not(scene: Scene, share: float, size: int) -> None:
+    await scene.begin()
+    env_id = await scene.register_env(min_batch_allocation=share, group_size=size)
+    await scene.send(group(size, env_id=env_id), group(4 - size), group(4 - size))
+    found = await scene.diagnostics()
+    assert (found["batch_ready"], found["reasons"]) == (True, [])
+
+
+async def test_many_shares_are_named_by_a_few(scene: Scene) -> None:
+    await scene.begin(batch_size=16)
+    envs = [await scene.register_env(min_batch_allocation=0.125) for _ in range(8)]
+    await scene.send(*(group(env_id=env_id) for env_id in envs), group())
+    assert "'sums_4' and 3 more are together" in (await scene.diagnostics())["why"]
+
+
+async def test_an_environment_that_cannot_be_is_told_which_can(scene: Scene) -> None:
+    await scene.begin()
+    await scene.send(group(env_id=2**31))
+    assert "they are from 0 to 2147483647" in (await sentences(scene))["env_id"]
+
+
 async def test_a_share_that_can_never_be_served_holds_nobody_back(scene: Scene) -> None:
     """Groups of 3 fit no batch of 4 together with groups of 2."""
     await scene.begin()

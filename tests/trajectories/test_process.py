@@ -57,6 +57,61 @@ def test_a_busy_port_is_one_sentence(tmp_path: Path) -> None:
     assert line.startswith(f"error: Port {port} of 127.0.0.1 cannot be used.")
 
 
+def refused(database: str, folder: Path) -> str:
+    """The one line with which the server ends."""
+    ended = subprocess.run(
+        [*COMMAND, "--database", database, "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        cwd=folder,
+    )
+    (line,) = ended.stderr.splitlines()
+    assert (ended.returncode, ended.stdout) == (1, "")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("database", "says"),
+    [
+        ("/", "'/' can be no database. It is a folder; a queue is kept in a file."),
+        (".", "Name a file in a folder of yours: --database {folder}/trajectories.sqlite."),
+        ("new/", "'new/' can be no database. It is a folder"),
+        ("file/q.sqlite", "{folder}/file is no folder."),
+        ("file/new/q.sqlite", "{folder}/file is no folder."),
+        ("pipe", "It is there, but is no file."),
+        ("/proc/new/q.sqlite", "The folder of the database /proc/new/q.sqlite cannot be made. No such file"),
+        ("~nobody-is-called-so/q.sqlite", "Could not determine home directory."),
+        ("x" * 300, "File name too long."),
+    ],
+)
+def test_a_name_that_can_be_no_database_is_one_sentence(database: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    assert says.format(folder=tmp_path) in refused(database, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "pipe"}, "it left something behind"
+
+
+def test_it_begins_with_the_file_it_uses_and_whether_that_is_new(tmp_path: Path) -> None:
+    """A mistyped path makes a folder and an empty queue, which should be seen."""
+    (tmp_path / "old").mkdir()
+
+    def first_line(file: str) -> str:
+        command, lines = [*COMMAND, "--database", str(tmp_path / file), "--port", "0"], [""]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            while process.stdout and "answers on" not in lines[-1]:
+                lines.append(process.stdout.readline())
+                assert lines[-1], "it ended"
+            process.terminate()
+        return lines[1]
+
+    old, new = tmp_path / "old" / "q.sqlite", tmp_path / "odl" / "q.sqlite"
+    assert first_line("odl/q.sqlite") == f"The queue is in {new}, a new file in a new folder.\n"
+    assert first_line("old/q.sqlite") == f"The queue is in {old}, a new file.\n"
+    assert first_line("old/../old/q.sqlite") == f"The queue is in {old}.\n"
+
+
 def test_a_lost_database_ends_it_with_one_sentence(server: ServerProcess) -> None:
     """Whoever starts it again finds what was acknowledged; going on would answer from memory nobody kept."""
     with closing(sqlite3.connect(server.database)) as other:

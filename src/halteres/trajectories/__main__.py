@@ -11,6 +11,7 @@ import logging
 import socket
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from halteres import process
 from halteres.errors import HalteresError, InvalidConfig
@@ -51,9 +52,10 @@ def _run(arguments: argparse.Namespace) -> int:
     process.keep_freed_memory(KEPT_BYTES)
     try:
         options = options_of(arguments)
-        listening = _listener(options)
-        _warn(options, listening)
-        serve(options, listening)
+        with _listener(options) as listening:
+            _warn(options, listening)
+            _tell_file(options)
+            serve(options, listening)
     except HalteresError as error:
         sys.stderr.write(f"error: {error.sentence}\n")
         return 1
@@ -68,6 +70,24 @@ def _listener(options: Options) -> socket.socket:
     except InvalidConfig as error:
         advice = "Give it a token (--token-file FILE, or HALTERES_TRAJECTORY_TOKEN), or say --insecure."
         raise InvalidConfig(error.what, error.why, error.next or advice) from error
+
+
+def _tell_file(options: Options) -> None:
+    """Which file the queue is in, and whether it is new: of a mistyped path, one is made too. Makes the folder."""
+    if "://" in options.database:
+        return
+    file = Path(options.database).expanduser().resolve()
+    try:
+        news = "" if file.exists() else ", a new file" if file.parent.exists() else ", a new file in a new folder"
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidConfig(
+            f"The folder of the database {file} cannot be made.",
+            f"{error.strerror or error}.",
+            "Name a file in a folder of yours: --database FILE.",
+        ) from error
+    sys.stdout.write(f"The queue is in {file}{news}.\n")
+    sys.stdout.flush()
 
 
 def _warn(options: Options, listening: socket.socket) -> None:

@@ -1,12 +1,14 @@
 """The flags of a trajectory server, for every command that starts one.
 
-Owns: their names and words; the token's way in (a file or a variable, never an argument, which every user could read).
-Never: judges a value (`options` does).
+Owns: their names and words; the token's way in (a file or a variable, never an argument, which every user could read);
+that the database's name is a file's.
+Never: judges another value (`options` does), makes a file.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +22,9 @@ from halteres.trajectories.rules import Composition, Rules, Validation
 
 _BYTES = re.compile(r"(\d+)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
+
+NAME = "trajectories.sqlite"
+"""Of a queue's file, where somebody named a folder."""
 
 _RULES, _OPTIONS = Rules(), Options(database="")
 
@@ -49,10 +54,10 @@ def options_of(arguments: argparse.Namespace) -> Options:
     """The options that these arguments, and the environment, make.
 
     Raises:
-        InvalidConfig: a value is out of bounds, or the token's file cannot be read.
+        InvalidConfig: a value is out of bounds, the token's file cannot be read, or the database's name is no file's.
     """
     return Options(
-        database=arguments.database or default_database(),
+        database=_database(arguments.database),
         host=arguments.host,
         port=arguments.port,
         listen_fd=arguments.listen_fd,
@@ -141,6 +146,31 @@ def _rules(arguments: argparse.Namespace) -> Rules:
         max_queue_batches=arguments.max_queue_batches,
         max_queue_bytes=arguments.max_queue_bytes,
         same_content_s=arguments.same_content_window,
+    )
+
+
+def _database(given: str | None) -> str:
+    """What the queue is kept in; a URL as it is, the path of a file whole."""
+    name = given or default_database()
+    if "://" in name:
+        return name
+    try:
+        file = Path(name).expanduser().resolve()
+        if name.endswith(os.sep) or file.is_dir():
+            raise _no_file(name, "It is a folder; a queue is kept in a file.", file / NAME)
+        if file.exists() and not file.is_file():
+            raise _no_file(name, "It is there, but is no file.")
+        above = next(folder for folder in file.parents if folder.exists())
+        if not above.is_dir():
+            raise _no_file(name, f"{above} is no folder.")
+    except (OSError, RuntimeError) as error:  # RuntimeError: nobody is called so whose home a ~ means
+        raise _no_file(name, f"{error.strerror if isinstance(error, OSError) else error}".rstrip(".") + ".") from error
+    return name
+
+
+def _no_file(name: str, why: str, instead: Path | str = "FILE") -> InvalidConfig:
+    return InvalidConfig(
+        f"--database '{name}' can be no database.", why, f"Name a file in a folder of yours: --database {instead}."
     )
 
 

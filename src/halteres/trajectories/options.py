@@ -105,8 +105,13 @@ def _postgres(options: Options) -> Store:
 
 def _check(flag: str, value: float, least: float, most: float = math.inf) -> None:
     if not least <= value <= most:
-        bounds = f"at least {least:g}" if math.isinf(most) else f"from {least:g} to {most:g}"
-        raise InvalidConfig(f"{flag} is {value:g}.", f"It must be {bounds}.")
+        bounds = f"at least {_said(least)}" if math.isinf(most) else f"from {_said(least)} to {_said(most)}"
+        raise InvalidConfig(f"{flag} is {_said(value)}.", f"It must be {bounds}.")
+
+
+def _said(number: float) -> str:
+    """A whole number with all its digits."""
+    return str(int(number)) if float(number).is_integer() else f"{number:g}"
 
 
 def _check_token(token: str) -> None:

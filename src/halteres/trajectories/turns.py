@@ -34,10 +34,11 @@ Decision = Callable[[State], T]
 """Changes the state by `state.do`, or raises before it changed anything."""
 
 QUICK_S = 0.02
-"""How long a commit on the event loop may take before the disk is distrusted; usual are 0.1 ms."""
+"""How long a commit on the event loop may take; usual are 0.1 ms."""
 
 DISTRUST_S = 2.0
-"""How long a disk that was slow once is left to the store's thread."""
+"""How long a disk that was slow twice within that time is left to the store's thread. Once is SQLite putting its log
+into its file, every some thousand commits."""
 
 NEWS_S = 0.2
 """How far a server may lag behind others on the same queue in what it only tells."""
@@ -62,7 +63,7 @@ class Turns:
         self._waiting: list[_Asked] = []
         self._wake = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
-        self._distrusted_until = 0.0  # on the monotonic clock
+        self._slow_at = self._distrusted_until = -DISTRUST_S  # on the monotonic clock
         self._busy = False  # a turn is under way
         self._spoilt: tuple[_Asked, StoreFailed] | None = None
         self._stopping = False
@@ -125,8 +126,10 @@ class Turns:
             self._wake.set()
         else:
             _answer(asked.answer, outcome)
-        if time.monotonic() - began > QUICK_S:
-            self._distrusted_until = time.monotonic() + DISTRUST_S
+        if (now := time.monotonic()) - began > QUICK_S:
+            if now - self._slow_at < DISTRUST_S:
+                self._distrusted_until = now + DISTRUST_S
+            self._slow_at = now
 
     async def _woken(self) -> None:
         with suppress(TimeoutError):

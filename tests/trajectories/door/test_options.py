@@ -97,7 +97,7 @@ def test_what_is_no_number_of_bytes_is_said(text: str) -> None:
         (("--same-content-window", "inf"), "--same-content-window is inf."),
         (("--min-alloc-patience", "-2"), "--min-alloc-patience is -2."),
         (("--max-queue-batches", "0"), "--max-queue-batches is 0. It must be from 1 to"),
-        (("--max-queue-bytes", "5k"), "--max-queue-bytes is 5120. It must be at least 1.04858e+06."),
+        (("--max-queue-bytes", "5k"), "--max-queue-bytes is 5120. It must be at least 1048576."),
         (("--allow-host", "http://gpu7.lan"), "--allow-host 'http://gpu7.lan' is no name of a host."),
         (("--allow-host", "gpu7:8000"), "no port"),
         (("--token-file", "/no/such"), "The token's file /no/such cannot be read. No such file or directory."),

@@ -19,8 +19,8 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from halteres.loopback import open_listener
-from halteres.trajectories import server as serving
-from halteres.trajectories.server import KEPT_BODY, LARGEST_HEAD, Connection
+from halteres.trajectories import connection, server
+from halteres.trajectories.connection import KEPT_BODY, LARGEST_HEAD, Connection
 from trajectories.scenes import TRAINER, group
 
 TOKEN = "correct-horse-battery"
@@ -96,8 +96,9 @@ def test_old_clients_reach_a_server_with_a_token_by_its_url_alone(tmp_path: Path
 
 def test_run_api_is_the_original_s_command(tmp_path: Path) -> None:
     with started(tmp_path, "--reload", "--host", "127.0.0.1", command=RUN_API) as lines:
-        reload, here, answers = lines
+        reload, here, file, answers = lines
     assert "--reload is of no use here" in reload
+    assert file == f"The queue is in {tmp_path}/trajectories.sqlite, a new file.\n"
     assert "Only this machine is served" in here and "--host 0.0.0.0" in here
     assert answers.startswith("The trajectory server answers on http://127.0.0.1:")
     assert answers.endswith("0 groups wait, no trainer yet.\n")
@@ -117,7 +118,7 @@ async def test_a_head_that_never_ends_is_refused(connections: str) -> None:
 
 
 async def test_a_connection_that_says_nothing_is_closed(connections: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "HEAD_S", 0.05)
+    monkeypatch.setattr(connection, "HEAD_S", 0.05)
     assert await exchanged(connections, b"") == b""
     assert await exchanged(connections, b"GET / HTTP/1.1\r\nHost: 127") == b""
 
@@ -175,7 +176,7 @@ async def test_nobody_chooses_who_they_are() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         seen.append(scope["client"])
 
-    config = serving._config(app)  # pyright: ignore[reportPrivateUsage]
+    config = server._config(app)  # pyright: ignore[reportPrivateUsage]
     config.load()
     headers = [(b"x-forwarded-for", b"10.1.2.3"), (b"x-forwarded-proto", b"https")]
     scope = {"type": "http", "client": ("127.0.0.1", 4), "scheme": "http", "headers": headers}

@@ -112,6 +112,7 @@ def import_(
 ) -> None:
     """Post groups from a file. Again is harmless: a line that is there already is not doubled."""
     import asyncio
+    from functools import partial
 
     from halteres.clients.trajectories.groups import importing, lines
     from halteres.errors import HalteresError, InvalidConfig
@@ -120,18 +121,19 @@ def import_(
         raise InvalidConfig("--env-id and --env-name both name an environment.", "", "Give one of them.")
     done = importing.Imported()
     with _reading(url) as reader, _quietly():
-        before = reader.diagnostics().duplicates  # also tells a server that knows no keys
+        reader.diagnostics()  # before anything is posted: whoever has none knows no keys either
         named = env_name if env_id is None else str(env_id)
         whose = None if named is None else reader.environment(named)
         changes = lines.Changes(env_id=whose, keep_version=keep_version)
         try:
             with lines.opened(file) as stream:
-                asyncio.run(importing.import_lines(url, stream, changes, done, said.bad_line, said.importing))
+                complain = partial(said.bad_line, done)
+                asyncio.run(importing.import_lines(url, stream, changes, done, complain, said.importing))
         except HalteresError:
-            said.imported(file, done, 0)
+            said.imported(file, done)
             said.say("Import it again when that is mended: what is there already is not doubled.")
             raise
-        said.imported(file, done, max(0, reader.diagnostics().duplicates - before))
+        said.imported(file, done)
     if done.num_bad:
         raise typer.Exit(1)
 

@@ -115,7 +115,7 @@ def _surprises(entries: Iterable[Entry]) -> str:
 
 def _facts(entries: Sequence[Entry]) -> str:
     means = _means(entries)
-    mean = f"{sum(means) / len(means):.3f}" if means else "–"
+    mean = words.number(sum(each / len(means) for each in means)) if means else "–"
     aside = sum(entry.told.place == "set_aside" for entry in entries)
     sequences = sum(entry.told.size for entry in entries)
     facts = [("groups", len(entries)), ("sequences", sequences), ("mean score", mean), ("set aside", aside)]
@@ -132,21 +132,21 @@ def _course(entries: Sequence[Entry]) -> str:
     if len(means) < 2:
         return ""
     width, height = COURSE
-    low, span = min(means), (max(means) - min(means)) or 1.0
+    low, high = min(means), max(means)
     points = [
-        f"{at * width / (len(means) - 1):.1f},{height - 3 - (mean - low) / span * (height - 6):.1f}"
+        f"{at * width / (len(means) - 1):.1f},{height - 3 - _share(mean, low, high) * (height - 6):.1f}"
         for at, mean in enumerate(means)
     ]
     return (
         f'<figure><svg viewBox="0 0 {width} {height}" preserveAspectRatio="none" role="img" '
         f'aria-label="mean score of each group"><polyline points="{" ".join(points)}"/></svg>'
-        f"<figcaption>mean score of each group, {min(means):.3g} to {max(means):.3g}</figcaption></figure>"
+        f"<figcaption>mean score of each group, {words.number(low)} to {words.number(high)}</figcaption></figure>"
     )
 
 
 def _entry(entry: Entry) -> str:
     told = entry.told
-    mean = "–" if entry.mean is None else f"{entry.mean:.3g}"
+    mean = "–" if entry.mean is None else words.number(entry.mean)
     why = f'<p class="why">{escape(words.reason(told))}</p>' if told.place == "set_aside" else ""
     gone = "" if entry.sequences else f'<p class="gone">{told.size} sequences; no tokens are kept of them.</p>'
     return (
@@ -165,14 +165,20 @@ def _bars(scores: Sequence[float]) -> str:
     if not scores:
         return ""
     shown, (width, gap, height) = scores[:MOST_BARS], BAR
-    low, span = min(scores), max(scores) - min(scores)
+    low, high = min(scores), max(scores)
     room = len(shown) * (width + gap)
     return (
         f'<svg width="{room}" height="{height}" viewBox="0 0 {room} {height}" preserveAspectRatio="none" role="img" '
         f'aria-label="{escape(", ".join(f"{score:g}" for score in shown))}">'
-        + "".join(_bar(at, (score - low) / span if span else 0.5) for at, score in enumerate(shown))
+        + "".join(_bar(at, _share(score, low, high)) for at, score in enumerate(shown))
         + "</svg>"
     )
+
+
+def _share(value: float, low: float, high: float) -> float:
+    """How far up it is between the two, 0 to 1; in the middle where they are the same."""
+    span = high / 2 - low / 2  # halves: the difference itself may be too large for a float
+    return (value / 2 - low / 2) / span if span else 0.5
 
 
 def _bar(at: int, share: float) -> str:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 IMPORTED_EVERY = 50
 """Lines between two words of progress."""
 
+MOST_BAD = 5
+"""Bad lines that are named; of a file of another kind every line is one."""
+
 
 def say(text: str) -> None:
     """One line."""
@@ -55,24 +58,26 @@ def importing(done: Imported) -> None:
         progress(f"{counted(done.num_posted, 'group')} posted")
 
 
-def bad_line(line: Line, error: HalteresError) -> None:
-    """Which, and why."""
-    from halteres.clients.trajectories.groups.harmless import harmless
+def bad_line(done: Imported, line: Line, error: HalteresError) -> None:
+    """Which, and why; of many, the first ones."""
+    from halteres.clients.trajectories.groups.harmless import on_one_line
 
-    say(f"line {line.number}: {harmless(str(error))}")
+    if done.num_bad <= MOST_BAD:
+        say(f"line {line.number}: {on_one_line(str(error))}")
 
 
-def imported(file: Path, done: Imported, num_known: int) -> None:
-    """What became of the file's lines; of those that were posted, `num_known` had been there already."""
-    from halteres.clients.trajectories.groups.harmless import harmless
+def imported(file: Path, done: Imported) -> None:
+    """What became of the file's lines. The server does not say of a post whether it had come before."""
+    from halteres.clients.trajectories.groups.harmless import on_one_line
 
-    known = min(num_known, done.num_posted)
-    facts = (f"{done.num_posted - known} accepted", f"{known} already there", counted(done.num_bad, "bad line"))
-    say(f"{file}: {', '.join(facts)}")
+    if done.num_bad > MOST_BAD:
+        say(f"{counted(done.num_bad - MOST_BAD, 'more bad line')}.")
+    once = " What was there already counts once." if done.num_posted else ""
+    say(f"{file}: {counted(done.num_posted, 'group')} posted, {counted(done.num_bad, 'bad line')}.{once}")
     if done.num_buffered:
         say(f"{done.num_buffered} of them wait for the rest of their groups.")
     for why, count in done.set_aside.most_common():
-        say(f"{count} of them set aside, never to be delivered: {harmless(why)}")
+        say(f"{count} of them set aside, never to be delivered: {on_one_line(why)}")
 
 
 def counted(number: int, noun: str) -> str:

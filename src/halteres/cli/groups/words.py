@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from halteres.clients.trajectories.groups.harmless import harmless
+from halteres.clients.trajectories.groups.harmless import on_one_line
 from halteres.clients.trajectories.groups.told import Group, Told
 
 
@@ -40,12 +40,17 @@ def version(told: Told) -> str:
 
 def reason(told: Told) -> str:
     """Why it was set aside."""
-    return harmless(" ".join(filter(None, (told.why, f"({told.reason})" if told.reason else ""))))
+    return on_one_line(" ".join(filter(None, (told.why, f"({told.reason})" if told.reason else ""))))
 
 
 def mean(group: Group) -> str:
     """Of its scores."""
-    return "–" if group.mean is None else f"{group.mean:.3g}"
+    return "–" if group.mean is None else number(group.mean)
+
+
+def number(value: float) -> str:
+    """A mean or the like: short, however large or small it is."""
+    return f"{value:.4g}"
 
 
 def score(group: Group, at: int) -> str:
@@ -58,7 +63,7 @@ def figures(group: Group, at: int) -> str:
     """Of one sequence: tokens, advantage and log-probability where they came along."""
     tokens = f"{len(group.element.tokens[at])} tokens, {group.num_sampled(at)} sampled"
     more = {"advantage": group.advantage(at), "mean logprob": group.mean_logprob(at)}
-    return ", ".join([tokens, *(f"{name} {value:.3g}" for name, value in more.items() if value is not None)])
+    return ", ".join([tokens, *(f"{name} {number(value)}" for name, value in more.items() if value is not None)])
 
 
 def lengths(group: Group) -> str:

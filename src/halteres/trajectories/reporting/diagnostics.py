@@ -6,6 +6,7 @@ Never: changes anything.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from halteres.trajectories.intake.environments import Environment
 from halteres.trajectories.records import Standing
 from halteres.trajectories.reporting.status import is_full
 from halteres.trajectories.state import State
+from halteres.trajectories.wire.contents import LARGEST_ENV_ID
 
 Reason = dict[str, Any]
 
@@ -23,11 +25,15 @@ NOT_HEARD_S = 5.0
 """Environments poll ten times a second; one that is silent for longer is worth a word."""
 
 
+MOST_NAMED = 5
+"""Environments that a sentence names."""
+
+
 def report(state: State) -> dict[str, Any]:
     """What waits, who sent it, and what the next batch still lacks."""
     queue, now = state.queue, state.clock()
     ready = choice.is_ready(state)
-    found = [] if ready and not state.run.parked else list(reasons(state))
+    found = list(_crowded_out(state) if ready and not state.run.parked else reasons(state))
     return {
         "registered": state.run.registration is not None,
         "step": state.run.step,
@@ -61,6 +67,7 @@ def reasons(state: State) -> Iterator[Reason]:
     yield from _full(state)
     yield from _shortfall(state)
     yield from _minimum(state)
+    yield from _crowded_out(state)
     yield from _too_large(state)
     yield from _buffered(state)
     yield from _set_aside(state)
@@ -126,6 +133,34 @@ def _minimum(state: State) -> Iterator[Reason]:
     yield _reason("min_allocation_unmet", text, env_id=env.id, have=0, need=starved.need, since_s=since_s)
 
 
+def _crowded_out(state: State) -> Iterator[Reason]:
+    """Whose groups wait for ever beside minimum shares that are a whole batch; the batches themselves go on."""
+    asked, batch_size = choice.minima(state), state.run.batch_size
+    env_ids = {each.env_id for each in asked}
+    num_others = len(state.queue) - sum(map(state.queue.num_groups_of, env_ids))
+    if not asked or not num_others or sum(_given(each, state) for each in asked) < batch_size:
+        return
+    if any(group.env_id not in env_ids for group in choice.choose(state) or ()):
+        return  # sizes that do not add up without them
+    text = (
+        f"The minimum shares of {_named(sorted(env_ids), state)} are together a whole batch of {batch_size}: "
+        f"other groups ({num_others} queued) are taken only where theirs are too few; lower the shares."
+    )
+    yield _reason("shares_fill_batch", text, env_ids=sorted(env_ids), groups=num_others, batch=batch_size)
+
+
+def _given(minimum: packing.Minimum, state: State) -> int:
+    """Sequences of a batch that an environment's minimum takes where it has enough: whole groups, of those that fit."""
+    size = max(1, state.envs.by_id[minimum.env_id].group_size)
+    return min(math.ceil(minimum.need / size), state.run.batch_size // size) * size
+
+
+def _named(env_ids: list[int], state: State) -> str:
+    """Environments by name; a few of many."""
+    names = [f"'{state.envs.by_id[env_id].record.name}'" for env_id in env_ids[:MOST_NAMED]]
+    return ", ".join(names) + (f" and {len(env_ids) - MOST_NAMED} more" if len(env_ids) > MOST_NAMED else "")
+
+
 def _full(state: State) -> Iterator[Reason]:
     if is_full(state):
         text = "As much waits as this server may keep"
@@ -160,7 +195,7 @@ _MEANINGS = {
     "not_finite": "with a number that is NaN or infinite",
     "lengths": "with arrays that differ in length",
     "empty": "without tokens",
-    "env_id": "naming an impossible environment",
+    "env_id": f"with an env_id that no server gives (they are from 0 to {LARGEST_ENV_ID - 1})",
     "policy_version": "with versions that do not fit the sequences",
     "untagged": "without the policy_version that this server asks for",
     "text": "with text that is no valid Unicode",

@@ -58,7 +58,7 @@ def find_problem(group: Outline) -> Problem | None:
     if not group.tokens or not all(group.tokens):
         return Problem("empty", "The group holds no sequence, or an empty one.")
     if group.env_id != group.possible_env_id:
-        return Problem("env_id", f"env_id is {group.env_id}; ids start at 0.")
+        return Problem("env_id", f"env_id is {group.env_id}; ids are from 0 to {LARGEST_ENV_ID - 1}.")
     return next(_problems(group), None)
 
 

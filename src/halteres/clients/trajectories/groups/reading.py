@@ -18,7 +18,7 @@ import msgspec
 
 from halteres.clients.trajectories.address import Address
 from halteres.clients.trajectories.calls import EVERYWHERE, REPLY_S, Patience, checked, unreachable
-from halteres.clients.trajectories.groups.harmless import harmless
+from halteres.clients.trajectories.groups.harmless import on_one_line
 from halteres.clients.trajectories.groups.told import Diagnostics, Page, PlaceName, Told
 from halteres.errors import InvalidConfig, NotFound, NotReady, unknown
 
@@ -75,8 +75,8 @@ class Reader:
         return self._get("/v1/diagnostics", Diagnostics)
 
     def environment_names(self) -> dict[int, str]:
-        """Names of the environments that the server knows, by id; harmless ones."""
-        return {env.env_id: harmless(env.name) for env in self.diagnostics().environments}
+        """Names of the environments that the server knows, by id; harmless ones, of one line each."""
+        return {env.env_id: on_one_line(env.name) for env in self.diagnostics().environments}
 
     def environment(self, name_or_id: str) -> int:
         """The id that somebody means by an id, by a name, or by a name without its number where only one has it.

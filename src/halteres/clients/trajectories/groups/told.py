@@ -7,6 +7,8 @@ Never: asks.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -61,7 +63,6 @@ class Diagnostics(msgspec.Struct, frozen=True):
     """GET /v1/diagnostics, as far as it is of use here."""
 
     environments: list[Environment]
-    duplicates: int = 0  # posts whose key had come before, since the server's start
 
 
 class Element(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,8 +98,7 @@ class Group:
     @property
     def mean(self) -> float | None:
         """Of the scores."""
-        scores = self.element.scores
-        return sum(scores) / len(scores) if scores else None
+        return _mean(self.element.scores)
 
     def score(self, at: int) -> float | None:
         """Of a sequence."""
@@ -134,8 +134,7 @@ class Group:
 
     def _mean_of_sampled(self, values: list[float] | None, at: int) -> float | None:
         masked = zip(values or (), self.mask(at), strict=False)
-        sampled = [value for value, mask in masked if mask != CONTEXT]
-        return sum(sampled) / len(sampled) if sampled else None
+        return _mean([value for value, mask in masked if mask != CONTEXT])
 
     @property
     def extremes(self) -> tuple[int, ...]:
@@ -145,3 +144,11 @@ class Group:
             return (0,) if self.num_sequences else ()
         best, worst = scores.index(max(scores)), scores.index(min(scores))
         return (best,) if best == worst else (best, worst)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    """None of no values. A sum that is too large for a float has a mean all the same."""
+    if not values:
+        return None
+    total = sum(values)
+    return total / len(values) if math.isfinite(total) else sum(value / len(values) for value in values)
