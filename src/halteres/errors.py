@@ -21,8 +21,8 @@ Never: logs, retries, exits.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from types import TracebackType
 from typing import Any, ClassVar
 
 
@@ -126,15 +126,18 @@ MOST_TOLD, FEW_TOLD = 16, 5
 """Names that an error lists: all of them, or a few of many."""
 
 
-@contextmanager
-def boundary(kind: type[HalteresError], where: str) -> Iterator[None]:
+class boundary:  # in small letters, because it is used as a statement; a generator would cost twice as much
     """Foreign code runs inside; whatever it raises leaves as `kind`. Cancellation and our own errors pass through."""
-    try:
-        yield
-    except HalteresError:
-        raise
-    except Exception as error:
-        raise kind(f"{where} raised {type(error).__name__}: {error}.") from error
+
+    def __init__(self, kind: type[HalteresError], where: str) -> None:
+        self._kind, self._where = kind, where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        if isinstance(error, Exception) and not isinstance(error, HalteresError):
+            raise self._kind(f"{self._where} raised {type(error).__name__}: {error}.") from error
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

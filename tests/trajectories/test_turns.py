@@ -177,7 +177,7 @@ async def test_turns_end_where_the_store_cannot_be_read_any_more() -> None:
 
 
 async def test_a_lone_decision_on_a_quick_store_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And left to the store's thread for a while where that took long."""
+    """And left to the store's thread for a while where that took long twice."""
     store, threads = Memory(is_quick=True), list[threading.Thread]()
     commit = store.commit
 
@@ -189,10 +189,10 @@ async def test_a_lone_decision_on_a_quick_store_is_taken_at_once(monkeypatch: py
     async with turning(store) as turns:
         assert turns.submit(step).result() == 1  # no turn of the event loop between
         monkeypatch.setattr("halteres.trajectories.turns.QUICK_S", -1.0)
-        assert turns.submit(step).result() == 2
-        assert await turns.submit(step) == 3
+        assert [turns.submit(step).result() for _ in range(2)] == [2, 3], "once is no more than once"
+        assert await turns.submit(step) == 4
     here = threading.main_thread()
-    assert [thread is here for thread in threads] == [True, True, False]
+    assert [thread is here for thread in threads] == [True, True, True, False]
 
 
 async def test_a_decision_taken_at_once_and_not_kept_is_taken_back() -> None:

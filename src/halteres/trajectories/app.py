@@ -18,6 +18,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from halteres.loopback import HOST
 from halteres.trajectories.options import Options
@@ -94,7 +95,7 @@ def _description() -> bytes:
     return msgspec.json.encode(openapi.openapi(ROUTES))
 
 
-def _post(path: str, endpoint: Endpoint) -> Route:
+def _post(path: str, endpoint: Endpoint | ASGIApp) -> Route:
     return Route(path, endpoint, methods=["POST"])
 
 
@@ -106,7 +107,7 @@ def _get(path: str, endpoint: Endpoint) -> Route:
 
 
 ROUTES = [  # looked through in this order: first what is asked for all the time
-    _post("/scored_data", environments.scored_data),
+    _post("/scored_data", environments.ScoredData()),
     _get("/status-env", environments.status_env),
     _get("/batch", trainer.batch),
     _post("/scored_data_list", environments.scored_data_list),

@@ -1,14 +1,18 @@
 """One connection of a client: what it may send before anybody reads it.
 
-Owns: how a connection that says too little or too much is ended; the parts in which bodies come.
+Owns: how a connection that says too little or too much is ended; that a large body goes where its reader wants it.
 Never: knows a route.
 """
 
 from __future__ import annotations
 
-from asyncio import TimerHandle, Transport
+from asyncio import BufferedProtocol, TimerHandle, Transport
+from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from halteres.trajectories.arrival import LARGE, SCOPE_KEY, SCRATCH, Arrival
 
 LARGEST_HEAD = 64 * 1024
 """Bytes of a request before its body."""
@@ -16,16 +20,14 @@ LARGEST_HEAD = 64 * 1024
 HEAD_S = 60.0
 """How long a new connection, and every later head, may take to be whole."""
 
-KEPT_BODY = 512 * 1024
-"""Bytes of a body that a connection keeps before somebody reads them; uvicorn keeps 64 KiB."""
-
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's, which bounds neither the bytes of a request's head nor the time it takes, and takes bodies in bits."""
+    """uvicorn's, which bounds neither the bytes of a request's head nor its time, and copies bodies in bits."""
 
     _timer: TimerHandle | None = None
     _in_head = True
     _head_bytes = 0
+    _arrival: Arrival | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request."""
@@ -35,15 +37,35 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
         self._stop_timer()
+        if self._arrival is not None:
+            self._arrival.lose()
         super().connection_lost(exc)
 
+    def get_buffer(self) -> memoryview:
+        """Where the next bytes go."""
+        return SCRATCH if self._arrival is None else self._arrival.room()
+
+    def buffer_updated(self, num_bytes: int) -> None:
+        """So many came."""
+        if self._arrival is None:
+            self.data_received(SCRATCH[:num_bytes])  # type: ignore[arg-type] - the parser takes any buffer
+            return
+        self._arrival.came(num_bytes)
+        if self._arrival.is_whole:
+            self._arrival = None
+            self.on_message_complete()
+
     def data_received(self, data: bytes) -> None:
-        """Read on, unless the head has become too long."""
+        """Read on, unless the head has become too long; of a large body, no more than came with the head."""
         super().data_received(data)
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > LARGEST_HEAD and not self.transport.is_closing():
                 self.send_400_response(f"The request's head is longer than {LARGEST_HEAD} bytes.")
+        elif self._arrival is not None:
+            self.parser = httptools.HttpRequestParser(self)  # the one before waits for a body that it will not see
+            if not self._arrival.has_place:
+                self.flow.pause_reading()
 
     def on_message_begin(self) -> None:
         """A request begins."""
@@ -56,22 +78,24 @@ class Connection(HttpToolsProtocol):
         """Its head is whole."""
         self._in_head = False
         self._stop_timer()
+        length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
+        if length > LARGE and not self.expect_100_continue:
+            self._arrival = Arrival(length, lambda: self.flow.resume_reading())
+            self.scope[SCOPE_KEY] = self._arrival  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Part of a body. The app is woken for all of it, or for as much as is kept: each time costs 10 us or more."""
-        cycle = self.cycle
-        if cycle.response_complete:
-            return
-        if not cycle.body:
-            cycle.body = body  # type: ignore[assignment] - most often it is whole, and never copied
+        """Part of a body."""
+        if self._arrival is None:
+            super().on_body(body)
         else:
-            if isinstance(cycle.body, bytes):
-                cycle.body = bytearray(cycle.body)  # grows in place, where bytes are copied for each part
-            cycle.body += body
-        if len(cycle.body) > KEPT_BODY:
+            self._arrival.start(body)
+
+    def on_response_complete(self) -> None:
+        """A reply is sent: reading goes on, but not into a body of the next request that nobody has room for yet."""
+        super().on_response_complete()
+        if self._arrival is not None and not self._arrival.has_place and not self.cycle.response_complete:
             self.flow.pause_reading()
-            cycle.message_event.set()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -82,3 +106,38 @@ class Connection(HttpToolsProtocol):
         self._timer = None
         if not self.transport.is_closing():
             self.transport.close()
+
+
+class Reader(BufferedProtocol):
+    """What an event loop reads a connection through: bytes go where it says, uncopied. uvicorn makes one for each."""
+
+    def __init__(self, **given: Any) -> None:
+        self._connection = Connection(**given)
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        """See `Connection`."""
+        self._connection.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `Connection`."""
+        self._connection.connection_lost(exc)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """See `Connection`."""
+        return self._connection.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See `Connection`."""
+        self._connection.buffer_updated(nbytes)
+
+    def eof_received(self) -> None:
+        """The client says no more."""
+        self._connection.eof_received()
+
+    def pause_writing(self) -> None:
+        """The client reads too slowly."""
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        self._connection.resume_writing()

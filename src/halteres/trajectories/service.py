@@ -188,7 +188,8 @@ class TrajectoryService:
         """
         if ours:
             self._check_known(group.env_id for group in groups)
-        await self._room_for([group for group in groups if self.state.known(group.key) is None])
+        if not self._have_room(groups):
+            await self._room_for(groups)
         if self._rules.validation == "strict":
             groups = await asyncio.to_thread(self._held_to_conventions, groups)
         if window_s := self._rules.same_content_s:
@@ -291,10 +292,16 @@ class TrajectoryService:
         """The run's step once this batch is delivered, if those that are out before it are, too."""
         return self.state.run.step + sum(batch_id <= made.id for batch_id in self.state.out)
 
+    def _have_room(self, groups: Sequence[Scored]) -> bool:
+        """Whether what is new of the groups fits into the queue; where nothing waits, anything does."""
+        state = self.state
+        num_bytes = sum(len(group.element) for group in groups if state.known(group.key) is None)
+        return not num_bytes or not 0 < state.num_bytes > self._rules.max_queue_bytes - num_bytes
+
     async def _room_for(self, groups: Sequence[Scored]) -> None:
-        """Wait until groups fit into the queue; where nothing waits, anything does."""
-        deadline, num_bytes = self._now() + FULL_HOLD_S, sum(len(group.element) for group in groups)
-        while num_bytes and 0 < self.state.num_bytes > self._rules.max_queue_bytes - num_bytes:
+        """Wait until groups fit into the queue."""
+        deadline = self._now() + FULL_HOLD_S
+        while not self._have_room(groups):
             if not await self._wait_until(deadline, self.turns.changed):
                 raise QueueFull(
                     "The queue is full.",

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from starlette.requests import Request
+from starlette.types import Receive, Scope
 
 from halteres.trajectories.options import Options
 from halteres.trajectories.routes import bodies as room
@@ -33,8 +33,8 @@ class Sender:
         return self
 
     @property
-    def request(self) -> Request:
-        return Request({"type": "http", "method": "POST", "headers": self._headers}, self._chunks.get)
+    def arrival(self) -> tuple[Scope, Receive]:
+        return {"type": "http", "method": "POST", "headers": self._headers}, self._chunks.get
 
 
 def sender(size: int) -> Sender:
@@ -43,7 +43,7 @@ def sender(size: int) -> Sender:
 
 
 async def read(bodies: Bodies, sent: Sender) -> bytes:
-    async with bodies.of(sent.request) as body:
+    async with bodies.of(*sent.arrival) as body:
         return body
 
 
@@ -107,10 +107,10 @@ async def test_beyond_the_bound_later_bodies_wait_in_order() -> None:
     first, second, third = sender(60), sender(60).send(b"2" * 60), sender(10).send(b"3" * 10)
 
     async def follow(name: str, sent: Sender) -> None:
-        async with bodies.of(sent.request):
+        async with bodies.of(*sent.arrival):
             order.append(name)
 
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks, bodies.of(first.send(b"1" * 60).request):
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks, bodies.of(*first.send(b"1" * 60).arrival):
         tasks.create_task(follow("second", second))
         tasks.create_task(follow("third", third))
         await asyncio.sleep(0)
@@ -123,7 +123,7 @@ async def test_what_a_body_is_inflated_to_counts_too() -> None:
     bodies = Bodies(largest=1000)
     packed = gzip.compress(b"0" * 900)
     sent = Sender(content_encoding="gzip", content_length=str(len(packed))).send(packed)
-    async with bodies.of(sent.request) as body:
+    async with bodies.of(*sent.arrival) as body:
         assert bodies.held == len(body) == 900
     assert bodies.held == 0
 
@@ -132,7 +132,7 @@ async def test_a_body_that_did_not_say_its_length_keeps_no_more_room_than_it_nee
     bodies = Bodies(largest=100, at_once=200, small=0)
     async with asyncio.timeout(5), AsyncExitStack() as held:
         for _ in range(10):
-            await held.enter_async_context(bodies.of(Sender(transfer_encoding="chunked").send(b"abc").request))
+            await held.enter_async_context(bodies.of(*Sender(transfer_encoding="chunked").send(b"abc").arrival))
         assert bodies.held == 30
     assert bodies.held == 0
 
@@ -151,7 +151,7 @@ async def test_while_one_of_unknown_length_is_read_the_next_waits_until_it_is_kn
 
 async def test_a_small_body_waits_for_nobody() -> None:
     bodies = Bodies(largest=1000, at_once=1000, small=10)
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks, bodies.of(sender(999).send(b"1" * 999).request):
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks, bodies.of(*sender(999).send(b"1" * 999).arrival):
         waiting = tasks.create_task(read(bodies, sender(11).send(b"2" * 11)))
         for _ in range(3):
             assert await read(bodies, sender(10).send(b"0123456789")) == b"0123456789"
@@ -161,7 +161,7 @@ async def test_a_small_body_waits_for_nobody() -> None:
 
 async def test_a_small_body_does_not_keep_the_largest_out() -> None:
     bodies = Bodies(largest=1000, at_once=1000, small=10)
-    async with asyncio.timeout(5), bodies.of(sender(5).send(b"small").request):
+    async with asyncio.timeout(5), bodies.of(*sender(5).send(b"small").arrival):
         assert await read(bodies, sender(1000).send(b"x" * 1000)) == b"x" * 1000
     assert bodies.held == 0
 
@@ -215,7 +215,7 @@ async def test_a_bomb_beyond_the_limit_is_told_from_a_thread_as_well() -> None:
 async def test_a_request_that_is_given_up_while_it_waits_leaves_no_hole() -> None:
     bodies = Bodies(largest=100, at_once=100, small=0)
     async with asyncio.timeout(5), AsyncExitStack() as held:
-        await held.enter_async_context(bodies.of(sender(90).send(b"1" * 90).request))
+        await held.enter_async_context(bodies.of(*sender(90).send(b"1" * 90).arrival))
         waiting = [asyncio.create_task(read(bodies, sender(50).send(b"2" * 50))) for _ in range(3)]
         await asyncio.sleep(0)
         waiting[0].cancel()

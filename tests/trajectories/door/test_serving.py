@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -15,12 +16,14 @@ import aiohttp
 import pytest
 import requests
 import uvicorn
+from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from halteres.loopback import open_listener
 from halteres.trajectories import connection, server
-from halteres.trajectories.connection import KEPT_BODY, LARGEST_HEAD, Connection
+from halteres.trajectories.arrival import LARGE, SCOPE_KEY, VERY_LARGE
+from halteres.trajectories.connection import LARGEST_HEAD, Reader
 from trajectories.scenes import TRAINER, group
 
 TOKEN = "correct-horse-battery"
@@ -129,7 +132,7 @@ async def test_many_requests_of_one_connection_are_not_counted_together(connecti
     assert said.count(b"HTTP/1.1 200") == 3
 
 
-@pytest.mark.parametrize("size", [KEPT_BODY - 1, KEPT_BODY, KEPT_BODY + 1, 5 * KEPT_BODY])
+@pytest.mark.parametrize("size", [LARGE - 1, LARGE, LARGE + 1, VERY_LARGE, VERY_LARGE + 1, 5 * VERY_LARGE])
 async def test_a_body_arrives_whole_however_large(connections: str, size: int) -> None:
     head = b"POST / HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % size
     assert (await exchanged(connections, head + b"x" * size)).endswith(b"\r\n\r\n%d" % size)
@@ -139,19 +142,76 @@ async def test_a_body_arrives_whole_however_large(connections: str, size: int) -
     assert said.endswith(b"\r\n\r\n%d" % (size // 65536 * 65536))
 
 
+@pytest.mark.parametrize("size", [2 * LARGE, 3 * VERY_LARGE])
+async def test_a_large_body_that_nobody_reads_is_let_pass(connections: str, size: int) -> None:
+    ask = b"POST /unread HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size
+    said = await exchanged(connections, ask * 2 + b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
+    assert re.findall(rb"\r\n\r\n(unread|\d+)", said) == [b"unread", b"unread", b"0"]
+
+
+async def test_large_bodies_of_pipelined_requests_keep_their_order(connections: str) -> None:
+    sizes = [LARGE + 1, 3, 3 * VERY_LARGE, 2 * LARGE, LARGE, 2 * VERY_LARGE]
+    asked = (b"POST /slow HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size for size in sizes)
+    said = await exchanged(connections, b"".join(asked) + b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
+    assert re.findall(rb"\r\n\r\n(\d+)", said) == [b"%d" % size for size in [*sizes, 0]]
+
+
+@pytest.mark.parametrize("size", [3, 2 * LARGE, 2 * VERY_LARGE])
+async def test_a_client_that_waits_to_be_told_to_go_on_is_told(connections: str, size: int) -> None:
+    head = b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % size
+    async with asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(connections))
+        writer.write(head)
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"x" * size)
+        assert (await reader.read()).endswith(b"\r\n\r\n%d" % size)
+        writer.close()
+
+
+@pytest.mark.parametrize("size", [2 * LARGE, 2 * VERY_LARGE])
+@pytest.mark.parametrize("sent", [0, LARGE, LARGE + 5])
+async def test_whoever_waits_for_a_body_is_told_that_its_client_is_gone(
+    connections: str, sent: int, size: int, gone: asyncio.Event
+) -> None:
+    async with asyncio.timeout(10):
+        _, writer = await asyncio.open_connection("127.0.0.1", int(connections))
+        writer.write(b"POST /slow HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % size + b"x" * sent)
+        await writer.drain()
+        writer.close()
+        await gone.wait()
+
+
 @pytest.fixture
-async def connections() -> AsyncIterator[str]:
+def gone() -> asyncio.Event:
+    """Set when a body will not come any more."""
+    return asyncio.Event()
+
+
+@pytest.fixture
+async def connections(gone: asyncio.Event) -> AsyncIterator[str]:
     """Our connections over an app that counts the bytes of a body; gives their port."""
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    async def size_of(scope: Scope, receive: Receive) -> int:
+        if SCOPE_KEY in scope:
+            return len(await scope[SCOPE_KEY].whole(lambda: None))
         size, more = 0, True
         while more:
             message = await receive()
             size, more = size + len(message.get("body", b"")), message.get("more_body", False)
-        await PlainTextResponse(str(size))(scope, receive, send)
+        return size
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/slow":
+            await asyncio.sleep(0.02)
+        try:
+            said = "unread" if scope["path"] == "/unread" else str(await size_of(scope, receive))
+        except ClientDisconnect:
+            gone.set()
+        else:
+            await PlainTextResponse(said)(scope, receive, send)
 
     with open_listener(0) as listening:
-        running = uvicorn.Server(uvicorn.Config(app, http=Connection, ws="none", lifespan="off", log_config=None))
+        running = uvicorn.Server(uvicorn.Config(app, http=Reader, ws="none", lifespan="off", log_config=None))  # type: ignore[arg-type]
         task = asyncio.create_task(running.serve([listening]))
         yield str(listening.getsockname()[1])
         running.should_exit = True

@@ -97,8 +97,9 @@ def _accept(state: State, scored: Scored, problem: Problem | None) -> Verdict:
     group = _record(state, scored, place, problem)
     parts, left = _completed(group, env)
     verdict = Verdict(place=place, buffered=left, problem=problem)
-    encoded = b"" if scored.key is None else msgspec.json.encode(verdict)
-    state.do(GroupArrived(replace(group, verdict=encoded), scored.element))
+    if scored.key is not None:
+        group = replace(group, verdict=msgspec.json.encode(verdict))
+    state.do(GroupArrived(group, scored.element))
     for part in parts:
         state.put(state.waiting[part.id], Place.QUEUED)
     if problem:

@@ -11,20 +11,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope
 
 from halteres.errors import UserError
+from halteres.trajectories.arrival import LARGE, SCOPE_KEY, Arrival
 from halteres.trajectories.wire.encoding import TooLarge, inflate
 
 AT_ONCE = 1024**3
 """Bytes of all bodies being read or used; beyond, later ones wait, but for small ones."""
 
-SMALL = 64 * 1024
-"""Bytes up to which a body that says its length waits for nobody: a connection may keep eight times as much anyway."""
+SMALL = LARGE
+"""Bytes up to which a body that says its length waits for nobody: a connection may keep as much anyway."""
 
 LARGE_PACKED = 128 * 1024
 """Bytes of gzip from which a thread inflates them: of what clients send, 1 MB or more inside."""
@@ -40,6 +41,11 @@ STALL_S = 10.0
 
 DEADLINE_S = 120.0
 """How long a body may take from its first byte to its last: one that trickles holds its place for no longer."""
+
+
+Body = bytes | memoryview
+
+_TELLING = frozenset({b"content-length", b"transfer-encoding", b"content-encoding"})
 
 
 class TooSlow(UserError):
@@ -61,44 +67,27 @@ class Bodies:
     _num_admitted: int = 0  # of bodies that are not small
     _waiting: deque[tuple[int, asyncio.Future[None]]] = field(default_factory=deque[tuple[int, asyncio.Future[None]]])
 
-    @asynccontextmanager
-    async def of(self, request: Request) -> AsyncIterator[bytes]:
-        """The body of a request, whole and inflated; its bytes count until the context ends.
+    def of(self, scope: Scope, receive: Receive) -> Held:
+        """The body of a request, whole and inflated, as an asynchronous context; its bytes count until that ends.
 
-        Raises:
+        Entering raises:
             BadBody: the gzip stream is broken or ends early.
             TooLarge, TooSlow: it is beyond the limits.
+            ClientDisconnect: it ends early.
         """
-        async with self._room(self._declared(request)) as room:
-            body = await self._read(request)
-            room.holds(len(body))
-            if encoding := request.headers.get("content-encoding"):
-                body = await self._inflated(body, encoding.lower())
-                room.holds(len(body))
-            yield body
+        telling = {name: value for name, value in scope["headers"] if name in _TELLING}
+        return Held(self, telling, receive, scope.get(SCOPE_KEY))
 
-    def _declared(self, request: Request) -> int:
-        """Bytes to keep room for: those it says, or the most where it does not."""
-        declared = request.headers.get("content-length", "")
-        if not declared.isdecimal():
-            return self.largest if "transfer-encoding" in request.headers else 0
-        if len(declared) > 18 or int(declared) > self.largest:
-            raise self._too_large()
-        return int(declared)
-
-    @asynccontextmanager
-    async def _room(self, num_bytes: int) -> AsyncIterator[_Room]:
-        """Room for a body; a small one's is always there."""
-        is_small = num_bytes <= self.small
-        if is_small:
+    async def admit(self, num_bytes: int) -> None:
+        """Take room for a body; a small one's is always there."""
+        if num_bytes <= self.small:
             self.held += num_bytes
         else:
             await self._admit(num_bytes)
-        room = _Room(self, num_bytes)
-        try:
-            yield room
-        finally:
-            self._let_go(room.num_bytes, num_admitted=0 if is_small else 1)
+
+    def let_go(self, num_bytes: int, admitted: int = -1) -> None:
+        """Give bytes back; with them the place of a body that was admitted with so many."""
+        self._let_go(num_bytes, 1 if admitted > self.small else 0)
 
     async def _admit(self, num_bytes: int) -> None:
         """In order of arrival; alone, any body is let in."""
@@ -131,53 +120,97 @@ class Bodies:
                 self._take(wanted)
                 turn.set_result(None)
 
-    async def _read(self, request: Request) -> bytes:
+
+@dataclass(slots=True)
+class Held:
+    """One body: counted at first with what it declares, then with what it is, until its context ends."""
+
+    _bodies: Bodies
+    _headers: dict[bytes, bytes]
+    _receive: Receive
+    _arrival: Arrival | None
+    _declared: int = 0  # bytes
+    _num_bytes: int = 0  # it is counted with
+
+    async def __aenter__(self) -> Body:
+        """The body."""
+        self._declared = self._num_bytes = self._room()
+        await self._bodies.admit(self._declared)
         try:
-            return await self._chunks(request)
+            body = await self._read()
+            self._holds(len(body))
+            if encoding := self._headers.get(b"content-encoding"):
+                body = await self._inflated(body, encoding.lower())
+                self._holds(len(body))
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return body
+
+    async def __aexit__(self, *_: object) -> None:
+        """Let go of it."""
+        self._bodies.let_go(self._num_bytes, self._declared)
+
+    def _room(self) -> int:
+        """Bytes to keep room for: those it says, or the most where it does not."""
+        declared = self._headers.get(b"content-length", b"")
+        if not declared.isdigit():
+            return self._bodies.largest if b"transfer-encoding" in self._headers else 0
+        if len(declared) > 18 or int(declared) > self._bodies.largest:
+            raise self._too_large()
+        return int(declared)
+
+    def _holds(self, num_bytes: int) -> None:
+        """Now it is so large; what it does not need is the next one's."""
+        if spare := self._num_bytes - num_bytes:
+            self._num_bytes = num_bytes
+            self._bodies.let_go(spare)
+
+    async def _read(self) -> Body:
+        if self._arrival is not None and self._arrival.is_whole:
+            return await self._arrival.whole()
+        bodies, now = self._bodies, asyncio.get_running_loop().time
+        ends = now() + bodies.deadline_s
+        try:
+            async with asyncio.timeout(min(bodies.stall_s, bodies.deadline_s)) as patience:
+
+                def heard() -> None:
+                    patience.reschedule(min(now() + bodies.stall_s, ends))
+
+                return await (self._arrival.whole(heard) if self._arrival else self._parts(heard))
         except TimeoutError as error:
             raise TooSlow(
-                f"The body did not arrive within {self.deadline_s:g} s, or nothing of it for {self.stall_s:g} s.",
+                f"The body did not arrive within {bodies.deadline_s:g} s, or nothing of it for {bodies.stall_s:g} s.",
                 "",
                 "Send it again on a better connection.",
             ) from error
 
-    async def _chunks(self, request: Request) -> bytes:
-        chunks, num_bytes, now = list[bytes](), 0, asyncio.get_running_loop().time
-        ends, declared = now() + self.deadline_s, request.headers.get("content-length")
-        async with asyncio.timeout(min(self.stall_s, self.deadline_s)) as patience:
-            async for chunk in request.stream():
-                num_bytes += len(chunk)
-                if num_bytes > self.largest:
-                    raise self._too_large()
-                chunks.append(chunk)
-                if str(num_bytes) != declared:  # most bodies come as one, and need no clock set anew
-                    patience.reschedule(min(now() + self.stall_s, ends))
-        return b"".join(chunks)
+    async def _parts(self, heard: Callable[[], None]) -> bytes:
+        parts, num_bytes = list[bytes](), 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            parts.append(message.get("body", b""))
+            num_bytes += len(parts[-1])
+            if num_bytes > self._bodies.largest:
+                raise self._too_large()
+            if not message.get("more_body"):
+                return b"".join(parts)
+            heard()
 
-    async def _inflated(self, body: bytes, encoding: str) -> bytes:
+    async def _inflated(self, body: Body, encoding: bytes) -> Body:
         """What a client calls encoded and is not, or as nobody knows, is left to the reader of JSON."""
-        if not body or not (encoding in ("gzip", "x-gzip") or ("gzip" in encoding and body.startswith(GZIPPED))):
+        if not body or not (encoding in (b"gzip", b"x-gzip") or (b"gzip" in encoding and body[:2] == GZIPPED)):
             return body
+        largest = self._bodies.largest
         if len(body) <= LARGE_PACKED:
             try:
-                return inflate(body, min(AT_A_GLANCE, self.largest))
+                return inflate(body, min(AT_A_GLANCE, largest))
             except TooLarge:
-                if self.largest <= AT_A_GLANCE:
+                if largest <= AT_A_GLANCE:
                     raise
-        return await asyncio.to_thread(inflate, body, self.largest)
+        return await asyncio.to_thread(inflate, body, largest)
 
     def _too_large(self) -> TooLarge:
-        return TooLarge(f"The body is larger than {self.largest} bytes.", "", "Send fewer groups at once.")
-
-
-@dataclass(slots=True)
-class _Room:
-    """What one body is counted with: at first with what it declares, then with what it is."""
-
-    _bodies: Bodies
-    num_bytes: int
-
-    def holds(self, num_bytes: int) -> None:
-        """Now it is so large; what it does not need is the next one's."""
-        spare, self.num_bytes = self.num_bytes - num_bytes, num_bytes
-        self._bodies._let_go(spare)  # pyright: ignore[reportPrivateUsage] - the other half of it
+        return TooLarge(f"The body is larger than {self._bodies.largest} bytes.", "", "Send fewer groups at once.")

@@ -9,10 +9,11 @@ from __future__ import annotations
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from halteres.trajectories.intake.posted import Verdict
 from halteres.trajectories.records import Place
-from halteres.trajectories.routes.reach import body_of, is_ours, reach, service_of
+from halteres.trajectories.routes.reach import CLIENT, Reach, body_of, is_ours, reach, service_of
 from halteres.trajectories.wire import scored
 from halteres.trajectories.wire.answers import (
     Buffered,
@@ -28,6 +29,11 @@ from halteres.trajectories.wire.encoding import reply
 from halteres.trajectories.wire.schema import EnvReference, EnvRegistration, PostHeaders, convert
 
 KEY = "Idempotency-Key"
+
+_KEY, _CLIENT = KEY.lower().encode(), CLIENT.encode()
+_QUEUED = Verdict(place=Place.QUEUED)
+_RECEIVED = reply(Received(status="received"))
+"""What is answered to nearly every group; a response may be sent again."""
 
 
 async def register_env(request: Request) -> Response:
@@ -62,19 +68,25 @@ async def status_env(request: Request) -> Response:
     return reply(await service_of(request).status_env(env_id, ours=is_ours(request)))
 
 
-async def scored_data(request: Request) -> Response:
-    """POST /scored_data: one group."""
-    key = convert({KEY: request.headers.get(KEY)}, PostHeaders, "header").key
-    async with reach(request).bodies.of(request) as body:
-        group = await scored.read(body, key)
-        (verdict,) = await service_of(request).accept([group], ours=is_ours(request))
-    return reply(_received(verdict))
+class ScoredData:
+    """POST /scored_data: one group. An ASGI app: a `Request` would cost as much as the decision."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        here: Reach = scope["app"].state.reach
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        key = _key_of(headers[_KEY]) if _KEY in headers else None
+        async with here.bodies.of(scope, receive) as body:
+            group = await scored.read(body, key)
+            (verdict,) = await here.service.accept([group], ours=_CLIENT in headers)
+        answer = _RECEIVED if verdict == _QUEUED else reply(_received(verdict))
+        await answer(scope, receive, send)
 
 
 async def scored_data_list(request: Request) -> Response:
     """POST /scored_data_list: all groups, or none if one does not fit the schema; at most `scored.MOST_GROUPS`."""
-    async with reach(request).bodies.of(request) as body:
-        groups = await scored.read_list(body)
+    async with reach(request).bodies.of(request.scope, request.receive) as body:
+        groups = await scored.read_list(bytes(body))
         verdicts = await service_of(request).accept(groups, ours=is_ours(request))
     buffered = [verdict for verdict in verdicts if verdict.place is Place.BUFFERED]
     return reply(
@@ -86,6 +98,10 @@ async def scored_data_list(request: Request) -> Response:
             set_aside=[verdict.problem.why for verdict in verdicts if verdict.problem] or UNSET,
         )
     )
+
+
+def _key_of(value: bytes) -> str | None:
+    return convert({KEY: value.decode("latin-1")}, PostHeaders, "header").key
 
 
 def _received(verdict: Verdict) -> Received | Buffered:

@@ -58,8 +58,8 @@ async def body_of(request: Request, kind: type[T]) -> T:
     Raises:
         Unprocessable: it does not fit.
     """
-    async with reach(request).bodies.of(request) as body:
-        return decode(body, kind)
+    async with reach(request).bodies.of(request.scope, request.receive) as body:
+        return decode(bytes(body), kind)
 
 
 def query_of(request: Request, kind: type[T], *lists: str) -> T:

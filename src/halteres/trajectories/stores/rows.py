@@ -98,32 +98,33 @@ def delivery_of(row: Row[Any]) -> Delivery:
     )
 
 
-def values_of(group: GroupRecord) -> dict[str, Any]:
-    """The row of `groups` of a record, its columns in the table's order."""
+def row_of(group: GroupRecord) -> tuple[Any, ...]:
+    """The row of `groups` of a record, in the table's order; without the place of its tokens."""
     low, high = group.versions or (None, None)
-    return {
-        "id": group.id,
-        "env_id": group.env_id,
-        "size": group.size,
-        "num_bytes": group.num_bytes,
-        "received_at": group.received_at,
-        "place": group.place.value,
-        "position": group.position,
-        "version_min": low,
-        "version_max": high,
-        "reason": group.reason,
-        "why": group.why,
-        "delivery": group.delivery,
-        "key": group.key,
-        "fingerprint": group.fingerprint,
-        "verdict": group.verdict,
-    }
+    return (
+        group.id,
+        group.env_id,
+        group.size,
+        group.num_bytes,
+        group.received_at,
+        group.place.value,
+        group.position,
+        low,
+        high,
+        group.reason,
+        group.why,
+        group.delivery,
+        group.key,
+        group.fingerprint,
+        group.verdict,
+    )
 
 
 def write(connection: Connection, changes: Sequence[Change]) -> None:
     """Write changes inside the connection's transaction, all but tokens: a `GroupArrived` may come without a body."""
-    arrived = [values_of(change.group) for change in changes if isinstance(change, GroupArrived)]
-    if arrived:
+    names = tables.groups.columns.keys()
+    groups = (change.group for change in changes if isinstance(change, GroupArrived))
+    if arrived := [dict(zip(names, row_of(group), strict=False)) for group in groups]:
         connection.execute(insert(tables.groups), arrived)
     write_but_arrivals(connection, changes)
 

@@ -9,7 +9,7 @@ What was committed survives kill -9 of the process; with durability "power" also
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from sqlalchemy import Connection, insert, select
@@ -37,9 +37,6 @@ _DIALECT = sqlite.dialect()
 _INSERT_GROUP = str(insert(tables.groups).compile(dialect=_DIALECT))
 _INSERT_SEGMENT = str(insert(tables.segments).compile(dialect=_DIALECT))
 """Compiled once: this is the way of every group, and SQLAlchemy's share of it would be larger than SQLite's."""
-
-_NOWHERE = (None, None, None, None)
-"""The extent of a group without tokens."""
 
 _groups, _segments = tables.groups.c, tables.segments.c
 _EXTENTS = select(_groups.id, _groups.segment, _groups.start, _groups.length, _groups.checksum).join(
@@ -170,28 +167,24 @@ class SqliteStore:
 
     def _write(self, changes: Sequence[Change]) -> None:
         arrived = [change for change in changes if isinstance(change, GroupArrived)]
-        with_body = [change for change in arrived if change.body]
-        extents = self._segments.append([change.body for change in with_body])
-        placed = {change.group.id: extent for change, extent in zip(with_body, extents, strict=True)}
+        extents = self._segments.append([change.body for change in arrived])
         try:
             if self._power:
                 self._segments.sync()
             with self._database.transaction() as connection:
-                self._vouch(placed)
-                self._insert([change.group for change in arrived], placed)
+                if arrived:
+                    self._insert([change.group for change in arrived], extents)
                 rows.write_but_arrivals(connection, changes)
         except BaseException:
             self._segments.take_back(extents)
             raise
         self._vouched = self._segments.newest if extents else self._vouched
 
-    def _vouch(self, placed: Mapping[int, Extent]) -> None:
-        """Have a row for the file that these groups are in; all of a turn are in one."""
-        if placed and self._segments.newest != self._vouched:
-            self._database.driver.execute(_INSERT_SEGMENT, (self._segments.newest, min(placed)))
-
-    def _insert(self, groups: Sequence[GroupRecord], placed: Mapping[int, Extent]) -> None:
-        values = [(*rows.values_of(group).values(), *placed.get(group.id, _NOWHERE)) for group in groups]
+    def _insert(self, groups: Sequence[GroupRecord], extents: Sequence[Extent]) -> None:
+        """Rows of groups that arrived; one for their file, if it is new. All of a turn are in one."""
+        if self._segments.newest != self._vouched:
+            self._database.driver.execute(_INSERT_SEGMENT, (self._segments.newest, groups[0].id))
+        values = [(*rows.row_of(group), *extent) for group, extent in zip(groups, extents, strict=True)]
         self._database.driver.executemany(_INSERT_GROUP, values)
 
 

@@ -44,7 +44,7 @@ class TooLarge(BadBody):
     status = 413
 
 
-def inflate(body: bytes, limit: int = LARGEST_BODY) -> bytes:
+def inflate(body: bytes | memoryview, limit: int = LARGEST_BODY) -> bytes:
     """A gzip body, one member or a few.
 
     Raises:

@@ -9,6 +9,7 @@ into objects; asking for a field as a buffer of one type says whether it holds n
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -25,7 +26,8 @@ from halteres.trajectories.wire.schema import Key
 LARGEST = 4 * 1024 * 1024
 """Bytes of a body for which a parser is kept; it keeps several times as much memory."""
 
-OPEN, BACKSLASH, FIVE, SMALL_B = b"[\\5b"
+OPEN, BACKSLASH, FIVE, SMALL_B, CLOSE = b"[\\5b}"
+_BEGINS = re.compile(rb"\s*\{")
 _LOWER = 0x20
 
 _INTEGERS = frozenset({"tokens", "masks", "distill_token_ids"})
@@ -67,9 +69,9 @@ class _Own(threading.local):
 _own = _Own()
 
 
-def read(body: bytes) -> tuple[Outline, bytes] | None:
+def read(body: bytes | memoryview) -> tuple[Outline, bytes] | None:
     """A body's outline, and its batch element; None where it must be read the long way."""
-    if not body.lstrip().startswith(b"{"):  # simdjson overlooks a byte order mark, which no element may hold
+    if not _BEGINS.match(body):  # simdjson overlooks a byte order mark, which no element may hold
         return None
     try:
         return _parsed(body) or _parsed(*_stripped(body))
@@ -78,7 +80,7 @@ def read(body: bytes) -> tuple[Outline, bytes] | None:
         return None
 
 
-def _parsed(body: bytes, key: str | None = None) -> tuple[Outline, bytes] | None:
+def _parsed(body: bytes | memoryview, key: str | None = None) -> tuple[Outline, bytes] | None:
     """None where it holds more than a batch element does."""
     parser = _own.parser if len(body) <= LARGEST else simdjson.Parser()
     group: Document = parser.parse(body)
@@ -88,7 +90,7 @@ def _parsed(body: bytes, key: str | None = None) -> tuple[Outline, bytes] | None
     return _outline(group, body, names, key), _element(body, names)
 
 
-def _stripped(body: bytes) -> tuple[bytes, str | None]:
+def _stripped(body: bytes | memoryview) -> tuple[bytes, str | None]:
     """A body without keys that nobody knows, of keys that come twice the last; and its `halteres_key`."""
     values = _all.decode(body)
     key = _key.decode(values["halteres_key"]) if "halteres_key" in values else None
@@ -96,7 +98,7 @@ def _stripped(body: bytes) -> tuple[bytes, str | None]:
     return b"{" + b",".join(fields) + b"}", key
 
 
-def _outline(group: Document, body: bytes, names: Sequence[str], key: str | None) -> Outline:
+def _outline(group: Document, body: bytes | memoryview, names: Sequence[str], key: str | None) -> Outline:
     values = {name: value for name in names if (value := group[name]) is not None}
     rows = {name: _lengths(values[name], name) for name in ("tokens", *ARRAYS) if name in values}
     texts = {name: _text(values[name]) for name in _TEXTS if name in values}
@@ -146,7 +148,7 @@ def _lists(plain: Mapping[str, Any]) -> dict[str, int]:
     return {name: len(plain[name]) for name in ("messages", "overrides") if name in plain}
 
 
-def _num_brackets(body: bytes, texts: Mapping[str, bytes]) -> int:
+def _num_brackets(body: bytes | memoryview, texts: Mapping[str, bytes]) -> int:
     """How many open in the body, without those of its texts."""
     body_N = np.frombuffer(body, np.uint8)
     num_in_texts = sum(text.count(b"[") for text in texts.values())
@@ -172,7 +174,10 @@ def _env_id(value: Document) -> int | None:
     return value
 
 
-def _element(body: bytes, names: Sequence[str]) -> bytes:
+def _element(body: bytes | memoryview, names: Sequence[str]) -> bytes:
     """The body, with the absent keys as null; copied once: memory for large ones costs more than their bytes."""
     tail = "".join(f',"{name}":null' for name in KEYS if name not in names)
-    return b"".join((memoryview(body)[: len(body.rstrip()) - 1], tail.encode(), b"}"))
+    end = len(body) - 1
+    while body[end] != CLOSE:  # behind it are blanks
+        end -= 1
+    return b"".join((memoryview(body)[:end], tail.encode(), b"}"))

@@ -49,23 +49,23 @@ class Scored:
     problem: Problem | None
 
 
-def parse(body: bytes, key: str | None = None) -> Scored:
+def parse(body: bytes | memoryview, key: str | None = None) -> Scored:
     """Read one posted group.
 
     Raises:
         Unprocessable: the body does not fit the schema.
         RecursionError: it nests too deeply.
     """
-    return _scored(body, key, *(glance.read(body) or longhand.read(body)))
+    return _scored(body, key, *(glance.read(body) or longhand.read(bytes(body))))
 
 
-async def read(body: bytes, key: str | None = None) -> Scored:
+async def read(body: bytes | memoryview, key: str | None = None) -> Scored:
     """As `parse`; what takes long, in a thread."""
     if len(body) > LARGE:
         return await asyncio.to_thread(parse, body, key)
     if (seen := glance.read(body)) is None and len(body) > LARGE_LONGHAND:
-        seen = await asyncio.to_thread(longhand.read, body)
-    return _scored(body, key, *(seen or longhand.read(body)))
+        seen = await asyncio.to_thread(longhand.read, bytes(body))
+    return _scored(body, key, *(seen or longhand.read(bytes(body))))
 
 
 async def read_list(body: bytes) -> list[Scored]:
@@ -111,7 +111,7 @@ def _check_length(groups: Sized) -> None:
         raise refusal(msgspec.ValidationError(text), "body")
 
 
-def _scored(body: bytes, key: str | None, outline: Outline, element: bytes) -> Scored:
+def _scored(body: bytes | memoryview, key: str | None, outline: Outline, element: bytes) -> Scored:
     problem = find_problem(outline)
     return Scored(
         element=element,
