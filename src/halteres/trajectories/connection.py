@@ -32,7 +32,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request."""
         super().connection_made(transport)
-        self._timer = self.loop.call_later(HEAD_S, self._end_head)
+        self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
@@ -60,6 +60,7 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         if self._in_head:
             self._head_bytes += len(data)
+            self._wait_for_head()
             if self._head_bytes > LARGEST_HEAD and not self.transport.is_closing():
                 self.send_400_response(f"The request's head is longer than {LARGEST_HEAD} bytes.")
         elif self._arrival is not None:
@@ -71,8 +72,6 @@ class Connection(HttpToolsProtocol):
         """A request begins."""
         super().on_message_begin()
         self._in_head, self._head_bytes = True, 0
-        if self._timer is None:
-            self._timer = self.loop.call_later(HEAD_S, self._end_head)
 
     def on_headers_complete(self) -> None:
         """Its head is whole."""
@@ -96,6 +95,11 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if self._arrival is not None and not self._arrival.has_place and not self.cycle.response_complete:
             self.flow.pause_reading()
+
+    def _wait_for_head(self) -> None:
+        """Most heads come as one, and need no clock."""
+        if self._timer is None:
+            self._timer = self.loop.call_later(HEAD_S, self._end_head)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -101,12 +101,8 @@ def _stripped(body: bytes | memoryview) -> tuple[bytes, str | None]:
 def _outline(group: Document, body: bytes | memoryview, names: Sequence[str], key: str | None) -> Outline:
     values = {name: value for name in names if (value := group[name]) is not None}
     rows = {name: _lengths(values[name], name) for name in ("tokens", *ARRAYS) if name in values}
-    texts = {name: _text(values[name]) for name in _TEXTS if name in values}
-    if holds_too_much(*texts.values()):
-        raise _Unusual
-    plain: dict[str, Any] = {name: _TEXTS[name].decode(text) for name, text in texts.items()}
-    if is_deep(plain):
-        raise _Unusual
+    texts = {name: _text(values[name]) for name in values.keys() & _TEXTS.keys()}
+    plain = _plain(texts) if texts else {}
     lists = {"scores": _num_scores(values["scores"]), **_lists(plain)}
     if "masks" not in rows or _num_brackets(body, texts) != 1 + sum(map(_num_own_brackets, rows, rows.values())):
         raise _Unusual  # required; arrays within rows or scores
@@ -140,6 +136,15 @@ def _text(value: Document) -> bytes:
     if isinstance(value, simdjson.Array | simdjson.Object):
         return cast(Document, value).mini
     return msgspec.json.encode(value)
+
+
+def _plain(texts: Mapping[str, bytes]) -> dict[str, Any]:
+    if holds_too_much(*texts.values()):
+        raise _Unusual
+    plain = {name: _TEXTS[name].decode(text) for name, text in texts.items()}
+    if is_deep(plain):
+        raise _Unusual
+    return plain
 
 
 def _lists(plain: Mapping[str, Any]) -> dict[str, int]:
