@@ -138,7 +138,7 @@ async def test_a_batch_that_came_back_late_is_kept_though_a_later_one_was_served
     await scene.send(*(group(mark=mark) for mark in range(1, 7)))
     service, first = await taken(scene)
     assert marks(await scene.batch()) == [3, 4]
-    service.give_back(first)
+    service.handovers.give_back(first)
     assert marks(await scene.batch()) == [1, 2]
     assert marks(await scene.batch()) == [5, 6]
 
@@ -149,7 +149,7 @@ async def test_a_held_question_gets_the_batch_that_came_back(scene: Scene) -> No
     service, first = await taken(scene)
     async with asyncio.timeout(5):
         question = await asked(scene, wait=60)
-        service.give_back(first)
+        service.handovers.give_back(first)
         assert marks(await question) == [1, 2]
 
 

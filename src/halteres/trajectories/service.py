@@ -1,6 +1,6 @@
 """The trajectory server without its wire: what each route asks for, decided in turns.
 
-Owns: which decision answers which question; how long a question waits; that a batch is counted when it was written.
+Owns: which decision answers which question; how long a question waits.
 Never: reads HTTP. All decisions happen on the event loop, one at a time; the disk belongs to the store's thread.
 """
 
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from halteres.errors import HalteresError, NotReady
 from halteres.trajectories.delivering import batches, runs
 from halteres.trajectories.delivering.batches import take_back_offers
+from halteres.trajectories.delivering.handover import Batch, Handovers
 from halteres.trajectories.delivering.question import Gone, Question
 from halteres.trajectories.intake.content import Content
 from halteres.trajectories.intake.posted import Verdict, accept_all
@@ -40,12 +40,6 @@ HEARD_S = 5.0
 FULL_HOLD_S = 30.0
 """How long a post is held while the queue is full; the clients wait 5 minutes, and drop what is refused."""
 
-COUNT_AGAIN_S = 0.2
-"""Pause before a batch that was written is counted again, where the store failed."""
-
-HANDING_S = 5.0
-"""How long a question about the step waits for batches that are being handed over."""
-
 
 class EnvironmentUnknown(HalteresError):
     """An environment of ours uses an id that this server never gave; it should register again."""
@@ -59,25 +53,16 @@ class QueueFull(NotReady):
     code, retry_after_s = "queue_full", 5
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A batch on its way, with the JSON elements of its groups."""
-
-    delivery: Delivery
-    step: int  # the run's, once it is delivered
-    elements: list[bytes]
-
-
 class TrajectoryService:
     """What the routes call. Everything raises StoreFailed where the store takes or gives nothing."""
 
     def __init__(self, store: Store, clock: Clock, rules: Rules | None = None) -> None:
         self._store, self._clock, self._rules = store, clock, rules or Rules()
         self.turns = Turns(store, self._remember)
-        self._handing: set[asyncio.Future[None]] = set()
+        self.handovers = Handovers(self.turns, is_shared=store.is_shared)
         self._watch = Watch()
         if not store.is_shared:  # nobody else writes replies: those of the server before this one reached nobody
-            _let_go(self.turns.submit(take_back_offers))
+            self.turns.leave(take_back_offers)
 
     @property
     def state(self) -> State:
@@ -111,7 +96,7 @@ class TrajectoryService:
     async def batch(self, query: BatchQuery, gone: Gone) -> Batch | None:
         """GET /batch of a registered run; None if there is none within `query.wait`.
 
-        Whoever passes it on calls `handing_over` and `handed_over`, or else `give_back`.
+        Whoever passes it on does so with `handovers`.
         """
         question, asks = Question.of(self.state, query), not await gone()
         while asks:
@@ -121,38 +106,6 @@ class TrajectoryService:
                 return batch
             asks = made is not None or await question.may_ask_again(self.turns, gone)
         return None
-
-    @contextmanager
-    def handing_over(self) -> Iterator[None]:
-        """Until it ends, questions about the step wait: a batch is written that is not counted yet."""
-        handing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._handing.add(handing)
-        try:
-            yield
-        finally:
-            self._handing.discard(handing)
-            handing.set_result(None)
-
-    async def is_out(self, batch: Batch) -> bool:
-        """Whether the batch is still its asker's; on a shared store another server may have handed it out since."""
-        if self._store.is_shared:
-            return await self.turns.submit(lambda state: _is_out(state, batch.delivery))
-        return _is_out(self.state, batch.delivery)
-
-    async def handed_over(self, batch: Batch) -> None:
-        """The reply was written whole to a live connection; a lease still wants its acknowledgement."""
-        ends = self._now() + batches.OFFER_S
-        while True:
-            try:
-                return await self.turns.submit(lambda state: batches.hand_over(state, batch.delivery.id))
-            except StoreFailed:  # the trainer has it: uncounted, it would be served again
-                if self._now() > ends or self.turns.has_ended:
-                    raise
-            await asyncio.sleep(COUNT_AGAIN_S)
-
-    def give_back(self, batch: Batch) -> None:
-        """The batch reached nobody: it answers the next question."""
-        _let_go(self.turns.submit(lambda state: batches.give_back(state, batch.delivery.id)))
 
     async def acknowledge(self, batch_id: int) -> Delivery:
         """POST /v1/batches/{id}/ack. Raises NotFound, LeaseLost."""
@@ -224,7 +177,7 @@ class TrajectoryService:
             self.state.hear(env_id)
         else:
             await self.turns.submit(lambda state: state.hear(env_id))
-        await self.settled()
+        await self.handovers.settled()
         return await self._unparked(env_id)
 
     async def _unparked(self, env_id: int) -> dict[str, Any]:
@@ -244,7 +197,7 @@ class TrajectoryService:
 
     async def status(self) -> dict[str, int]:
         """GET /status."""
-        await self.settled()
+        await self.handovers.settled()
         return status.status(self.state)
 
     async def latest_example(self) -> bytes | None:
@@ -263,11 +216,6 @@ class TrajectoryService:
         """GET /v1/diagnostics."""
         return diagnostics.report(self.state)
 
-    async def settled(self) -> None:
-        """Wait until every batch that was written is counted."""
-        if self._handing:
-            await asyncio.wait(self._handing, timeout=HANDING_S)
-
     # -- how -----------------------------------------------------------------------------------------------------------
 
     def _remember(self, remembered: Remembered) -> State:
@@ -279,7 +227,7 @@ class TrajectoryService:
         try:
             return Batch(made, step, await asyncio.to_thread(self._store.bodies, made.groups))
         except BaseException as error:
-            self.give_back(Batch(made, step, []))
+            self.handovers.give_back(Batch(made, step, []))
             if not isinstance(error, StoreFailed):
                 raise
             found = await asyncio.to_thread(self._store.find_bodies, made.groups)
@@ -333,10 +281,6 @@ class TrajectoryService:
         return asyncio.get_running_loop().time()
 
 
-def _is_out(state: State, delivery: Delivery) -> bool:
-    return delivery.id in state.out or state.run.last == delivery
-
-
 def _without(state: State, batch_id: int, lost: set[int]) -> None:
     why = Problem("tokens_lost", "Its tokens cannot be read any more.")
     if batch_id in state.out:
@@ -354,8 +298,3 @@ def _disconnect(state: State, env_id: int) -> bool:
     if env is not None:
         state.save_env(replace(env.record, connected=False))
     return env is not None
-
-
-def _let_go(answer: asyncio.Future[Any]) -> None:
-    """Nobody waits for it; where the store is gone, whoever opens it next decides the same."""
-    answer.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -85,6 +85,10 @@ class Turns:
             self._wake.set()
         return answer
 
+    def leave(self, decide: Decision[Any]) -> None:
+        """Have a decision taken that nobody waits for: where the store is gone, whoever opens it next decides it."""
+        self.submit(decide).add_done_callback(lambda done: done.cancelled() or done.exception())
+
     @property
     def has_ended(self) -> bool:
         """Nothing will be decided any more."""

@@ -1,6 +1,6 @@
 """The reply of a batch, and how it is known to have arrived.
 
-Owns: the order "all but the last byte, look, the last byte, count it".
+Owns: the order "all but the last byte, look, the last byte, count it"; that questions about the step wait meanwhile.
 Never: decides what is in a batch.
 
     everything but the last byte ──▶ is the client there, the batch still its own? ──▶ the last byte ──▶ counted
@@ -13,44 +13,99 @@ dies, or the store fails, in the instant between the last byte and the count; le
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import Protocol, TypeVar
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from halteres.trajectories.delivering import batches
 from halteres.trajectories.delivering.question import Gone
+from halteres.trajectories.records import Delivery
+from halteres.trajectories.state import State
+from halteres.trajectories.stores.store import StoreFailed
+from halteres.trajectories.turns import Turns
 
-B = TypeVar("B", contravariant=True)
+COUNT_AGAIN_S = 0.2
+"""Pause before a batch that was written is counted again, where the store failed."""
+
+HANDING_S = 5.0
+"""How long a question about the step waits for batches that are being handed over."""
 
 
-class Counter(Protocol[B]):
-    """Who counts batches (`service`)."""
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch on its way, with the JSON elements of its groups."""
 
-    async def is_out(self, batch: B, /) -> bool:
-        """Whether the batch is still its asker's."""
-        ...
+    delivery: Delivery
+    step: int  # the run's, once it is delivered
+    elements: list[bytes]
 
-    def handing_over(self) -> AbstractContextManager[None]:
-        """Questions about the step wait until this ends."""
-        ...
 
-    async def handed_over(self, batch: B, /) -> None:
-        """Count it."""
-        ...
+class Handovers:
+    """Batches whose replies are being written.
 
-    def give_back(self, batch: B, /) -> None:
-        """It reached nobody."""
-        ...
+    Args:
+        turns: which decide that a batch counts.
+        is_shared: other servers take turns at the same store.
+    """
+
+    def __init__(self, turns: Turns, *, is_shared: bool) -> None:
+        self._turns, self._is_shared = turns, is_shared
+        self._open: set[asyncio.Future[None]] = set()
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Until it ends, questions about the step wait: a batch is written that is not counted yet."""
+        handing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._open.add(handing)
+        try:
+            yield
+        finally:
+            self._open.discard(handing)
+            handing.set_result(None)
+
+    async def settled(self) -> None:
+        """Wait until every batch that was written is counted."""
+        if self._open:
+            await asyncio.wait(self._open, timeout=HANDING_S)
+
+    async def is_out(self, batch: Batch) -> bool:
+        """Whether the batch is still its asker's; on a shared store another server may have handed it out since."""
+        if self._is_shared:
+            return await self._turns.submit(lambda state: _is_out(state, batch.delivery))
+        return _is_out(self._turns.state, batch.delivery)
+
+    async def count(self, batch: Batch) -> None:
+        """The reply was written whole to a live connection; a lease still wants its acknowledgement.
+
+        Raises:
+            StoreFailed: for longer than an offer lasts.
+        """
+        now = asyncio.get_running_loop().time
+        ends = now() + batches.OFFER_S
+        while True:
+            try:
+                return await self._turns.submit(lambda state: batches.hand_over(state, batch.delivery.id))
+            except StoreFailed:  # the trainer has it: uncounted, it would be served again
+                if now() > ends or self._turns.has_ended:
+                    raise
+            await asyncio.sleep(COUNT_AGAIN_S)
+
+    def give_back(self, batch: Batch) -> None:
+        """The batch reached nobody: it answers the next question."""
+        self._turns.leave(lambda state: batches.give_back(state, batch.delivery.id))
 
 
 class BatchReply(Response):
     """A reply that has its batch counted, or given back if its client hung up before it had all of it."""
 
-    def __init__(self, reply: Response, gone: Gone, counter: Counter[B], batch: B) -> None:
+    def __init__(self, reply: Response, gone: Gone, handovers: Handovers, batch: Batch) -> None:
         self.status_code, self.background = reply.status_code, None
         self.body, self.raw_headers = reply.body, reply.raw_headers
-        self._gone, self._counter, self._batch = gone, counter, batch
+        self._gone, self._handovers, self._batch = gone, handovers, batch
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write it."""
@@ -59,12 +114,16 @@ class BatchReply(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": memoryview(self.body)[:-1], "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": True})  # waits until the rest is sent
-            if await self._gone() or not await self._counter.is_out(self._batch):
+            if await self._gone() or not await self._handovers.is_out(self._batch):
                 return
-            with self._counter.handing_over():
+            with self._handovers.open():
                 await send({"type": "http.response.body", "body": self.body[-1:], "more_body": False})
                 written = True
-                await self._counter.handed_over(self._batch)
+                await self._handovers.count(self._batch)
         finally:
             if not written:
-                self._counter.give_back(self._batch)
+                self._handovers.give_back(self._batch)
+
+
+def _is_out(state: State, delivery: Delivery) -> bool:
+    return delivery.id in state.out or state.run.last == delivery

@@ -10,10 +10,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from halteres.trajectories.delivering.handover import BatchReply
+from halteres.trajectories.delivering.handover import Batch, BatchReply
 from halteres.trajectories.records import Delivery
 from halteres.trajectories.routes.reach import body_of, query_of, replied, service_of
-from halteres.trajectories.service import Batch
 from halteres.trajectories.wire.answers import BatchTail, Info, NotRegistered, Registered, Settled, WandbInfo
 from halteres.trajectories.wire.encoding import reply
 from halteres.trajectories.wire.schema import BatchQuery, BatchReference, LeaseRequest, Registration, convert
@@ -54,9 +53,9 @@ async def batch(request: Request) -> Response:
     try:
         whole = await replied(request, _written(made, query))
     except BaseException:
-        service.give_back(made)
+        service.handovers.give_back(made)
         raise
-    return BatchReply(whole, request.is_disconnected, service, made)
+    return BatchReply(whole, request.is_disconnected, service.handovers, made)
 
 
 async def acknowledge(request: Request) -> Response:
