@@ -1,10 +1,19 @@
-"""What every test has: a home of its own, so that none touches ~/.halteres."""
+"""What every test has: a home of its own, so that none touches ~/.halteres; servers that end when they are told to; a
+command line that is put together once."""
 
 from __future__ import annotations
 
+import asyncio
+import functools
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
+import typer.main
+import uvicorn.server
+
+UVICORN_ASKS_EVERY_S = 0.005
+"""Whether it is to end; by itself every 0.1 s, and it rests as long again before it ends: 0.2 s for each test."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -13,4 +22,22 @@ def home_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HALTERES_HOME", str(tmp_path_factory.mktemp("halteres")))
         patch.delenv("HALTERES_ENVIRONMENTS", raising=False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def servers_that_end_at_once() -> Iterator[None]:
+    """uvicorn's server in a test's own process knows an asyncio whose sleeps are short; in processes it is as it is."""
+    hurried = ModuleType("asyncio")
+    vars(hurried).update(vars(asyncio), sleep=lambda delay_s: asyncio.sleep(min(delay_s, UVICORN_ASKS_EVERY_S)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uvicorn.server, "asyncio", hurried)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_command_line() -> Iterator[None]:
+    """Typer reads the signatures of all verbs at every call: for a process that is one call, here for hundreds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
         yield

@@ -26,6 +26,7 @@ class LeakyEnv(PacedEnv):
     """Prints, raises and dies with secrets on its lips."""
 
     name = "leaky"
+    pace_s = 0.05
     scored = 0
 
     async def setup(self) -> None:

@@ -10,13 +10,12 @@ from typing import Any
 from halteres.environments.config import APIServerConfig, BaseEnvConfig
 from halteres.environments.single_turn import SingleTurnEnv
 
-PACE_S = 0.2
-
 
 class PacedEnv(SingleTurnEnv):
     """Rewards that say nothing, a few a second."""
 
     name = "paced"
+    pace_s = 0.2
 
     @classmethod
     def config_init(cls) -> tuple[BaseEnvConfig, Sequence[APIServerConfig]]:
@@ -38,7 +37,7 @@ class PacedEnv(SingleTurnEnv):
         return f"Say {item}."
 
     async def score(self, item: Any, text: str) -> float:
-        await asyncio.sleep(PACE_S)
+        await asyncio.sleep(self.pace_s)
         return float(zlib.crc32(text.encode()) % 2)
 
     def eval_items(self) -> list[int]:

@@ -49,6 +49,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, value in place.variables().items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("HALTERES_SESSION", raising=False)
+    monkeypatch.setattr(program, "block_torch", lambda: None)  # this process is that of other tests, too
     return place.home
 
 

@@ -14,6 +14,8 @@ from .draft_scenes import refused, told
 
 ME = Caller(draft="mine")
 RATE = "trainer.learning_rate"
+KEPT = {"trainer.lora_rank": 4, "inference.engine": "scripted"}
+"""A start measures the engine; this one is soon there."""
 
 
 @pytest.fixture(autouse=True)
@@ -25,14 +27,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 async def locked(home: Path) -> None:
     """A draft with two edits, one of which the operator has locked since."""
-    await told("rl_select_environment", name="arithmetic", changes={"learning_rate": 0.002, "lora_rank": 4})
+    await told("rl_select_environment", name="arithmetic", changes={"learning_rate": 0.002, **KEPT})
     (home / "policy.yaml").write_text("lock: {trainer: {learning_rate: 4.0e-5}}\n")
 
 
 async def test_a_setting_locked_since_is_set_aside_and_told_once(locked: None) -> None:
     answer = await told("rl_get_current_config")
     assert answer["discarded_edits"] == {RATE: 0.002}
-    assert load_draft(ME, None).changes == {"trainer.lora_rank": 4}
+    assert load_draft(ME, None).changes == KEPT
     assert "discarded_edits" not in await told("rl_get_current_config")
 
 

@@ -129,7 +129,8 @@ async def test_a_dry_run_tells_every_failing_check_and_raises_none(home: Path) -
 
 async def test_a_dry_run_refuses_a_batch_that_no_memory_holds_and_warns_of_answers_without_room(home: Path) -> None:
     await told("rl_select_environment", name="arithmetic")
-    await told("rl_edit_config", changes={"batch_size": 2**20, "max_token_length": 10**6})
+    huge = {"batch_size": 2**20, "max_token_length": 10**6, "inference.engine": "scripted"}
+    await told("rl_edit_config", changes=huge)
     checks = {check["check"]: check for check in (await told("rl_start_training", dry_run=True))["checks"]}
     failed = checks.get("memory") or checks["gpu memory"]
     assert not failed["ok"]

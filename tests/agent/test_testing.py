@@ -25,6 +25,7 @@ from halteres.agent.trial.candidates import DEFAULTS
 from halteres.agent.trial.order import Order
 from halteres.agent.trial.tests_store import latest_test
 from halteres.errors import NotFound
+from halteres.runs import served
 
 from .openrouter import KEY, OpenRouter, openrouter
 from .testing_scenes import (
@@ -153,7 +154,7 @@ async def test_an_answer_longer_than_the_base_models_tokens_allow_drops_no_group
 
 
 async def test_the_call_answers_in_time_and_the_test_id_goes_on_waiting(endpoint: OpenRouter, tmp_path: Path) -> None:
-    draft(write_environment(tmp_path, f"time.sleep(0.2); {YES}"))
+    draft(write_environment(tmp_path, f"time.sleep(0.05); {YES}"))
     first = await answered(models=["good/one"], num_steps=2, group_size=4, wait_s=0)
     assert (first["status"], first["summary"]["trainable"]) == ("running", None)
     assert first["next"] == f'rl_test_inference(test_id="{first["test_id"]}")'
@@ -322,7 +323,7 @@ async def test_an_environment_that_is_slow_to_describe_itself_does_not_hold_up_t
     monkeypatch.setattr(testing, "STARTED_WITHIN_S", 0.2)
     file = write_environment(tmp_path)
     draft(file)
-    file.write_text(f"import time\ntime.sleep(1)\n{file.read_text()}")
+    file.write_text(f"import time\ntime.sleep(0.4)\n{file.read_text()}")
     reply = await replied(models=["good/one"], wait_s=0)
     assert (reply.body["code"], reply.body["next"]) == ("not_ready", "rl_test_inference() again")
     assert not list(folder.all_tests())
@@ -367,6 +368,7 @@ async def test_a_tester_that_is_ended_while_its_service_loads_leaves_no_service(
     (tmp_path / "python").write_text(f"#!/bin/sh\necho $$ > {loading}\nexec sleep 600\n")
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(served, "ANSWERS_WITHIN_S", 0.1)  # it listens, and answers never
     sitting = asyncio.create_task(tester.Tester(new, wanted).run())
     assert (await asyncio.to_thread(select.select, [reading], [], [], 20))[0], "no service was started"
     pid = int(os.read(reading, 32))
@@ -379,7 +381,7 @@ async def test_a_tester_that_is_ended_while_its_service_loads_leaves_no_service(
 
 
 async def test_a_test_outlives_the_host_that_started_it(endpoint: OpenRouter, home: Path, tmp_path: Path) -> None:
-    draft(write_environment(tmp_path, f"time.sleep(0.3); {YES}"))
+    draft(write_environment(tmp_path, f"time.sleep(0.1); {YES}"))
     host = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", HOST),
         stdout=subprocess.PIPE,

@@ -44,6 +44,7 @@ def loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loading
     stand_in = Loading(tmp_path)
     monkeypatch.setattr(sys, "executable", stand_in.program)
     monkeypatch.setattr(module, "ENDS_WITHIN_S", 0.1)
+    monkeypatch.setattr(module, "ANSWERS_WITHIN_S", 0.1)  # it listens, and answers never
     yield stand_in
     stand_in.close()
 

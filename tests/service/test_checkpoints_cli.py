@@ -20,6 +20,13 @@ from halteres.service.tenancy.tenants import LOCAL
 from .scenes import KEY, Scene, trainer
 
 COMMAND_S = 60
+PROGRAM = """
+import runpy
+from halteres.process import block_torch
+block_torch()
+runpy.run_module("tinker.cli", run_name="__main__", alter_sys=True)
+"""
+"""`python -m tinker.cli` as where no torch is: it needs none, and importing that takes most of a command's time."""
 
 
 @pytest.fixture
@@ -36,7 +43,7 @@ async def paths(client: tinker.ServiceClient) -> dict[str, str]:
 async def tinker_cli(scene: Scene, *arguments: str, ends: int = 0) -> Any:
     """What `tinker --format json …` printed, read."""
     variables = {**os.environ, "TINKER_BASE_URL": scene.url, "TINKER_API_KEY": KEY, "NO_PROXY": "127.0.0.1"}
-    command = [sys.executable, "-m", "tinker.cli", "--format", "json", *arguments]
+    command = [sys.executable, "-c", PROGRAM, "--format", "json", *arguments]
     pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
     process = await asyncio.create_subprocess_exec(*command, env=variables, **pipes)
     async with asyncio.timeout(COMMAND_S):

@@ -23,7 +23,7 @@ from halteres.service.tenancy.limits import Allowances, Limits
 from .scenes import DATA, STEP, Scene, closing, serving, trainer
 
 WAIT_S = 20
-FLOOD, PASSES = 2000, 500
+FLOOD, PASSES = 1000, 500
 
 
 @asynccontextmanager
@@ -150,7 +150,7 @@ class Recording:
 async def test_a_sample_waits_for_no_flood_and_when_all_places_are_taken_for_one_of_the_engines_turns(
     tmp_path: Path,
 ) -> None:
-    """Alice has 2,000 samples: Bob's first is in the engine at once. Bob then takes the rest of the places and has as
+    """Alice has 1,000 samples: Bob's first is in the engine at once. Bob then takes the rest of the places and has as
     many waiting: Carol's first is the next to enter, once one sample of anybody has ended."""
     keys = KeyFile(tmp_path)
     people = {name: {"X-API-Key": keys.create(name).text} for name in ("alice", "bob", "carol")}

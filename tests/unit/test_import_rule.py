@@ -65,11 +65,14 @@ HEAVY = ("torch", "transformers", "tinker", "peft", "accelerate", "matplotlib")
 """Never at module level outside engine/torch: torch itself, what pulls it in, and what costs half a second."""
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
+Modules = list[tuple[str, ast.Module]]
+
+
+@pytest.fixture(scope="module")
+def modules() -> Modules:
     """Dotted name below halteres, and its tree."""
-    for file in sorted(SOURCE.rglob("*.py")):
-        name = ".".join(file.relative_to(SOURCE).with_suffix("").parts)
-        yield name.removesuffix(".__init__"), ast.parse(file.read_text())
+    names = ((".".join(file.relative_to(SOURCE).with_suffix("").parts), file) for file in sorted(SOURCE.rglob("*.py")))
+    return [(name.removesuffix(".__init__"), ast.parse(file.read_text())) for name, file in names]
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
@@ -111,9 +114,9 @@ def allowed(module: str) -> tuple[str, ...] | None:
     return FREE + ROOMS[room] if room in ROOMS else FOUNDATION[room]
 
 
-def test_rooms_import_only_what_is_theirs() -> None:
+def test_rooms_import_only_what_is_theirs(modules: Modules) -> None:
     wrong = []
-    for module, tree in modules():
+    for module, tree in modules:
         may = allowed(module)
         for name, line in imported(tree):
             ours = name.removeprefix("halteres.")
@@ -124,10 +127,10 @@ def test_rooms_import_only_what_is_theirs() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_torch_lives_below_the_torch_engine_only() -> None:
+def test_torch_lives_below_the_torch_engine_only(modules: Modules) -> None:
     wrong = [
         f"{module}:{line} imports {name}"
-        for module, tree in modules()
+        for module, tree in modules
         if not within(module, ("engine.torch",))
         for name, line in imported(tree)
         if within(name, ("torch",))
@@ -135,10 +138,10 @@ def test_torch_lives_below_the_torch_engine_only() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_nothing_heavy_is_imported_with_a_module() -> None:
+def test_nothing_heavy_is_imported_with_a_module(modules: Modules) -> None:
     wrong = [
         f"{module}:{line} imports {name}"
-        for module, tree in modules()
+        for module, tree in modules
         if not within(module, ("engine.torch",))
         for name, line in at_module_level(tree)
         if within(name, HEAVY)
@@ -146,17 +149,17 @@ def test_nothing_heavy_is_imported_with_a_module() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_package_is_a_known_room() -> None:
-    rooms = {module.split(".")[0] for module, _ in modules()} - {"__init__", "__main__"}
+def test_every_package_is_a_known_room(modules: Modules) -> None:
+    rooms = {module.split(".")[0] for module, _ in modules} - {"__init__", "__main__"}
     assert rooms <= set(ROOMS) | set(FOUNDATION) | set(ANYTHING)
 
 
 @pytest.mark.parametrize("name", ["os.environ", "os.getenv", "os.putenv"])
-def test_variables_of_the_environment_are_read_in_one_place(name: str) -> None:
+def test_variables_of_the_environment_are_read_in_one_place(modules: Modules, name: str) -> None:
     attribute = name.split(".")[1]
     wrong = [
         f"{module}:{node.lineno} uses {name}"
-        for module, tree in modules()
+        for module, tree in modules
         if module != "config.environ"
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and node.attr == attribute and ast.unparse(node.value) == "os"

@@ -286,7 +286,9 @@ def test_the_sdk_and_transformers_find_the_tokenizer_offline(shelf: Shelf, own: 
     shelf.add(own, NAME)
     shelf.add(own, "meta-llama/Llama-3.2-1B")
     script = (
-        "import sys, tinker\n"
+        "from halteres.process import block_torch\n"
+        "block_torch()  # neither needs it, and it is slow to import\n"
+        "import tinker\n"
         "from tinker.lib.public_interfaces.sampling_client import _load_tokenizer_from_model_info as load\n"
         "from transformers import AutoTokenizer\n"
         "from huggingface_hub import scan_cache_dir\n"

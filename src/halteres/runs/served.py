@@ -25,7 +25,7 @@ from halteres.process import Lifeline
 from halteres.runs.directory import RunDirectory
 
 READY_WITHIN_S = 300.0  # a large model takes its time to load
-ASK_EVERY_S = 0.1
+ASK_EVERY_S, ANSWERS_WITHIN_S = 0.1, 5.0
 ENDS_WITHIN_S = 15.0
 
 
@@ -115,7 +115,7 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path, giv
             last = tail(log, 1) or [f"Exit code {process.returncode}."]
             raise ProcessFailed("The training service did not start.", last[0])
         try:
-            plain.get_json(f"{url}/api/v1/healthz", deadline_s=5)
+            plain.get_json(f"{url}/api/v1/healthz", deadline_s=ANSWERS_WITHIN_S)
             return
         except (plain.Refused, NotReady):
             if given_up.wait(ASK_EVERY_S):
