@@ -11,6 +11,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import socket
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
@@ -119,10 +120,16 @@ def url_of(listening: socket.socket, scheme: str = "http") -> str:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, which leaves its owner the time to close files after a signal."""
+    """uvicorn, which leaves its owner the time to close files after a signal.
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    Args:
+        config: uvicorn's.
+        on_end: called on the event loop when it begins to end, so that nobody is held in vain.
+    """
+
+    def __init__(self, config: uvicorn.Config, on_end: Callable[[], None] = lambda: None) -> None:
         super().__init__(config)
+        self._on_end = on_end
         logging.getLogger("uvicorn").setLevel(logging.WARNING)  # our own processes say where they serve
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -136,6 +143,11 @@ class Server(uvicorn.Server):
     def end(self) -> None:
         """End in order."""
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer what is under way, then close."""
+        self._on_end()
+        await super().shutdown(sockets)
 
 
 class LocalOnly:

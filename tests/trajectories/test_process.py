@@ -8,6 +8,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 
 from halteres.trajectories.stores.sqlite import SqliteStore
 
-from .scenes import ServerProcess, group
+from .scenes import TRAINER, ServerProcess, group
 
 COMMAND = (sys.executable, "-m", "halteres.trajectories")
 
@@ -23,6 +24,40 @@ COMMAND = (sys.executable, "-m", "halteres.trajectories")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_ends_in_order_on_a_signal(server: ServerProcess, number: int) -> None:
     assert server.end(number) in (0, -signal.SIGTERM)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_whoever_is_held_is_answered_when_it_ends(server: ServerProcess, number: int) -> None:
+    """At once where there is an answer; with a sentence where a body had not come, for which it waits 3 s."""
+    server.ask("/register", TRAINER)
+    stderr = server.process.stderr
+    assert stderr is not None
+    with (
+        socket.create_connection(server.listener.getsockname()) as held,
+        socket.create_connection(server.listener.getsockname()) as half,
+    ):
+        held.sendall(b"GET /batch?wait=60 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        half.sendall(b"POST /scored_data HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n\r\n{")
+        server.ask("/info")  # both have been read
+        began = time.monotonic()
+        server.process.send_signal(number)
+        assert all_of(held).endswith(b'{"batch":null}')
+        assert time.monotonic() - began < 2
+        assert b" 503 " in all_of(half).partition(b"\r\n")[0]
+    assert server.process.wait(10) in (0, -signal.SIGTERM)
+    assert b"Traceback" not in stderr.read()
+
+
+def all_of(connection: socket.socket) -> bytes:
+    """Everything that comes until the server closes."""
+    connection.settimeout(10)
+    return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+@pytest.mark.parametrize("name", ["q?1.sqlite", "p%41.sqlite", "mode=ro&x.sqlite", "#a b.sqlite"])
+def test_a_database_is_the_file_that_was_named(tmp_path: Path, name: str) -> None:
+    with closing(SqliteStore(tmp_path / name)):
+        assert (tmp_path / name).stat().st_size > 0
 
 
 def test_it_ends_when_its_lifeline_does(tmp_path: Path) -> None:

@@ -74,6 +74,12 @@ def create_app(
     return Starlette(routes=ROUTES, lifespan=lifespan, middleware=[door], exception_handlers=HANDLERS)
 
 
+def release(app: Starlette) -> None:
+    """The app is to end: whoever is held is answered now."""
+    if hasattr(app.state, "service"):  # it has begun
+        app.state.service.release()
+
+
 async def _take_turns(service: TrajectoryService, on_loss: Callable[[StoreFailed], None]) -> None:
     failure = await service.run()
     if failure is not None:

@@ -26,7 +26,8 @@ VERY_LARGE = 512 * 1024
 """Bytes beyond which a body has no place until somebody has admitted it."""
 
 SCRATCH = memoryview(bytearray(16 * 1024))
-"""Where heads and small bodies come in, of all connections: each is parsed before the next read."""
+"""Where heads and small bodies come in, of all connections, and what nobody wants: each is parsed before the next
+read. Smaller than LARGE, so that no large body is whole with its head."""
 
 
 class Arrival:
@@ -60,7 +61,7 @@ class Arrival:
         """Make room where there is none yet, and wait until it is filled. `heard` is called with every part that comes.
 
         Raises:
-            ClientDisconnect: it will not come.
+            ClientDisconnect: it will not come, or was let pass.
         """
         if self._is_lost:
             raise ClientDisconnect
@@ -88,6 +89,7 @@ class Arrival:
     def came(self, num_bytes: int) -> None:
         """So many bytes were written to `room`."""
         self.left -= num_bytes
+        self._is_lost = self._is_lost or self._body is None
         if self._done is None or self._done.done():
             return
         if not self.left:

@@ -7,9 +7,11 @@ Never: knows a route.
 from __future__ import annotations
 
 from asyncio import BufferedProtocol, TimerHandle, Transport
+from collections.abc import Callable
 from typing import Any
 
 import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from halteres.trajectories.arrival import LARGE, SCOPE_KEY, SCRATCH, Arrival
@@ -32,6 +34,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request."""
         super().connection_made(transport)
+        self.flow = _Flow(transport, self._may_read)
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -65,6 +68,7 @@ class Connection(HttpToolsProtocol):
                 self.send_400_response(f"The request's head is longer than {LARGEST_HEAD} bytes.")
         elif self._arrival is not None:
             self.parser = httptools.HttpRequestParser(self)  # the one before waits for a body that it will not see
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
             if not self._arrival.has_place:
                 self.flow.pause_reading()
 
@@ -78,7 +82,7 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         self._stop_timer()
         length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
-        if length > LARGE and not self.expect_100_continue:
+        if length > LARGE and not self.expect_100_continue and not self.parser.should_upgrade():
             self._arrival = Arrival(length, lambda: self.flow.resume_reading())
             self.scope[SCOPE_KEY] = self._arrival  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
@@ -90,11 +94,9 @@ class Connection(HttpToolsProtocol):
         else:
             self._arrival.start(body)
 
-    def on_response_complete(self) -> None:
-        """A reply is sent: reading goes on, but not into a body of the next request that nobody has room for yet."""
-        super().on_response_complete()
-        if self._arrival is not None and not self._arrival.has_place and not self.cycle.response_complete:
-            self.flow.pause_reading()
+    def _may_read(self) -> bool:
+        """Not into a body that has no place and may yet be wanted: a pipelined one, while others are served."""
+        return self._arrival is None or self._arrival.has_place or self.cycle.response_complete
 
     def _wait_for_head(self) -> None:
         """Most heads come as one, and need no clock."""
@@ -110,6 +112,19 @@ class Connection(HttpToolsProtocol):
         self._timer = None
         if not self.transport.is_closing():
             self.transport.close()
+
+
+class _Flow(FlowControl):
+    """uvicorn's, which everybody resumes who waits for a message of any request."""
+
+    def __init__(self, transport: Transport, may_read: Callable[[], bool]) -> None:
+        super().__init__(transport)
+        self._may_read = may_read
+
+    def resume_reading(self) -> None:
+        """Read on, if what comes has somewhere to go."""
+        if self._may_read():
+            super().resume_reading()
 
 
 class Reader(BufferedProtocol):

@@ -16,9 +16,10 @@ import uvicorn
 import uvloop
 
 from halteres.loopback import Server, url_of
-from halteres.trajectories.app import create_app
+from halteres.trajectories.app import create_app, release
 from halteres.trajectories.connection import Reader
 from halteres.trajectories.options import Options, open_store
+from halteres.trajectories.reporting.status import status
 from halteres.trajectories.service import TrajectoryService
 from halteres.trajectories.stores.store import StoreFailed
 
@@ -51,7 +52,7 @@ def serve(options: Options, listening: socket.socket) -> None:
     with listening, closing(open_store(options)) as store:
         address = listening.getsockname()[0]
         app = create_app(store, on_loss=end, options=options, address=address, on_ready=tell)
-        server = Server(_config(app))
+        server = Server(_config(app), on_end=lambda: release(app))
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(server.serve(sockets=[listening]))
@@ -79,6 +80,6 @@ def _config(app: object) -> uvicorn.Config:
 
 
 def _greeting(service: TrajectoryService, url: str) -> str:
-    run, queue = service.state.run, service.state.queue
+    run, waiting = service.state.run, status(service.state)["queue_size"]
     trainer = f"step {run.step}" if run.registration else "no trainer yet"
-    return f"The trajectory server answers on {url}: {len(queue)} groups wait, {trainer}.\n"
+    return f"The trajectory server answers on {url}: {waiting} groups wait, {trainer}.\n"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -72,6 +73,10 @@ class TrajectoryService:
     async def run(self) -> StoreFailed | None:
         """Take turns until `stop`; gives the failure that ended them earlier. Whoever made the service owns this."""
         return await self.turns.run()
+
+    def release(self) -> None:
+        """The server is to end: nobody is held any more."""
+        self.turns.release()
 
     def stop(self) -> None:
         """Let `run` return once nothing waits."""
@@ -188,7 +193,8 @@ class TrajectoryService:
             answer = status.status_env(self.state, env)
             if not env.min_share or not status.is_paused(self.state):
                 return answer
-            if not await self._wait_until(min(deadline, self._now() + HEARD_S), changed) and self._now() >= deadline:
+            changed_again = await self._wait_until(min(deadline, self._now() + HEARD_S), changed)
+            if self.turns.is_ending or (not changed_again and self._now() >= deadline):
                 return answer
             if self.state.is_at_home(env_id):  # it may have said goodbye
                 self.state.hear(env_id)
@@ -268,13 +274,13 @@ class TrajectoryService:
                 )
 
     async def _wait_until(self, deadline: float, changed: asyncio.Event) -> bool:
-        """Wait for the next change. False: the deadline came first."""
-        try:
-            async with asyncio.timeout_at(deadline):
-                await changed.wait()
-        except TimeoutError:
-            return False
-        return True
+        """Wait for the next change. False: the deadline, or the server's end, came first."""
+        if not self.turns.is_ending:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await changed.wait()
+                    return not self.turns.is_ending
+        return False
 
     @staticmethod
     def _now() -> float:

@@ -36,6 +36,9 @@ Decision = Callable[[State], T]
 QUICK_S = 0.02
 """How long a commit on the event loop may take; usual are 0.1 ms."""
 
+STUCK_S = 0.2
+"""How long it may take at most before the disk is distrusted at once."""
+
 DISTRUST_S = 2.0
 """How long a disk that was slow twice within that time is left to the store's thread. Once is SQLite putting its log
 into its file, every some thousand commits."""
@@ -60,6 +63,7 @@ class Turns:
         self._store, self._remember = store, remember
         self.state = remember(store.load())
         self.changed = asyncio.Event()  # set, and replaced, after every turn that changed something
+        self.is_ending = False  # nobody should be held for long
         self._waiting: list[_Asked] = []
         self._wake = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
@@ -93,6 +97,11 @@ class Turns:
     def has_ended(self) -> bool:
         """Nothing will be decided any more."""
         return self._ended is not None
+
+    def release(self) -> None:
+        """Whoever waits for a change waits no more; decisions are taken until `stop`."""
+        self.is_ending = True
+        self.changed.set()
 
     def stop(self) -> None:
         """Let `run` return once nothing waits."""
@@ -130,8 +139,9 @@ class Turns:
             self._wake.set()
         else:
             _answer(asked.answer, outcome)
-        if (now := time.monotonic()) - began > QUICK_S:
-            if now - self._slow_at < DISTRUST_S:
+        now = time.monotonic()
+        if now - began > QUICK_S:
+            if began - self._slow_at < DISTRUST_S or now - began > STUCK_S:
                 self._distrusted_until = now + DISTRUST_S
             self._slow_at = now
 

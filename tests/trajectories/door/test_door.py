@@ -83,6 +83,16 @@ async def test_an_address_embedded_in_a_foreign_page_does_nothing(scene: Scene, 
     assert (await scene.http.get("/info", headers={**embedded, "origin": "http://localhost:3000"})).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/reset_data", "/batch"])
+async def test_a_page_that_only_its_referer_tells_of_is_known_too(scene: Scene, path: str) -> None:
+    """Without TLS browsers send neither Sec-Fetch-Site nor, for an image, Origin."""
+    await scene.begin()
+    for page in ("http://evil.example/", "http://evil.example", "https://evil.example/127.0.0.1/", "evil", ""):
+        assert (await scene.http.get(path, headers={"referer": page})).status_code == 403
+    assert (await scene.get("/info"))["batch_size"] == 4
+    assert (await scene.http.get("/info", headers={"referer": "http://127.0.0.1:8000/docs?x"})).status_code == 200
+
+
 async def test_a_second_host_or_origin_does_not_hide_the_first() -> None:
     keeper, ours, theirs = Doorkeeper(), (b"host", b"127.0.0.1"), (b"host", b"evil.example")
     assert keeper.refusal([ours]) is None

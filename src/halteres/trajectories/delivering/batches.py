@@ -155,7 +155,7 @@ def _not_theirs(state: State, batch_id: int, looked_up: Delivery | None = None) 
     if settled is None and batch_id not in state.out and not 0 < batch_id <= state.last_delivery:
         return NotFound(f"There is no batch {batch_id}.", "No batch with that id was ever served.")
     why = {
-        Standing.REPLACED: "It was not acknowledged in time, and was served to another question under another id.",
+        Standing.REPLACED: "It came back first, and was served to another question under another id.",
         Standing.DELIVERED: "It is acknowledged.",
         Standing.BROKEN: "It came back, and was taken apart because it no longer fits the run.",
     }.get(settled.standing if settled else Standing.OFFERED, "It is no lease.")

@@ -48,7 +48,7 @@ class Question:
 
     async def may_ask_again(self, turns: Turns, gone: Gone) -> bool:
         """Hold it until a batch may be had. False: its time is up, its run is over, or nobody waits for the answer."""
-        while self._left() > 0 and self._is_about(turns.state) and not await gone():
+        while self._left() > 0 and not turns.is_ending and self._is_about(turns.state) and not await gone():
             changed = turns.changed
             if choice.is_ready(turns.state) or _has_expired(turns.state):
                 await asyncio.sleep(min(AGAIN_S, self._left()))

@@ -25,7 +25,7 @@ AT_ONCE = 1024**3
 """Bytes of all bodies being read or used; beyond, later ones wait, but for small ones."""
 
 SMALL = LARGE
-"""Bytes up to which a body that says its length waits for nobody: a connection may keep as much anyway."""
+"""Bytes up to which a body that says its length waits for nobody: a connection keeps more than that anyway."""
 
 LARGE_PACKED = 128 * 1024
 """Bytes of gzip from which a thread inflates them: of what clients send, 1 MB or more inside."""
@@ -75,19 +75,29 @@ class Bodies:
             TooLarge, TooSlow: it is beyond the limits.
             ClientDisconnect: it ends early.
         """
-        telling = {name: value for name, value in scope["headers"] if name in _TELLING}
+        telling = {name: value for name, value in reversed(scope["headers"]) if name in _TELLING}
         return Held(self, telling, receive, scope.get(SCOPE_KEY))
 
     async def admit(self, num_bytes: int) -> None:
         """Take room for a body; a small one's is always there."""
-        if num_bytes <= self.small:
+        if self._is_small(num_bytes):
             self.held += num_bytes
         else:
             await self._admit(num_bytes)
 
-    def let_go(self, num_bytes: int, admitted: int = -1) -> None:
-        """Give bytes back; with them the place of a body that was admitted with so many."""
-        self._let_go(num_bytes, 1 if admitted > self.small else 0)
+    def free(self, num_bytes: int) -> None:
+        """Give back bytes that a body does not need; whoever waits for them comes in."""
+        self.held -= num_bytes
+        while self._waiting and (self._waiting[0][1].done() or self._has_room(self._waiting[0][0])):
+            wanted, turn = self._waiting.popleft()
+            if not turn.done():  # its request was given up
+                self._take(wanted)
+                turn.set_result(None)
+
+    def leave(self, num_bytes: int, admitted: int) -> None:
+        """A body that was admitted with so many bytes is done with."""
+        self._num_admitted -= not self._is_small(admitted)
+        self.free(num_bytes)
 
     async def _admit(self, num_bytes: int) -> None:
         """In order of arrival; alone, any body is let in."""
@@ -100,7 +110,7 @@ class Bodies:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._let_go(num_bytes, num_admitted=1)
+                self.leave(num_bytes, num_bytes)
             raise
 
     def _has_room(self, num_bytes: int) -> bool:
@@ -110,15 +120,8 @@ class Bodies:
         self.held += num_bytes
         self._num_admitted += 1
 
-    def _let_go(self, num_bytes: int, num_admitted: int = 0) -> None:
-        """Bytes, and as many bodies that are not small."""
-        self.held -= num_bytes
-        self._num_admitted -= num_admitted
-        while self._waiting and (self._waiting[0][1].done() or self._has_room(self._waiting[0][0])):
-            wanted, turn = self._waiting.popleft()
-            if not turn.done():  # its request was given up
-                self._take(wanted)
-                turn.set_result(None)
+    def _is_small(self, num_bytes: int) -> bool:
+        return num_bytes <= self.small
 
 
 @dataclass(slots=True)
@@ -149,7 +152,7 @@ class Held:
 
     async def __aexit__(self, *_: object) -> None:
         """Let go of it."""
-        self._bodies.let_go(self._num_bytes, self._declared)
+        self._bodies.leave(self._num_bytes, self._declared)
 
     def _room(self) -> int:
         """Bytes to keep room for: those it says, or the most where it does not."""
@@ -164,7 +167,7 @@ class Held:
         """Now it is so large; what it does not need is the next one's."""
         if spare := self._num_bytes - num_bytes:
             self._num_bytes = num_bytes
-            self._bodies.let_go(spare)
+            self._bodies.free(spare)
 
     async def _read(self) -> Body:
         if self._arrival is not None and self._arrival.is_whole:

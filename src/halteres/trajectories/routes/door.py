@@ -13,6 +13,7 @@ passes too: machines and services of a cluster have such names, and pages of the
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hmac
@@ -20,6 +21,7 @@ import ipaddress
 import socket
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Self
@@ -27,7 +29,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from halteres.errors import UserError
+from halteres.errors import NotReady, UserError
 from halteres.loopback import FOREIGN, LOCAL_NAMES, Foreign, is_loopback
 from halteres.trajectories.options import Options
 from halteres.trajectories.routes.errors import answer_to
@@ -45,6 +47,10 @@ NO_TOKEN = TokenWanted(
     "This server asks for a token.",
     "The request carries none, or another one.",
     "Send 'Authorization: Bearer TOKEN', or have it in the URL: http://x:TOKEN@HOST:PORT.",
+)
+
+ENDING = NotReady(
+    "The server is ending.", "The request had not come, or could not be served, in time.", "Send it again."
 )
 
 _NEXT = {
@@ -117,7 +123,11 @@ class Door:
         if scope["type"] == "http" and (refusal := self._keeper.refusal(scope["headers"])) is not None:
             await answer_to(refusal)(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:  # the server ends, and waited as long as it may
+            with suppress(RuntimeError):  # its reply has begun
+                await answer_to(ENDING)(scope, receive, send)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +152,17 @@ def _read(headers: RawHeaders) -> _Said:
             said.hosts.append(value.decode("latin-1"))
         elif name == b"origin":
             said.origins.append(value.decode("latin-1"))
+        elif name == b"referer":  # an embedded address has no Origin, and no Sec-Fetch-Site without TLS
+            said.origins.append(_origin_of(value.decode("latin-1")))
         elif name == b"authorization":
             said.logins.append(value.decode("latin-1"))
         elif name == b"sec-fetch-site":
             said.sites.append(value.lower())
     return said
+
+
+def _origin_of(url: str) -> str:
+    return "/".join(url.split("/", 3)[:3])
 
 
 def own_names(resolver_s: float = RESOLVER_S) -> frozenset[str]:

@@ -6,6 +6,7 @@ Never: decides.
 
 from __future__ import annotations
 
+import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,7 +27,7 @@ from halteres.trajectories.wire.answers import (
     Succeeded,
 )
 from halteres.trajectories.wire.encoding import reply
-from halteres.trajectories.wire.schema import EnvReference, EnvRegistration, PostHeaders, convert
+from halteres.trajectories.wire.schema import EnvReference, EnvRegistration, PostHeaders, convert, refusal
 
 KEY = "Idempotency-Key"
 
@@ -69,12 +70,13 @@ async def status_env(request: Request) -> Response:
 
 
 class ScoredData:
-    """POST /scored_data: one group. An ASGI app: a `Request` would cost as much as the decision."""
+    """POST /scored_data: one group."""
 
+    # An ASGI app: a `Request` would cost as much as the decision.
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
         here: Reach = scope["app"].state.reach
-        headers: dict[bytes, bytes] = dict(scope["headers"])
+        headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of two, the first
         key = _key_of(headers[_KEY]) if _KEY in headers else None
         async with here.bodies.of(scope, receive) as body:
             group = await scored.read(body, key)
@@ -85,6 +87,8 @@ class ScoredData:
 
 async def scored_data_list(request: Request) -> Response:
     """POST /scored_data_list: all groups, or none if one does not fit the schema; at most `scored.MOST_GROUPS`."""
+    if KEY in request.headers:
+        raise refusal(msgspec.ValidationError("A list has none: give each group its own, halteres_key."), "header", KEY)
     async with reach(request).bodies.of(request.scope, request.receive) as body:
         groups = await scored.read_list(bytes(body))
         verdicts = await service_of(request).accept(groups, ours=is_ours(request))

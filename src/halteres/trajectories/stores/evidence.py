@@ -29,7 +29,7 @@ ORDER BY id LIMIT 1
 """  # noqa: S608 - our own words
 """As text, for the driver: over a queue larger than the bounds it is asked once for every file and batch."""
 
-_FIRST_OF = """
+_SPAN_OF = """
 SELECT first_group, coalesce((SELECT min(first_group) FROM segments AS later WHERE later.number > segments.number), ?)
 FROM segments WHERE number = ?
 """
@@ -81,7 +81,7 @@ class Evidence:
             _log.error("Tokens that nobody wants stay in %s: %s", self._segments.folder, cause_of(error))
 
     def _is_wanted(self, segment: int) -> bool:
-        first, end = self._database.driver.execute(_FIRST_OF, (BEYOND, segment)).fetchone() or (0, 0)
+        first, end = self._database.driver.execute(_SPAN_OF, (BEYOND, segment)).fetchone() or (0, 0)  # or nobody's
         first = self._searched.get(segment, first)
         found = self._database.driver.execute(_FIRST_WANTED, (first, end, segment)).fetchone()
         if found is not None:

@@ -77,10 +77,13 @@ def delivery(connection: Connection, batch_id: int) -> Delivery | None:
     return None if row is None else rows.delivery_of(row)
 
 
-def newest(connection: Connection) -> int | None:
-    """The group that entered the queue last, of the run. One that completed others came after them."""
+def newest(connection: Connection) -> list[int]:
+    """The group of the run that entered the queue last, and others if its tokens are gone; the newest first.
+
+    One that completed others came after them.
+    """
     found = (connection.scalar(_NEWEST.where(_groups.place == place.value)) for place in _ENTERED)
-    return max((group_id for group_id in found if group_id is not None), default=None)
+    return sorted((group_id for group_id in found if group_id is not None), reverse=True)
 
 
 def known_keys(connection: Connection, keys: Sequence[str]) -> tuple[KnownKey, ...]:

@@ -52,9 +52,10 @@ def find(connection: Connection, group_ids: Iterable[int]) -> dict[int, bytes]:
 
 
 def newest(connection: Connection) -> bytes | None:
-    """The element of the group of the run that entered the queue last, if that is still kept."""
-    group_id = loading.newest(connection)
-    return None if group_id is None else find(connection, [group_id]).get(group_id)
+    """The element of the group of the run that entered the queue last, of those still kept."""
+    newest = loading.newest(connection)
+    found = find(connection, newest)
+    return next((found[group_id] for group_id in newest if group_id in found), None)
 
 
 def release(connection: Connection, changes: Sequence[Change]) -> None:

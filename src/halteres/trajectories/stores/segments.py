@@ -4,7 +4,8 @@ Owns: the folder of segment files and its numbering; torn tails; the checksum of
 Never: knows which group an extent belongs to, or whether anybody still wants it (the store's rows say so).
 
     00000007.seg   [extent][extent][extent]····      full: only read
-    00000008.seg   [extent][extent]▒▒▒               ▒ written, but vouched for by nobody: overwritten, or cut at start
+    00000008.seg   [extent][extent]▒▒▒░░░░           ▒ written, but vouched for by nobody: overwritten, or cut at start
+                                                     ░ asked of the disk ahead: cut at the end, or at start
 
 An extent is vouched for by whoever keeps it. Nothing in the file marks it, so there is no header and no recovery by
 reading: what nobody vouches for is not there.
@@ -65,7 +66,7 @@ class Segments:
         self._file: int | None = None
         self._unsynced, self._is_new = False, False
         self._number, self._end = max(vouched, default=1), end
-        self._allocated = 0  # bytes of the newest file that are asked for
+        self._allocated, self._asks_ahead = 0, True  # bytes of the newest file that are asked for
         if vouched and not self._cut():
             self._begin_next()
 
@@ -101,15 +102,21 @@ class Segments:
             start += len(text)
         self._allocate(file, start)
         self._unsynced = True
-        _write_all(file, texts, self._end)
+        try:
+            _write_all(file, texts, self._end)
+        except OSError:
+            self._give_back_room()
+            raise
         self._end = start
         self._sizes[self._number] = max(start, self._sizes.get(self._number, 0))
         return extents
 
     def take_back(self, extents: Sequence[Extent]) -> None:
-        """Nobody will vouch for what the last `append` gave: the next overwrites it."""
+        """Nobody will vouch for what the last `append` gave: the next overwrites it. The disk may be full: others may
+        need the room that is asked ahead."""
         if extents:
             self._end = extents[0].start
+        self._give_back_room()
 
     def sync(self) -> None:
         """What was appended survives the loss of power, too.
@@ -149,11 +156,9 @@ class Segments:
     def close(self) -> None:
         """Let go of the file being written, and of the room that it does not need."""
         if self._file is not None:
-            with suppress(OSError):
-                os.truncate(self._file, self._end)
+            self._give_back_room()
             os.close(self._file)
             self._file = None
-        self._allocated = 0
 
     def _cut(self) -> bool:
         """Cut off what is behind the end. False: it is not reached, something was lost; the gap stays as it is."""
@@ -165,13 +170,24 @@ class Segments:
 
     def _allocate(self, file: int, end: int) -> None:
         """Ask for room before it is needed. Where that cannot be had, writing says why."""
-        if end > self._allocated:
+        if end <= self._allocated or not self._asks_ahead:
+            return
+        try:
+            os.posix_fallocate(file, self._end, end + AHEAD_BYTES - self._end)
             self._allocated = end + AHEAD_BYTES
-            with suppress(OSError, AttributeError):  # macOS has no such call
-                os.posix_fallocate(file, self._end, self._allocated - self._end)
+        except (OSError, AttributeError):  # macOS has no such call
+            self._give_back_room()
+
+    def _give_back_room(self) -> None:
+        """Of this file no more is asked ahead."""
+        self._asks_ahead, self._allocated = False, 0
+        if self._file is not None:
+            with suppress(OSError):
+                os.truncate(self._file, self._end)
 
     def _begin_next(self) -> None:
         self.close()
+        self._asks_ahead = True
         self._number, self._end, self._unsynced = self._number + 1, 0, False
 
     def _open(self) -> int:

@@ -40,9 +40,10 @@ _INSERT_SEGMENT = str(insert(tables.segments).compile(dialect=_DIALECT))
 
 _groups, _segments = tables.groups.c, tables.segments.c
 _EXTENTS = select(_groups.id, _groups.segment, _groups.start, _groups.length, _groups.checksum).join(
-    tables.segments, _segments.number == _groups.segment
+    tables.segments, (_segments.number == _groups.segment) & (_groups.id >= _segments.first_group)
 )
-_LAST_END = select(_groups.start + _groups.length).where(_groups.segment.is_not(None)).order_by(_groups.id.desc())
+"""Of a file that is there: a number may be used again after a start, and what groups before it say of it is of old."""
+_LAST_END = select(_groups.start + _groups.length).order_by(_groups.id.desc()).limit(1)
 
 
 class SqliteStore:
@@ -143,8 +144,8 @@ class SqliteStore:
     def latest_body(self) -> bytes | None:
         """See `Store`."""
         with self._database.reading() as connection:
-            group_id = loading.newest(connection)
-        return None if group_id is None else self.find_bodies([group_id]).get(group_id)
+            newest = loading.newest(connection)
+        return next(iter(self.find_bodies(newest).values()), None)
 
     def delivery(self, batch_id: int) -> Delivery | None:
         """See `Store`."""
@@ -191,7 +192,7 @@ class SqliteStore:
 def _vouched(connection: Connection) -> tuple[set[int], int]:
     """Numbers of the files of tokens, and the byte behind the last of the newest."""
     numbers = set(connection.scalars(select(_segments.number)))
-    return numbers, (connection.scalar(_LAST_END.limit(1)) or 0) if numbers else 0
+    return numbers, connection.scalar(_LAST_END.where(_groups.segment == max(numbers, default=0))) or 0
 
 
 def _extents_of(connection: Connection, group_ids: Sequence[int]) -> dict[int, Extent]:

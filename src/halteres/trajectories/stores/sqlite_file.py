@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from sqlalchemy import Connection, Table, create_engine, event, text
+from sqlalchemy import URL, Connection, Table, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 
 from halteres.errors import Conflict, boundary
@@ -47,7 +47,7 @@ class SqliteFile:
         self._synchronous = SYNCHRONOUS[durability]
         self._closing = ExitStack()
         self._closing.enter_context(_lock(file))
-        self._engine = create_engine(f"sqlite:///{file}")
+        self._engine = create_engine(URL.create("sqlite", database=str(file)))  # a path may hold anything
         self._closing.callback(self._engine.dispose)
         event.listen(self._engine, "connect", self._set_up)
         try:
@@ -94,7 +94,7 @@ class SqliteFile:
             raise StoreFailed(
                 "It was not stored.",
                 f"The database {self.file} answers: {why}.",
-                "Make room on the disk; the request can be sent again.",
+                "" if "constraint" in str(why) else "Make room on the disk; the request can be sent again.",
             ) from error
 
     def num_bytes(self) -> int:

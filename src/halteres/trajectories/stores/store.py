@@ -107,7 +107,7 @@ class Store(Protocol):
         ...
 
     def latest_body(self) -> bytes | None:
-        """The element of the group that entered the queue last, if that is still kept.
+        """The element of the group that entered the queue last, of those still kept.
 
         Raises:
             StoreFailed: it cannot be read.

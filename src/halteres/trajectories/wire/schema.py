@@ -26,7 +26,7 @@ Bounded = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 Integer = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 Text = Annotated[str, msgspec.Meta(max_length=4096, pattern=r"^[^\x00]*$")]
 """Without NUL, which PostgreSQL has no place for."""
-Key = Annotated[str, msgspec.Meta(max_length=256, pattern="^[ -~]*$")]
+Key = Annotated[str, msgspec.Meta(min_length=1, max_length=256, pattern="^[ -~]*$")]
 """Of a group; all keys of a run are held in memory."""
 Lease = Annotated[float, msgspec.Meta(ge=0.1, le=86400)]
 """Seconds."""
