@@ -138,8 +138,10 @@ def trainer(run: str) -> None:
     if resumed:
         assert place(folder, resumed["state_path"]).is_dir(), f"{resumed['state_path']} is not in this service's state"
     step: int = resumed["step"] if resumed else 0
-    stopped = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    stopped: list[
+        int
+    ] = []  # no Event: its `wait` holds, for an instant, the lock that a handler's `set` would wait for
+    signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
     if not resumed:
         checkpoint(folder, "step-000000", 0, weights=False)
     (folder / "control" / "trainer.ready").touch()
@@ -154,8 +156,8 @@ def trainer(run: str) -> None:
         if step < total and step % settings["trainer"]["checkpoint_every"] == 0:
             checkpoint(folder, f"step-{step:06d}", step)
     obeys = os.environ.get("STANDIN_TRAINER") == "obeys"
-    while step < total and not stopped.wait(0.02) and not (obeys and (folder / "control" / "stop.json").exists()):
-        pass
+    while step < total and not stopped and not (obeys and (folder / "control" / "stop.json").exists()):
+        time.sleep(0.02)
     checkpoint(folder, "final", step, final=os.environ.get("STANDIN_TRAINER") != "forgetful")
 
 
