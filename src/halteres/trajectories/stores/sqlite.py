@@ -22,7 +22,7 @@ from halteres.trajectories.records import (
     GroupRecord,
     Remembered,
 )
-from halteres.trajectories.stores import loading, rows, tables
+from halteres.trajectories.stores import loading, rows, tables, tallies
 from halteres.trajectories.stores.dialects import chunks
 from halteres.trajectories.stores.evidence import Evidence, releases
 from halteres.trajectories.stores.segments import SEGMENT_BYTES, Extent, Segments
@@ -172,14 +172,23 @@ class SqliteStore:
         try:
             if self._power:
                 self._segments.sync()
-            with self._database.transaction() as connection:
-                if arrived:
-                    self._insert([change.group for change in arrived], extents)
-                rows.write_but_arrivals(connection, changes)
+            if self._is_one_row(changes):
+                self._insert([change.group for change in arrived], extents)
+            else:
+                with self._database.transaction() as connection:
+                    if arrived:
+                        self._insert([change.group for change in arrived], extents)
+                    rows.write_but_arrivals(connection, changes)
         except BaseException:
             self._segments.take_back(extents)
             raise
         self._vouched = self._segments.newest if extents else self._vouched
+
+    def _is_one_row(self, changes: Sequence[Change]) -> bool:
+        """Whether one statement writes it all, which is a transaction by itself: the usual turn."""
+        (first, *more) = changes
+        in_queue = isinstance(first, GroupArrived) and first.group.place not in tallies.SETTLED
+        return in_queue and not more and self._segments.newest == self._vouched
 
     def _insert(self, groups: Sequence[GroupRecord], extents: Sequence[Extent]) -> None:
         """Rows of groups that arrived; one for their file, if it is new. All of a turn are in one."""
