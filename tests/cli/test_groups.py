@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from halteres.cli.groups import commands
 from halteres.cli.groups.terminal import Terminal
 from halteres.cli.groups.viewing import PageFile, Wanted, view
 from halteres.cli.main import main
@@ -170,6 +171,16 @@ def test_set_aside_groups_tell_why_also_where_their_arrays_do_not_fit(queue: Que
     assert "scores[1] is not a finite number. (not_finite)\n  2 sequences; no tokens are kept of them" in out
     _, out, _ = groups("view", "--url", queue.url, "--once", "--tokenizer", TINY, "--place", "queued")
     assert f"⟨{2**40}⟩" in out
+
+
+def test_one_of_a_kind_is_no_plural(queue: Queue, groups: Program, tmp_path: Path) -> None:
+    one = {"tokens": [[7]], "masks": [[7]], "scores": [1.0]}
+    queue.send(json.dumps({**one, "scores": [float("nan")]}).encode(), one)
+    _, out, _ = groups("view", "--url", queue.url, "--once")
+    assert "  1 sequence; no tokens are kept of it\n" in out and "  1 token, 1 sampled\n" in out
+    groups("view", "--url", queue.url, "--once", "--limit", "1", "--html", str(tmp_path / "p.html"))
+    page = (tmp_path / "p.html").read_text()
+    assert "<title>1 group</title>" in page and "1 token, 1 sampled" in page and "1 tokens" not in page
 
 
 def test_limit_place_and_environment_choose_the_newest_of_some(queue: Queue, groups: Program) -> None:
@@ -335,6 +346,19 @@ def test_a_page_that_follows_shows_where_its_groups_are_by_now(queue: Queue, tmp
     assert list(tmp_path.glob(".p*")) == []
 
 
+def test_a_page_is_said_to_be_there_once_and_only_when_it_is(queue: Queue, groups: Program, tmp_path: Path) -> None:
+    file, said_so = tmp_path / "nowhere" / "p.html", list[bool]()
+    code, out, err = groups("view", "--url", queue.url, "--once", "--html", str(file))
+    assert (code, out, "open it" in err) == (1, "", False) and f"{file} cannot be written." in err
+    file = tmp_path / "p.html"
+    reader = Reader(queue.url)
+    page = PageFile(file, None, source=queue.url, limit=3, written=lambda: said_so.append(file.exists()))
+    with pytest.raises(KeyboardInterrupt):
+        view(reader, Wanted(follow=True, limit=3), page, Seen(lambda: queue.send(group()), lambda: None).wait)
+    reader.close()
+    assert said_so == [True]
+
+
 # -- export ------------------------------------------------------------------------------------------------------------
 
 
@@ -360,6 +384,28 @@ def test_groups_without_tokens_are_left_out_and_counted(queue: Queue, groups: Pr
     assert "1 group, " in err and "1 group left out" in err
 
 
+def test_what_comes_later_is_asked_for_as_it_was_but_without_the_token(
+    queue: Queue, groups: Program, tmp_path: Path
+) -> None:
+    queue.begin()
+    queue.send(group(env_id=0))
+    url = queue.url.replace("//", "//any:a-token@")
+    chosen = ("--place", "queued", "--place", "out", "--env", "sums_0")
+    for arguments, says in (((), ""), (chosen, f"{' '.join(chosen)} ")):
+        _, _, err = groups("export", str(tmp_path / "g.jsonl"), "--url", url, *arguments)
+        assert f"What comes later: halteres groups export --url {queue.url} {says}--since 1 FILE\n" in err
+        assert "a-token" not in err
+
+
+def test_of_the_usual_server_what_comes_later_needs_no_url(
+    queue: Queue, groups: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "HERE", queue.url)
+    queue.send(group())
+    _, _, err = groups("export", str(tmp_path / "g.jsonl"), "--url", queue.url)
+    assert "What comes later: halteres groups export --since 1 FILE\n" in err
+
+
 def test_a_file_that_cannot_be_written_is_told_and_a_failed_one_is_not_there(groups: Program, tmp_path: Path) -> None:
     file = tmp_path / "nowhere" / "g.jsonl"
     with answering(tmp_path / "q.sqlite") as queue:
@@ -368,6 +414,18 @@ def test_a_file_that_cannot_be_written_is_told_and_a_failed_one_is_not_there(gro
     code, _, err = groups("export", str(tmp_path / "g.jsonl"), "--url", queue.url)
     assert code == 1 and f"{queue.url} does not answer. ConnectionRefusedError" in err
     assert not list(tmp_path.glob("*g.jsonl*"))
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\x1f\x8b broken"])
+def test_an_import_of_which_nothing_was_read_says_only_its_error(
+    content: bytes | None, queue: Queue, groups: Program, tmp_path: Path
+) -> None:
+    file = tmp_path / "g.jsonl"
+    if content is not None:
+        file.write_bytes(content)
+    code, out, err = groups("import", str(file), "--url", queue.url)
+    assert (code, out, len(err.splitlines())) == (0 if content == b"" else 1, "", 1), err
+    assert ("0 groups posted" in err) == (content == b"") and "Import it again" not in err
 
 
 # -- import ------------------------------------------------------------------------------------------------------------

@@ -25,8 +25,9 @@ from schemathesis.specs.openapi.checks import (
 from halteres.trajectories import service
 from halteres.trajectories.app import ROUTES, create_app
 from halteres.trajectories.stores.sqlite import SqliteStore
-from halteres.trajectories.wire.openapi import openapi
+from halteres.trajectories.wire.openapi import openapi, page
 from halteres.trajectories.wire.operations import OPERATIONS, WORDS
+from halteres.trajectories.wire.scored import MOST_GROUPS
 from trajectories.scenes import ENV, TRAINER, group
 
 LOCAL = "http://127.0.0.1:8000"
@@ -132,3 +133,22 @@ def test_every_route_is_described_and_every_status_has_words(api: Any) -> None:
             assert all(answer["description"] for answer in operation["responses"].values())
     bodies = [path for path, each in described["paths"].items() for one in each.values() if "requestBody" in one]
     assert "/status-env" in bodies, "a GET with a body: OpenAPI 3.1 leaves that to the method's definition"
+
+
+def test_every_route_and_parameter_is_explained_in_words_of_the_wire() -> None:
+    described = openapi(ROUTES)
+    for path, operations in described["paths"].items():
+        for method, operation in operations.items():
+            assert operation["summary"] and f"{method.upper()} {path}" not in operation["summary"]
+            assert all(parameter["description"] for parameter in operation.get("parameters", ()))
+    assert f"at most {MOST_GROUPS:,}." in described["paths"]["/scored_data_list"]["post"]["summary"]
+    wanted = {each["name"]: each["description"] for each in described["paths"]["/batch"]["get"]["parameters"]}
+    assert set(wanted) == {"policy_version", "after", "wait", "lease"} and "Seconds" in wanted["wait"]
+
+
+def test_the_page_for_people_names_each_route_once_with_its_parameters() -> None:
+    shown = page(ROUTES)
+    for method, path in OPERATIONS:
+        assert shown.count(f"<code>{method} {path}</code>") == 1 and f"{method} {path}:" not in shown
+    assert "<li><code>wait</code> (query): Seconds to hold" in shown
+    assert "<li><code>Idempotency-Key</code> (header): Of this group" in shown

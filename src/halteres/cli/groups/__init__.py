@@ -3,6 +3,7 @@
 commands ──┬── viewing ────┬── terminal ──┬── words, parts
            │               └── page ──────┘ (page: surprise too)
            ├── exporting
+           ├── said
            └── clients.trajectories.groups: asking, following, importing
 """
 

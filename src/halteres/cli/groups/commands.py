@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from halteres.clients.trajectories.groups.told import PlaceName
     from halteres.text import Tokenizer
 
-app = typer.Typer(help="Groups on a trajectory server: look at them, write them to a file.", no_args_is_help=True)
+app = typer.Typer(
+    help="Groups on a trajectory server: look at them, write them to a file, post them from one.", no_args_is_help=True
+)
 
 Url = Annotated[str, typer.Option(help="The trajectory server; a token goes into it, or HALTERES_TRAJECTORY_TOKEN.")]
 Places = Annotated[
@@ -55,6 +57,8 @@ def view(
     full: Annotated[bool, typer.Option("--full", help="All sequences, whole texts.")] = False,
 ) -> None:
     """Show groups as they arrive: scores, and the best and the worst sequence; changes nothing on the server."""
+    from functools import partial
+
     from rich.console import Console
 
     from halteres.cli.groups import viewing
@@ -72,10 +76,10 @@ def view(
         if html is None:
             shown = viewing.view(reader, wanted, Terminal(console, words, full=full))
         else:
-            said.say(f"{html}: open it in a browser{'; reload it to see what came' if wanted.follow else ''}.")
-            shown = viewing.view(
-                reader, wanted, viewing.PageFile(html, words, source=reader.at.url, limit=wanted.limit)
+            page = viewing.PageFile(
+                html, words, source=reader.at.url, limit=wanted.limit, written=partial(said.page, html, wanted.follow)
             )
+            shown = viewing.view(reader, wanted, page)
         if not shown:
             said.say("No such group is there.")
 
@@ -97,7 +101,7 @@ def export_(
         env_id = None if env is None else reader.environment(env)
         chosen = Chosen(places=_places(place), env_id=env_id, since=since, follow=follow)
         export(reader, chosen, file, said.exporting, done)
-    said.exported(file, done, since)
+    said.exported(file, done, since, _again(reader.at.url, place, env))
 
 
 @app.command("import")
@@ -130,8 +134,9 @@ def import_(
                 complain = partial(said.bad_line, done)
                 asyncio.run(importing.import_lines(url, stream, changes, done, complain, said.importing))
         except HalteresError:
-            said.imported(file, done)
-            said.say("Import it again when that is mended: what is there already is not doubled.")
+            if done.num_posted or done.num_bad:
+                said.imported(file, done)
+                said.say("Import it again when that is mended: what is there already is not doubled.")
             raise
         said.imported(file, done)
     if done.num_bad:
@@ -160,6 +165,13 @@ def _quietly() -> Iterator[None]:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
         raise typer.Exit from None
+
+
+def _again(url: str, place: list[str] | None, env: str | None) -> list[str]:
+    """The options that choose the same groups once more; of a URL without its token, which is nobody else's to read."""
+    server = [] if url == HERE else ["--url", url]
+    places = [word for name in place or () for word in ("--place", name)]
+    return [*server, *places, *([] if env is None else ["--env", env])]
 
 
 def _places(given: list[str] | None) -> tuple[PlaceName, ...]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from halteres.cli.groups import words
+from halteres.cli.groups.counting import counted
 from halteres.cli.groups.parts import Part, parts_of
 from halteres.cli.groups.surprise import BOUNDS, Stretch, stretches
 from halteres.clients.trajectories.groups.told import Group, Told
@@ -86,7 +87,8 @@ def render(entries: Sequence[Entry], *, source: str, written_at: float) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="referrer" content="no-referrer"><meta name="color-scheme" content="light dark">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{len(entries)} groups</title><style>{style}</style></head><body><main>{body}</main></body></html>\n"
+        f"<title>{counted(len(entries), 'group')}</title><style>{style}</style></head>"
+        f"<body><main>{body}</main></body></html>\n"
     )
 
 
@@ -148,7 +150,7 @@ def _entry(entry: Entry) -> str:
     told = entry.told
     mean = "–" if entry.mean is None else words.number(entry.mean)
     why = f'<p class="why">{escape(words.reason(told))}</p>' if told.place == "set_aside" else ""
-    gone = "" if entry.sequences else f'<p class="gone">{told.size} sequences; no tokens are kept of them.</p>'
+    gone = "" if entry.sequences else f'<p class="gone">{words.gone(told)}.</p>'
     return (
         f'<details id="g{told.id}"><summary><span class="id">{told.id}</span>'
         f'<span class="owner">{escape(entry.owner)}</span>'

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
+from halteres.cli.groups.counting import counted
 from halteres.clients.trajectories.groups.harmless import harmless
 from halteres.clients.trajectories.groups.told import CONTEXT, Group
 
@@ -96,6 +97,6 @@ def shortened(part: Part, most: int) -> Part:
     if len(part.text) <= most:
         return part
     left = len(part.text) - most
-    gap = f" …[{left} characters]… "
+    gap = f" …[{counted(left, 'character')}]… "
     begin = most * 2 // 3 if part.is_sampled else most // 4
     return replace(part, text=part.text[:begin] + gap + part.text[begin + left :])

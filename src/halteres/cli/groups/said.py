@@ -6,12 +6,16 @@ Never: writes to standard output, which may be the file.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
 import typer
 
+from halteres.cli.groups.counting import counted
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from halteres.cli.groups.exporting import Exported
@@ -44,12 +48,17 @@ def exporting(done: Exported) -> None:
     progress(f"{counted(done.num_groups, 'group')}, {done.num_bytes / 1e6:.1f} MB")
 
 
-def exported(file: Path, done: Exported, since: int) -> None:
+def page(file: Path, follows: bool) -> None:
+    """It is there."""
+    say(f"{file}: open it in a browser{'; reload it to see what came' if follows else ''}.")
+
+
+def exported(file: Path, done: Exported, since: int, options: Sequence[str]) -> None:
     """What the file holds, what is not in it, and how it would go on."""
     gone = f"; {counted(done.num_gone, 'group')} left out: no tokens are kept of them" if done.num_gone else ""
     say(f"{file}: {counted(done.num_groups, 'group')}, {done.num_bytes / 1e6:.1f} MB{gone}")
     if done.last > since:
-        say(f"What comes later: halteres groups export --since {done.last} FILE")
+        say(f"What comes later: halteres groups export {shlex.join([*options, '--since', str(done.last)])} FILE")
 
 
 def importing(done: Imported) -> None:
@@ -75,11 +84,7 @@ def imported(file: Path, done: Imported) -> None:
     once = " What was there already counts once." if done.num_posted else ""
     say(f"{file}: {counted(done.num_posted, 'group')} posted, {counted(done.num_bad, 'bad line')}.{once}")
     if done.num_buffered:
-        say(f"{done.num_buffered} of them wait for the rest of their groups.")
+        rest = "waits for the rest of its group" if done.num_buffered == 1 else "wait for the rest of their groups"
+        say(f"{done.num_buffered} of them {rest}.")
     for why, count in done.set_aside.most_common():
         say(f"{count} of them set aside, never to be delivered: {on_one_line(why)}")
-
-
-def counted(number: int, noun: str) -> str:
-    """A number and its noun."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"

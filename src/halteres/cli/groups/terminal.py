@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from halteres.cli.groups import words
+from halteres.cli.groups.counting import counted
 from halteres.cli.groups.parts import Part, parts_of, shortened
 from halteres.clients.trajectories.groups.reading import Reader
 from halteres.clients.trajectories.groups.told import Group
@@ -53,7 +54,7 @@ class Terminal:
         if group.told.place == "set_aside":
             yield Text(f"  {words.reason(group.told)}", style="red")
         if not group.told.has_tokens:
-            yield Text(f"  {group.told.size} sequences; no tokens are kept of them", style="dim")
+            yield Text(f"  {words.gone(group.told)}", style="dim")
             return
         yield figures(group)
         for at in range(group.num_sequences) if self._full else group.extremes:
@@ -62,7 +63,7 @@ class Terminal:
 
     def _texts(self, parts: Sequence[Part]) -> Iterator[Text]:
         if not self._full and len(parts) > MOST_PARTS:
-            yield Text.assemble(CONTEXT_BAR, (f"… {len(parts) - MOST_PARTS} earlier parts", "dim"))
+            yield Text.assemble(CONTEXT_BAR, (f"… {counted(len(parts) - MOST_PARTS, 'earlier part')}", "dim"))
             parts = parts[-MOST_PARTS:]
         for part in parts:
             bar, style = SAMPLED_BAR if part.is_sampled else CONTEXT_BAR

@@ -122,10 +122,18 @@ class Names:
 class PageFile:
     """The HTML file: the newest groups, written anew after every look that brought a change."""
 
-    def __init__(self, file: Path, tokenizer: Tokenizer | None, *, source: str, limit: int) -> None:
+    def __init__(
+        self,
+        file: Path,
+        tokenizer: Tokenizer | None,
+        *,
+        source: str,
+        limit: int,
+        written: Callable[[], object] = lambda: None,  # called once: the file is there
+    ) -> None:
         self._file, self._tokenizer, self._source = file, tokenizer, source
         self._entries: deque[page.Entry] = deque(maxlen=limit)
-        self._is_written = False
+        self._written, self._is_there, self._is_written = written, False, False
 
     def show(self, group: Group) -> None:
         """One more; the oldest goes where there are enough."""
@@ -159,6 +167,9 @@ class PageFile:
         except OSError as error:
             raise unwritable(self._file, error) from error
         self._is_written = True
+        if not self._is_there:
+            self._is_there = True
+            self._written()
 
 
 def unwritable(file: Path, error: OSError) -> InvalidConfig:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from halteres.cli.groups.counting import counted
 from halteres.clients.trajectories.groups.harmless import on_one_line
 from halteres.clients.trajectories.groups.told import Group, Told
 
@@ -61,7 +62,7 @@ def score(group: Group, at: int) -> str:
 
 def figures(group: Group, at: int) -> str:
     """Of one sequence: tokens, advantage and log-probability where they came along."""
-    tokens = f"{len(group.element.tokens[at])} tokens, {group.num_sampled(at)} sampled"
+    tokens = f"{counted(len(group.element.tokens[at]), 'token')}, {group.num_sampled(at)} sampled"
     more = {"advantage": group.advantage(at), "mean logprob": group.mean_logprob(at)}
     return ", ".join([tokens, *(f"{name} {number(value)}" for name, value in more.items() if value is not None)])
 
@@ -71,7 +72,13 @@ def lengths(group: Group) -> str:
     if not group.num_sequences:
         return "no tokens"
     sampled = [group.num_sampled(at) for at in range(group.num_sequences)]
-    return f"{_span([len(tokens) for tokens in group.element.tokens])} tokens, {_span(sampled)} sampled"
+    span = _span([len(tokens) for tokens in group.element.tokens])
+    return f"{span} {'token' if span == '1' else 'tokens'}, {_span(sampled)} sampled"
+
+
+def gone(told: Told) -> str:
+    """What is said of a group without tokens."""
+    return f"{counted(told.size, 'sequence')}; no tokens are kept of {'it' if told.size == 1 else 'them'}"
 
 
 def rank(group: Group, at: int) -> str:

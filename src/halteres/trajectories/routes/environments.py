@@ -57,14 +57,14 @@ async def register_env(request: Request) -> Response:
 
 
 async def disconnect_env(request: Request) -> Response:
-    """POST /disconnect-env: failures are 200 too."""
+    """POST /disconnect-env: an environment ends; failures are 200 too."""
     env_id = (await body_of(request, EnvReference)).env_id
     known = await service_of(request).disconnect_env(env_id)
     return reply(Succeeded() if known else Failed(error=f"There is no environment {env_id}."))
 
 
 async def status_env(request: Request) -> Response:
-    """GET /status-env, with a JSON body."""
+    """GET /status-env: the run's step, and what waits, for one environment; which one, a JSON body says."""
     env_id = (await body_of(request, EnvReference)).env_id
     return reply(await service_of(request).status_env(env_id, ours=is_ours(request)))
 
@@ -86,7 +86,7 @@ class ScoredData:
 
 
 async def scored_data_list(request: Request) -> Response:
-    """POST /scored_data_list: all groups, or none if one does not fit the schema; at most `scored.MOST_GROUPS`."""
+    """POST /scored_data_list: all groups, or none if one does not fit the schema; at most 16,384."""
     if KEY in request.headers:
         raise refusal(msgspec.ValidationError("A list has none: give each group its own, halteres_key."), "header", KEY)
     async with reach(request).bodies.of(request.scope, request.receive) as body:

@@ -19,12 +19,12 @@ NO_EXAMPLE = msgspec.json.encode(Example())
 
 
 async def root(request: Request) -> Response:
-    """GET /"""
+    """GET /: a greeting, as the original's."""
     return reply(Message("AtroposLib API"))
 
 
 async def get_status(request: Request) -> Response:
-    """GET /status"""
+    """GET /status: the run's step, and how many groups wait."""
     return reply(await service_of(request).status())
 
 

@@ -21,13 +21,13 @@ NO_BATCH = b'{"batch":null}'
 
 
 async def register(request: Request) -> Response:
-    """POST /register: a trainer."""
+    """POST /register: a trainer begins a run, or goes on with its own."""
     registration = (await body_of(request, Registration)).checked()
     return reply(Registered(uuid=await service_of(request).register(registration)))
 
 
 async def wandb_info(request: Request) -> Response:
-    """GET /wandb_info"""
+    """GET /wandb_info: group and project that the trainer registered; null before."""
     registration = await service_of(request).registration()
     if registration is None:
         return reply(WandbInfo())
@@ -35,7 +35,7 @@ async def wandb_info(request: Request) -> Response:
 
 
 async def info(request: Request) -> Response:
-    """GET /info"""
+    """GET /info: sequences of a batch, tokens of the longest sequence, as the trainer registered them; -1 before."""
     registration = await service_of(request).registration()
     if registration is None:
         return reply(Info())

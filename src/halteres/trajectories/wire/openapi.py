@@ -46,12 +46,19 @@ def openapi(routes: Sequence[Route]) -> dict[str, Any]:
 
 
 def page(routes: Sequence[Route]) -> str:
-    """A plain page that lists the routes."""
-    lines = "".join(
-        f"<dt><code>{_method(route)} {route.path}</code><dd>{html.escape(_summary(route))}" for route in routes
-    )
+    """A plain page that lists the routes and their parameters."""
+    lines = "".join(map(_listed, routes))
     head = "<!doctype html><meta charset=utf-8><title>Halteres trajectory server</title><h1>Trajectory server</h1>"
     return f"{head}<dl>{lines}</dl><p>Schemas: <a href=/openapi.json>openapi.json</a></p>"
+
+
+def _listed(route: Route) -> str:
+    parameters = _parameters(OPERATIONS[_method(route), route.path], _Schemas())
+    items = "".join(
+        f"<li><code>{each['name']}</code> ({each['in']}): {html.escape(each['description'])}" for each in parameters
+    )
+    head = f"<dt><code>{_method(route)} {route.path}</code><dd>{html.escape(_summary(route))}"
+    return f"{head}<ul>{items}</ul>" if items else head
 
 
 class _Schemas:
@@ -90,7 +97,13 @@ def _parameters(operation: Operation, schemas: _Schemas) -> list[dict[str, Any]]
         fields, required = schemas.fields(kind)
         needed = set(required) if where == "path" or operation.body is None else set[str]()
         found += [
-            {"name": name, "in": where, "required": name in needed, "schema": _without_null(schema)}
+            {
+                "name": name,
+                "in": where,
+                "description": operation.words[name],
+                "required": name in needed,
+                "schema": _without_null(schema),
+            }
             for name, schema in fields.items()
         ]
     for name, words in operation.headers.items():
@@ -131,4 +144,6 @@ def _method(route: Route) -> str:
 
 
 def _summary(route: Route) -> str:
-    return (route.endpoint.__doc__ or "").partition("\n")[0]
+    """What the docstring's first line says behind the route's name, which stands beside it."""
+    said = (route.endpoint.__doc__ or "").partition("\n")[0].partition(": ")[2]
+    return said[:1].upper() + said[1:]

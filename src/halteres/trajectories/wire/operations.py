@@ -60,13 +60,32 @@ class Operation:
     needs_body: bool = True
     query: type[msgspec.Struct] | None = None
     path: type[msgspec.Struct] | None = None
+    words: Mapping[str, str] = field(default_factory=dict[str, str])  # of each parameter of the path and the query
     headers: Mapping[str, str] = field(default_factory=dict[str, str])  # with their words
     statuses: Sequence[int] = ()
 
 
 _KEY = {"Idempotency-Key": "Of this group, kept for its retries: the same key never counts twice."}
-_OURS = {"Halteres-Client": "Version of a client that knows our extensions."}
+_OURS = {"Halteres-Client": "Any value: the client knows our extensions, and registers again when it is answered 410."}
 _LEASED = (404, 409, 422, *STORED)
+
+_ASKING = {
+    "policy_version": "Version of the trainer's weights; groups that are too far from it are set aside.",
+    "after": "Id of the last batch the trainer holds, which acknowledges it; 0: it holds none.",
+    "wait": "Seconds to hold the reply until there is a batch.",
+    "lease": "Seconds until the batch comes back unless it is acknowledged; without it, the reply delivers the batch.",
+}
+_CHOOSING = {
+    "after": "Only groups with a larger id.",
+    "limit": "The first so many.",
+    "place": "Only groups that are there; may be repeated. Without it, all.",
+    "env_id": "Only groups of this environment.",
+    "newest": "The last `limit` groups instead of the first; the oldest of them first.",
+    "bodies": "With their tokens: what a trainer gets of them.",
+}
+_BATCH = {"batch_id": "Of a batch that was given under a lease."}
+_EXTENDED = {**_BATCH, "lease": "Seconds from now until the lease ends; here or in the body."}
+_GROUP = {"group_id": "Of the group."}
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/"): Operation(answer=[answers.Message]),
@@ -80,7 +99,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/wandb_info"): Operation(answer=[answers.WandbInfo]),
     ("GET", "/info"): Operation(answer=[answers.Info]),
     ("GET", "/batch"): Operation(
-        query=BatchQuery, answer=[answers.BatchAnswer, answers.NotRegistered], statuses=(422, *STORED)
+        query=BatchQuery, words=_ASKING, answer=[answers.BatchAnswer, answers.NotRegistered], statuses=(422, *STORED)
     ),
     ("GET", "/latest_example"): Operation(answer=[answers.Example], statuses=STORED),
     ("POST", "/scored_data"): Operation(
@@ -100,19 +119,26 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         body=EnvReference, headers=_OURS, answer=[answers.EnvStatus], statuses=(410, *WITH_BODY, *STORED)
     ),
     ("GET", "/reset_data"): Operation(media_type="text/plain", statuses=STORED),
-    ("POST", "/v1/batches/{batch_id}/ack"): Operation(path=BatchReference, answer=[answers.Settled], statuses=_LEASED),
-    ("POST", "/v1/batches/{batch_id}/nack"): Operation(path=BatchReference, answer=[answers.Settled], statuses=_LEASED),
+    ("POST", "/v1/batches/{batch_id}/ack"): Operation(
+        path=BatchReference, words=_BATCH, answer=[answers.Settled], statuses=_LEASED
+    ),
+    ("POST", "/v1/batches/{batch_id}/nack"): Operation(
+        path=BatchReference, words=_BATCH, answer=[answers.Settled], statuses=_LEASED
+    ),
     ("POST", "/v1/batches/{batch_id}/extend"): Operation(
         path=BatchReference,
         query=LeaseRequest,
+        words=_EXTENDED,
         body=LeaseRequest,
         needs_body=False,
         answer=[answers.Settled],
         statuses=(*_LEASED, *WITH_BODY),
     ),
-    ("GET", "/v1/groups"): Operation(query=GroupsRequest, answer=[answers.Groups], statuses=(422, *STORED)),
+    ("GET", "/v1/groups"): Operation(
+        query=GroupsRequest, words=_CHOOSING, answer=[answers.Groups], statuses=(422, *STORED)
+    ),
     ("GET", "/v1/groups/{group_id}"): Operation(
-        path=GroupReference, answer=[answers.Group], statuses=(404, 422, *STORED)
+        path=GroupReference, words=_GROUP, answer=[answers.Group], statuses=(404, 422, *STORED)
     ),
     ("GET", "/v1/diagnostics"): Operation(answer=[answers.Diagnostics]),
     ("GET", "/metrics"): Operation(media_type="text/plain"),
