@@ -33,6 +33,24 @@ async def test_the_same_key_with_another_body_is_refused(scene: Scene) -> None:
     assert "used before" in answer.json()["detail"]
 
 
+async def test_of_two_keys_the_first_counts(scene: Scene) -> None:
+    await scene.begin()
+    both = [("idempotency-key", "a"), ("Idempotency-Key", "b")]
+    answer = await scene.http.post("/scored_data", json=group(mark=1), headers=both)
+    assert answer.json() == {"status": "received"}
+    assert (await scene.raw_post("/scored_data", group(mark=2), idempotency_key="a")).status_code == 409
+    await scene.post("/scored_data", group(mark=2), idempotency_key="b")
+    assert (await scene.get("/status"))["queue_size"] == 2
+
+
+async def test_a_list_as_a_whole_has_no_key(scene: Scene) -> None:
+    await scene.begin()
+    answer = await scene.raw_post("/scored_data_list", [group(mark=1)], idempotency_key="a")
+    assert answer.status_code == 422
+    assert "halteres_key" in answer.text
+    assert (await scene.get("/status"))["queue_size"] == 0
+
+
 async def test_a_retry_beside_the_first_try_counts_once(scene: Scene) -> None:
     await scene.begin()
     tries = [scene.post("/scored_data", group(mark=1), idempotency_key="a") for _ in range(8)]

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from halteres.errors import Conflict
 from halteres.trajectories.records import Change, Delivery, GroupRecord, KnownKey, Remembered, RunRecord, RunSaved
 from halteres.trajectories.state import State
 from halteres.trajectories.stores.store import GroupsQuery, News, StoreFailed
-from halteres.trajectories.turns import Turns
+from halteres.trajectories.turns import DISTRUST_S, QUICK_S, STUCK_S, Turns
+
+from .scenes import Clock
 
 DEADLINE_S = 10
 
@@ -193,6 +196,54 @@ async def test_a_lone_decision_on_a_quick_store_is_taken_at_once(monkeypatch: py
         assert await turns.submit(step) == 4
     here = threading.main_thread()
     assert [thread is here for thread in threads] == [True, True, True, False]
+
+
+class Disk:
+    """One that takes as long as told for each commit, on a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock, self.takes_s = Clock(), 0.0
+        self.store = Memory(is_quick=True)
+        self._commit, self.store.commit = self.store.commit, self.commit  # type: ignore[method-assign]
+        monkeypatch.setattr("halteres.trajectories.turns.time", SimpleNamespace(monotonic=self.clock))
+
+    def commit(self, changes: Sequence[Change]) -> None:
+        self.clock.now += self.takes_s
+        self._commit(changes)
+
+    async def took_at_once(self, turns: Turns, takes_s: float = 0.0) -> bool:
+        """Whether a decision was taken on the event loop, whose commit takes so long."""
+        self.takes_s = takes_s
+        answer = turns.submit(step)
+        is_done = answer.done()
+        await answer
+        return is_done
+
+
+@pytest.mark.parametrize("seconds", [1.1 * STUCK_S, 1.1 * DISTRUST_S, 10 * DISTRUST_S])
+async def test_a_disk_that_took_very_long_is_distrusted_at_once(
+    monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    disk = Disk(monkeypatch)
+    async with turning(disk.store) as turns:
+        assert await disk.took_at_once(turns, seconds)
+        assert not await disk.took_at_once(turns)
+        disk.clock.now += DISTRUST_S
+        assert await disk.took_at_once(turns), "and trusted again after a while"
+
+
+@pytest.mark.parametrize(("apart", "is_trusted"), [(0.0, False), (0.98, False), (1.02, True), (50.0, True)])
+@pytest.mark.parametrize("seconds", [1.1 * QUICK_S, 0.9 * STUCK_S])
+async def test_a_disk_is_distrusted_that_is_slow_twice_within_a_while(
+    monkeypatch: pytest.MonkeyPatch, apart: float, seconds: float, *, is_trusted: bool
+) -> None:
+    """Counted from the end of one slow commit to the beginning of the next, however long they take."""
+    disk = Disk(monkeypatch)
+    async with turning(disk.store) as turns:
+        assert await disk.took_at_once(turns, seconds)
+        disk.clock.now += apart * DISTRUST_S
+        assert await disk.took_at_once(turns, seconds)
+        assert await disk.took_at_once(turns) is is_trusted
 
 
 async def test_a_decision_taken_at_once_and_not_kept_is_taken_back() -> None:

@@ -11,8 +11,10 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
+from halteres.trajectories.arrival import LARGE, SCOPE_KEY, VERY_LARGE, Arrival
 from halteres.trajectories.options import Options
 from halteres.trajectories.routes import bodies as room
 from halteres.trajectories.routes.bodies import AT_A_GLANCE, LARGE_PACKED, Bodies, TooSlow
@@ -99,6 +101,66 @@ async def test_a_body_that_stops_is_given_up_long_before_one_that_is_slow() -> N
     bodies = Bodies(largest=100, stall_s=0.05)
     with pytest.raises(TooSlow, match=r"nothing of it for 0\.05 s"):
         await read(bodies, Sender(transfer_encoding="chunked").send(b"x", more=True))
+    assert bodies.held == 0
+
+
+def on_its_way(size: int) -> tuple[Arrival, Scope]:
+    """A large body of which the first three bytes came with its head, and its request."""
+    arrival = Arrival(size, lambda: None)
+    arrival.start(b"xxx")
+    headers = [(b"content-length", str(size).encode())]
+    return arrival, {"type": "http", "method": "POST", "headers": headers, SCOPE_KEY: arrival}
+
+
+def come(arrival: Arrival, num_bytes: int) -> None:
+    """As a connection reads them."""
+    room = arrival.room()[:num_bytes]
+    room[:] = b"x" * len(room)
+    arrival.came(len(room))
+
+
+@pytest.mark.parametrize("size", [LARGE + 1, VERY_LARGE + 1])
+async def test_a_large_body_that_stops_is_given_up_and_let_go_of(size: int) -> None:
+    bodies, (arrival, scope) = Bodies(largest=size, at_once=size, stall_s=0.05), on_its_way(size)
+    with pytest.raises(TooSlow, match=r"nothing of it for 0\.05 s"):
+        async with bodies.of(scope, Sender().arrival[1]):
+            pass
+    assert bodies.held == 0
+    come(arrival, 1000)  # nobody waits for it
+    arrival.lose()
+    assert await read(bodies, sender(size).send(b"y" * size)) == b"y" * size
+
+
+@pytest.mark.parametrize("size", [LARGE + 1, VERY_LARGE + 1])
+async def test_a_large_body_is_waited_for_as_long_as_some_of_it_comes_but_no_longer_than_any(size: int) -> None:
+    async def trickle(arrival: Arrival, num_parts: int) -> None:
+        for _ in range(num_parts):
+            await asyncio.sleep(0.03)
+            come(arrival, 1000)
+        come(arrival, size - 3 - 1000 * num_parts)
+
+    bodies = Bodies(largest=size, stall_s=0.2, deadline_s=5)
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        arrival, scope = on_its_way(size)
+        tasks.create_task(trickle(arrival, 10))
+        async with bodies.of(scope, Sender().arrival[1]) as body:
+            assert body == b"x" * size
+    bodies = Bodies(largest=size, stall_s=0.2, deadline_s=0.1)
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        arrival, scope = on_its_way(size)
+        tasks.create_task(trickle(arrival, 10))
+        with pytest.raises(TooSlow, match=r"within 0\.1 s"):
+            async with bodies.of(scope, Sender().arrival[1]):
+                pass
+    assert bodies.held == 0
+
+
+async def test_a_large_body_that_was_let_pass_cannot_be_read_any_more() -> None:
+    bodies, (arrival, scope) = Bodies(largest=2 * VERY_LARGE), on_its_way(VERY_LARGE + 1)
+    come(arrival, 1000)  # nobody asked for it: it went nowhere
+    with pytest.raises(ClientDisconnect):
+        async with bodies.of(scope, Sender().arrival[1]):
+            pass
     assert bodies.held == 0
 
 

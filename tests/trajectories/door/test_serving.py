@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import re
 import subprocess
 import sys
+import zlib
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import aiohttp
@@ -156,6 +158,38 @@ async def test_large_bodies_of_pipelined_requests_keep_their_order(connections: 
     assert re.findall(rb"\r\n\r\n(\d+)", said) == [b"%d" % size for size in [*sizes, 0]]
 
 
+@pytest.mark.parametrize("size", [2 * LARGE, 2 * VERY_LARGE])
+@pytest.mark.parametrize("path", [b"/late", b"/held"])
+async def test_a_pipelined_body_keeps_its_beginning(connections: str, path: bytes, size: int) -> None:
+    """Whoever reads or waits for a message resumes the connection, and the body behind may have no place yet."""
+    body = random.Random(size).randbytes(size)
+    for first in (b"", b"abc"):
+        asked = b"POST %b HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (path, len(first)) + first
+        asked += b"POST /checksum HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % size + body
+        said = await exchanged(connections, asked + b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
+        assert re.findall(rb"\r\n\r\n(\d+)", said) == [b"%d" % len(first), b"%d" % zlib.crc32(body), b"0"]
+
+
+@pytest.mark.parametrize("size", [7, 2 * LARGE, 2 * VERY_LARGE])
+async def test_what_comes_behind_the_last_request_harms_nobody(connections: str, size: int) -> None:
+    """Also where a large body came before: the parser behind it is as lenient as the first."""
+    asked = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size
+    asked += b"GET / HTTP/1.1\r\nConnection: close\r\n\r\nGET /unread HTTP/1.1\r\n\r\n"
+    assert re.findall(rb"\r\n\r\n(unread|\d+)", await exchanged(connections, asked)) == [b"%d" % size, b"0"]
+
+
+@pytest.mark.parametrize("size", [7, 2 * LARGE, 2 * VERY_LARGE])
+async def test_what_follows_an_upgrade_that_nobody_offers_is_no_body(connections: str, size: int) -> None:
+    """The parser shows none of it, so no large body may wait for bytes, which would be those of a later request."""
+    head = b"POST / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: %d\r\n\r\n" % size
+    async with asyncio.timeout(5):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(connections))
+        writer.write(head + b"x" * 7)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200") and await reader.readexactly(1) == b"0"
+        writer.close()
+
+
 @pytest.mark.parametrize("size", [3, 2 * LARGE, 2 * VERY_LARGE])
 async def test_a_client_that_waits_to_be_told_to_go_on_is_told(connections: str, size: int) -> None:
     head = b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % size
@@ -189,22 +223,36 @@ def gone() -> asyncio.Event:
 
 @pytest.fixture
 async def connections(gone: asyncio.Event) -> AsyncIterator[str]:
-    """Our connections over an app that counts the bytes of a body; gives their port."""
+    """Our connections over an app that counts the bytes of a body, or sums them up; gives their port.
 
-    async def size_of(scope: Scope, receive: Receive) -> int:
+    It reads a body late at /slow, answers late at /late, and at /held waits meanwhile for the client to go.
+    """
+
+    async def body_of(scope: Scope, receive: Receive) -> bytes | memoryview:
         if SCOPE_KEY in scope:
-            return len(await scope[SCOPE_KEY].whole(lambda: None))
-        size, more = 0, True
+            return await scope[SCOPE_KEY].whole(lambda: None)
+        body, more = b"", True
         while more:
             message = await receive()
-            size, more = size + len(message.get("body", b"")), message.get("more_body", False)
-        return size
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        return body
+
+    async def answer_of(scope: Scope, receive: Receive) -> str:
+        if scope["path"] == "/unread":
+            return "unread"
+        body = await body_of(scope, receive)
+        if scope["path"] == "/late":
+            await asyncio.sleep(0.02)
+        elif scope["path"] == "/held":
+            with suppress(TimeoutError):
+                await asyncio.wait_for(receive(), 0.02)
+        return str(zlib.crc32(body) if scope["path"] == "/checksum" else len(body))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == "/slow":
             await asyncio.sleep(0.02)
         try:
-            said = "unread" if scope["path"] == "/unread" else str(await size_of(scope, receive))
+            said = await answer_of(scope, receive)
         except ClientDisconnect:
             gone.set()
         else:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from collections.abc import Iterable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 from halteres.trajectories.records import Change, GroupMoved, Place, RunRecord, RunSaved, Standing
 from halteres.trajectories.stores.segments import Segments
 from halteres.trajectories.stores.sqlite import SqliteStore
+from halteres.trajectories.stores.store import StoreFailed
 from trajectories.postgres.samples import arrived, batch, delivered, group
 
 from .conftest import OpenStore
@@ -137,10 +141,54 @@ def test_a_file_that_cannot_be_removed_fails_no_turn_and_goes_at_the_next_start(
     assert kept(store) == [2]
 
 
+def refuse(store: SqliteStore, number: int, *, row: bool = False) -> None:
+    """A group comes that the disk has no room for, or none for its row."""
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    refusing = mock.patch.object(SqliteStore, "_insert", side_effect=full) if row else None
+    with refusing or mock.patch.object(os, "pwritev", side_effect=full), pytest.raises(StoreFailed, match="No space"):
+        store.commit([arrived(number, body(number))])
+
+
+@pytest.mark.parametrize("row", [False, True])
+def test_a_file_is_cut_at_its_own_end_where_the_one_behind_it_was_removed(open_store: OpenStore, *, row: bool) -> None:
+    """A group that was refused had begun a file: the one before counted as full, and went before an older one."""
+    options = {"segment_bytes": 60, "keep_bytes": 0}
+    store = open_store(**options)
+    fill(store, 1)
+    store.commit([arrived(2, body(2)), arrived(3, body(3)), arrived(4, body(4))])  # 120 bytes are in the first file
+    store.commit([arrived(5, body(5)), arrived(6, body(6))])  # and 60 in the second
+    refuse(store, 7, row=row)
+    store.commit([*delivered(1, 5, 6, step=1), *delivered(2, 1, step=2)])
+    assert kept(store) == [1, 2, 3, 4]
+    store = open_store(**options)
+    assert kept(store) == [1, 2, 3, 4]
+    fill(store, 7)
+    assert kept(store) == kept(open_store(**options)) == [1, 2, 3, 4, 7]
+
+
+@pytest.mark.parametrize("row", [False, True])
+def test_what_is_in_a_file_whose_number_is_used_again_is_nobody_else_s(
+    open_store: OpenStore, caplog: pytest.LogCaptureFixture, *, row: bool
+) -> None:
+    options = {"segment_bytes": 60, "keep_bytes": 0}
+    store = open_store(**options)
+    fill(store, 1, 2, 3, 4)  # two files, both full
+    refuse(store, 5, row=row)
+    store.commit([*delivered(1, 3, 4, step=1), *delivered(2, 1, step=2)])  # 2 waits, the second file goes
+    store = open_store(**options)
+    caplog.clear()
+    fill(store, 5, 6, 7)  # the second file, again
+    assert kept(store) == [1, 2, 5, 6, 7]
+    store.commit([*delivered(3, 2, step=3), *delivered(4, 5, step=4)])
+    assert kept(store) == kept(open_store(**options)) == [5, 6, 7]
+    assert caplog.text == "", "nothing is called damaged that was removed"
+
+
 Step = tuple[str, int]
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["arrive", "buffer", "aside", "lease", "deliver", "return", "restart"]), st.integers(0, 5)
+        st.sampled_from(["arrive", "buffer", "aside", "lease", "deliver", "return", "refused", "restart"]),
+        st.integers(0, 5),
     ),
     min_size=5,
     max_size=60,
@@ -196,6 +244,8 @@ def test_whatever_happens_what_is_wanted_can_be_read(
         if what == "restart":
             store.close()
             store = SqliteStore(file, keep_bytes=keep_bytes, segment_bytes=segment_bytes)
+        if what == "refused":
+            refuse(store, run.num_groups + 1, row=which > 2)
         store.commit(run.changes(what, which))
         assert set(kept(store, sorted(run.wanted))) == run.wanted
     everything = set(kept(store, range(1, run.num_groups + 1)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -149,6 +150,116 @@ def test_a_full_disk_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyP
     after = held.append([b"fits again"])
     assert after[0].start == 4
     assert held.read(kept + after) == [b"kept", b"fits again"]
+    held.close()
+
+
+asks_ahead = pytest.mark.skipif(sys.platform == "darwin", reason="macOS has no posix_fallocate")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ends of all room that is asked for ahead; 1000 bytes more than is needed, each time."""
+    monkeypatch.setattr(segments, "AHEAD_BYTES", 1000)
+    ends, allocate = list[int](), os.posix_fallocate
+
+    def noted(file: int, start: int, length: int) -> None:
+        ends.append(start + length)
+        allocate(file, start, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", noted)
+    return ends
+
+
+@asks_ahead
+def test_room_is_asked_for_ahead_and_given_back_at_the_end(tmp_path: Path, asked: list[int]) -> None:
+    held = opened(tmp_path, segment_bytes=2000)
+    extents = [extent for text in (b"a" * 400, b"b" * 600, b"c" * 999) for extent in held.append([text])]
+    assert asked == [1400, 2999], "the second was there already"
+    assert sizes(tmp_path) == {"00000001.seg": 2999}
+    assert held.num_bytes == 1999, "what is asked for is not held"
+    extents += held.append([b"d"]) + held.append([b"next"])
+    assert sizes(tmp_path) == {"00000001.seg": 2000, "00000002.seg": 1004}
+    held.close()
+    assert sizes(tmp_path) == {"00000001.seg": 2000, "00000002.seg": 4}
+    assert held.read(extents) == [b"a" * 400, b"b" * 600, b"c" * 999, b"d", b"next"]
+
+
+@asks_ahead
+def test_room_that_a_killed_server_had_asked_for_is_cut_at_the_next_start(tmp_path: Path, asked: list[int]) -> None:
+    killed = opened(tmp_path)
+    extents = killed.append([b"kept"])
+    assert (sizes(tmp_path), asked) == ({"00000001.seg": 1004}, [1004])
+    held = opened(tmp_path, extents)
+    assert (sizes(tmp_path), held.num_bytes) == ({"00000001.seg": 4}, 4)
+    killed.close()
+    extents += held.append([b"next"])
+    assert held.read(extents) == [b"kept", b"next"]
+    held.close()
+    assert sizes(tmp_path) == {"00000001.seg": 8}
+
+
+@pytest.mark.parametrize("number", [None, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSPC])
+def test_where_no_room_can_be_asked_for_ahead_none_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int | None
+) -> None:
+    """The system has no such call, or the file system none, or it gives some of it only: writing needs none."""
+    calls = list[int]()
+
+    def refuse(file: int, start: int, length: int) -> None:
+        calls.append(start)
+        os.ftruncate(file, start + length)
+        raise OSError(number, os.strerror(number or 0))
+
+    if number is None:
+        monkeypatch.delattr(os, "posix_fallocate", raising=False)
+    else:
+        monkeypatch.setattr(os, "posix_fallocate", refuse, raising=False)
+    held = opened(tmp_path, segment_bytes=8)
+    extents = held.append([b"1"]) + held.append([b"234"])
+    assert sizes(tmp_path) == {"00000001.seg": 4}
+    extents += held.append([b"5678"]) + held.append([b"9"])
+    assert sizes(tmp_path) == {"00000001.seg": 8, "00000002.seg": 1}
+    assert calls == ([] if number is None else [0, 0]), "each file's disk is asked once"
+    assert held.read(extents) == [b"1", b"234", b"5678", b"9"]
+    held.close()
+
+
+@asks_ahead
+@pytest.mark.parametrize("when", ["written", "vouched for"])
+def test_room_asked_for_ahead_is_given_back_when_something_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[int], when: str
+) -> None:
+    """The disk may be full: a database beside needs that room, to say what may go."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    held = opened(tmp_path, segment_bytes=8)
+    extents = held.append([b"kept"])
+    assert sizes(tmp_path) == {"00000001.seg": 1004}
+    if when == "written":
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+            patch.setattr(os, "pwritev", full)
+            held.append([b"lost"])
+    else:
+        held.take_back(held.append([b"lost"]))
+    assert sizes(tmp_path) == {"00000001.seg": 4}
+    extents += held.append([b"next"])
+    assert (sizes(tmp_path), asked) == ({"00000001.seg": 8}, [1004]), "of this file no more is asked for"
+    extents += held.append([b"another"])
+    assert asked == [1004, 1007]
+    assert held.read(extents) == [b"kept", b"next", b"another"]
+    held.close()
+
+
+@asks_ahead
+def test_room_is_given_back_where_nothing_was_to_be_written_either(tmp_path: Path, asked: list[int]) -> None:
+    """A turn without tokens whose rows the database has no room for."""
+    held = opened(tmp_path)
+    extents = held.append([b"kept"])
+    held.take_back(held.append([]))
+    assert (sizes(tmp_path), asked) == ({"00000001.seg": 4}, [1004])
+    assert held.read(extents) == [b"kept"]
     held.close()
 
 
