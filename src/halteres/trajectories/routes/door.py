@@ -120,14 +120,16 @@ class Door:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on or refuse."""
-        if scope["type"] == "http" and (refusal := self._keeper.refusal(scope["headers"])) is not None:
-            await answer_to(refusal)(scope, receive, send)
-            return
-        try:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
-        except asyncio.CancelledError:  # the server ends, and waited as long as it may
-            with suppress(RuntimeError):  # its reply has begun
-                await answer_to(ENDING)(scope, receive, send)
+        elif (refusal := self._keeper.refusal(scope["headers"])) is not None:
+            await answer_to(refusal)(scope, receive, send)
+        else:
+            try:
+                await self._app(scope, receive, send)
+            except asyncio.CancelledError:  # the server ends, and waited as long as it may
+                with suppress(RuntimeError):  # its reply has begun
+                    await answer_to(ENDING)(scope, receive, send)
 
 
 @dataclass(frozen=True, slots=True)
