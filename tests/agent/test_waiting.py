@@ -30,7 +30,7 @@ LONG_S = 50.0
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path))
-    monkeypatch.setattr(waiting, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(waiting, "LOOK_EVERY_S", 0.05)
 
 
 @pytest.fixture
@@ -234,7 +234,7 @@ async def test_a_call_that_is_cancelled_waits_no_longer(running: RunDirectory, w
 async def test_many_calls_wait_at_once_and_the_loop_goes_on(running: RunDirectory, waiter: Waiter) -> None:
     waits = [await waiter.begin("step>=4") for _ in range(4)]
     add_step(running, 4)
-    answers = await asyncio.wait_for(asyncio.gather(*waits), 5)
+    answers = await asyncio.wait_for(asyncio.gather(*waits), 20)
     assert [answer["woke"] for answer in answers] == ["step>=4"] * 4
 
 

@@ -156,6 +156,7 @@ def test_a_trainer_that_does_not_end_at_a_cap_is_ended_after_a_grace(
 
 
 def test_hours_end_also_a_run_that_never_got_going(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STANDIN_STEPS", "0")
     state = wait_for_end(capped_run(start, monkeypatch, Caps(max_hours=1e-9)))
     assert (state.status, state.code) == ("stopped", "policy_cap")
     assert state.note is not None and "max_hours" in state.note and "No checkpoint was written" in state.note

@@ -246,6 +246,13 @@ async def test_a_disk_is_distrusted_that_is_slow_twice_within_a_while(
         assert await disk.took_at_once(turns) is is_trusted
 
 
+async def test_a_disk_stays_distrusted_as_long_as_it_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    async with turning(disk.store) as turns:
+        at_once = [await disk.took_at_once(turns, 1.5 * DISTRUST_S) for _ in range(5)]
+    assert at_once == [True, False, False, False, False]
+
+
 async def test_a_decision_taken_at_once_and_not_kept_is_taken_back() -> None:
     store = Memory(is_quick=True)
     async with turning(store) as turns:

@@ -139,6 +139,10 @@ class Turns:
             self._wake.set()
         else:
             _answer(asked.answer, outcome)
+        self._judge(began)
+
+    def _judge(self, began: float) -> None:
+        """The disk, by a commit that has just ended."""
         now = time.monotonic()
         if now - began > QUICK_S:
             if began - self._slow_at < DISTRUST_S or now - began > STUCK_S:
@@ -184,7 +188,9 @@ class Turns:
             self._take_in(await self._in_thread(self._store.begin, keys))
         outcomes = [_outcome(asked.decide, self.state) for asked in taken]
         if changes := self.state.drain():
+            began = time.monotonic()
             await self._in_thread(self._store.commit, changes)
+            self._judge(began)
             self._tell()
         elif begun:
             await self._in_thread(self._store.abandon)

@@ -184,10 +184,12 @@ async def test_what_follows_an_upgrade_that_nobody_offers_is_no_body(connections
     head = b"POST / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: %d\r\n\r\n" % size
     async with asyncio.timeout(5):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(connections))
-        writer.write(head + b"x" * 7)
-        answer = await reader.readuntil(b"\r\n\r\n")
-        assert answer.startswith(b"HTTP/1.1 200") and await reader.readexactly(1) == b"0"
-        writer.close()
+        try:
+            writer.write(head + b"x" * 7)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 200") and await reader.readexactly(1) == b"0"
+        finally:
+            writer.close()
 
 
 @pytest.mark.parametrize("size", [3, 2 * LARGE, 2 * VERY_LARGE])
