@@ -123,9 +123,10 @@ def test_caps_that_cannot_be_read_are_no_licence(tmp_path: Path) -> None:
         Budget.of(run, STATE)
 
 
-def capped_run(start: StartRun, monkeypatch: pytest.MonkeyPatch, caps: Caps) -> RunDirectory:
+def capped_run(start: StartRun, monkeypatch: pytest.MonkeyPatch, caps: Caps, num_steps: int = 3) -> RunDirectory:
+    """A run whose trainer does so many steps, then waits."""
     monkeypatch.setenv("STANDIN_POLICY", Policy(name="careful", caps=caps).model_dump_json())
-    monkeypatch.setenv("STANDIN_STEPS", "3")
+    monkeypatch.setenv("STANDIN_STEPS", str(num_steps))
     return start()
 
 
@@ -156,8 +157,7 @@ def test_a_trainer_that_does_not_end_at_a_cap_is_ended_after_a_grace(
 
 
 def test_hours_end_also_a_run_that_never_got_going(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STANDIN_STEPS", "0")
-    state = wait_for_end(capped_run(start, monkeypatch, Caps(max_hours=1e-9)))
+    state = wait_for_end(capped_run(start, monkeypatch, Caps(max_hours=1e-9), num_steps=0))
     assert (state.status, state.code) == ("stopped", "policy_cap")
     assert state.note is not None and "max_hours" in state.note and "No checkpoint was written" in state.note
     assert not survivors(state)
