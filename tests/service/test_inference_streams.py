@@ -98,7 +98,7 @@ async def test_an_error_under_way_is_told_in_band(scene: Scene, path: str, body:
 
 
 def fail_under_way(scene: Scene) -> None:
-    """Every stream fails after its second piece."""
+    """Every stream fails after its eighth piece: of the first ones, some are no whole character yet."""
     engine = scene.engine
     stream = engine.stream
 
@@ -107,7 +107,7 @@ def fail_under_way(scene: Scene) -> None:
         async for piece in stream(*arguments):
             yield piece
             count += 1
-            if count == 2:
+            if count == 8:
                 raise ServerError("The device is lost.")
 
     engine.stream = failing  # type: ignore[method-assign]
