@@ -17,14 +17,11 @@ from typing import get_args
 from halteres.config import environ
 from halteres.errors import InvalidConfig
 from halteres.loopback import HOST
-from halteres.trajectories.options import Durability, Gzip, Options, default_database
+from halteres.trajectories.options import FILE_NAME, Durability, Gzip, Options, default_database
 from halteres.trajectories.rules import Composition, Rules, Validation
 
 _BYTES = re.compile(r"(\d+)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
-
-NAME = "trajectories.sqlite"
-"""Of a queue's file, where somebody named a folder."""
 
 _RULES, _OPTIONS = Rules(), Options(database="")
 
@@ -157,7 +154,7 @@ def _database(given: str | None) -> str:
     try:
         file = Path(name).expanduser().resolve()
         if name.endswith(os.sep) or file.is_dir():
-            raise _no_file(name, "It is a folder; a queue is kept in a file.", file / NAME)
+            raise _no_file(name, "It is a folder; a queue is kept in a file.", file / FILE_NAME)
         if file.exists() and not file.is_file():
             raise _no_file(name, "It is there, but is no file.")
         above = next(folder for folder in file.parents if folder.exists())

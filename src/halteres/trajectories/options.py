@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Literal
 
 from halteres.config import environ
-from halteres.errors import InvalidConfig, boundary
+from halteres.errors import InvalidConfig
 from halteres.loopback import HOST
 from halteres.trajectories.rules import Rules
-from halteres.trajectories.stores.store import Durability, Store, StoreFailed
+from halteres.trajectories.stores.store import Durability, Store
 
 Gzip = Literal["auto", "always", "never"]
+
+FILE_NAME = "trajectories.sqlite"
+"""Of a queue's file, where nobody gave it one."""
 
 SMALLEST_TOKEN = 16
 """Characters: what nobody guesses through a network."""
@@ -32,7 +35,7 @@ _POSTGRES = ("postgresql://", "postgres://")
 
 def default_database() -> str:
     """The SQLite file of a server that is told nothing."""
-    return str(environ.home() / "trajectories.sqlite")
+    return str(environ.home() / FILE_NAME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +94,7 @@ def _sqlite(options: Options) -> Store:
             "A queue lies in an SQLite file, or in PostgreSQL.",
             "Name a file, or postgresql://USER@HOST/DATABASE.",
         )
-    file = Path(options.database).expanduser()
-    with boundary(StoreFailed, f"The folder of {file}"):
-        file.parent.mkdir(parents=True, exist_ok=True)
-    return SqliteStore(file, durability=options.durability)
+    return SqliteStore(Path(options.database).expanduser(), durability=options.durability)
 
 
 def _postgres(options: Options) -> Store:
