@@ -93,7 +93,7 @@ async def test_a_group_whose_optional_arrays_do_not_fit_its_tokens_is_served_and
     flags = {"optional_lengths": 1}
     async with opened(tmp_path / "q.sqlite") as scene:
         await scene.begin()
-        assert await scene.post("/scored_data", group(mark=1, **{name: rows})) == {"status": "received"}
+        assert await scene.post("/scored_data", group(mark=1) | {name: rows}) == {"status": "received"}
         told = await scene.diagnostics()
         assert (told["flagged"], told["set_aside"], told["groups_accepted"]) == (flags, {}, 1)
     async with opened(tmp_path / "q.sqlite") as scene:
