@@ -229,7 +229,7 @@ def test_a_service_with_keys_is_asked_with_the_users_own(start: StartRun, monkey
         return 200, {"model": {"name": "another/model", "folder": "/nowhere"}}
 
     with answering(halteres) as url:
-        with pytest.raises(HalteresError, match="refuses the key. Send a key. Set TINKER_API_KEY"):
+        with pytest.raises(HalteresError, match=r"refuses the key\. Send a key\. Set TINKER_API_KEY"):
             start(service_url=url)
         monkeypatch.setenv("TINKER_API_KEY", "tml-alice")
         with pytest.raises(InvalidConfig, match="serves 'another/model'"):
