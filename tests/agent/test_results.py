@@ -50,7 +50,9 @@ async def test_a_completed_run_tells_figures_gain_history_weights_and_cost_withi
     assert alert == {"rule": "truncation", "step": 9, "times": 2, "remedy": "rl_edit_config('max_token_length', 1536)"}
     assert answer["weights"]["peft_dir"] == str(run.path / "adapter")
     assert answer["weights"]["sampler"].endswith("/sampler_weights/final")
-    assert answer["weights"]["use"][0] == f"halteres chat {RUN}"
+    chat, served = answer["weights"]["use"]
+    assert chat == f"halteres chat {RUN}"
+    assert served.startswith(f"vllm serve {answer['weights']['base']} --enable-lora --lora-modules {RUN}=")
     assert answer["checkpoints"] == [{"name": "step-000000", "step": 0}, {"name": "final", "step": 50}]
     assert tokens(answer) <= BUDGET
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from halteres.models import TINY
+from halteres.models import TINY, builtin_path
 from halteres.runs.directory import RunDirectory
+from halteres.runs.reading.adapter import vllm_command
 
 Program = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -51,7 +53,20 @@ def test_a_run_is_exported_as_a_peft_folder(finished: RunDirectory, adapter: Pat
     told = halteres("export", finished.run_id[:4], "--out", str(out))
     assert told.returncode == 0, told.stderr
     assert names(out) == PEFT
-    assert "vllm serve halteres/tiny --enable-lora" in told.stdout
+    assert f"Next: vllm serve {builtin_path(TINY)} --enable-lora --lora-modules out={out}\n" in told.stdout
+
+
+@pytest.mark.parametrize(("rank", "room"), [(2, None), (16, None), (17, "32"), (64, "64"), (300, "320")])
+def test_the_line_for_vllm_names_folders_and_makes_room_for_the_rank(
+    tmp_path: Path, rank: int, room: str | None
+) -> None:
+    """vLLM looks for a name on the hub, and refuses adapters above rank 16 unless it is told one of its own figures."""
+    folder = tmp_path / "my adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"r": rank}))
+    words = shlex.split(vllm_command("/models/base", folder, "mine"))
+    made = ["--max-lora-rank", room] if room else []
+    assert words == ["vllm", "serve", "/models/base", "--enable-lora", "--lora-modules", f"mine={folder}", *made]
 
 
 def test_a_run_without_a_result_names_its_checkpoint(finished: RunDirectory, halteres: Program, tmp_path: Path) -> None:
@@ -90,8 +105,6 @@ def test_without_a_converter_gguf_is_refused_before_anything_is_merged(
 def test_a_merged_model_is_the_base_plus_the_adapter_and_a_converter_gets_it(
     adapter: Path, halteres: Program, tmp_path: Path
 ) -> None:
-    from halteres.models import builtin_path
-
     base = builtin_path(TINY)
     assert base is not None
     merged = tmp_path / "merged"

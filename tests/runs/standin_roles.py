@@ -89,7 +89,8 @@ def service(run: str, descriptor: str) -> None:
     with (state / "engine.log").open("a") as log:
         log.write("an engine started\n")
     (state / "service.json").write_text(json.dumps({"pid": os.getpid(), "engine_pid": child.pid}))
-    serve(int(descriptor), {"/api/v1/healthz": lambda: {"status": "ok"}})
+    routes = ("/api/v1/healthz", "/runs/preflight/v1/models")
+    serve(int(descriptor), dict.fromkeys(routes, lambda: {"status": "ok"}))
     os.close(theirs)
 
 
@@ -112,8 +113,9 @@ def api(descriptor: str) -> None:
 def serve(descriptor: int, routes: dict[str, Any]) -> None:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = json.dumps(routes[self.path]()).encode()
-            self.send_response(200)
+            found = self.path in routes
+            body = json.dumps(routes[self.path]() if found else {"detail": "Not Found"}).encode()
+            self.send_response(200 if found else 404)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

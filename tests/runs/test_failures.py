@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deadlines import wait_until
 
 from halteres.config.files import load_settings
-from halteres.errors import Conflict, InvalidConfig, NotFound
+from halteres.errors import Conflict, HalteresError, InvalidConfig, NotFound
 from halteres.runs.directory import RunDirectory
 from halteres.runs.supervision.supervisor import main as supervise
 
@@ -176,3 +182,55 @@ def test_a_directory_that_cannot_be_made_leaves_nothing(start: StartRun, home: P
 def test_no_service_at_the_given_address_is_a_sentence(start: StartRun) -> None:
     with pytest.raises(Exception, match="No training service answers"):
         start(service_url="http://127.0.0.1:9")
+
+
+@contextmanager
+def answering(answer: Callable[[str, str | None], tuple[int, Any]]) -> Iterator[str]:
+    """The URL of a service that answers a path and a key with a status and JSON."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, told = answer(self.path, self.headers["X-API-Key"])
+            body = json.dumps(told).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+def test_a_service_from_which_environments_cannot_sample_is_refused_before_a_run_begins(
+    start: StartRun, home: Path
+) -> None:
+    def tinker(path: str, _: str | None) -> tuple[int, Any]:
+        return (200, {"status": "ok"}) if path.startswith("/api/v1/") else (404, {"detail": "Not Found"})
+
+    with answering(tinker) as url, pytest.raises(HalteresError) as refused:
+        start(service_url=url)
+    error = refused.value
+    assert (error.code, error.what) == ("preflight_failed", f"Environments cannot sample from the service at {url}.")
+    assert "starts one of its own" in error.next
+    assert not (home / "runs").exists()
+
+
+def test_a_service_with_keys_is_asked_with_the_users_own(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def halteres(path: str, key: str | None) -> tuple[int, Any]:
+        if key != "tml-alice":
+            return 401, {"detail": "Send a key."}
+        return 200, {"model": {"name": "another/model", "folder": "/nowhere"}}
+
+    with answering(halteres) as url:
+        with pytest.raises(HalteresError, match=r"refuses the key\. Send a key\. Set TINKER_API_KEY"):
+            start(service_url=url)
+        monkeypatch.setenv("TINKER_API_KEY", "tml-alice")
+        with pytest.raises(InvalidConfig, match="serves 'another/model'"):
+            start(service_url=url)

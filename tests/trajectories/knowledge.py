@@ -42,7 +42,8 @@ class Seen:
 
 @dataclass(slots=True)
 class Env:
-    """An environment: its part of every batch, when it was last heard of (unix s), whether it said goodbye."""
+    """An environment: its part of every batch, when it was last heard of (unix s), whether it polled in this run and
+    has not said goodbye."""
 
     group_size: int
     share: float
@@ -88,6 +89,8 @@ class Knowledge:
             self.accepted.clear()
             self.useless.clear()
             self.leases.clear()
+            for env in self.envs.values():
+                env.connected = False
         self.identity, self.batch_size = identity, batch_size
         self.delivered_before = len(self.delivered)
 

@@ -295,7 +295,7 @@ class Players:
                 self._hear(posted.env_id)
 
     def _hear(self, env_id: int | None, *, polls: bool = False) -> None:
-        """A sign of life; only a poll brings back one that said goodbye."""
+        """A sign of life; only a poll brings back one that said goodbye, or is of an earlier run."""
         if env_id is not None:
             env = self.knows.envs.setdefault(env_id, Env(0, 0.0, 0.0))
             env.heard_at, env.connected = self.world.clock.now, env.connected or polls

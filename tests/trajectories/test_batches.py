@@ -84,6 +84,44 @@ async def test_a_group_that_cannot_train_is_set_aside_and_said(scene: Scene, spo
     assert (await scene.diagnostics())["set_aside"] == {code: 1}
 
 
+@pytest.mark.parametrize("rows", [[[1.0] * 4] * 2, [[1.0] * 3, [1.0] * 2], [[1.0] * 3]])
+@pytest.mark.parametrize("name", ["advantages", "ref_logprobs"])
+async def test_a_group_whose_optional_arrays_do_not_fit_its_tokens_is_served_and_flagged(
+    tmp_path: Path, name: str, rows: list[list[float]]
+) -> None:
+    """The original's own tests post such groups. Their arrays are in the batch as they came."""
+    flags = {"optional_lengths": 1}
+    async with opened(tmp_path / "q.sqlite") as scene:
+        await scene.begin()
+        assert await scene.post("/scored_data", group(mark=1) | {name: rows}) == {"status": "received"}
+        told = await scene.diagnostics()
+        assert (told["flagged"], told["set_aside"], told["groups_accepted"]) == (flags, {}, 1)
+    async with opened(tmp_path / "q.sqlite") as scene:
+        assert (await scene.diagnostics())["flagged"] == flags
+        await scene.send(group(mark=2))
+        batch = await scene.batch()
+        assert (marks(batch), batch and batch[0][name]) == ([1, 2], rows)
+        assert (await scene.diagnostics())["flagged"] == flags
+        listed = (await scene.get("/v1/groups"))["groups"]
+        assert [(each["place"], each["reason"]) for each in listed] == [
+            ("delivered", "optional_lengths"),
+            ("delivered", None),
+        ]
+        assert name in listed[0]["why"]
+    async with opened(tmp_path / "q.sqlite") as scene:
+        told = await scene.diagnostics()
+        assert (told["flagged"], told["groups_accepted"]) == (flags, 2)
+        await scene.register(wandb_group="next")
+        assert (await scene.diagnostics())["flagged"] == {}
+
+
+async def test_a_flagged_group_that_is_set_aside_later_is_counted_there_alone(scene: Scene) -> None:
+    await scene.send(group(8, mark=1, advantages=[[0.0]] * 8))
+    await scene.begin(batch_size=4)
+    told = await scene.diagnostics()
+    assert (told["flagged"], told["set_aside"], told["groups_accepted"]) == ({}, {"group_exceeds_batch": 1}, 0)
+
+
 async def test_empty_lists_of_old_clients_count_as_absent(scene: Scene) -> None:
     await scene.begin(batch_size=2)
     answer = await scene.post("/scored_data", group(messages=[], overrides=[], advantages=[], ref_logprobs=[]))
@@ -99,6 +137,42 @@ async def test_a_minimum_share_must_be_met_while_its_environment_lives(scene: Sc
     assert "min_allocation_unmet" in await scene.reason_codes()
     scene.clock.now += 61  # a dead environment blocks nobody
     assert marks(await scene.batch()) == [1, 2]
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+async def test_environments_of_an_earlier_run_hold_no_minimum_share_until_they_are_heard_of(
+    scene: Scene, is_reset: bool
+) -> None:
+    """The original's clients never say goodbye: the next run's first batch would wait for their time-out."""
+    await scene.begin()
+    earlier = await scene.register_env(min_batch_allocation=0.5, weight=3.0)
+    await scene.send(group(mark=1, env_id=earlier), group(mark=2, env_id=earlier))
+    assert marks(await scene.batch()) == [1, 2]
+    if is_reset:
+        await scene.http.get("/reset_data")
+
+    await scene.begin(wandb_group="next")
+    own = await scene.register_env(min_batch_allocation=0.5)
+    told = await scene.status_env(own)
+    assert (told["unallocated_fraction"], told["env_weight"], told["allowance"]) == (0.5, 1.0, 2)
+    await scene.send(group(mark=3, env_id=own), group(mark=4, env_id=own))
+    assert marks(await scene.batch()) == [3, 4]
+
+    told = await scene.status_env(earlier)
+    assert (told["unallocated_fraction"], told["env_weight"], told["allowance"]) == (0.0, 0.75, 1)
+    await scene.send(group(mark=5, env_id=own), group(mark=6, env_id=own))
+    assert await scene.batch() is None
+    assert await scene.reason_codes() == ["min_allocation_unmet"]
+
+
+async def test_a_restart_brings_no_minimum_share_of_an_earlier_run_back(tmp_path: Path) -> None:
+    async with opened(tmp_path / "q.sqlite") as scene:
+        await scene.begin()
+        await scene.register_env(min_batch_allocation=0.5)
+        await scene.begin(wandb_group="next")
+    async with opened(tmp_path / "q.sqlite") as scene:
+        await scene.send(group(mark=1), group(mark=2))
+        assert marks(await scene.batch()) == [1, 2]
 
 
 async def test_minimum_shares_beyond_the_batch_are_scaled(scene: Scene) -> None:

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from aiohttp import web
 
@@ -29,6 +30,7 @@ from halteres.clients.trajectories import (
 )
 from halteres.config.limits import LARGEST_BATCH
 from halteres.errors import InvalidConfig, InvalidData, NotFound, NotReady
+from halteres.training.datums import to_examples
 
 from .scenes import ServerProcess, group
 
@@ -42,6 +44,19 @@ def trainer(server: ServerProcess) -> TrainerClient:
     with pytest.raises(NotReady, match="0 of 4 sequences are queued"):
         client.batch(0, deadline_s=0.05)
     return client
+
+
+def test_optional_arrays_that_do_not_fit_their_tokens_are_left_out_by_our_trainer(
+    server: ServerProcess, trainer: TrainerClient
+) -> None:
+    server.ask("/scored_data", group(2, mark=1, policy_version=0, advantages=[[1.0] * 4] * 2))
+    server.ask("/scored_data", group(2, mark=2, policy_version=0, ref_logprobs=[[-1.0]]))
+    batch = trainer.batch(0, deadline_s=5)
+    assert batch is not None
+    assert [each.tokens[0][0] for each in batch.groups] == [1, 2]
+    examples = to_examples(batch, [np.array([1.0, -1.0])] * 2, max_length=64)
+    assert [example.advantages_N.tolist() for example in examples.kept] == [[1.0, 1.0], [-1.0, -1.0]] * 2
+    trainer.close()
 
 
 async def test_groups_go_round_from_environment_to_trainer(server: ServerProcess, trainer: TrainerClient) -> None:

@@ -14,7 +14,7 @@ from isal import isal_zlib
 from halteres.trajectories.options import Gzip, Options
 from halteres.trajectories.wire.encoding import MOST_MEMBERS, BadBody, TooLarge, inflate
 
-from .scenes import ENV, TRAINER, Scene, group, opened
+from .scenes import ENV, TRAINER, Json, Scene, group, opened
 
 KEYS = {
     "tokens",
@@ -124,6 +124,35 @@ async def test_every_optional_field_comes_back_as_it_was_sent(scene: Scene) -> N
     assert {name: element[name] for name in extra} == extra
 
 
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "2+2", "reward": None}, {"role": "assistant", "content": "4", "reward": 1.0}],
+        [{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4", "reward": 0.0}],
+        [{"role": "user", "content": "x", "unheard_of": {"nested": [1, {"deep": None}]}, "flag": False}],
+        [
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "?"}, {"type": "image_url", "image_url": {"url": "d"}}],
+            }
+        ],
+        [{"role": "user", "content": {"text": "x", "numbers": [1, 2]}}, {"role": "tool", "content": ["a", "list"]}],
+        [{"role": "dog", "content": "Woof"}, {"role": "USER", "content": ""}, {"role": "robot", "content": " "}],
+        [{"role": "user", "content": "👋 世界 مرحبا"}, {"role": "assistant", "content": "\n\t\r \" ' \\ /"}],
+        [{"role": "user", "content": "A" * 10_000}],
+    ],
+)
+async def test_messages_of_any_role_and_content_come_back_as_they_were_sent(scene: Scene, messages: list[Json]) -> None:
+    """As the original's own tests of messages want them: a role and a content of any kind, whatever is beside them."""
+    await scene.begin(batch_size=1)
+    sent = group(1, messages=[messages], images=["base64"], scores=[1])
+    assert await scene.post("/scored_data", sent) == {"status": "received"}
+    latest = await scene.get("/latest_example")
+    (element,) = await scene.batch() or []
+    for told in (latest, element):
+        assert {name: told[name] for name in sent} == sent
+
+
 async def test_numeric_strings_and_integral_floats_are_coerced(scene: Scene) -> None:
     await scene.post("/register", {**TRAINER, "batch_size": "2", "max_token_len": 64.0})
     assert await scene.get("/info") == {"batch_size": 2, "max_token_len": 64}
@@ -144,6 +173,7 @@ async def test_numeric_strings_and_integral_floats_are_coerced(scene: Scene) -> 
         ("/scored_data", {"tokens": [[1]], "masks": [[1]]}, ["body", "scores"]),
         ("/scored_data", {**group(), "tokens": [["a"]]}, ["body", "tokens", 0, 0]),
         ("/scored_data", {**group(1), "messages": [[{"role": "user"}]]}, ["body", "messages", 0, "content"]),
+        ("/scored_data", {**group(1), "messages": [[{"content": "x"}]]}, ["body", "messages", 0, "role"]),
         ("/scored_data", b"{", ["body"]),
         ("/scored_data_list", [{"tokens": []}], ["body", 0, "masks"]),
         ("/scored_data_list", [group(), {"tokens": [], "scores": []}], ["body", 1, "masks"]),
@@ -243,6 +273,7 @@ async def test_a_reset_forgets_everything_but_the_ids_of_environments(scene: Sce
     assert await scene.get("/batch") == NOT_REGISTERED
     assert await scene.get("/info") == {"batch_size": -1, "max_token_len": -1}
     assert await scene.get("/status") == {"current_step": 0, "queue_size": 0}
+    assert await scene.get("/wandb_info") == {"group": None, "project": None}
     assert (await scene.get("/latest_example"))["tokens"] == []
     assert (await scene.status_env(env_id))["allowance"] == 0
     await scene.begin()
@@ -276,6 +307,8 @@ async def test_gzip_is_understood_and_spoken(tmp_path: Path, gzip_option: Gzip, 
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as http:
             plain = await http.get("/latest_example", headers={"accept-encoding": "identity"})
             assert "content-encoding" not in plain.headers
+            small = await http.get("/info", headers={"accept-encoding": "gzip"})
+            assert "content-encoding" not in small.headers
             answer = await http.get("/batch", headers={"accept-encoding": "gzip"})
         assert ("content-encoding" in answer.headers) is speaks
         assert len(answer.json()["batch"][0]["tokens"]) == 64

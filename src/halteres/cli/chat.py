@@ -1,8 +1,17 @@
-"""`halteres chat`: talk to what a run has trained."""
+"""`halteres chat`: ask what a run has trained, in the words of its environment's prompts.
+
+Owns: those words, learnt from the prompts that the run has recorded: whatever wrote them, a template, code, somebody
+else's environment.
+Never: runs the environment; keeps what was said: every question is one prompt, as in training.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import sys
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,29 +21,49 @@ from halteres.errors import NotFound
 if TYPE_CHECKING:
     from halteres.runs.directory import RunDirectory
 
+GAP = "[...]"
+"""Stands for the user's text where a prompt is shown."""
+
+FEWEST_PROMPTS, MOST_PROMPTS = 4, 256
+"""Different prompts: of fewer, what is alike may be alike by chance; more are not looked at."""
+
+LONGEST_EXAMPLE = 80
+"""Characters."""
+
 
 def chat(
     run: Annotated[str, typer.Argument(help="Run id (a unique beginning will do) or name.")],
-    question: Annotated[str | None, typer.Argument(help="One question; without it, a conversation.")] = None,
+    question: Annotated[
+        str | None, typer.Argument(help="One question. Without it: line after line, until an empty one.")
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
-    max_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Of an answer.")] = 128,
     before: Annotated[bool, typer.Option("--before", help="Ask the base model instead, for comparison.")] = False,
 ) -> None:
-    """Talk to the policy of a run; a question is put into the words of the run's environment."""
+    """Ask the policy of a run.
+
+    A question takes the place of the task in the run's own prompts: what all of them have in common is put around it
+    (and shown on standard error). It may be a task alone (3 * 4), or with any of the words around it. Where a run has
+    recorded too few prompts, a question is sent as it is, with the environment's system prompt. Each is asked anew: the
+    policy is told nothing of those before.
+    """
     from halteres.runs.directory import find_run
     from halteres.runs.served import post, served
 
     directory = find_run(run)
     base = directory.settings().inference.model
     model = base if before else newest_policy(directory)
-    ask = Asker(directory)
+    words = wording_of(directory)
+    typer.echo(_explained(words), err=True)
     with served(base, directory) as url:
-        for text in [question] if question else _questions(ask.example):
-            answer = post(
-                f"{url}/runs/{directory.run_id}/v1/chat/completions",
-                {"model": model, "messages": ask(text), "temperature": temperature, "max_tokens": max_tokens},
-            )
-            typer.echo(answer["choices"][0]["message"]["content"])
+        for text in [question] if question else _questions(words.example if words else ""):
+            body = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
+            if words is None:
+                path, asked = "chat/completions", {"messages": _messages(directory, text)}
+            else:
+                path, asked = "completions", {"prompt": words.around(text), "add_special_tokens": False}
+            (answer,) = post(f"{url}/runs/{directory.run_id}/v1/{path}", {**body, **asked})["choices"]
+            typer.echo(answer["message"]["content"] if words is None else answer["text"])
 
 
 def newest_policy(run: RunDirectory) -> str:
@@ -49,22 +78,61 @@ def newest_policy(run: RunDirectory) -> str:
     return paths[-1]
 
 
-class Asker:
-    """Puts a question into the words of the run's environment: its system prompt and prompt template."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wording:
+    """What all prompts of a run have in common: the chat's marks, a system prompt, the words around a task."""
 
-    def __init__(self, run: RunDirectory) -> None:
-        env = run.environment_config()
-        self._system = env.get("system_prompt")
-        self._template = str(env.get("prompt_template") or "{question}")
-        self.example = str(env.get("example_question") or "")
+    head: str
+    tail: str
+    example: str = ""  # a task as it stood between them, where that is a short line
 
-    def __call__(self, question: str) -> list[dict[str, Any]]:
-        """The messages to send."""
-        system = [{"role": "system", "content": self._system}] if self._system else []
-        return [*system, {"role": "user", "content": self._template.replace("{question}", question)}]
+    @classmethod
+    def of(cls, prompts: Collection[str]) -> Wording:
+        """Learnt from prompts. Neither side ends within a word: tasks that begin with the same letters are tasks.
+
+        >>> Wording.of(["Add 1 and 2, please.", "Add 17 and 4, please."])
+        Wording(head='Add ', tail=', please.', example='17 and 4')
+        """
+        head = re.sub(r"\w+$", "", os.path.commonprefix(list(prompts)))
+        rests = [prompt[len(head) :] for prompt in prompts]
+        tail = re.sub(r"^\w+", "", os.path.commonprefix([rest[::-1] for rest in rests])[::-1])
+        task = rests[-1].removesuffix(tail)
+        return cls(head=head, tail=tail, example=task if len(task) <= LONGEST_EXAMPLE and "\n" not in task else "")
+
+    def around(self, text: str) -> str:
+        """The prompt with this text as its task; words of the head and the tail that it has already are not doubled."""
+        text = text.strip()
+        begins = next(n for n in range(len(text), -1, -1) if self.head.endswith(text[:n]))
+        ends = next(n for n in range(len(text) - begins, -1, -1) if self.tail.startswith(text[len(text) - n :]))
+        return self.head + text[begins : len(text) - ends] + self.tail
 
 
-def _questions(example: str) -> Any:
+def wording_of(run: RunDirectory) -> Wording | None:
+    """The words of a run's prompts, its newest first; None where it has recorded too few different ones."""
+    from halteres.runs.reading.rollouts import rollouts_of, steps_of
+
+    prompts: dict[str, None] = {}
+    for step in reversed(steps_of(run)):
+        found = rollouts_of(run, step)
+        firsts = {mark.offset: mark for mark in found.marks}
+        prompts |= dict.fromkeys(rollout.prompt for rollout in found.rollouts(list(firsts.values())) if rollout.prompt)
+        if len(prompts) >= MOST_PROMPTS:
+            break
+    return Wording.of(prompts) if len(prompts) >= FEWEST_PROMPTS else None
+
+
+def _messages(run: RunDirectory, text: str) -> list[dict[str, Any]]:
+    system = run.environment_config().get("system_prompt")
+    return [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": text}]
+
+
+def _explained(words: Wording | None) -> str:
+    if words is None:
+        return "The run has recorded too few prompts to learn their words: a question is sent as it is."
+    return f"A question takes the place of {GAP} in:\n{words.head}{GAP}{words.tail}"
+
+
+def _questions(example: str) -> Iterator[str]:
     people = sys.stdin.isatty()
     if people:
         typer.echo(f"Ask{f' (for example: {example})' if example else ''}; an empty line ends.", err=True)

@@ -32,7 +32,8 @@ def export(
     """Write weights for other programs: PEFT, vLLM, SGLang, transformers, llama.cpp."""
     import asyncio
 
-    from halteres.runs.reading.adapter import adapter_of, base_of
+    from halteres.errors import NotFound
+    from halteres.runs.reading.adapter import adapter_of, base_of, vllm_command
     from halteres.service.exports.conversion import write_adapter, write_gguf, write_merged
 
     adapter = adapter_of(what, state)
@@ -45,4 +46,8 @@ def export(
         size = asyncio.run(write_gguf(base, adapter.folder, out, converter=converter, dtype=dtype))
     typer.echo(f"{out}: {size / 1e6:.1f} MB")
     if form == "peft":
-        typer.echo(f"Next: vllm serve {model or adapter.model or 'BASE'} --enable-lora --lora-modules NAME={out}")
+        try:
+            base = base_of(adapter, model).folder
+        except NotFound:  # it lies where the adapter is going
+            base = model or adapter.model or "BASE_FOLDER"
+        typer.echo(f"Next: {vllm_command(base, out, out.absolute().name)}")

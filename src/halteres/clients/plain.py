@@ -10,6 +10,7 @@ import http.client
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from typing import Any
 
 from halteres.errors import InvalidConfig, NotReady, ProcessFailed
@@ -26,30 +27,30 @@ class Refused(ProcessFailed):
         self.told: dict[str, Any] = details.get("told", {})
 
 
-def get_json(url: str, deadline_s: float) -> dict[str, Any]:
+def get_json(url: str, deadline_s: float, key: str | None = None) -> dict[str, Any]:
     """The JSON object behind a URL; {} where the answer is JSON of another kind.
 
     Args:
         url: http or https.
         deadline_s: seconds to wait for the connection, and for each part of the answer.
+        key: of a training service that asks for one.
 
     Raises:
         Refused: the server answered with an error. NotReady: it gave no usable answer in time.
         InvalidConfig: this is no address of a web server.
     """
-    return _answer(_request(url), deadline_s)
+    return _answer(_request(url, headers={"X-API-Key": key} if key else {}), deadline_s)
 
 
 def post_json(url: str, body: Any, deadline_s: float) -> dict[str, Any]:
     """POST a JSON body; otherwise as `get_json`."""
-    return _answer(_request(url, json.dumps(body).encode()), deadline_s)
+    return _answer(_request(url, json.dumps(body).encode(), {"Content-Type": "application/json"}), deadline_s)
 
 
-def _request(url: str, body: bytes | None = None) -> urllib.request.Request:
+def _request(url: str, body: bytes | None = None, headers: Mapping[str, str] = {}) -> urllib.request.Request:
     if not url.startswith(("http://", "https://")):
         raise InvalidConfig(f"'{url}' is no service address.", next="It begins with http:// or https://.")
-    headers = {"Content-Type": "application/json"} if body is not None else {}
-    return urllib.request.Request(url, data=body, headers=headers)  # noqa: S310 - scheme checked
+    return urllib.request.Request(url, data=body, headers=dict(headers))  # noqa: S310 - scheme checked
 
 
 def _answer(request: urllib.request.Request, deadline_s: float) -> dict[str, Any]:

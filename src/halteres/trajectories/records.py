@@ -38,8 +38,8 @@ class GroupRecord:
     place: Place
     position: int = 0  # order in the queue
     versions: Versions | None = None  # None: untagged
-    reason: str | None = None  # code, where set aside
-    why: str | None = None  # one sentence, where set aside
+    reason: str | None = None  # code, where set aside, or served with a flaw
+    why: str | None = None  # one sentence, as well
     delivery: int | None = None  # id of the delivery it went into
     key: str | None = None  # Idempotency-Key
     fingerprint: int = 0  # of the body that came with the key
@@ -109,7 +109,7 @@ class EnvRecord:
     name: str  # unique: desired name and a number
     desired_name: str
     registration: EnvRegistration | None  # None: adopted, nothing known but its groups
-    connected: bool = True
+    connected: bool = True  # False: it said goodbye, or was not heard of since this run began
     adopted_size: int = 0  # sequences of its first group, where it was adopted
 
 

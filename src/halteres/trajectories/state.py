@@ -66,6 +66,7 @@ class State:
         self.sizes_out: Counter[int] = Counter()  # groups of open batches, per size
         self.num_bytes = 0  # of everything that waits
         self.set_aside: Counter[str] = Counter()  # groups of this run, per reason
+        self.flagged: Counter[str] = Counter()  # groups of this run that are served with a flaw, per reason
         self.num_accepted = 0  # groups of this run that were not set aside
         self.num_duplicates = 0  # groups that came again with their key, since this server started
         self.first_group_at = remembered.first_group_at  # unix s
@@ -113,6 +114,7 @@ class State:
         if run.first_group != self.run.first_group:
             self.envs.count_from_nothing()
             self.set_aside.clear()
+            self.flagged.clear()
             self._keys.clear()
             self.num_accepted, self.first_group_at = 0, None
         self.run = run
@@ -137,7 +139,8 @@ class State:
             self._leave(before)
         self._enter(group)
         if group.place is Place.SET_ASIDE:
-            self._count(Tally(env_id=group.env_id, place=Place.QUEUED, reason=None, num_groups=-1))
+            reason = before.reason if before else None
+            self._count(Tally(env_id=group.env_id, place=Place.QUEUED, reason=reason, num_groups=-1))
             self._count(Tally(env_id=group.env_id, place=group.place, reason=group.reason, num_groups=1))
 
     def _deliver(self, delivery: Delivery) -> None:
@@ -200,6 +203,7 @@ class State:
             self.set_aside[tally.reason or "other"] += tally.num_groups
         else:
             self.num_accepted += tally.num_groups
+            self.flagged.update({tally.reason: tally.num_groups} if tally.reason else {})
         self.envs.count(tally)
 
     def _env_of(self, group: GroupRecord) -> Environment:
@@ -222,7 +226,7 @@ class State:
     def hear(self, env_id: int, *, polls: bool = True) -> Environment:
         """An environment was heard of; one that nobody knows is adopted under the id it uses.
 
-        A poll also brings back one that had said goodbye; its last groups do not.
+        A poll also brings back one that had said goodbye, or is of an earlier run; its last groups do not.
         """
         env = self.envs.by_id.get(env_id)
         if env is None:
@@ -251,18 +255,9 @@ class State:
     def put(self, group: GroupRecord, place: Place, problem: Problem | None = None) -> None:
         """Put a group that waits somewhere else."""
         new = place is Place.QUEUED and group.place is Place.BUFFERED
-        self.do(
-            GroupMoved(
-                replace(
-                    self.waiting[group.id],
-                    place=place,
-                    position=self.next_position() if new else group.position,
-                    delivery=None,
-                    reason=problem.code if problem else None,
-                    why=problem.why if problem else None,
-                )
-            )
-        )
+        position = self.next_position() if new else group.position
+        moved = replace(self.waiting[group.id], place=place, position=position, delivery=None)
+        self.do(GroupMoved(replace(moved, reason=problem.code, why=problem.why) if problem else moved))
 
     # -- what it knows -----------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from halteres.agent.wording import in_calls, worded
 from halteres.config import environ
 from halteres.errors import HalteresError
 from halteres.runs.directory import RunDirectory, RunUnreadable, runs_home
+from halteres.runs.reading.adapter import vllm_command
 from halteres.runs.reading.outcome import Outcome, Weights, outcome_of
 from halteres.runs.reading.pictures import picture_of
 from halteres.runs.reading.roster import roster
@@ -144,7 +145,7 @@ def _weights(run: RunDirectory, state: RunState, weights: Weights) -> dict[str, 
     told = {"step": weights.step, "sampler": weights.sampler, "state": weights.state, "peft_dir": None, "use": use}
     if weights.peft_dir:
         told |= {"peft_dir": str(weights.peft_dir), "base": state.tokenizer}
-        use.append("PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), peft_dir)")
+        use.append(vllm_command(state.tokenizer, weights.peft_dir, run.run_id))
     return told
 
 

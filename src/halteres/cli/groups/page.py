@@ -149,7 +149,7 @@ def _course(entries: Sequence[Entry]) -> str:
 def _entry(entry: Entry) -> str:
     told = entry.told
     mean = "–" if entry.mean is None else words.number(entry.mean)
-    why = f'<p class="why">{escape(words.reason(told))}</p>' if told.place == "set_aside" else ""
+    why = f'<p class="why">{escape(words.reason(told))}</p>' if told.why else ""
     gone = "" if entry.sequences else f'<p class="gone">{words.gone(told)}.</p>'
     return (
         f'<details id="g{told.id}"><summary><span class="id">{told.id}</span>'

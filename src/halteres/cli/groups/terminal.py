@@ -51,8 +51,8 @@ class Terminal:
 
     def _lines(self, group: Group) -> Iterator[Text]:
         yield heading(group)
-        if group.told.place == "set_aside":
-            yield Text(f"  {words.reason(group.told)}", style="red")
+        if group.told.why:
+            yield Text(f"  {words.reason(group.told)}", style="red" if group.told.place == "set_aside" else "yellow")
         if not group.told.has_tokens:
             yield Text(f"  {words.gone(group.told)}", style="dim")
             return

@@ -40,7 +40,7 @@ def version(told: Told) -> str:
 
 
 def reason(told: Told) -> str:
-    """Why it was set aside."""
+    """Why it was set aside, or what is wrong with it."""
     return on_one_line(" ".join(filter(None, (told.why, f"({told.reason})" if told.reason else ""))))
 
 

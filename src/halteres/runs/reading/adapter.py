@@ -1,14 +1,16 @@
 """Which adapter is meant: a run's result, a checkpoint's tinker:// path, a folder.
 
-Owns: where each of them lies on this disk, and which base model belongs to it.
+Owns: where each of them lies on this disk, which base model belongs to it, how vLLM serves the two.
 Never: reads weights.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from halteres.config import environ
 from halteres.errors import NotFound
@@ -17,6 +19,10 @@ from halteres.service.base import BaseModel, base_model
 from halteres.service.checkpoints.paths import folder_of
 
 CONFIG = "adapter_config.json"
+
+VLLM_DEFAULT_RANK = 16
+VLLM_RANKS = (32, 64, 128, 256, 320, 512)
+"""The largest adapter that vLLM (0.11 to 0.32) has room for unless it is told, and what else it can be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,18 @@ def base_of(adapter: Adapter, named: str | None = None) -> BaseModel:
     return base_model(asked)
 
 
+def vllm_command(base: str | Path, folder: Path, name: str) -> str:
+    """The line for a shell with which vLLM serves the adapter in `folder` as `name`.
+
+    The base model is named by its folder: vLLM looks for a name on the hub.
+    """
+    words = ["vllm", "serve", str(base), "--enable-lora", "--lora-modules", f"{name}={folder.absolute()}"]
+    rank = _config_in(folder).get("r")
+    if isinstance(rank, int) and rank > VLLM_DEFAULT_RANK:
+        words += ["--max-lora-rank", str(next((room for room in VLLM_RANKS if room >= rank), rank))]
+    return shlex.join(words)
+
+
 def _result(run: RunDirectory) -> Adapter:
     folder = run.path / "adapter"
     if not (folder / CONFIG).is_file():
@@ -92,9 +110,14 @@ def _states() -> list[Path]:
 
 
 def _model_in(folder: Path) -> str | None:
+    name = _config_in(folder).get("base_model_name_or_path")
+    return name if isinstance(name, str) and name else None
+
+
+def _config_in(folder: Path) -> dict[str, Any]:
+    """The adapter's configuration; {} where it cannot be read."""
     try:
         found = json.loads((folder / CONFIG).read_bytes())
     except (OSError, ValueError):
-        return None
-    name = found.get("base_model_name_or_path") if isinstance(found, dict) else None
-    return name if isinstance(name, str) and name else None
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -14,7 +14,7 @@ from halteres.clients import plain
 from halteres.config import environ
 from halteres.config.problem import Problem, refusal
 from halteres.config.settings import InferenceSettings
-from halteres.errors import InvalidConfig, NotFound, NotReady, nearest
+from halteres.errors import InvalidConfig, NotFound, NotReady, UserError, nearest
 from halteres.models import builtin_names, builtin_path, model_folder, on_shelf
 from halteres.models.shape import FAMILIES, ModelShape, read_shape
 
@@ -23,6 +23,12 @@ ANSWERS_WITHIN_S = 5.0
 
 class ModelMissing(NotFound):
     """The base model is not on this disk, or not whole."""
+
+    code = "preflight_failed"
+
+
+class ServiceUnusable(UserError):
+    """Somebody else's training service cannot serve a run."""
 
     code = "preflight_failed"
 
@@ -80,12 +86,17 @@ def own_model(asked: InferenceSettings) -> RunModel:
 
 
 def given_model(asked: InferenceSettings, service_url: str) -> RunModel:
-    """For somebody else's service: it must answer, and have this model."""
+    """For somebody else's service: it must answer, have this model, and let environments sample.
+
+    Raises:
+        NotReady, ServiceUnusable, InvalidConfig: it does not.
+    """
     folder = str(model_folder(asked.model, shelf()) or asked.model)
-    _ask(f"{service_url}/api/v1/healthz", service_url)
-    told = _ask(f"{service_url}/halteres/v1/info", service_url, optional=True).get("model") or {}
+    told = (_ask("/halteres/v1/info", service_url) or {}).get("model") or {}
     name, there = told.get("name"), told.get("folder")
-    if name is None:  # a Tinker service that is not ours: it will say itself whether it knows the model
+    if name is None:  # a service that is not ours: it will say itself whether it knows the model
+        if _ask("/runs/preflight/v1/models", service_url) is None:
+            raise _cannot_sample(service_url)
         return RunModel(name=asked.model, tokenizer=folder)
     if not {asked.model, folder, str(Path(asked.model).expanduser().absolute())} & {name, there}:
         rule = f"the service at {service_url} serves '{name}'"
@@ -108,13 +119,27 @@ def _missing(name: str) -> ModelMissing:
     )
 
 
-def _ask(url: str, service_url: str, *, optional: bool = False) -> dict[str, Any]:
-    """GET JSON. With `optional`, a service without this route answers {}."""
+def _cannot_sample(service_url: str) -> ServiceUnusable:
+    return ServiceUnusable(
+        f"Environments cannot sample from the service at {service_url}.",
+        "It has no routes /runs/RUN/..., from which environments take their answers; Halteres's own service has them.",
+        "Name a Halteres service, or leave --service and TINKER_BASE_URL out: the run then starts one of its own.",
+    )
+
+
+def _ask(path: str, service_url: str) -> dict[str, Any] | None:
+    """GET JSON, with the key of TINKER_API_KEY; None where the service has no such route."""
     try:
-        return plain.get_json(url, ANSWERS_WITHIN_S)
+        return plain.get_json(f"{service_url}{path}", ANSWERS_WITHIN_S, environ.api_key())
     except plain.Refused as error:
-        if optional and error.answered == 404:
-            return {}
+        if error.answered in (404, 405):
+            return None
+        if error.answered in (401, 403):
+            raise ServiceUnusable(
+                f"The training service at {service_url} refuses the key.",
+                error.why,
+                "Set TINKER_API_KEY to a key of it.",
+            ) from error
         raise NotReady(
             f"The training service at {service_url} is not ready.", f"It answered {error.answered}.", "Try again soon."
         ) from error

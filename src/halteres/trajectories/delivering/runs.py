@@ -1,6 +1,6 @@
 """A trainer's run: it begins, goes on after a restart, makes room for another.
 
-Owns: what makes a run the same one; what happens to the groups of a run that is over.
+Owns: what makes a run the same one; what happens to the groups and environments of a run that is over.
 Never: forms a batch.
 """
 
@@ -39,9 +39,15 @@ def reset(state: State) -> None:
 
 
 def archive(state: State) -> int:
-    """Take everything that waits out of the way of another run; gives the id of that run's first group."""
+    """Take everything that waits out of the way of another run; gives the id of that run's first group.
+
+    Environments count in that run once they poll or register: nobody says goodbye to the original's server, and the
+    minimum share of one that is gone would hold back the first batches.
+    """
     for batch in list(state.out.values()):
         state.do(DeliverySaved(replace(batch, standing=Standing.BROKEN, expires_at=None)))
     for group in list(state.waiting.values()):
         state.put(group, Place.ARCHIVED)
+    for env in list(state.envs.by_id.values()):
+        state.save_env(replace(env.record, connected=False))
     return state.last_group + 1

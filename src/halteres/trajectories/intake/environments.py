@@ -150,7 +150,7 @@ class Environments:
         """Another run begins."""
         for env in self.by_id.values():
             env.num_accepted = env.num_set_aside = env.num_duplicates = 0
-            env.last_rejection = ""
+            env.last_rejection, env.starving_since = "", None
         self._unknown.clear()
 
     def weight(self, env_id: int | None) -> float:

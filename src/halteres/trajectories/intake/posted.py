@@ -121,6 +121,7 @@ def _place(scored: Scored, env: Environment | None) -> Place:
 
 
 def _record(state: State, scored: Scored, place: Place, problem: Problem | None) -> GroupRecord:
+    said = problem or scored.flaw
     return GroupRecord(
         id=state.last_group + 1,
         env_id=scored.env_id,
@@ -130,8 +131,8 @@ def _record(state: State, scored: Scored, place: Place, problem: Problem | None)
         place=place,
         position=state.next_position() if place is Place.QUEUED else 0,
         versions=scored.versions,
-        reason=problem.code if problem else None,
-        why=problem.why if problem else None,
+        reason=said.code if said else None,
+        why=said.why if said else None,
         key=scored.key,
         fingerprint=scored.fingerprint,
     )

@@ -49,6 +49,7 @@ def report(state: State) -> dict[str, Any]:
         "groups_accepted": state.num_accepted,
         "duplicates": state.num_duplicates,
         "set_aside": dict(state.set_aside),
+        "flagged": {code: num for code, num in state.flagged.items() if num},
         "parked": state.run.parked,
         "first_group_at": state.first_group_at,
     }

@@ -74,7 +74,8 @@ def load(connection: Connection, waiting: Iterable[GroupRecord], first_group: in
         )
         for row in connection.execute(select(tables.tallies).where(_tallies.num_groups > 0))
     ]
-    counted = Counter((group.env_id, group.place) for group in waiting if group.id >= first_group)
+    counted = Counter((group.env_id, group.place, group.reason) for group in waiting if group.id >= first_group)
     return *settled, *(
-        Tally(env_id=env_id, place=place, reason=None, num_groups=num) for (env_id, place), num in counted.items()
+        Tally(env_id=env_id, place=place, reason=reason, num_groups=num)
+        for (env_id, place, reason), num in counted.items()
     )

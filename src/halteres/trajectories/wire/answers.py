@@ -167,7 +167,7 @@ class Group(msgspec.Struct, frozen=True):
     received_at: float  # unix s
     place: PlaceName
     policy_version: Pair | None  # smallest and largest
-    reason: str | None  # code, where set aside
+    reason: str | None  # code, where set aside, or served with a flaw
     why: str | None
     batch_id: int | None
     element: msgspec.Raw | UnsetType = UNSET

@@ -20,7 +20,7 @@ VersionTag = int | Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a group is set aside."""
+    """Why a group is set aside, or what is wrong with one that is served all the same."""
 
     code: str
     why: str
@@ -51,6 +51,10 @@ class Outline:
         return self.env_id if self.env_id is not None and 0 <= self.env_id < LARGEST_ENV_ID else None
 
 
+OPTIONAL = ("advantages", "ref_logprobs")
+"""Arrays that a trainer can do without: one that does not fit the tokens is no reason to keep a group from it."""
+
+
 def find_problem(group: Outline) -> Problem | None:
     """The first thing that makes a group useless, as a sentence."""
     if group.unsayable is not None:
@@ -62,11 +66,17 @@ def find_problem(group: Outline) -> Problem | None:
     return next(_problems(group), None)
 
 
+def find_flaw(group: Outline) -> Problem | None:
+    """The first thing that is wrong with a group and keeps nobody from training on it, as a sentence."""
+    why = next((why for name, why in _uneven_arrays(group) if name in OPTIONAL), None)
+    return None if why is None else Problem("optional_lengths", why)
+
+
 def _problems(group: Outline) -> Iterator[Problem]:
     size = len(group.tokens)
-    for name, lengths in group.arrays.items():
-        if list(lengths) != list(group.tokens):
-            yield Problem("lengths", _uneven(name, lengths, group.tokens))
+    for name, why in _uneven_arrays(group):
+        if name not in OPTIONAL:
+            yield Problem("lengths", why)
     if "masks" not in group.arrays:
         yield Problem("lengths", f"masks holds no sequence, tokens {size}.")
     for name, num in {"scores": 0, **group.lists}.items():
@@ -75,6 +85,13 @@ def _problems(group: Outline) -> Iterator[Problem]:
     versions = group.version
     if not isinstance(versions, int | None) and (len(versions) != size or any(low > high for low, high in versions)):
         yield Problem("policy_version", f"policy_version must be one number, or {size} pairs [smallest, largest].")
+
+
+def _uneven_arrays(group: Outline) -> Iterator[tuple[str, str]]:
+    """Names of arrays that do not fit the tokens, and what is wrong with each."""
+    for name, lengths in group.arrays.items():
+        if list(lengths) != list(group.tokens):
+            yield name, _uneven(name, lengths, group.tokens)
 
 
 def _uneven(name: str, found: Sequence[int], lengths: Sequence[int]) -> str:

@@ -19,7 +19,7 @@ from isal import isal_zlib
 
 from halteres.trajectories.records import Versions
 from halteres.trajectories.wire import glance, longhand
-from halteres.trajectories.wire.contents import Outline, Problem, find_problem
+from halteres.trajectories.wire.contents import Outline, Problem, find_flaw, find_problem
 from halteres.trajectories.wire.schema import UNREADABLE, Unprocessable, refusal
 
 LARGE = 512 * 1024
@@ -46,7 +46,8 @@ class Scored:
     versions: Versions | None
     key: str | None
     fingerprint: int  # of the bytes as posted
-    problem: Problem | None
+    problem: Problem | None  # it is of no use
+    flaw: Problem | None = None  # it is of use all the same
 
 
 def parse(body: bytes | memoryview, key: str | None = None) -> Scored:
@@ -121,4 +122,5 @@ def _scored(body: bytes | memoryview, key: str | None, outline: Outline, element
         key=key or outline.key,
         fingerprint=isal_zlib.crc32(body) << 31 ^ len(body),
         problem=problem,
+        flaw=find_flaw(outline),
     )

@@ -34,8 +34,8 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     received_at: float  # unix s
     place: PlaceName
     policy_version: tuple[int, int] | None  # smallest and largest
-    reason: str | None = None  # code, where set aside
-    why: str | None = None  # one sentence, where set aside
+    reason: str | None = None  # code, where set aside, or served with a flaw
+    why: str | None = None  # one sentence, as well
     batch_id: int | None = None
     element: msgspec.Raw = msgspec.Raw(b"")  # b"" where not asked for, b"null" where it is kept no more
 
