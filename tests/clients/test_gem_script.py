@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import tinker
+from contract.requirements import proves
 
 from .registered import NAME, register, script, service
 
@@ -23,7 +24,7 @@ REQUIREMENTS = ("torch", "gem-llm==0.1.0", "chz", "wandb", "termcolor", "tinker=
 LLAMA = "meta-llama/Llama-3.2-1B-Instruct"
 """The script looks for the tokenizer of such a model under another name."""
 
-STEPS, SAVE_EVERY, BATCH = 4, 2, 16
+BATCH = 16
 METRICS = (
     "step",
     "time/sample",
@@ -65,13 +66,29 @@ def _resumed(url: str, path: str) -> str:
     return training.get_info().model_data.model_name or ""
 
 
-@pytest.mark.parametrize("model", [NAME, LLAMA])
+def _states(url: str, path: str) -> list[str]:
+    """The paths of all states of the training run that a path belongs to."""
+    rest = tinker.ServiceClient(base_url=url, api_key="tml-test").create_rest_client()
+    run = path.removeprefix("tinker://").split("/")[0]
+    found = rest.list_checkpoints(run).result().checkpoints
+    return [one.tinker_path for one in found if one.checkpoint_type == "training"]
+
+
+@pytest.mark.parametrize(("model", "steps", "save_every"), [(NAME, 4, 2), (LLAMA, 4, 2), (NAME, 3, 1)])
+@proves("checkpoint:saved-again")
 async def test_the_script_trains_logs_and_saves_what_it_promises(
-    client_python: Callable[..., str], program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+    client_python: Callable[..., str],
+    program: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    model: str,
+    steps: int,
+    save_every: int,
 ) -> None:
+    """With 3 steps and a save before each, the last state has the name of one that was saved before."""
     python = await asyncio.to_thread(client_python, "gem", *REQUIREMENTS)
     register(tmp_path / "home", monkeypatch, NAME, LLAMA)
-    small = (f"max_steps={STEPS}", f"save_every={SAVE_EVERY}", f"batch_size={BATCH}", "num_env=8", "max_tokens=32")
+    small = (f"max_steps={steps}", f"save_every={save_every}", f"batch_size={BATCH}", "num_env=8", "max_tokens=32")
     async with service(tmp_path) as running:
         printed = await script(
             python,
@@ -83,13 +100,19 @@ async def test_the_script_trains_logs_and_saves_what_it_promises(
         )
         (folder,) = (tmp_path / "tinker_output").iterdir()
         saved = [json.loads(line) for line in (folder / "checkpoints.jsonl").read_text().splitlines()]
-        assert [(row["name"], row["policy_iteration_step"]) for row in saved] == [("000002", 2), ("000003", 3)]
-        assert await asyncio.to_thread(_resumed, running.url, saved[-1]["state_path"]) == model
+        states = [*range(save_every, steps, save_every), steps - 1]
+        assert [(row["name"], row["policy_iteration_step"]) for row in saved] == [(f"{at:06d}", at) for at in states]
+        last = saved[-1]["state_path"]
+        assert await asyncio.to_thread(_resumed, running.url, last) == model
+        older = [f"{last}.1"] if states.count(steps - 1) > 1 else []
+        assert set(await asyncio.to_thread(_states, running.url, last)) == {row["state_path"] for row in saved} | set(
+            older
+        )
 
-    steps = _printed_metrics(printed)
-    assert [step["step"] for step in steps] == list(range(STEPS))
-    assert all(step.keys() >= set(METRICS) for step in steps)
-    assert all(step["train/kl_sample_train_v2"] < 1e-9 for step in steps)
-    assert all(step["sampler/num_episodes"] >= 8 for step in steps)
+    printed_steps = _printed_metrics(printed)
+    assert [step["step"] for step in printed_steps] == list(range(steps))
+    assert all(step.keys() >= set(METRICS) for step in printed_steps)
+    assert all(step["train/kl_sample_train_v2"] < 1e-9 for step in printed_steps)
+    assert all(step["sampler/num_episodes"] >= 8 for step in printed_steps)
     (logged,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
-    assert all(logged.read_bytes().count(name.encode()) >= STEPS for name in METRICS)
+    assert all(logged.read_bytes().count(name.encode()) >= steps for name in METRICS)

@@ -108,7 +108,7 @@ async def test_overwriting_replaces_the_weights_and_what_was_known_of_them(
     path = (await training.save_state("a", ttl_seconds=7200, user_metadata={"step": "0"})).path
     await rest.publish_checkpoint_from_tinker_path(path)
     await stepped(training)
-    with pytest.raises(tinker.RequestFailedError, match="overwrite=True"):
+    with pytest.raises(tinker.RequestFailedError, match="overwrite=True"):  # it is public
         await training.save_state("a")
     await training.save_state("a", overwrite=True, user_metadata={"note": "one step"})
     found = (await listed(rest, training.model_id))["weights/a"]

@@ -149,6 +149,39 @@ async def test_stop_tokens_and_strings_end_the_text_before_them_unless_it_is_to_
     assert kept["choices"][0]["stop_reason"] == word
 
 
+@pytest.mark.parametrize("shape", ["one", "list", "mixed", "both fields"])
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
+@proves("inference:stop-tokens")
+async def test_stop_takes_token_ids_alone_in_lists_and_beside_texts(scene: Scene, path: str, shape: str) -> None:
+    """Whatever names the token, what was sampled is cut at its first place."""
+
+    async def sampled(stop: dict[str, Any]) -> list[int]:
+        params = {"seed": 1, "ignore_eos": True, **stop}
+        if path == "/generate":  # sglang's
+            sent = {"text": PROMPT, "sampling_params": {**params, "max_new_tokens": 40}}
+            return (await whole(scene, path, **sent))["output_ids"]
+        given = {"prompt": PROMPT} if path == "/v1/completions" else {"messages": HI}
+        return (await whole(scene, path, **given, **params, max_tokens=40))["choices"][0]["token_ids"]
+
+    free = await sampled({})
+    token, other = free[7], free[15]
+    stops: dict[str, dict[str, Any]] = {
+        "one": {"stop": token},
+        "list": {"stop": [token, other]},
+        "mixed": {"stop": ["never this text", token]},
+        "both fields": {"stop": ["never this text", other], "stop_token_ids": [token]},
+    }
+    first = min(free.index(one) for one in (token, *([other] if shape in ("list", "both fields") else [])))
+    assert len(free) == 40
+    assert await sampled(stops[shape]) == free[: first + 1]
+
+
+@pytest.mark.parametrize("stop", [2**40, 1.5, [[5]], {"a": 1}, True])
+async def test_a_stop_that_is_neither_text_nor_token_id_is_refused_by_name(scene: Scene, stop: Any) -> None:
+    status, answer = await scene.ask("/v1/completions", prompt=PROMPT, stop=stop)
+    assert (status, "stop" in str(answer)) == (400, True)
+
+
 @proves("inference:openai")
 async def test_every_name_of_weights_answers_with_its_own_version(scene: Scene) -> None:
     async with closing(await scene.client(halteres_run="r17")) as client:

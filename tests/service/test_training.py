@@ -170,17 +170,6 @@ async def test_saved_state_is_loaded_into_a_living_model(scene: Scene, client: t
     assert scene.service.checkpoints.find((await training.save_weights_for_sampler("again")).path, LOCAL).version == 0
 
 
-@proves("checkpoint:overwrite", "retry:no-lasting-409")
-async def test_a_taken_checkpoint_name_is_refused_unless_it_may_be_overwritten(client: tinker.ServiceClient) -> None:
-    training = await trainer(client)
-    await training.save_state("one")
-    with pytest.raises(tinker.RequestFailedError, match="exists"):
-        await training.save_state("one")
-    await training.save_state("one", overwrite=True)
-    with pytest.raises(tinker.RequestFailedError, match="cannot name a checkpoint"):
-        await training.save_state("a/b")
-
-
 async def test_state_that_does_not_exist_is_a_user_error_that_names_the_newest(client: tinker.ServiceClient) -> None:
     training = await trainer(client)
     path = (await training.save_state("only")).path

@@ -4,7 +4,7 @@ Owns: writing a checkpoint folder beside its place and renaming it; what a write
 Never: knows what is inside.
 
     NAME                 the folder
-    .new-ID              being written
+    .new-ID              being written, or waiting for its place
     .old-ID/NAME         what stood there, from the first rename to the end of the second: if NAME is missing, a writer
                          was killed between the two, and `recover` puts this back
 """
@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from halteres.errors import ServerError
+from halteres.files import linked
 
 _NEW, _OLD = ".new-", ".old-"
 
@@ -38,11 +39,36 @@ def written(folder: Path) -> Iterator[Path]:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
-        raise ServerError(
-            f"The folder {folder} could not be written.",
-            f"{error.strerror or error}.",
-            "Free space or make the place writable, then save again.",
-        ) from error
+        raise _unwritable(folder, error) from error
+
+
+def waiting(folder: Path, name: str) -> Path:
+    """A sibling of `folder` to write in first; `put` gives it its place, or `recover` removes it."""
+    return folder.with_name(f"{_NEW}{name}")
+
+
+def put(temporary: Path, folder: Path) -> None:
+    """Let a sibling that was written take the place of `folder`.
+
+    Raises:
+        ServerError: the place cannot be written; whatever stood there before still stands.
+    """
+    try:
+        _replace(temporary, folder)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def copy_linked(source: Path, target: Path, *, leave_out: str | None = None) -> None:
+    """A second folder of the same files, linked where the disk can; they must never be written again.
+
+    Raises:
+        ServerError: as `written`; or `source` is gone.
+    """
+    with written(target) as place:
+        for file in source.iterdir():
+            if file.name != leave_out:
+                linked(str(file), str(place / file.name))
 
 
 def recover(parent: Path) -> None:
@@ -75,6 +101,14 @@ def _replace(temporary: Path, folder: Path) -> None:
                 (aside / folder.name).rename(folder)
         if folder.exists():
             shutil.rmtree(aside, ignore_errors=True)
+
+
+def _unwritable(folder: Path, error: OSError) -> ServerError:
+    return ServerError(
+        f"The folder {folder} could not be written.",
+        f"{error.strerror or error}.",
+        "Free space or make the place writable, then save again.",
+    )
 
 
 def _beside(folder: Path, kind: str) -> Path:

@@ -107,6 +107,11 @@ SAMPLING = (
         source="sglang and vLLM documentation",
     ),
     Must(
+        id="inference:stop-tokens",
+        says="stop takes a text, a token id, or a list of either or both, on every route but Anthropic's",
+        source="atroposlib 0.4.0 envs/server_handling, which passes stop on as it came",
+    ),
+    Must(
         id="inference:cloud-paths",
         says="/oai/api/v1 and /anthropic/api/v1/messages are aliases",
         source="public documentation of the hosted service",

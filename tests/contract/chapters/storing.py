@@ -24,8 +24,14 @@ STORING = (
     ),
     Must(
         id="checkpoint:overwrite",
-        says="a taken name is a user error unless overwrite is set, which replaces it, metadata included",
+        says="overwrite replaces the weights under a name, metadata included",
         source="tinker 0.22.7 types/save_weights_request.py",
+    ),
+    Must(
+        id="checkpoint:saved-again",
+        says="a name of one's own training run that is saved again holds the newer weights, the older stay as NAME.1,"
+        " NAME.2, …; what a publication, an export or somebody else holds is a user error",
+        source="our choice; GEM's example saves its last state under a number that it may have saved before",
     ),
     Must(
         id="checkpoint:ttl",

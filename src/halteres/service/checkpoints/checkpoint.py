@@ -15,8 +15,11 @@ import msgspec
 
 from halteres.engine.protocol import LoraConfig
 from halteres.service.checkpoints import unlisted
-from halteres.service.checkpoints.paths import TinkerPath, parse
+from halteres.service.checkpoints.paths import LOADABLE, TinkerPath, parse
 from halteres.service.tenancy.tenants import Tenant
+
+LONGEST_RENAMED = 118
+"""Characters of a name that leave room for a number behind it."""
 
 _COLUMNS = (
     "tenant",
@@ -52,6 +55,12 @@ class Checkpoint:
     def expired(self, now: float) -> bool:
         """Whether its time is over."""
         return self.expires_at is not None and self.expires_at <= now
+
+    def can_be_renamed(self, tenant: Tenant) -> bool:
+        """Whether newer weights of its training run may have its path, and it a numbered one: a request of that run
+        saved it. Others' weights, publications and exports stay where they are."""
+        own = self.tenant == tenant and self.request_id is not None
+        return own and not self.public and self.path.kind in LOADABLE and len(self.path.name) <= LONGEST_RENAMED
 
     @property
     def row(self) -> dict[str, Any]:

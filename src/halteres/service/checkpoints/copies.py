@@ -8,11 +8,8 @@ Never: copies bytes where the disk can link (files of a checkpoint are never wri
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-from pathlib import Path
 
-from halteres.engine.folders import size_of, written
+from halteres.engine.folders import copy_linked, size_of
 from halteres.engine.protocol import Saved
 from halteres.errors import Conflict, InvalidData
 from halteres.service.base import BaseModel
@@ -89,7 +86,7 @@ class Copies:
             model.id, source.path.kind, source.path.name, tenant=model.tenant, request_id=request_id
         )
         folder = self._checkpoints.folder(path)
-        await asyncio.to_thread(_link_folder, source.folder, folder)
+        await asyncio.to_thread(copy_linked, source.folder, folder, leave_out=CARD)  # which names the source's path
         saved = Saved(folder=str(folder), size_bytes=size_of(folder), version=source.version)
         await self._checkpoints.add(
             path,
@@ -102,17 +99,3 @@ class Copies:
             request_id=request_id,
         )
         return path
-
-
-def _link_folder(source: Path, target: Path) -> None:
-    with written(target) as place:
-        for file in source.iterdir():
-            if file.name != CARD:  # it names the source's path
-                _link(file, place / file.name)
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without links
-        shutil.copy2(source, target)

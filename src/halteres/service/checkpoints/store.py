@@ -15,12 +15,13 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import delete
 
-from halteres.engine.folders import recover
+from halteres.engine.folders import copy_linked, put, recover, waiting
 from halteres.engine.protocol import LoraConfig, Saved
 from halteres.errors import Conflict, InvalidData, NotFound, UserError, nearest, shortened
 from halteres.service.checkpoints import unlisted
@@ -75,11 +76,12 @@ class Checkpoints:
     def all(self, run: str | None = None, tenant: Tenant | None = None) -> list[Checkpoint]:
         """Those of one training run, of one tenant, or all; oldest first."""
         now = time.time()
-        return [
-            found
-            for found in self._known.values()
-            if run in (None, found.path.run) and tenant in (None, found.tenant) and not found.expired(now)
-        ]
+        found = (
+            one
+            for one in self._known.values()
+            if run in (None, one.path.run) and tenant in (None, one.tenant) and not one.expired(now)
+        )
+        return sorted(found, key=age)
 
     def newest(self, run: str, kind: Kind = "weights") -> Checkpoint | None:
         """The last one saved of a training run."""
@@ -188,7 +190,7 @@ class Checkpoints:
 
         Raises:
             InvalidData: no usable name, or a time to live that is out of range.
-            Conflict: the name is taken.
+            Conflict: the name is taken, by weights that `keep` gives no other name.
             LimitReached: the tenant has no room for it.
         """
         path = TinkerPath(run, kind, checked_name(name))
@@ -196,17 +198,53 @@ class Checkpoints:
         known = self._known.get(str(path))
         if known is not None and known.expired(time.time()):
             self._discard(known)
-        elif known is not None and known.folder.exists() and not overwrite and known.request_id != request_id:
-            remedy = (
-                "Choose another name, or save with overwrite=True." if kind == "weights" else "Choose another name."
-            )
-            raise Conflict(f"The checkpoint {path} exists.", "Saved weights are not replaced by accident.", remedy)
-        refuse_save(self._allowances, self.all(tenant=tenant), tenant, path)
+            known = None
+        replaced = known is None or overwrite or known.request_id == request_id
+        if known is not None and known.folder.exists() and not (replaced or known.can_be_renamed(tenant)):
+            raise _taken(path)
+        refuse_save(self._allowances, self.all(tenant=tenant), tenant, path, kept=not replaced)
         return path
 
     def folder(self, path: TinkerPath) -> Path:
         """Where a path's folder lies."""
         return path.folder(self._state)
+
+    def waiting_folder(self, path: TinkerPath, request_id: str) -> Path:
+        """Where weights are written before `add` puts them in their place."""
+        return waiting(path.folder(self._state), request_id)
+
+    async def keep(self, path: TinkerPath, tenant: Tenant) -> Checkpoint | None:
+        """Give what is at a path a second path, NAME.1, NAME.2, … in the order of saving; None where nothing is.
+
+        Its row comes before its folder, so that whatever a crash interrupts is done again under the same name; and
+        what has its second path already gets no third.
+
+        Raises:
+            Conflict: it must stay where it is: since `place` it was published, or is another's.
+            ServerError: the files cannot be linked or copied; it is where it was.
+        """
+        older = self._known.get(str(path))
+        if older is None or not older.folder.is_dir():
+            return None
+        if not older.can_be_renamed(tenant):
+            raise _taken(path)
+        alike = [one for one in self.all(path.run) if one.path.kind == path.kind and one is not older]
+        kept = next((one for one in alike if one.request_id == older.request_id), None)
+        if kept is None:
+            renamed = self._numbered(older, alike)
+            kept = replace(older, path=renamed, folder=renamed.folder(self._state))
+            await self._journal.added(CHECKPOINTS, **kept.row)
+            await asyncio.to_thread(copy_linked, older.folder, kept.folder)
+            self._known[str(renamed)] = kept
+        return kept
+
+    def _numbered(self, older: Checkpoint, alike: list[Checkpoint]) -> TinkerPath:
+        """The first free number behind those of weights that were saved earlier."""
+        path, prefix = older.path, f"{older.path.name}."
+        earlier = [one.path.name.partition(prefix) for one in alike if age(one) < age(older)]
+        last = max((int(number) for before, _, number in earlier if not before and number.isdecimal()), default=0)
+        numbered = (replace(path, name=f"{prefix}{number}") for number in count(last + 1))
+        return next(one for one in numbered if str(one) not in self._known and not self.folder(one).exists())
 
     async def add(
         self,
@@ -220,14 +258,18 @@ class Checkpoints:
         user_metadata: dict[str, Any] | None = None,
         request_id: str | None = None,
     ) -> Checkpoint:
-        """Remember a folder that was written; whatever was known of its path before is forgotten.
+        """Remember a folder that was written, in its place or beside it; it takes its place, and whatever was known of
+        its path before is forgotten.
 
         Raises:
             NotFound: somebody deleted it meanwhile.
+            ServerError: its place cannot be written.
         """
         folder, now = path.folder(self._state), time.time()
-        if not folder.is_dir():
+        if not Path(saved.folder).is_dir():
             raise NotFound(f"{path} was deleted while it was being saved.", next="Save it again.")
+        if Path(saved.folder) != folder:
+            put(Path(saved.folder), folder)  # nobody may look between this and the record: no await
         checkpoint = Checkpoint(
             path=path,
             folder=folder,
@@ -251,7 +293,6 @@ class Checkpoints:
         return changed
 
     async def _record(self, checkpoint: Checkpoint) -> None:
-        self._known.pop(str(checkpoint.path), None)  # a replaced one is the newest again
         self._known[str(checkpoint.path)] = checkpoint
         await self._journal.added(CHECKPOINTS, **checkpoint.row)
 
@@ -283,3 +324,8 @@ class Checkpoints:
         self._trash.take(checkpoint.folder)
         self._known.pop(str(checkpoint.path), None)
         self.on_removed(str(checkpoint.path))
+
+
+def _taken(path: TinkerPath) -> Conflict:
+    remedy = "Choose another name, or save with overwrite=True." if path.kind == "weights" else "Choose another name."
+    return Conflict(f"The checkpoint {path} exists.", "Saved weights are not replaced by accident.", remedy)

@@ -57,7 +57,7 @@ class Writer:
     def __init__(self, tokenizer: Tokenizer, ask: Ask, place: int, sample: int, prompt: Prompt) -> None:
         self._place, self._sample, self._prompt = place, sample, prompt
         sampled = ask.sampled
-        named = frozenset(sampled.stop_token_ids or ())
+        named = frozenset(sampled.named_stop_tokens)
         self._named, self._keeps_stop = named, sampled.keeps_stop
         self._ends = named if sampled.ignore_eos else named | frozenset(tokenizer.eos_token_ids)
         self._characters = Detokenizer(tokenizer, skip_special_tokens=sampled.skip_special_tokens)

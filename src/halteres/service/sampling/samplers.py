@@ -7,10 +7,10 @@ Never: samples.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import delete
+from sqlalchemy import delete, update
 
 from halteres.errors import InvalidData, NotFound, NotReady, shortened
 from halteres.service.base import BaseModel
@@ -182,6 +182,13 @@ class Samplers:
             await self._journal.transact(lambda connection: connection.execute(statement))
         for sampler in gone:
             del self._known[sampler]
+
+    async def rename(self, path: str, kept: str) -> None:
+        """Named weights got another path: the sampling sessions that mean them mean that one, also after a restart."""
+        statement = update(SAMPLERS).where(SAMPLERS.c.model_path == path).values(model_path=kept)
+        await self._journal.transact(lambda connection: connection.execute(statement))
+        for sampler in [one for one in self._known.values() if one.model_path == path]:
+            self._known[sampler.id] = replace(sampler, model_path=kept)
 
     def find(self, sampler: str, tenant: Tenant) -> Sampler:
         """The sampling session of this id.

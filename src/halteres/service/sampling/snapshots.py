@@ -144,6 +144,12 @@ class Snapshots:
         if (deleted := self._named.pop(path, None)) is not None:
             deleted.folder = None
 
+    def rename(self, path: str, kept: Checkpoint) -> None:
+        """The weights at this path are now at another one, and whoever samples from them goes on there."""
+        if (renamed := self._named.pop(path, None)) is not None:
+            renamed.path, renamed.folder = str(kept.path), kept.folder
+            self._named[renamed.path] = renamed
+
     async def detach(self, path: str) -> None:
         """The weights at this path are about to be replaced: samplers made before keep theirs, in a folder of links."""
         replaced = self._named.pop(path, None)

@@ -6,11 +6,14 @@ Never: decides when (a model's lane does), parses bodies, brings back what an en
 
 from __future__ import annotations
 
+import asyncio
 import math
+import shutil
 from typing import Any, TypeVar
 
 from halteres.engine.protocol import Engine, PassResult, Saved, StepResult
 from halteres.errors import InvalidData, UserError
+from halteres.service.checkpoints.paths import TinkerPath
 from halteres.service.checkpoints.sharing import refuse_token
 from halteres.service.checkpoints.store import Checkpoints
 from halteres.service.durable.journal import Journal
@@ -131,15 +134,14 @@ class Training:
             tenant=model.tenant,
             request_id=request.id,
         )
-        folder = str(self._checkpoints.folder(path))
-        await self._snapshots.detach(str(path))  # from here on the folder may hold other weights than its snapshot
+        if self._checkpoints.outcome_of(request.id, model.tenant) is None:
+            folder = str(self._checkpoints.waiting_folder(path, request.id))
 
-        async def save(engine: Engine) -> Saved:
-            return await engine.save(model.id, folder, True)
+            async def save(engine: Engine) -> Saved:
+                return await engine.save(model.id, folder, True)
 
-        saved = await self._adapters.surviving(model, save)
-        self._snapshots.forget(str(path))  # whoever asked meanwhile may have loaded the old ones
-        await self._checkpoints.add(path, saved, **_facts(model, request))
+            saved = await self._adapters.surviving(model, save)
+            await self._add(path, saved, model, request, overwrite=asked.overwrite)
         return result({"type": "save_weights", "path": str(path)})
 
     async def publish(self, model: Model, request: Request) -> Outcome:
@@ -152,17 +154,37 @@ class Training:
         path = self._checkpoints.place(
             model.id, "sampler_weights", asked.path, ttl_s=asked.ttl_seconds, tenant=model.tenant, request_id=request.id
         )
-        folder = self._checkpoints.folder(path)
+        if self._checkpoints.outcome_of(request.id, model.tenant) is None:
+            await self._publish_named(path, model, request)
+        return result({"type": "save_weights_for_sampler", "path": str(path)})
+
+    async def _publish_named(self, path: TinkerPath, model: Model, request: Request) -> None:
+        folder = str(self._checkpoints.waiting_folder(path, request.id))
 
         async def publish(engine: Engine) -> tuple[Snapshot, Saved]:
             snapshot = await self._snapshots.publish(engine, model, request.seq)
-            return snapshot, await engine.save_snapshot(snapshot.name, str(folder))
+            return snapshot, await engine.save_snapshot(snapshot.name, folder)
 
         snapshot, saved = await self._adapters.surviving(model, publish)
-        await self._checkpoints.add(path, saved, **_facts(model, request))
-        self._snapshots.name(snapshot, str(path), folder)
+        await self._add(path, saved, model, request)
+        self._snapshots.name(snapshot, str(path), self._checkpoints.folder(path))
         self._samplers.published(self._sessions.of_model(model.session_id), snapshot)
-        return result({"type": "save_weights_for_sampler", "path": str(path)})
+
+    async def _add(
+        self, path: TinkerPath, saved: Saved, model: Model, request: Request, *, overwrite: bool = False
+    ) -> None:
+        """Put new weights in their place. Older ones keep a numbered name, and whoever samples from them follows them
+        there; those that are overwritten live on with whoever samples from them."""
+        try:
+            if overwrite:
+                await self._snapshots.detach(str(path))
+                self._snapshots.forget(str(path))  # whoever asked meanwhile means the new ones
+            elif (kept := await self._checkpoints.keep(path, model.tenant)) is not None:
+                await self._samplers.rename(str(path), str(kept.path))
+                self._snapshots.rename(str(path), kept)
+            await self._checkpoints.add(path, saved, **_facts(model, request))
+        finally:
+            await asyncio.to_thread(shutil.rmtree, saved.folder, ignore_errors=True)  # unless it has its place
 
     async def _publish_unnamed(self, model: Model, request: Request, asked: SaveWeights) -> Outcome:
         seq = asked.sampling_session_seq_id

@@ -71,18 +71,32 @@ def from_state_with_optimizer(scene: Scene) -> Facts:
     return {"loss": expected}
 
 
+def saved_again(scene: Scene) -> Facts:
+    """A name that is saved again holds the newer state; the older one has a number behind it."""
+    trainer = scene.trainer()
+    name = unique("again")
+    path = wait(trainer.save_state(name)).path
+    before = scores(trainer)
+    step(trainer, learning_rate=0.1)
+    after = scores(trainer)
+    assert wait(trainer.save_state(name)).path == path
+    for held, expected in ((f"{path}.1", before), (path, after)):
+        wait(trainer.load_state(held))
+        all_close(scores(trainer), expected, held, 1e-6)
+    return {}
+
+
 def overwrite(scene: Scene) -> Facts:
-    """A name is taken until overwrite is asked for."""
+    """Overwriting leaves the newer state alone."""
     trainer = scene.trainer()
     name = unique("twice")
     path = wait(trainer.save_state(name)).path
     step(trainer, learning_rate=0.1)
     after = scores(trainer)
-    sentence = refused(lambda: trainer.save_state(name))
-    assert name in sentence, sentence
     assert wait(trainer.save_state(name, overwrite=True)).path == path
     wait(trainer.load_state(path))
     all_close(scores(trainer), after, "the later state replaced the earlier", 1e-6)
+    assert "There are no weights" in refused(lambda: wait(trainer.load_state(f"{path}.1")))
     return {}
 
 
@@ -152,6 +166,7 @@ STEPS = (
             "checkpoint:exact",
         ),
     ),
+    Step("save_state, twice under a name", saved_again, proves=("checkpoint:saved-again",)),
     Step("save_state, overwrite", overwrite, since=(0, 22), proves=("checkpoint:overwrite",)),
     Step("save_weights_external", external, since=(0, 28, 1), proves=("export:external",)),
     Step("save_weights_external, encrypted", encrypted, since=(0, 33), proves=("export:age",)),

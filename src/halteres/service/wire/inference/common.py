@@ -31,7 +31,7 @@ class Sampled(msgspec.Struct, kw_only=True):
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: TokenId = -1
-    stop: str | list[str] | None = None
+    stop: str | TokenId | list[str | TokenId] | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
@@ -41,8 +41,17 @@ class Sampled(msgspec.Struct, kw_only=True):
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """Texts that end the answer."""
-        texts = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
-        return tuple(text for text in texts if text)
+        return tuple(stop for stop in self._stops if isinstance(stop, str) and stop)
+
+    @property
+    def named_stop_tokens(self) -> tuple[int, ...]:
+        """Tokens that end the answer beside the model's own: those of both fields."""
+        return (*(stop for stop in self._stops if isinstance(stop, int)), *(self.stop_token_ids or ()))
+
+    @property
+    def _stops(self) -> Sequence[str | int]:
+        stop = self.stop
+        return stop if isinstance(stop, list) else [] if stop is None else [stop]
 
     @property
     def keeps_stop(self) -> bool:
@@ -57,7 +66,7 @@ class Sampled(msgspec.Struct, kw_only=True):
             top_k=self.top_k,
             top_p=self.top_p,
             seed=seed,
-            stop_tokens=(*(self.stop_token_ids or ()), *(() if self.ignore_eos else end_tokens)),
+            stop_tokens=(*self.named_stop_tokens, *(() if self.ignore_eos else end_tokens)),
             stop_strings=self.stop_strings,
         )
 
