@@ -348,4 +348,6 @@ async def test_a_cap_that_lowers_the_default_steps_says_so(selected: Path) -> No
 
 async def test_a_model_that_is_not_on_this_disk_is_warned_of(selected: Path) -> None:
     answer = await told("rl_edit_config", field="model", value="nope/none")
-    assert answer["warnings"] == ["the model 'nope/none' is not on this disk: no run can start with it"]
+    assert answer["warnings"] == [
+        "the model 'nope/none' is not on this disk (`halteres models add`): no run can start with it"
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Iterator
@@ -10,11 +11,14 @@ from typing import Any
 
 import pytest
 import yaml
-from runs.scenes import ENVIRONMENT, wait, wait_for_end
+from runs.scenes import ENVIRONMENT, STANDIN_SUPERVISOR, large_model, wait, wait_for_end
+from typer.testing import CliRunner
 
 from halteres.agent.starting import rehearsal
 from halteres.agent.trial.tests_store import TestOutcome
+from halteres.cli.main import app
 from halteres.runs.directory import RunDirectory, find_run
+from halteres.runs.starting import start
 from halteres.runs.stop import stop_run
 
 from .starting_scenes import begun_by_standins, check_of, runs, select, tokens, told
@@ -141,6 +145,27 @@ async def test_a_dry_run_refuses_a_batch_that_no_memory_holds_and_warns_of_answe
     checks = {check["check"]: check for check in answer["checks"]}
     assert not checks["room for answers"]["ok"]
     assert "max_token_length 5" in checks["room for answers"]["found"]
+
+
+async def test_the_built_in_models_learning_rate_is_warned_of_where_it_meets_a_large_model(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a dry run, by the start itself, and by `halteres train`; the run begins all the same."""
+    monkeypatch.setattr(rehearsal, "estimate", lambda *_, **__: None)  # the model has no weights to measure with
+    model = str(large_model(home / "large"))
+    await select(**{"inference.model": model})
+    rehearsed = await told("rl_start_training", dry_run=True)
+    assert rehearsed["ok"] and not check_of(rehearsed, "learning rate")["ok"]
+    (warning,) = (await told("rl_start_training"))["warnings"]
+    assert "0.0015 suits the built-in model of 0.9 M parameters; this model has 26 M" in warning
+    monkeypatch.setattr(start, "start_run", functools.partial(start.start_run, supervisor=STANDIN_SUPERVISOR))
+    train = functools.partial(CliRunner().invoke, app, catch_exceptions=False)
+    started = train(["train", ENVIRONMENT, "--detach", "--set", f"inference.model={model}"])
+    assert started.exit_code == 0 and f"warning: {warning}" in started.stderr
+    mended = train(
+        ["train", ENVIRONMENT, "--detach", "--set", f"inference.model={model}", "--set", "learning_rate=3e-4"]
+    )
+    assert "warning" not in mended.stderr
 
 
 async def test_what_a_dry_run_finds_failing_is_refused_by_a_start_with_all_checks(home: Path) -> None:

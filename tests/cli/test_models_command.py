@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -112,6 +113,21 @@ def test_variables_name_the_flag_that_keeps_tokenizers_local(monkeypatch: pytest
     lines = CliRunner().invoke(app, ["variables"]).output.splitlines()
     assert any(line.startswith("export HF_HUB_OFFLINE=1 ") for line in lines)
     assert any(line.startswith("export NO_PROXY=") and "127.0.0.1" in line for line in lines)
+
+
+def test_variables_are_those_that_a_script_for_the_hub_and_for_wandb_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script of GEM's games: service, key, tokenizers from this disk, W&B without an account, a name it knows."""
+    for name in ("WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    command("add", TINY, "--as", NAME)
+    printed = CliRunner().invoke(app, ["variables"]).output
+    shell = f"set -e; eval {shlex.quote(printed)}; env"
+    told = subprocess.run(["/bin/sh", "-c", shell], capture_output=True, text=True, check=True, timeout=20).stdout
+    for line in ("TINKER_BASE_URL=http://127", "TINKER_API_KEY=tml-", "HF_HUB_OFFLINE=1", "WANDB_MODE=offline"):
+        assert f"\n{line}" in f"\n{told}"
+    assert f"# models here: {TINY}, {NAME}; a script's name for one: halteres models add MODEL --as NAME" in printed
+    monkeypatch.setenv("WANDB_API_KEY", "of-a-user-with-an-account")
+    assert "WANDB_MODE" not in CliRunner().invoke(app, ["variables"]).output
 
 
 def test_the_commands_of_the_page_on_models_run(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from deadlines import wait_until
 
 from halteres.config.files import load_settings
 from halteres.config.settings import Settings
+from halteres.models import TINY, builtin_path
 from halteres.runs import identity
 from halteres.runs.directory import RunDirectory
 from halteres.runs.state import RunState
@@ -74,3 +77,15 @@ def _group_lives(facts: dict[str, Any]) -> bool:
         if fields[0] not in "ZX" and int(fields[2]) == facts.get("pgid"):
             return True
     return False
+
+
+def large_model(folder: Path) -> Path:
+    """A model folder of 26 M parameters whose weights are a hole in a file: it has a size, and can be read for that."""
+    tiny = builtin_path(TINY)
+    assert tiny is not None
+    shutil.copytree(tiny, folder)
+    header = json.dumps({"rows": {"dtype": "F32", "shape": [26_000_000], "data_offsets": [0, 104_000_000]}}).encode()
+    with (folder / "model.safetensors").open("wb") as weights:
+        weights.write(len(header).to_bytes(8, "little") + header)
+        weights.truncate(8 + len(header) + 104_000_000)
+    return folder

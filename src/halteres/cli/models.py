@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from halteres.agent.starting.models import KnownModel
-    from halteres.models.shelf import Shelf
+    from halteres.models.shelf import Registered, Shelf
 
 app = typer.Typer(help="Base models: what is here, what fits, what they are called.", no_args_is_help=True)
 
@@ -34,24 +34,30 @@ def list_(as_json: AsJson = False) -> None:
         typer.echo(f"registered: {name} (its tokenizer is found as {', '.join(tokenizers) or 'nothing'})")
     if not all(model.present for model in models):
         typer.echo("Those marked * are not on this disk: `halteres models add NAME` fetches one from the hub,")
-        typer.echo("`halteres models add FOLDER --as NAME` registers a folder that has it.")
+        typer.echo("`halteres models add FOLDER --as NAME` registers a folder that has it, or a GGUF file.")
 
 
 @app.command()
 def add(
-    model: Annotated[str, typer.Argument(help="A folder in Hugging Face format, a model here, or a name of the hub.")],
+    model: Annotated[
+        str, typer.Argument(help="A folder in Hugging Face format, a GGUF file, a model here, or a name of the hub.")
+    ],
     name: Annotated[str | None, typer.Option("--as", help="What it is called. [default: its own name]")] = None,
     copy: Annotated[bool, typer.Option("--copy", help="Copy its files, so that the folder may go.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Register a base model: it can be served by name, and clients find its tokenizer by that name without a hub."""
-    source, own_name = _source(model)
-    added = _shelf().add(source, name or own_name, copy=copy)
+    file = Path(model).expanduser()
+    if file.suffix.lower() == ".gguf" or file.is_file():
+        added = _convert(file.absolute(), name or file.stem)
+    else:
+        source, own_name = _source(model)
+        added = _shelf().add(source, name or own_name, copy=copy)
     if as_json:
         told = {"name": added.name, "folder": str(added.folder), "parameters": added.shape.parameters}
         typer.echo(json.dumps({**told, "tokenizer_names": added.tokenizer_names}))
         return
-    typer.echo(f"{added.name}: {added.shape.parameters / 1e6:.2f} M parameters, {source.resolve()}")
+    typer.echo(f"{added.name}: {added.shape.parameters / 1e6:.2f} M parameters, {added.folder.resolve()}")
     for known in added.tokenizer_names:
         typer.echo(f"With HF_HUB_OFFLINE=1 clients find its tokenizer as '{known}'.")
     typer.echo(f"Next: halteres serve --model {added.name}")
@@ -70,6 +76,16 @@ def _shelf() -> Shelf:
     from halteres.models.shelf import Shelf
 
     return Shelf(environ.home() / "models", HubCache(environ.hub_cache()))
+
+
+def _convert(file: Path, name: str) -> Registered:
+    from halteres.models.gguf import read_gguf
+
+    model = read_gguf(file)
+    size_gb = 4 * model.parameters / 1e9
+    typer.echo(f"Converting {file}: {model.family}, {model.parameters / 1e6:.0f} M parameters,", nl=False, err=True)
+    typer.echo(f" {size_gb:.2f} GB in fp32 ...", err=True)
+    return _shelf().add_written(model.write, name)
 
 
 def _source(named: str) -> tuple[Path, str]:

@@ -46,7 +46,13 @@ def train(
     else:
         old, asked = None, resolve_settings(environment, config, edits or [])
     url = service or environ.service_url()
-    run = start_run(asked.settings, resume=old, sources=asked.sources, service_url=url)
+    run = start_run(
+        asked.settings,
+        resume=old,
+        sources=asked.sources,
+        service_url=url,
+        warn=lambda warning: typer.echo(f"warning: {warning}", err=True),
+    )
     attend(run.run_id, detach=detach)
 
 

@@ -1,4 +1,4 @@
-"""`halteres variables`: what a user of the `tinker` SDK exports to reach our service."""
+"""`halteres variables`: what a user of the `tinker` SDK, or of somebody's script, exports to reach our service."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ def variables(
 ) -> None:
     """Print the variables an SDK user exports: eval "$(halteres variables)"."""
     from halteres.config import environ
+    from halteres.models import builtin_names, on_shelf
 
     needed = [
         ("TINKER_BASE_URL", url or _last_served(), "where the SDK finds the service"),
@@ -25,10 +26,14 @@ def variables(
         ("TINKER_TELEMETRY", "0", "nothing is sent anywhere"),
         ("HF_HUB_OFFLINE", "1", "tokenizers load from this disk (`halteres models add`), without asking a hub"),
     ]
+    if not environ.is_set("WANDB_MODE") and not environ.is_set("WANDB_API_KEY"):
+        needed.append(("WANDB_MODE", "offline", "scripts that log to W&B write files in ./wandb, without an account"))
     if environ.has_proxy():
         needed.append(("NO_PROXY", environ.for_child()["NO_PROXY"], "the service is not asked for through the proxy"))
     for name, value, why in needed:
         typer.echo(f"export {name}={shlex.quote(value)}  # {why}")
+    names = dict.fromkeys([*builtin_names(), *(name for name, _ in on_shelf(environ.home() / "models"))])
+    typer.echo(f"# models here: {', '.join(names)}; a script's name for one: halteres models add MODEL --as NAME")
 
 
 def _last_served() -> str:

@@ -43,8 +43,8 @@ def names_of(folder: Path, shelf: Path) -> tuple[str, ...]:
 
 
 def on_shelf(shelf: Path) -> Iterator[tuple[str, Path]]:
-    """Name and folder of every model on the shelf."""
-    for pattern in ("*", "*/*"):
+    """Name and folder of every model on the shelf; names that begin with a dot are of folders being written."""
+    for pattern in ("[!.]*", "[!.]*/[!.]*"):
         for folder in sorted(shelf.glob(pattern)):
             if is_model(folder):
                 yield folder.relative_to(shelf).as_posix(), folder

@@ -3,13 +3,15 @@
 Owns: what makes a folder a model that can be served; links and copies on the shelf; that clients find its tokenizer.
 Never: downloads (`models.download`); removes a folder that somebody put there by hand.
 
-A model on the shelf is a link to its folder, or a copy that carries the mark `.halteres-copy`.
+A model on the shelf is a link to its folder, or a folder made here (a copy, a converted file) that carries the mark
+`.halteres-copy`.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +66,30 @@ class Shelf:
                 self.cache.write(known, folder, name)
         return Registered(name=name, folder=folder, shape=shape, tokenizer_names=self._found_as(name))
 
+    def add_written(self, write: Callable[[Path], None], name: str) -> Registered:
+        """Put a model on the shelf that is written for it, into an empty folder: whole, or not at all.
+
+        Raises:
+            UserError, Conflict, ServerError: as `add` does, and whatever `write` raises.
+        """
+        place = self.folder / checked_name(name)
+        self._check_place(name, None)
+        beside = place.with_name(f".{place.name}.{os.getpid()}")
+        try:
+            with boundary(ServerError, f"Writing the model '{name}'"):
+                beside.mkdir(parents=True)
+                write(beside)
+                checked_model(beside)
+                for known in tokenizer_names(name):
+                    self.cache.check(known, beside)
+                (beside / _COPY).touch()
+                if place.is_symlink():  # to a model that has gone
+                    place.unlink()
+                beside.rename(place)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+        return self.add(place, name)
+
     def remove(self, name: str) -> None:
         """Take a model off the shelf: its link or copy, and what it has in the Hugging Face cache.
 
@@ -92,12 +118,13 @@ class Shelf:
     def _found_as(self, name: str) -> tuple[str, ...]:
         return tuple(known for known in tokenizer_names(name) if self.cache.resolves(known))
 
-    def _check_place(self, name: str, source: Path) -> None:
+    def _check_place(self, name: str, source: Path | None) -> None:
+        """That the name means nothing yet, or this folder."""
         place, there = self.folder / name, builtin_path(name)
         if place.parent != self.folder and (place.parent.is_symlink() or is_model(place.parent)):
             raise _taken(name, f"{place.parent} is a model itself.")
         there = there or (place if place.exists() else None)
-        if there is not None and there.resolve() != source.resolve():
+        if there is not None and (source is None or there.resolve() != source.resolve()):
             raise _taken(name, f"That is the model in {there.resolve()}.")
 
     def _placed(self, source: Path, name: str, *, copy: bool) -> Path:

@@ -76,7 +76,8 @@ def _missing(named: str, shelf: Path) -> NotFound:
     return NotFound(
         f"There is no model '{named}'.",
         f"{place.absolute()} holds no config.json.",
-        f"Name a folder in Hugging Face format, one of {', '.join(known)}, or register one: `halteres models add`.",
+        f"Name a folder in Hugging Face format or one of {', '.join(known)}, or register one: `halteres models add`"
+        " (a folder, a GGUF file, a name of the hub).",
         did_you_mean=nearest(named, known),
         allowed=known,
     )

@@ -52,7 +52,7 @@ def _absent(model: str) -> str | None:
     """A service of somebody else's may have what is not here."""
     if environ.service_url() is not None or model_folder(model, environ.home() / "models") is not None:
         return None
-    return f"the model '{model}' is not on this disk: no run can start with it"
+    return f"the model '{model}' is not on this disk (`halteres models add`): no run can start with it"
 
 
 def _changed(before: Resolved, after: Resolved, field: str) -> bool:

@@ -34,7 +34,7 @@ TIP = "Use rl_edit_config(field, value) to change any configurable field."
 IN_FULL = 'One with all that is known: field="NAME".'
 
 MODEL_FACTS = frozenset({"name", "present", "need_gb", "fits", "note"})
-ABSENT = "One that is not present: put its folder below HALTERES_HOME/models, or set model to its path."
+ABSENT = "One that is not present: `halteres models add NAME`, or set model to the path of its folder."
 
 
 class Configuration(Result):

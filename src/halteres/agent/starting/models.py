@@ -133,4 +133,4 @@ def _sized(name: str, folder: Path | None, shape: ModelShape, work: Workload, th
 def _note(name: str, folder: Path | None, stranger: ModelShape | None) -> str:
     if stranger is not None:
         return f"model_type '{stranger.family}' is none of {', '.join(FAMILIES)}"
-    return "" if folder else f"not on this disk: put its folder at {shelf() / name}, or set model to its path"
+    return "" if folder else f"not on this disk: `halteres models add {name}`, or set model to the path of its folder"

@@ -104,7 +104,8 @@ def rl_start_training(
 
 def _start(intent: Intent, key: str | None, warnings: list[str]) -> Started:
     plan = intent.plan
-    start = Start(plan=plan, ground=examine(plan).demand(), sources=intent.resolved.sources, idempotency_key=key)
+    examined = examine(plan)
+    start = Start(plan=plan, ground=examined.demand(), sources=intent.resolved.sources, idempotency_key=key)
     expected = estimate(plan, start.ground, may_measure=False)
     run = begin_run(start)
     tidy()
@@ -116,7 +117,7 @@ def _start(intent: Intent, key: str | None, warnings: list[str]) -> Started:
         told["discarded_edits"] = dict(intent.discarded)
     if expected is not None:
         told["estimate"] = expected.facts
-    if warnings:
+    if warnings := [*examined.warnings, *warnings]:
         told["warnings"] = warnings
     return Started(**told, next=worded("rl_check_status", run.run_id, wait_s=WAIT_S, until=_until(state, expected)))
 

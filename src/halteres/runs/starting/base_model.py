@@ -112,7 +112,8 @@ def _missing(name: str) -> ModelMissing:
     return ModelMissing(
         f"Model '{name}' is not there.",
         why,
-        f"Put its folder under {shelf()}, or set inference.model to a folder's path or to one of: {', '.join(here)}.",
+        "Register it with `halteres models add` (a folder, a GGUF file, a name of the hub), or set inference.model to"
+        f" the path of a folder or to one of: {', '.join(here)}.",
         field="inference.model",
         did_you_mean=nearest(name, here),
         allowed=here,

@@ -27,6 +27,11 @@ class Check:
     failure: HalteresError | None = None  # with which a run is refused; a failed check without one is advice
 
     @property
+    def warning(self) -> str:
+        """What a failed check says that no run is refused for; else empty."""
+        return "" if self.ok or self.failure else f"{self.name}: {self.found}; {self.remedy}"
+
+    @property
     def facts(self) -> dict[str, Any]:
         """As an answer tells it, without what is empty."""
         told = {"found": self.found, "problem": self.failure.sentence if self.failure else "", "remedy": self.remedy}

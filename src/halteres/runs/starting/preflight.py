@@ -36,6 +36,9 @@ FREE_BYTES = 256 * 1024 * 1024
 ROOM, LEAST_LENGTH = "room for answers", 32
 """Tokens: a chat's own marks and one short question take as many; no answer fits beside them."""
 
+RATE, LARGE_MODEL, HIGH_RATE = "learning rate", 20_000_000, 1e-3
+"""Parameters of a model that has much to forget, and a rate of LoRA that is for smaller ones, as the default is."""
+
 
 class MissingKey(UserError):
     """A variable that the operator's policy asks for is not set."""
@@ -81,6 +84,11 @@ class Examined:
     checks: tuple[Check, ...]
     ground: Ground | None  # None where a check failed that a run is refused for
 
+    @property
+    def warnings(self) -> list[str]:
+        """What the run is not refused for."""
+        return [check.warning for check in self.checks if check.warning]
+
     def demand(self) -> Ground:
         """The ground. Raises the first failure; `checks` in its details tells all findings."""
         for failure in (check.failure for check in self.checks if check.failure):
@@ -100,6 +108,7 @@ def examine(plan: Plan) -> Examined:
     checks += [has_model, *([_memory(plan, shape)] if model else []), _disk(plan, shape)]
     described, environment = attempt("environment", lambda: _environment(plan.settings))
     checks += [described, attempt("batch", lambda: check_batch(plan.settings))[0], *_room(plan.settings), *_caps(plan)]
+    checks += _rate(plan.settings, shape)
     checks += [] if plan.service_url else _ports()
     ground = None
     if model and environment and not any(check.failure for check in checks):
@@ -205,6 +214,16 @@ def _room(settings: Settings) -> list[Check]:
     found = f"prompt and answer together stay below max_token_length {longest}; max_new_tokens is {answer}"
     remedy = "raise max_token_length above max_new_tokens by the length of a prompt"
     return [Check(name=ROOM, ok=longest > LEAST_LENGTH, found=found, remedy=remedy)]
+
+
+def _rate(settings: Settings, shape: ModelShape | None) -> list[Check]:
+    """Whether the built-in model's learning rate meets a large model."""
+    rate = settings.trainer.learning_rate
+    if shape is None or shape.parameters < LARGE_MODEL or rate < HIGH_RATE:
+        return []
+    found = f"{rate:g} suits the built-in model of 0.9 M parameters; this model has {shape.parameters / 1e6:.0f} M"
+    remedy = "set trainer.learning_rate to 3e-4 or less, from 1,000 M parameters on to 1e-4 or less"
+    return [Check(name=RATE, ok=False, found=found, remedy=remedy)]
 
 
 def _disk(plan: Plan, shape: ModelShape | None) -> Check:

@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -100,6 +100,7 @@ def start_run(
     policy: Policy | None = None,
     idempotency_key: str | None = None,
     supervisor: Sequence[str] = SUPERVISOR,
+    warn: Callable[[str], None] = lambda warning: None,
 ) -> RunDirectory:
     """Start a run under a detached supervisor; returns once its directory exists and the supervisor is started.
 
@@ -112,6 +113,7 @@ def start_run(
         policy: what the operator locks and caps; default: the policy file's.
         idempotency_key: a key that a run was started with already answers with that run, whatever else has changed.
         supervisor: command that supervises; the directory and its lock are appended.
+        warn: is called with each thing that a run is not refused for.
 
     Raises:
         InvalidConfig, NotFound, NotReady, Conflict: with what to mend; nothing was written. Where a check failed,
@@ -122,13 +124,16 @@ def start_run(
     plan = plan_of(settings, service_url=service_url, resume=resume, policy=policy)
     if run_id is not None:
         _check_id(run_id, plan.home)
+    examined = examine(plan)
     start = Start(
         plan=plan,
-        ground=examine(plan).demand(),
+        ground=examined.demand(),
         sources=sources,
         run_id=run_id or new_run_id(),
         idempotency_key=idempotency_key,
     )
+    for warning in examined.warnings:
+        warn(warning)
     return begin_run(start, supervisor)
 
 

@@ -66,5 +66,5 @@ def _pyrage() -> ModuleType:
         raise UserError(
             "This service cannot encrypt an export.",
             "The package pyrage is not installed beside it.",
-            "Install halteres[age] there, or leave age_encryption_recipients out.",
+            "Run `pip install 'halteres[age]'` there, or leave age_encryption_recipients out.",
         ) from error
