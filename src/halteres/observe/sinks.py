@@ -35,10 +35,10 @@ FILE = "sinks.json"
 
 LOOK_EVERY_S = 1.0
 
-INIT_WITHIN_S = 12.0
-"""How long W&B's server may take to answer first; then the run is kept offline."""
+SERVER_WITHIN_S = 12.0
+"""How long W&B's server may take to answer first (then the run is kept offline), and to take the last rows."""
 
-FLUSH_WITHIN_S = 17.0
+FLUSH_WITHIN_S = SERVER_WITHIN_S + 5
 """How long the sinks may take, once the run has ended, for what they have not written yet."""
 
 PACKAGES: Mapping[SinkName, str] = {"wandb": "wandb", "trackio": "trackio", "tensorboard": "tensorboardX"}
@@ -59,6 +59,12 @@ class SinkReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     url: str | None = None
     folder: str | None = None
     note: str | None = None  # how to look at it; of one that is not online, why and what to do
+
+    @property
+    def line(self) -> str:
+        """State, and where it is or what is wrong with it."""
+        said = self.url if self.state == "online" else self.note
+        return f"{self.state}: {said}" if said else self.state
 
 
 class Reports:
@@ -142,6 +148,15 @@ class Wandb:
     def __init__(self, job: Job) -> None:
         import wandb
 
+        self._wandb = wandb
+        settings = wandb.Settings(
+            init_timeout=SERVER_WITHIN_S,
+            finish_timeout=SERVER_WITHIN_S,
+            finish_timeout_raises=True,
+            console="off",
+            silent=True,
+            disable_git=True,
+        )
         facts: dict[str, Any] = {
             "project": job.project,
             "entity": job.settings.run.wandb_entity or environ.wandb_entity(),
@@ -150,13 +165,14 @@ class Wandb:
             "dir": str(job.path),
             "tags": list(job.settings.run.tags),
             "config": job.config,
-            "settings": wandb.Settings(init_timeout=INIT_WITHIN_S, console="off", silent=True, disable_git=True),
+            "settings": settings,
         }
         why = "by its own settings"
         try:
             self._run = wandb.init(**facts)
         except wandb.Error as error:
             why = str(error).partition("\n")[0].rstrip(".")
+            wandb.teardown()  # it would take the id for one that is in use
             self._run = wandb.init(**facts, mode="offline")
         self.report = self._reported(why)
         self._run.define_metric("step")
@@ -176,8 +192,13 @@ class Wandb:
         self._run.log({**told, **({"_timestamp": row["t"]} if "t" in row else {})})
 
     def close(self) -> None:
-        """Upload what is not uploaded yet."""
-        self._run.finish()
+        """Upload what is not uploaded yet, for a while."""
+        try:
+            self._run.finish()
+        except TimeoutError:
+            raise SinkFailed(f"W&B's server did not take the last rows within {SERVER_WITHIN_S:.0f} s.") from None
+        finally:
+            self._wandb.teardown()  # returns when its process has written the run's file whole
 
 
 class Trackio:

@@ -16,7 +16,7 @@ from halteres.process import Lifeline
 from halteres.runs.directory import RunDirectory
 from halteres.runs.supervision.children import Child, spawn
 
-MODULE = "halteres.observe.sinks"
+COMMAND = (sys.executable, "-m", "halteres.observe.sinks")
 
 ENDS_WITHIN_S = FLUSH_WITHIN_S + 3
 """How long it may take to end, once all has been written to metrics.jsonl; then it is killed."""
@@ -39,7 +39,7 @@ class Forwarding:
             return
         for name in self._sinks:
             self._reports.put(name, SinkReport(state="starting"))
-        command = (sys.executable, "-m", MODULE, str(self._run.path))
+        command = (*COMMAND, str(self._run.path))
         log = self._run.log("sinks")
         try:
             self._child = await spawn(command, log=log, folder=self._run.path, lifeline=self._lifeline, keys=KEYS)
