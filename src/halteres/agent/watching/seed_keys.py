@@ -43,10 +43,11 @@ def sink_facts(run: RunDirectory) -> dict[str, Any]:
     how it is and what to do."""
     reports = read_reports(run.path)
     wandb = reports.get("wandb")
-    notes = {name: report.line for name, report in reports.items() if report.note}
+    error = wandb.note if wandb and wandb.state == "failed" else None
+    notes = {name: report.line for name, report in reports.items() if report.note and report.note != error}
     return {
         "wandb_url": wandb.url if wandb else None,
         **({"wandb": wandb.state} if wandb else {}),
-        **({"wandb_error": wandb.note} if wandb and wandb.state == "failed" else {}),
+        **({"wandb_error": error} if error else {}),
         **({"sinks": notes} if notes else {}),
     }
