@@ -95,7 +95,7 @@ async def test_full_tells_every_field_with_the_seeds_keys(selected: Path) -> Non
     assert all("locked_value" in one for one in answer["locked_fields"])
     assert {one["name"] for one in answer["configurable_fields"]} >= SEED_CONFIGURABLE
     assert len({one["name"] for one in everything}) == len(everything)
-    assert {"rollout_server_url", "use_wandb"} <= {one["name"] for one in answer["locked_fields"]}
+    assert "rollout_server_url" in {one["name"] for one in answer["locked_fields"]}
     assert "policy" not in answer
     assert tokens(answer) < 2000
     described = {one["name"]: one["description"] for one in everything}

@@ -13,6 +13,7 @@ import pytest
 
 from halteres.observe import plots
 from halteres.observe.metrics import append_row
+from halteres.observe.sinks import Reports, SinkReport
 from halteres.runs.directory import RunDirectory
 
 from .run_scenes import RUN, add_alert, change, make_run, replied, supervised, tokens, told
@@ -55,6 +56,17 @@ async def test_a_completed_run_tells_figures_gain_history_weights_and_cost_withi
     assert served.startswith(f"vllm serve {answer['weights']['base']} --enable-lora --lora-modules {RUN}=")
     assert answer["checkpoints"] == [{"name": "step-000000", "step": 0}, {"name": "final", "step": 50}]
     assert tokens(answer) <= BUDGET
+
+
+async def test_results_tell_where_wandb_has_the_run_or_how_to_upload_it() -> None:
+    run = trained()
+    assert (await told("rl_get_results", run_id=RUN))["wandb_url"] is None
+    Reports(run.path).put("wandb", SinkReport(state="offline", note="Upload it: wandb sync /w"))
+    offline = await told("rl_get_results", run_id=RUN)
+    assert (offline["wandb"], offline["wandb_url"]) == ("offline", None)
+    assert offline["sinks"] == {"wandb": "offline: Upload it: wandb sync /w"}
+    Reports(run.path).put("wandb", SinkReport(state="online", url="https://wandb.ai/x"))
+    assert (await told("rl_get_results", run_id=RUN))["wandb_url"] == "https://wandb.ai/x"
 
 
 async def test_the_history_has_as_many_rows_as_asked_the_first_the_last_and_the_evaluations_between() -> None:

@@ -68,6 +68,14 @@ async def test_a_started_run_answers_with_the_keys_of_the_seeds_and_is_seen_at_o
     assert tokens(started) <= 450
 
 
+async def test_a_run_with_wandb_says_so_when_it_is_started(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STANDIN_SINKS", "variables")
+    await select()
+    assert (await told("rl_start_training"))["wandb"] == "off"
+    started = await told("rl_start_training", changes={"use_wandb": True})
+    assert (started["wandb"], started["config"]["use_wandb"]) == ("starting", True)
+
+
 async def test_without_an_environment_the_seeds_sentence_is_told(home: Path) -> None:
     answer = await told("rl_start_training")
     assert answer["error"] == "No environment selected. Use rl_select_environment(name) first."

@@ -14,6 +14,7 @@ import pytest
 from halteres.agent.wording import worded
 from halteres.config.policies import HERMES_COMPAT
 from halteres.observe.metrics import append_row
+from halteres.observe.sinks import Reports, SinkReport
 from halteres.runs.directory import RunDirectory
 
 from .run_scenes import (
@@ -398,6 +399,23 @@ async def test_the_project_is_the_runs_own_where_it_has_one(
     assert (await told("rl_check_status", run_id=RUN))["wandb_project"] == "ours"
     (running.path / "settings.json").write_text('{"run": {"wandb_project": "mine"}}')
     assert (await told("rl_check_status", run_id=RUN))["wandb_project"] == "mine"
+
+
+async def test_where_metrics_are_forwarded_to_is_told_and_what_is_wrong_with_a_sink(running: RunDirectory) -> None:
+    reports = Reports(running.path)
+    reports.put("wandb", SinkReport(state="online", url="https://wandb.ai/team/sums/runs/1", folder="/w"))
+    answer = await told("rl_check_status", run_id=RUN)
+    assert (answer["wandb"], answer["wandb_url"]) == ("online", "https://wandb.ai/team/sums/runs/1")
+    assert "sinks" not in answer and "wandb_error" not in answer
+    assert tokens(answer) <= BUDGET
+    reports.failed("wandb", "The server is gone.")
+    reports.put("trackio", SinkReport(state="failed", note="It is not installed. pip install 'halteres[trackio]'"))
+    answer = await told("rl_check_status", run_id=RUN)
+    assert (answer["wandb"], answer["wandb_url"]) == ("failed", "https://wandb.ai/team/sums/runs/1")
+    assert answer["wandb_error"] == "The server is gone. Upload what it kept: wandb sync /w"
+    assert answer["sinks"] == {"trackio": "failed: It is not installed. pip install 'halteres[trackio]'"}
+    assert (answer["health"], answer["alerts"]) == ("healthy", []), "training is as well as it was"
+    assert answer["next"].startswith("rl_check_status(")
 
 
 async def test_without_an_id_the_only_active_run_is_meant(running: RunDirectory) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -11,6 +13,7 @@ from rich.console import Console
 from halteres.cli.follow import LiveView, PlainView, follow
 from halteres.cli.summary import tell
 from halteres.errors import ProcessFailed
+from halteres.observe.sinks import Reports, SinkReport
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.answers import before_and_after
 from halteres.runs.reading.progress import Progress, read_progress
@@ -71,6 +74,25 @@ def test_a_pipe_gets_one_plain_line_per_step_and_no_control_codes(finished: RunD
     assert "evaluation after step 2: 75.0% correct on held-out tasks" in lines
     assert "alert: logprob_drift (step 2): look" in lines
     assert "\x1b" not in text(console)
+
+
+def test_a_person_is_told_where_metrics_are_forwarded_to_and_what_is_wrong_with_a_sink(
+    finished: RunDirectory, halteres: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    Reports(finished.path).put("wandb", SinkReport(state="online", url="https://wandb.ai/x"))
+    Reports(finished.path).put("trackio", SinkReport(state="failed", note="pip install 'halteres[trackio]'"))
+    lines = ["wandb: online: https://wandb.ai/x", "trackio: failed: pip install 'halteres[trackio]'"]
+    console = pipe()
+    follow(finished, console)
+    assert set(lines) <= set(text(console).splitlines())
+    console = terminal()
+    with LiveView(finished, console) as view:
+        view.show(read_progress(finished))
+    assert "https://wandb.ai/x" in text(console)
+    assert set(lines) <= set(halteres("runs", "status", "aaaa").stdout.splitlines())
+    console = pipe()
+    tell(finished, finished.state(), console)
+    assert "wandb:   online: https://wandb.ai/x" in text(console).splitlines()
 
 
 def test_plain_lines_are_said_once_however_often_one_looks(finished: RunDirectory) -> None:

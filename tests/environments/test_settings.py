@@ -166,4 +166,4 @@ def test_atropos_switches_are_accepted() -> None:
 
 
 def test_settings_without_effect_are_known() -> None:
-    assert BaseEnvConfig(use_wandb=True, thinking_mode=True).set_without_effect == ("use_wandb", "thinking_mode")
+    assert BaseEnvConfig(use_wandb=True, thinking_mode=True).set_without_effect == ("thinking_mode",)

@@ -3,7 +3,8 @@
 `python standin_roles.py supervisor DIR --lock-fd N` is a real supervisor whose roles are these. STANDIN_STEPS: the
 trainer does so many steps, then waits for a signal (default: all). STANDIN_TRAINER: `obeys` requests to stop too,
 `forgetful` of final weights. STANDIN_CONCLUSION=raises: a defect in what writes the results. STANDIN_DIES: ROLE@start
-dies before it is ready. STANDIN_NOTICE: what the trainer notices before its first step.
+dies before it is ready. STANDIN_NOTICE: what the trainer notices before its first step. STANDIN_SINKS: the process that
+forwards metrics `dies`, `hangs`, or tells its `variables`; else it is the real one, with less patience.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ def main() -> None:
     role, *rest = sys.argv[1:]
     if role == "supervisor":
         from halteres.observe import plots
-        from halteres.runs.supervision import budgets, course, supervisor
+        from halteres.runs.supervision import budgets, course, sinks, supervisor
         from halteres.runs.supervision.supervisor import main as supervise
 
         course.LEAST_FREE_BYTES = int(os.environ.get("STANDIN_LEAST_FREE", "0"))
         budgets.GRACE_S = float(os.environ.get("STANDIN_CAP_GRACE_S", "30"))
+        sinks.COMMAND, sinks.ENDS_WITHIN_S = (sys.executable, __file__, "sinks"), 15
+        if os.environ.get("STANDIN_SINKS") == "hangs":
+            sinks.ENDS_WITHIN_S = 0.5
         if policy := os.environ.get("STANDIN_POLICY"):  # what a start would refuse, the supervisor must still hold to
             Path(rest[0], "policy.json").write_text(policy)
         if os.environ.get("STANDIN_CONCLUSION") == "raises":
@@ -40,6 +44,8 @@ def main() -> None:
             lambda rows, file, *rest: file.touch()
         )  # a picture costs half a second; one test has a real one
         sys.exit(supervise(rest, casting=cast))
+    if role == "sinks":
+        forward(*rest)
     if role != "engine":
         watch_lifeline()
     if os.environ.get("STANDIN_DIES") == f"{role}@start":
@@ -64,6 +70,24 @@ def cast(scene: Any) -> Any:
 
     within = float(os.environ.get("STANDIN_READY_WITHIN_S", "30"))
     return tuple(stand_in(role) for role in real(scene))
+
+
+def forward(run: str) -> None:
+    how = os.environ.get("STANDIN_SINKS")
+    Path(run, "sinks.pid").write_text(str(os.getpid()))
+    if how == "dies":
+        sys.exit(7)
+    if how == "hangs":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while True:
+            signal.pause()
+    if how == "variables":
+        Path(run, "variables.json").write_text(json.dumps(dict(os.environ)))
+        sys.exit()
+    from halteres.observe import sinks
+
+    sinks.SERVER_WITHIN_S = 2
+    sinks.main([run])
 
 
 def watch_lifeline() -> None:

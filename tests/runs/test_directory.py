@@ -12,13 +12,12 @@ import pytest
 from msgspec import structs
 
 from halteres.errors import NotFound
-from halteres.observe.metrics import append_row
+from halteres.observe.metrics import Tail, append_row
 from halteres.runs import lock
 from halteres.runs.directory import RunDirectory, find_run, list_runs, runs_home
 from halteres.runs.reading.answers import before_and_after
 from halteres.runs.state import RunState, read_state, write_state
 from halteres.runs.supervision.conclusion import export_adapter
-from halteres.runs.supervision.tail import Tail
 
 
 def make(run_id: str, created_at: float, name: str = "") -> RunDirectory:

@@ -9,10 +9,24 @@ import pytest
 
 from halteres.config.edits import Edit, nearest_setting, read_edit, short_name
 from halteres.config.files import Resolved, resolve_settings
+from halteres.config.locks import UNKNOWN_YET
 from halteres.config.problem import LockedField, Problem, UnknownField
 from halteres.errors import InvalidConfig
 
 ENVIRONMENT = str(Path(__file__).parents[1] / "runs" / "standin_env.py")
+
+WITH_WANDB = """
+from halteres.environments.base import BaseEnv
+from halteres.environments.config import BaseEnvConfig
+
+class Theirs(BaseEnv):
+    @classmethod
+    def config_init(cls):
+        return BaseEnvConfig(use_wandb=True), []
+
+if __name__ == "__main__":
+    Theirs.cli()
+"""
 
 
 def resolved(**changes: Any) -> Resolved:
@@ -82,17 +96,18 @@ def test_a_name_that_nobody_knows_is_a_kind_of_its_own(name: str, guess: str | N
 
 def test_wiring_is_locked_with_the_reason_and_the_value() -> None:
     with pytest.raises(LockedField) as caught:
-        resolved(use_wandb=True)
+        resolved(rollout_server_url="http://elsewhere")
     error = caught.value
-    assert error.what.startswith("Field 'use_wandb' is locked and cannot be changed")
-    assert (error.code, error.details["field"], error.details["locked_value"]) == ("locked_field", "use_wandb", False)
+    assert error.what.startswith("Field 'rollout_server_url' is locked and cannot be changed")
+    assert (error.code, error.details["field"]) == ("locked_field", "rollout_server_url")
+    assert error.details["locked_value"] == UNKNOWN_YET
 
 
 def test_several_problems_are_one_refusal_that_lists_them() -> None:
     with pytest.raises(InvalidConfig) as caught:
-        resolved(lora_rank=0, banana=1, use_wandb=True)
+        resolved(lora_rank=0, banana=1, run_dir="here")
     assert caught.value.code == "invalid_config"
-    assert [one["field"] for one in caught.value.details["problems"]] == ["lora_rank", "use_wandb", "banana"]
+    assert [one["field"] for one in caught.value.details["problems"]] == ["lora_rank", "run_dir", "banana"]
 
 
 @pytest.mark.parametrize("name", ["slurm", "testing"])
@@ -131,3 +146,20 @@ def test_a_slip_offers_only_what_is_alike() -> None:
 def test_what_is_no_edit_is_a_problem() -> None:
     assert isinstance(read_edit("nonsense"), Problem)
     assert isinstance(read_edit("a.=1"), Problem)
+
+
+def test_use_wandb_and_sinks_say_where_metrics_are_forwarded_to() -> None:
+    assert resolved().settings.sinks == ()
+    assert resolved(use_wandb=True).settings.sinks == ("wandb",)
+    assert resolved(use_wandb=False, sinks=["trackio"]).settings.sinks == ("trackio",)
+    assert resolved(use_wandb=True, sinks=["tensorboard", "wandb"]).settings.sinks == ("wandb", "tensorboard")
+    with pytest.raises(InvalidConfig, match="must be 'wandb', 'trackio' or 'tensorboard'"):
+        resolved(sinks=["mlflow"])
+
+
+def test_an_environments_own_use_wandb_switches_nothing_on(tmp_path: Path) -> None:
+    """atroposlib's default is true, and so is what many a config_init says; only who starts a run asks for W&B."""
+    file = tmp_path / "theirs.py"
+    file.write_text(WITH_WANDB)
+    assert resolve_settings(str(file), None, ()).settings.sinks == ()
+    assert resolve_settings(str(file), None, ["use_wandb=true"]).settings.sinks == ("wandb",)

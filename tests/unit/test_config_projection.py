@@ -90,3 +90,15 @@ def test_a_written_file_is_a_file_to_start_from(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(to_seed_format(settings, ADDRESSES)))
     assert load_settings(None, file, []) == settings
+
+
+def test_a_file_of_the_seeds_switches_wandb_on_and_a_file_of_a_run_keeps_its_sinks(tmp_path: Path) -> None:
+    file = tmp_path / "seed.yaml"
+    file.write_text(yaml.safe_dump(SEED))
+    settings = load_settings(ENVIRONMENT, file, ["sinks=[trackio]"])
+    assert settings.sinks == ("wandb", "trackio")
+    written = to_seed_format(settings, ADDRESSES)
+    assert written["env"]["use_wandb"] is True
+    for told_environment in (True, False):  # what the environment is told is the run's affair
+        file.write_text(yaml.safe_dump({**written, "env": {**written["env"], "use_wandb": told_environment}}))
+        assert load_settings(ENVIRONMENT, file, []).sinks == ("wandb", "trackio")

@@ -59,9 +59,9 @@ FOUNDATION = {
     "loopback": ("errors",),
     "redaction": ("config", "errors"),
     "clients": ("clients", "errors", "types", "config"),
-    "observe": ("observe", "errors", "files", "types", "config"),
+    "observe": ("observe", "errors", "files", "types", "config", "process", "redaction"),
 }
-HEAVY = ("torch", "transformers", "tinker", "peft", "accelerate", "matplotlib")
+HEAVY = ("torch", "transformers", "tinker", "peft", "accelerate", "matplotlib", "wandb", "trackio", "tensorboardX")
 """Never at module level outside engine/torch: torch itself, what pulls it in, and what costs half a second."""
 
 

@@ -91,6 +91,8 @@ class PlainView:
         self._step = max(self._step, progress.resumed_at)
         if progress.phase and progress.status == "starting":
             self._once(f"starting: {progress.phase}")
+        for sink in progress.sinks:
+            self._once(sink)
         self._show_steps(progress)
         for step, share in progress.evaluation:
             if step > progress.resumed_at or not progress.resumed_at:
@@ -158,6 +160,8 @@ class LiveView:
         table.add_row("held out", Text(held_out or "evaluating before training …"))
         for alert in progress.alerts[-2:]:
             table.add_row("alert", Text(str(alert), style="yellow"))
+        for sink in progress.sinks:
+            table.add_row("metrics", Text(sink))
         return Group(table, Text(self._remark, style="yellow"))
 
 

@@ -59,6 +59,8 @@ def status(run: Run) -> None:
         typer.echo(f"  {role:8} pid {state.processes.get(role, {}).get('pid') or '-'}  {condition}")
     for alert in progress.alerts:
         typer.echo(f"alert: {alert}")
+    for sink in progress.sinks:
+        typer.echo(sink)
     for label, text in (("note", state.note), ("error", state.error)):
         if text:
             typer.echo(f"{label}: {text}")

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from halteres.errors import ProcessFailed
 from halteres.observe.metrics import Row, merge_by_step
+from halteres.observe.sinks import read_reports
 from halteres.runs.directory import RunDirectory, RunState
 from halteres.runs.reading.answers import Compared, before_and_after
 
@@ -71,6 +72,8 @@ def _where(run: RunDirectory, state: RunState, console: Console) -> None:
     for label, path in (*results, ("run", run.path)):
         if path.exists():
             _say(console, f"{label + ':':9}{path}")
+    for name, report in read_reports(run.path).items():
+        _say(console, f"{name + ':':9}{report.line}")
     console.print()
 
 

@@ -24,11 +24,13 @@ _AT_MOST = f"must be at most {LARGEST_BATCH}: the trajectory server takes no lar
 
 
 def effective(given: Mapping[str, Any], told: Description) -> dict[str, Any]:
-    """The environment's values as they will hold, without what a run fills in itself, and what no JSON can say and only
-    the environment itself can set."""
+    """The environment's values as they will hold, without what a run fills in itself, what no JSON can say and only
+    the environment itself can set, and whether it would use W&B (atroposlib's default is to): only who asks does."""
     env = {**told.config, **({} if told.schema else given)}
     env = {
-        name: value for name, value in env.items() if name not in ENV_WIRING and (name in given or not endless(value))
+        name: value
+        for name, value in env.items()
+        if name not in ENV_WIRING and (name in given or not (endless(value) or name == "use_wandb"))
     }
     group = env.setdefault("group_size", DEFAULT_GROUP_SIZE)
     if env.get("batch_size") in (None, -1):

@@ -88,6 +88,7 @@ def for_child(**changes: str) -> dict[str, str]:
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TINKER_TELEMETRY": "0",
         "TOKENIZERS_PARALLELISM": "false",
+        "WANDB_ERROR_REPORTING": "false",
     }
     inherited = {name: value for name, value in os.environ.items() if name != "HALTERES_LIFELINE_FD"}
     return {**quiet, **inherited, **_past_proxies(), **changes}
@@ -187,6 +188,11 @@ def wandb_project() -> str:
 def wandb_entity() -> str | None:
     """WANDB_ENTITY: default of run.wandb_entity."""
     return os.environ.get("WANDB_ENTITY") or None
+
+
+def trackio_dir(default: Path) -> Path:
+    """TRACKIO_DIR: where trackio keeps its database; set to `default` where it is not."""
+    return Path(os.environ.setdefault("TRACKIO_DIR", str(default))).expanduser().absolute()
 
 
 def agent_session() -> str | None:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from halteres.config.edits import OWN_KEYS, SWITCHES, Edit, names_beside, nearest_setting
 from halteres.config.env_section import batch_problem, effective
-from halteres.config.locks import HELD_WIRING, over_cap, policy_lock, policy_locks, same, wiring_lock
+from halteres.config.locks import over_cap, policy_lock, policy_locks, same, wiring_lock
 from halteres.config.numbers import TEXT, number_in_text, odd_numbers, truth_for_number
 from halteres.config.policies import Policy
 from halteres.config.problem import Problem, UnknownSetting, refusal
@@ -99,8 +99,7 @@ class Gathering:
         if self.problems:
             raise self._refusal(told)
         confirm(environment, env, told)
-        held = {key.removeprefix("env."): self.policy.lock[key] for key in HELD_WIRING if key in self.policy.lock}
-        settings = Settings.model_validate({**parts, "env": {**env, **held}})
+        settings = Settings.model_validate({**parts, "env": env})
         return Resolved(settings=settings, sources=self.sources, coerced=dict(_coerced(self.edits, settings)))
 
     def _refusal(self, told: Description) -> InvalidConfig:
@@ -133,7 +132,7 @@ class Gathering:
         fields = describe(environment, {}).fields if locks_env else frozenset[str]()
         for key, value in policy_locks(self.policy, fields).items():
             section, _, name = key.partition(".")
-            if section == "env" and name in ENV_WIRING and key not in HELD_WIRING:
+            if section == "env" and name in ENV_WIRING:
                 continue  # told, and refused like all wiring
             if key in self.sources and not same(key, self.sections[section][name], value):
                 lock = policy_lock(key, value, self.policy)

@@ -24,9 +24,6 @@ from halteres.errors import InvalidConfig
 UNKNOWN_YET = "filled in by the run"
 """Told as the value of wiring that nobody knows before there is a run."""
 
-HELD_WIRING = frozenset({"env.use_wandb"})
-"""Wiring of the environment that a policy may hold at another value than ours; of addresses it can only tell one."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lock:
@@ -47,7 +44,7 @@ def locks_beside(env_config: Mapping[str, Any], policy: Policy) -> dict[str, Loc
     keys += [f"env.{name}" for name in ENV_WIRING if name in env_config and is_own_wiring(name)]
     locks = {lock.key: lock for key in keys if (lock := wiring_lock(key, env_config))}
     for key, value in policy_locks(policy, env_config).items():
-        told = locks.get(key) if key not in HELD_WIRING else None
+        told = locks.get(key)
         locks[key] = replace(told, value=value) if told else policy_lock(key, value, policy)
     return locks
 
@@ -58,8 +55,7 @@ def wiring_lock(key: str, env_config: Mapping[str, Any]) -> Lock | None:
     wiring = ENV_WIRING if section == "env" else wiring_of(SECTIONS[section])
     if field not in wiring:
         return None
-    # A run has no use for W&B, whatever the environment would have.
-    value = False if key in HELD_WIRING else env_config.get(field)
+    value = env_config.get(field)
     return Lock(key=key, value=UNKNOWN_YET if value is None else value, why=wiring[field])
 
 

@@ -68,6 +68,8 @@ def from_seed_format(data: Mapping[str, Any], problems: list[Problem]) -> Sectio
         else:
             problems.append(_unknown(f"halteres.{name}", values, ("run", "inference", "trainer")))
     _read_env(_mapping(data, "env", problems), sections)
+    if "halteres" in data:  # a run wrote this file, and filled in what its environment was to do; its sinks are told
+        sections["env"].pop("use_wandb", None)
     _read_tinker(_mapping(data, "tinker", problems), sections, problems)
     _read_model(data, sections)
     return sections
@@ -89,7 +91,7 @@ def to_seed_format(settings: Settings, addresses: Addresses, own: Collection[str
             "total_steps": trainer.total_steps,
             "steps_per_eval": trainer.eval_every,
             "seed": settings.run.seed,
-            "use_wandb": settings.env.get("use_wandb", False),  # there only where the operator's policy locks it
+            "use_wandb": settings.env.get("use_wandb", False),  # there only where somebody set it
             "wandb_name": settings.run.name or run_name,
             "run_dir": addresses.run_dir,
         },
@@ -119,6 +121,8 @@ def _beyond_seeds(settings: Settings) -> Sections:
     """What was set away from its default and has no word in the seeds' format."""
     told = {("inference", "model"), *_FROM_ENV.values(), *_FROM_TINKER.values()}
     changed = settings.model_dump(mode="json", exclude_defaults=True)
+    if settings.sinks:
+        changed.setdefault("run", {})["sinks"] = list(settings.sinks)
     return {
         section: kept
         for section in ("run", "inference", "trainer")

@@ -20,6 +20,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from halteres.models import TINY
 
+SinkName = Literal["wandb", "trackio", "tensorboard"]
+"""Where metrics can be forwarded to (`observe.sinks`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
@@ -46,6 +49,9 @@ class RunSettings(Section):
     max_minutes: Annotated[
         float | None, Field(gt=0, description="stop with a checkpoint after this many minutes of training")
     ] = None
+    sinks: Annotated[
+        tuple[SinkName, ...], Field(description="where metrics are forwarded to, beside the run's own metrics.jsonl")
+    ] = ()
     wandb_project: Annotated[
         str | None, Field(description="project that metrics are filed under; default: WANDB_PROJECT, or atropos-tinker")
     ] = None
@@ -105,7 +111,6 @@ ENV_WIRING: Mapping[str, str] = {
     "seed": "set run.seed",
     "run_dir": "the supervisor writes the run's directory",
     "wandb_name": "the supervisor names the run",
-    "use_wandb": "a run keeps its metrics in its own directory",
     "data_dir_to_save_evals": "the supervisor names a folder for each evaluation",
 }
 """Fields of an environment's config that a run fills in, each with the reason why no one else may."""
@@ -125,6 +130,12 @@ class Settings(Section):
     env: dict[str, Any] = {}
     inference: InferenceSettings = InferenceSettings()
     trainer: TrainerSettings = TrainerSettings()
+
+    @property
+    def sinks(self) -> tuple[SinkName, ...]:
+        """Where metrics are forwarded to: `run.sinks`, and W&B where `env.use_wandb` was set."""
+        wanted: tuple[SinkName, ...] = ("wandb",) if self.env.get("use_wandb") else ()
+        return tuple(dict.fromkeys((*wanted, *self.run.sinks)))
 
 
 def wiring_of(model: type[BaseModel]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from halteres.observe.marks import margins_of
-from halteres.runs.supervision.tail import Tail
+from halteres.observe.metrics import Tail
 
 MOST_POINTS = 500
 

@@ -27,6 +27,7 @@ _TOLD: dict[str, tuple[str, ...]] = {
     "restarts_used_up": ("role",),
     "policy_cap": ("note",),
     "conclusion_failed": ("error",),
+    "sink": ("sink", "state", "url", "note"),
 }
 """Kind of event -> its keys that say what it was."""
 

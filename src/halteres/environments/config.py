@@ -81,7 +81,7 @@ class BaseEnvConfig(BaseModel):
     min_items_sent_before_logging: Annotated[int, Field(description="groups sent before metrics are logged")] = 2
     num_rollouts_to_keep: Annotated[int, Field(description="groups kept for the log")] = 32
     num_rollouts_per_group_for_logging: Annotated[int, Field(description="rollouts of them; -1: all")] = 1
-    use_wandb: Annotated[bool, Field(description="accepted for compatibility; metrics go to the run directory")] = False
+    use_wandb: Annotated[bool, Field(description="forward the run's metrics to W&B, as run.sinks: [wandb]")] = False
     thinking_mode: Annotated[bool, Field(description="accepted for compatibility; write a system_prompt")] = False
     reasoning_effort: Annotated[str | None, Field(description="accepted for compatibility")] = None
     max_reasoning_tokens: Annotated[int | None, Field(ge=1024, le=32_000, description="accepted for compatibility")] = (
@@ -103,7 +103,6 @@ class BaseEnvConfig(BaseModel):
     ] = None
 
     inert: ClassVar[tuple[str, ...]] = (
-        "use_wandb",
         "thinking_mode",
         "reasoning_effort",
         "max_reasoning_tokens",

@@ -1,6 +1,7 @@
 """JSON-lines files of a run: metrics, events, checkpoints.
 
-Owns: whole lines (one append, one write), strict JSON (what is not finite is null), reading while others write.
+Owns: whole lines (one append, one write), strict JSON (what is not finite is null), reading and following while others
+write.
 Never: interprets a name, keeps a file open, makes a folder.
 Promise: a row that was appended is read back whole, or, if its writer died inside the write, not at all.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,26 @@ def read_rows(file: Path) -> list[Row]:
     except FileNotFoundError:
         return []
     return [row for line in lines if line and (row := _decode(line)) is not None]
+
+
+@dataclass(slots=True)
+class Tail:
+    """Whole lines of a file that others append to, each once; never waits."""
+
+    file: Path
+    offset: int = 0  # bytes that were read
+
+    def fresh(self) -> list[Row]:
+        """Rows appended since the last look; an unfinished or broken line is left out."""
+        try:
+            with self.file.open("rb") as stream:
+                stream.seek(self.offset)
+                data = stream.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        return [row for line in whole.splitlines() if (row := _decode(line)) is not None]
 
 
 def merge_by_step(rows: Iterable[Mapping[str, Any]]) -> list[Row]:

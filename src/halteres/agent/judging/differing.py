@@ -13,7 +13,10 @@ from typing import Any
 from halteres.agent.shortening import size_of
 from halteres.config.settings import Settings
 
-_NO_SETTING = ("run.name", "run.tags", "run.wandb_project", "run.wandb_entity", "inference.url", "inference.threads")
+_NO_SETTING = (
+    *("run.name", "run.tags", "run.sinks", "run.wandb_project", "run.wandb_entity", "env.use_wandb"),
+    *("inference.url", "inference.threads"),
+)
 """Fields that do not change what is learnt."""
 
 MOST_NAMES, FOR_NAMES = 8, 280

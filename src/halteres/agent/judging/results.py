@@ -18,6 +18,7 @@ from halteres.agent.tool import READS, Result, tool
 from halteres.agent.watching.current_alerts import first_call, left_of
 from halteres.agent.watching.look import Look, look_at
 from halteres.agent.watching.next_call import further, next_after
+from halteres.agent.watching.seed_keys import sink_facts
 from halteres.agent.wording import in_calls, worded
 from halteres.config import environ
 from halteres.errors import HalteresError
@@ -46,6 +47,8 @@ class Results(Result):
     wandb_project: str
     wandb_run_name: str
     wandb_url: str | None = None
+    wandb: str = ""  # where it is a sink: starting, online, offline, off, failed (then also wandb_error)
+    sinks: dict[str, str] = {}  # of each sink, where it is or what is wrong with it
     final_metrics: dict[str, Any] = {}
     baseline: dict[str, Any] = {}  # the first evaluation; of the untrained model where `step` is 0
     improvement: dict[str, Any] = {}  # metric -> {delta, ci95: [low, high], n_tasks, certain, method}
@@ -110,7 +113,7 @@ def _seed_keys(run: RunDirectory, state: RunState) -> dict[str, Any]:
         "environment": state.environment,
         "wandb_project": _project(run),
         "wandb_run_name": f"{state.environment}-{run.run_id}",
-        "wandb_url": None,
+        **sink_facts(run),
     }
 
 

@@ -31,9 +31,6 @@ WAIT_S = 45
 BEFORE_FIRST_S = 10.0
 """Of a wait: processes begin, a model is loaded."""
 
-WANDB = "off"
-"""Metrics go to the run's directory; there is no other sink yet."""
-
 
 class Check(BaseModel):
     """One thing that must be true; more keys tell the figures."""
@@ -142,7 +139,7 @@ def _facts(run: RunDirectory, state: RunState, resolved: Resolved) -> dict[str, 
         "config": brief(resolved),
         "wandb_project": resolved.settings.run.wandb_project or environ.wandb_project(),
         "wandb_run_name": f"{state.environment}-{run.run_id}",
-        "wandb": WANDB,
+        "wandb": "starting" if "wandb" in resolved.settings.sinks else "off",
         "config_path": str(run.path / "config.yaml"),
         "logs": {role: str(run.log(role)) for role in ROLES},
         "message": "Training starting. Use rl_check_status(run_id) to monitor.",

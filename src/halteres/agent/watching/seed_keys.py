@@ -1,6 +1,6 @@
 """The keys by which clients of the seeds know a run.
 
-Owns: those of a look at a run, and what W&B would call it.
+Owns: those of a look at a run, what W&B calls it, where else its metrics are.
 Never: leaves one out: such clients read them without asking whether they are there.
 """
 
@@ -10,6 +10,8 @@ from typing import Any
 
 from halteres.agent.watching.look import Look
 from halteres.config import environ
+from halteres.observe.sinks import read_reports
+from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.lenient_settings import Given
 from halteres.runs.reading.processes import SEED_ROLES, conditions
 from halteres.runs.state import RunState
@@ -24,12 +26,28 @@ def seed_facts(look: Look) -> dict[str, Any]:
         "running_time_minutes": look.minutes,
         "processes": conditions(look.state),
         **wandb_names(look.state, look.given),
+        **sink_facts(look.run),
         "logs": {role: str(look.run.log(role)) for role in SEED_ROLES},
         "metrics": look.metrics,
     }
 
 
 def wandb_names(state: RunState, given: Given) -> dict[str, str | None]:
-    """What W&B would call the run; no URL, for nothing is ever read from there."""
+    """What W&B calls the run."""
     project = given.run.wandb_project or environ.wandb_project()
-    return {"wandb_project": project, "wandb_run_name": f"{state.environment}-{state.run_id}", "wandb_url": None}
+    return {"wandb_project": project, "wandb_run_name": f"{state.environment}-{state.run_id}"}
+
+
+def sink_facts(run: RunDirectory) -> dict[str, Any]:
+    """Where the metrics are forwarded to: `wandb_url`; `wandb` and `wandb_error`, how that sink is; `sinks`, of each
+    how it is and what to do."""
+    reports = read_reports(run.path)
+    wandb = reports.get("wandb")
+    error = wandb.note if wandb and wandb.state == "failed" else None
+    notes = {name: report.line for name, report in reports.items() if report.note and report.note != error}
+    return {
+        "wandb_url": wandb.url if wandb else None,
+        **({"wandb": wandb.state} if wandb else {}),
+        **({"wandb_error": error} if error else {}),
+        **({"sinks": notes} if notes else {}),
+    }

@@ -43,6 +43,8 @@ class Looked(Result):
     wandb_project: str = ""
     wandb_run_name: str = ""
     wandb_url: str | None = None
+    wandb: str = ""  # where it is a sink: starting, online, offline, off, failed (then also wandb_error)
+    sinks: dict[str, str] = {}  # of each sink, where it is or what is wrong with it
     logs: dict[str, str] = {}
     metrics: dict[str, Any] = {}  # step, reward_mean, percent_correct, eval_percent_correct, loss, kl
     trend: dict[str, Any] = {}  # reward_mean: its curve; groups_without_signal: share of the last steps' groups

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from halteres.errors import UserError
+from halteres.observe.metrics import Tail
 from halteres.runs import lock
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.processes import conditions
 from halteres.runs.state import RunState
-from halteres.runs.supervision.tail import Tail
 
 LOOK_EVERY_S = 0.1
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from halteres.observe.sinks import read_reports
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.alerts import Alert, read_alerts
 from halteres.runs.state import RunState
@@ -43,6 +44,7 @@ class Progress:
     loss: Series = ()
     kl: Series = ()  # kl_sample_train_v2: how far sampler and trainer disagree
     without_signal: Series = ()  # share of groups whose scores are all equal
+    sinks: tuple[str, ...] = ()  # where its metrics are forwarded to, a line each
     evaluation_s: float = 0.0  # seconds that the evaluation after the last step will take, by the newest one
 
     @property
@@ -92,6 +94,7 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
         loss=_series(rows, lambda row: row.loss),
         kl=_series(rows, lambda row: row.kl),
         without_signal=_series(rows, lambda row: row.without_signal),
+        sinks=tuple(f"{name}: {it.line}" for name, it in read_reports(run.path).items() if it.state != "starting"),
         evaluation_s=0.0 if evaluated_last else _last_evaluation_s(run.path / "events.jsonl"),
     )
 

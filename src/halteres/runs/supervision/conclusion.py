@@ -12,9 +12,12 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from halteres.errors import HalteresError, NotFound
 from halteres.files import replace_file
 from halteres.observe.metrics import Row
+from halteres.observe.sinks import read_reports
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.answers import before_and_after
 from halteres.runs.reading.intervals import Difference
@@ -100,6 +103,7 @@ def _results(run: RunDirectory, state: RunState, outcome: Outcome) -> dict[str, 
         "checkpoints": run.checkpoints(),
         "samples": [task.facts for task in before_and_after(run)[:NUM_SAMPLES]],
         "plot": str(plot) if plot.exists() else None,
+        "sinks": msgspec.to_builtins(read_reports(run.path)),
     }
 
 

@@ -46,6 +46,7 @@ from halteres.runs.supervision.messages import (
 from halteres.runs.supervision.news import News
 from halteres.runs.supervision.readiness import get_json
 from halteres.runs.supervision.roles import Casting
+from halteres.runs.supervision.sinks import Forwarding
 from halteres.runs.supervision.stage import Stage
 
 WITHOUT_SERVICE_S = 1.0
@@ -73,6 +74,7 @@ class Course:
         self.budget = Budget.of(self.run, ledger.state)
         self.diagnosis = Diagnosis(Case.of(self.run, ledger.state.environment))
         self.news = News(ledger, self.evaluator, self.diagnosis, self.budget)
+        self.forwarding = Forwarding(self.run, stage.scene.settings.sinks, self.lifeline)
         self.stop_asked: StopAsked | None = None
         self.cap: Cap | None = None  # of the policy, for which the run is ended
         self.engine_watch: asyncio.Task[None] | None = None
@@ -86,6 +88,7 @@ class Course:
                     await self.crew.start()
                 except OSError as error:
                     return Verdict(status="failed", error=failures.not_started(self.run, error))
+                await self.forwarding.start()
                 verdict = await self._until_verdict()
                 if verdict.status == "completed":
                     verdict = await self._last_evaluation(verdict)
@@ -95,6 +98,7 @@ class Course:
             if self.engine_watch:
                 self.engine_watch.cancel()
             await self.crew.end(WITHOUT_SERVICE_S if self.service_lost else GRACE_S)
+            await self.forwarding.end()
             self.lifeline.close()
             await self.news.read()  # the step that was under way may have ended yet
         if verdict.status == "stopped" and self.cap:

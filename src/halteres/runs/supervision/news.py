@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from halteres.observe.metrics import Tail
 from halteres.runs.diagnosis import Diagnosis
 from halteres.runs.reading.alerts import Alert
 from halteres.runs.supervision.budgets import Budget
 from halteres.runs.supervision.evaluation import Evaluator, Snapshot
 from halteres.runs.supervision.ledger import Ledger
-from halteres.runs.supervision.tail import Tail
 
 _log = logging.getLogger(__name__)
 

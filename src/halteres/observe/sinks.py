@@ -1,0 +1,321 @@
+"""Metrics where people look: `python -m halteres.observe.sinks RUN` forwards a run's to W&B, trackio and TensorBoard.
+
+Owns: a process of its own, in which each sink follows metrics.jsonl by itself; sinks.json, which says where each is, or
+why not and what to do.
+Never: decides anything about the run, which waits for none of them; reads anything back: metrics.jsonl is the truth.
+Promise: a row has the same names everywhere; the carried-over rows of a resumed run come first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from halteres import process
+from halteres.config import environ
+from halteres.config.settings import Settings, SinkName
+from halteres.errors import HalteresError, boundary
+from halteres.files import replace_file
+from halteres.observe.metrics import Row, Tail, WriteFailed, append_row, merge_by_step
+from halteres.redaction import Redactor
+
+FILE = "sinks.json"
+
+LOOK_EVERY_S = 1.0
+
+SERVER_WITHIN_S = 12.0
+"""How long W&B's server may take to answer first (then the run is kept offline), and to take the last rows."""
+
+FLUSH_WITHIN_S = SERVER_WITHIN_S + 5
+"""How long the sinks may take, once the run has ended, for what they have not written yet."""
+
+PACKAGES: Mapping[SinkName, str] = {"wandb": "wandb", "trackio": "trackio", "tensorboard": "tensorboardX"}
+
+_log = logging.getLogger("halteres.observe.sinks")
+
+
+class SinkFailed(HalteresError):
+    """A sink could not be opened or written; the run goes on without it."""
+
+    code = "sink_failed"
+
+
+class SinkReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One sink, as sinks.json tells of it."""
+
+    state: Literal["starting", "online", "offline", "off", "failed"]  # offline: on this disk; off: by its own settings
+    url: str | None = None
+    folder: str | None = None
+    note: str | None = None  # how to look at it; of one that is not online, why and what to do
+
+    @property
+    def line(self) -> str:
+        """State, and where it is or what is wrong with it."""
+        said = self.url if self.state == "online" else self.note
+        return f"{self.state}: {said}" if said else self.state
+
+
+class Reports:
+    """The writer of sinks.json and of the events of the sinks."""
+
+    def __init__(self, run: Path) -> None:
+        self._run, self._lock, self._redactor = run, threading.Lock(), Redactor.of_this_process()
+
+    def put(self, name: SinkName, report: SinkReport) -> None:
+        """Say how a sink is now. What the disk does not take is logged."""
+        facts = self._redactor.json(msgspec.to_builtins(report))
+        _log.info("%s: %s", name, facts)
+        with self._lock:
+            try:
+                reports = {**read_reports(self._run), name: facts}
+                replace_file(self._run / FILE, msgspec.json.format(msgspec.json.encode(reports), indent=1) + b"\n")
+                if report.state != "starting":
+                    append_row(self._run / "events.jsonl", {"t": time.time(), "type": "sink", "sink": name, **facts})
+            except (OSError, WriteFailed) as error:
+                _log.warning("%s", error)
+
+    def failed(self, name: SinkName, why: str) -> None:
+        """Say that a sink has failed. What it had written is kept; where W&B's is, that can be uploaded later."""
+        before = read_reports(self._run).get(name, SinkReport(state="starting"))
+        kept = f" Upload what it kept: wandb sync {before.folder}" if name == "wandb" and before.folder else ""
+        self.put(name, msgspec.structs.replace(before, state="failed", note=f"{why}{kept}"))
+
+
+def read_reports(run: Path) -> dict[SinkName, SinkReport]:
+    """The sinks of the run in this folder; none where it has none, or where they cannot be read."""
+    try:
+        return msgspec.json.decode((run / FILE).read_bytes(), type=dict[SinkName, SinkReport])
+    except (OSError, msgspec.DecodeError):
+        return {}
+
+
+class Sink(Protocol):
+    """Somewhere to write rows to. Its package is imported when it is opened; whatever it raises ends it alone."""
+
+    report: SinkReport
+
+    def write(self, row: Row) -> None:
+        """Write one step's figures: `step`, `t`, then the metrics. A later row may be of an earlier step."""
+        ...
+
+    def close(self) -> None:
+        """Finish what is under way."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The run whose metrics are forwarded."""
+
+    path: Path
+    settings: Settings
+
+    @property
+    def name(self) -> str:
+        """What the sinks call it."""
+        return f"{self.settings.run.environment_name}-{self.path.name}"
+
+    @property
+    def project(self) -> str:
+        """What it is filed under."""
+        return self.settings.run.wandb_project or environ.wandb_project()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Its settings, by section."""
+        return self.settings.model_dump(mode="json")
+
+
+class Wandb:
+    """One W&B run: online where W&B finds a key and its server answers, else in RUN/wandb/offline-run-*.
+
+    Rows carry the training step as the metric `step`, which is the axis of all others: W&B's own counter only rises,
+    and an evaluation's row may come many steps late.
+    """
+
+    def __init__(self, job: Job) -> None:
+        import wandb
+
+        self._wandb = wandb
+        settings = wandb.Settings(
+            init_timeout=SERVER_WITHIN_S,
+            finish_timeout=SERVER_WITHIN_S,
+            finish_timeout_raises=True,
+            console="off",
+            silent=True,
+            disable_git=True,
+        )
+        facts: dict[str, Any] = {
+            "project": job.project,
+            "entity": job.settings.run.wandb_entity or environ.wandb_entity(),
+            "name": job.name,
+            "id": job.path.name,
+            "dir": str(job.path),
+            "tags": list(job.settings.run.tags),
+            "config": job.config,
+            "settings": settings,
+        }
+        why = "by its own settings"
+        try:
+            self._run = wandb.init(**facts)
+        except wandb.Error as error:
+            why = str(error).partition("\n")[0].rstrip(".")
+            wandb.teardown()  # it would take the id for one that is in use
+            self._run = wandb.init(**facts, mode="offline")
+        self.report = self._reported(why)
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def _reported(self, why: str) -> SinkReport:
+        folder = str(Path(self._run.dir).parent)
+        if self._run.disabled:
+            return SinkReport(state="off", note=f"W&B is disabled {why}.")
+        if self._run.url:
+            return SinkReport(state="online", url=self._run.url, folder=folder)
+        return SinkReport(state="offline", folder=folder, note=f"Offline: {why}. Upload it: wandb sync {folder}")
+
+    def write(self, row: Row) -> None:
+        """Log one row, under the time at which it was written."""
+        told = {name: value for name, value in row.items() if value is not None and name != "t"}
+        self._run.log({**told, **({"_timestamp": row["t"]} if "t" in row else {})})
+
+    def close(self) -> None:
+        """Upload what is not uploaded yet, for a while."""
+        try:
+            self._run.finish()
+        except TimeoutError:
+            raise SinkFailed(f"W&B's server did not take the last rows within {SERVER_WITHIN_S:.0f} s.") from None
+        finally:
+            self._wandb.teardown()  # returns when its process has written the run's file whole
+
+
+class Trackio:
+    """A run in trackio's local database: TRACKIO_DIR, or RUN/trackio."""
+
+    def __init__(self, job: Job) -> None:
+        folder = environ.trackio_dir(job.path / "trackio")
+        trackio: Any = importlib.import_module("trackio")
+        self._run = trackio.init(project=job.project, name=job.name, config=job.config, embed=False)
+        note = f'TRACKIO_DIR={folder} trackio show --project "{job.project}"'
+        self.report = SinkReport(state="offline", folder=str(folder), note=note)
+
+    def write(self, row: Row) -> None:
+        """Log one row; its names of `step` and time are trackio's own."""
+        told = {name: value for name, value in row.items() if value is not None and name not in ("step", "t")}
+        self._run.log(told, step=row["step"])
+
+    def close(self) -> None:
+        """Write what is queued."""
+        self._run.finish()
+
+
+class TensorBoard:
+    """TensorBoard's event files in RUN/tensorboard; numbers alone."""
+
+    def __init__(self, job: Job) -> None:
+        folder = str(job.path / "tensorboard")
+        self._writer: Any = importlib.import_module("tensorboardX").SummaryWriter(folder)
+        self.report = SinkReport(state="offline", folder=folder, note=f"tensorboard --logdir {folder}")
+
+    def write(self, row: Row) -> None:
+        """Write each number as a scalar."""
+        for name, value in row.items():
+            if isinstance(value, int | float) and name not in ("step", "t"):
+                self._writer.add_scalar(name, value, row["step"], walltime=row.get("t"))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
+
+
+SINKS: Mapping[SinkName, type[Wandb] | type[Trackio] | type[TensorBoard]] = {
+    "wandb": Wandb,
+    "trackio": Trackio,
+    "tensorboard": TensorBoard,
+}
+
+
+@dataclass(slots=True)
+class Follower:
+    """One sink, in a thread of its own: one that hangs holds up no other."""
+
+    name: SinkName
+    job: Job
+    reports: Reports
+    ending: threading.Event
+    thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self._follow, name=self.name, daemon=True)
+        self.thread.start()
+
+    def _follow(self) -> None:
+        try:
+            with boundary(SinkFailed, self.name):
+                self._forward(self._opened())
+        except HalteresError as error:
+            _log.warning("%s", error.sentence, exc_info=error)
+            self.reports.failed(self.name, error.sentence)
+
+    def _opened(self) -> Sink:
+        package = PACKAGES[self.name]
+        try:
+            return SINKS[self.name](self.job)
+        except ModuleNotFoundError as error:
+            if error.name != package:
+                raise
+            next = f"pip install 'halteres[{self.name}]'"
+            raise SinkFailed(f"The package {package} is not installed here.", next=next) from None
+
+    def _forward(self, sink: Sink) -> None:
+        self.reports.put(self.name, sink.report)
+        tail = Tail(self.job.path / "metrics.jsonl")
+        is_last = False
+        while not is_last:
+            is_last = self.ending.wait(LOOK_EVERY_S)  # before the look: nothing that was written by then is missed
+            for row in merge_by_step(tail.fresh()):
+                sink.write(row)
+        sink.close()
+
+
+def forward(job: Job, ending: threading.Event) -> None:
+    """Forward rows until `ending` is set, or no sink is left; then give them FLUSH_WITHIN_S."""
+    reports = Reports(job.path)
+    followers = [Follower(name, job, reports, ending) for name in job.settings.sinks]
+    while any(follower.thread.is_alive() for follower in followers) and not ending.wait(LOOK_EVERY_S):
+        pass
+    ends = time.monotonic() + FLUSH_WITHIN_S
+    for follower in followers:
+        follower.thread.join(max(0.0, ends - time.monotonic()))
+        if follower.thread.is_alive():
+            reports.failed(follower.name, f"It did not finish within {FLUSH_WITHIN_S:.0f} s of the run's end.")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Forward the metrics of the run in this folder, until SIGTERM."""
+    process.begin("sinks")
+    parser = argparse.ArgumentParser(prog="python -m halteres.observe.sinks", description="Forward a run's metrics.")
+    parser.add_argument("run", type=Path)
+    run = parser.parse_args(arguments).run.absolute()
+    ending = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ending.set())
+    forward(Job(path=run, settings=Settings.model_validate_json((run / "settings.json").read_bytes())), ending)
+    sys.stdout.flush()
+    os._exit(0)  # what a package registered for the exit would wait for a server that does not answer
+
+
+if __name__ == "__main__":
+    main()
