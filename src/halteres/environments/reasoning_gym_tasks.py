@@ -81,7 +81,9 @@ class ReasoningGymConfig(BaseEnvConfig):
                 {"task": task},
             )
         if task == "composite":
-            raise PydanticCustomError("unsafe_task", "a single task: 'composite' may hold some whose scorer runs the model's answer as Python")
+            raise PydanticCustomError(
+                "unsafe_task", "a single task: 'composite' may hold some whose scorer runs the model's answer as Python"
+            )
         return task
 
 

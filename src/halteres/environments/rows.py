@@ -103,7 +103,7 @@ def _from_hub(name: str) -> tuple[list[Row], list[Row]]:
     except Exception as error:  # any of a library's: no network, no such name, another configuration
         raise InvalidConfig(
             f"The data set {name} could not be loaded from the Hugging Face hub.",
-            f"{type(error).__name__}: {error}",
+            f"{type(error).__name__}: {error}.",
             "See to the network, or name a local JSONL file: --set env.dataset=/path/to/questions.jsonl",
         ) from error
     train, held_out = (

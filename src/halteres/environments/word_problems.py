@@ -20,7 +20,7 @@ class WordProblemsConfig(GSM8KConfig):
     """Settings of `word_problems`."""
 
     dataset: str = str(ROWS)
-    example_question: str = "Mia has 3 pens, buys 4 more, then loses 2 of them. How many pens does Mia have at the end?"
+    example_question: str = "Mia has 3 pens, buys 4 more, then gives 2 away. How many pens does Mia have at the end?"
 
 
 class WordProblemsEnv(GSM8KEnv):
