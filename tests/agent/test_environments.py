@@ -9,6 +9,7 @@ import pytest
 
 from .draft_scenes import QUIZ, environment, refused, tokens, told
 
+BUILT_IN = ["arithmetic", "gsm8k", "reasoning_gym", "word_problems"]
 SEED_ENVIRONMENT = {"name", "class_name", "file_path", "description"}
 
 
@@ -21,10 +22,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 async def test_listing_answers_with_the_seeds_keys() -> None:
     answer = await told("rl_list_environments")
     assert {"environments", "count", "tips"} <= answer.keys()
-    (only,) = answer["environments"]
-    assert only.keys() == SEED_ENVIRONMENT
-    assert (only["name"], only["class_name"], answer["count"]) == ("arithmetic", "ArithmeticEnv", 1)
-    assert Path(only["file_path"]).is_absolute()
+    assert [one["name"] for one in answer["environments"]] == BUILT_IN
+    assert answer["count"] == len(BUILT_IN)
+    first = answer["environments"][0]
+    assert first.keys() == SEED_ENVIRONMENT
+    assert first["class_name"] == "ArithmeticEnv"
+    assert Path(first["file_path"]).is_absolute()
     assert len(answer["tips"]) == 3
     assert answer["next"] == 'rl_select_environment(name="arithmetic")'
     assert "broken" not in answer
@@ -42,7 +45,7 @@ async def test_ten_environments_are_told_in_400_tokens(monkeypatch: pytest.Monke
     with tempfile.TemporaryDirectory() as short:
         monkeypatch.setenv("HALTERES_HOME", short)
         summary = "Plays a long game against a patient opponent who never tires, for points."
-        for number in range(9):
+        for number in range(10 - len(BUILT_IN)):
             environment(Path(short), f"game_{number}", f'class Game(BaseEnv):\n    """{summary}"""\n')
         answer = await told("rl_list_environments")
         assert answer["count"] == 10
@@ -68,7 +71,7 @@ async def test_a_new_file_is_found_at_once_and_names_can_be_put_into_urls(home: 
     environment(home, "copy", QUIZ)
     environment(home, "bad name", "class Bad(BaseEnv): ...\n")
     answer = await told("rl_list_environments", refresh=True)
-    assert [one["name"] for one in answer["environments"]] == ["arithmetic", "quiz", "quiz.Quiz"]
+    assert [one["name"] for one in answer["environments"]] == sorted([*BUILT_IN, "quiz", "quiz.Quiz"])
     assert "bad name" in answer["broken"][0]["why"]
 
 
@@ -126,7 +129,7 @@ async def test_a_path_is_meant_from_the_folders_of_environments_too(
 async def test_an_unknown_environment_is_told_with_those_that_there_are() -> None:
     answer = await refused("rl_select_environment", name="arithmetik")
     assert answer["error"].startswith("Environment 'arithmetik' not found")
-    assert (answer["code"], answer["available"]) == ("environment_not_found", ["arithmetic"])
+    assert (answer["code"], answer["available"]) == ("environment_not_found", BUILT_IN)
     assert answer["next"] == 'rl_select_environment("arithmetic")'
 
 

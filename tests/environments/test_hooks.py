@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ import pytest
 
 from halteres.clients.trajectories import Registered
 from halteres.environments.arithmetic import ArithmeticEnv
+from halteres.environments.base import BaseEnv
 from halteres.environments.scored import ScoredDataGroup
+from halteres.environments.single_turn import SingleTurnEnv
+from halteres.types import MASKED
 
-from .stages import Digits, Inference, Trainer, at_work, config, server
+from .stages import TOKENIZER, Digits, Inference, Trainer, at_work, config, server
 
 
 class Saving(Trainer):
@@ -151,3 +155,64 @@ def test_an_environment_registers_under_its_own_name_unless_the_run_names_it() -
     settings, servers = ArithmeticEnv.config_init()
     assert ArithmeticEnv(settings, servers).wandb_name == "arithmetic"
     assert ArithmeticEnv(settings.model_copy(update={"wandb_name": "a-1"}), servers).wandb_name == "a-1"
+
+
+class Guided(BaseEnv):
+    """The four methods that the guide of Hermes asks for, all of them plain but those that Atropos awaits."""
+
+    name = "guided"
+
+    def load_dataset(self) -> None:
+        self.rows = [{"question": "7?", "answer": "7"}]
+
+    async def get_next_item(self) -> Any:
+        return self.rng.choice(self.rows)
+
+    def score_answer(self, item: Any, answer: str) -> float:
+        return float(answer.endswith(f"\\boxed{{{item['answer']}}}."))
+
+    async def collect_trajectories(self, item: Any) -> tuple[ScoredDataGroup, list[Any]]:
+        turns = await self.server.chat([{"role": "user", "content": item["question"]}], self.config.group_size)
+        group = ScoredDataGroup(tokens=[], masks=[], scores=[], inference_logprobs=[])
+        for turn in turns:
+            group["tokens"].append([*turn.prompt, *turn.action])
+            group["masks"].append([*[MASKED] * len(turn.prompt), *turn.action])
+            group["inference_logprobs"].append([*[1.0] * len(turn.prompt), *turn.logprobs])
+            group["scores"].append(self.score_answer(item, turn.text))
+        return group, []
+
+
+async def test_the_methods_of_the_guide_are_called_by_their_names(inference: Inference) -> None:
+    trainer = Trainer(batch_size=8, group_size=4, num_steps=1)
+    async with asyncio.timeout(5), at_work(Guided(config(), [server(inference)]), trainer) as task:
+        await task
+    assert [len(group["tokens"]) for group in trainer.groups] == [4, 4]
+    for group in trainer.groups:
+        texts = [TOKENIZER.decode(tokens) for tokens in group["tokens"]]
+        assert group["scores"] == [float(text.endswith("\\boxed{7}.")) for text in texts]
+
+
+async def test_load_dataset_and_score_answer_of_one_prompt_and_one_answer_may_be_async(inference: Inference) -> None:
+    class Waiting(SingleTurnEnv):
+        name = "waiting"
+        rows: Sequence[int] = ()
+
+        async def load_dataset(self) -> None:
+            await asyncio.sleep(0)
+            self.rows = (7,)
+
+        async def get_next_item(self) -> Any:
+            return self.rng.choice(self.rows)
+
+        def prompt(self, item: Any) -> str:
+            return f"{item}?"
+
+        async def score_answer(self, item: Any, answer: str) -> float:
+            await asyncio.sleep(0)
+            return float(f"boxed{{{item}}}" in answer)
+
+    trainer = Trainer(batch_size=8, group_size=4, num_steps=1)
+    async with asyncio.timeout(5), at_work(Waiting(config(), [server(inference)]), trainer) as task:
+        await task
+    for group in trainer.groups:
+        assert group["scores"] == [float("boxed{7}" in TOKENIZER.decode(tokens)) for tokens in group["tokens"]]

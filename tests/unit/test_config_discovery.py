@@ -39,6 +39,9 @@ if __name__ == "__main__":
 """
 
 
+BUILT_IN = {"arithmetic", "gsm8k", "reasoning_gym", "word_problems"}
+
+
 def folder(tmp_path: Path, **files: str) -> Path:
     for name, text in files.items():
         (tmp_path / f"{name}.py").write_text(text)
@@ -52,7 +55,7 @@ def test_the_built_in_environment_is_found_by_name() -> None:
 
 
 def test_the_framework_itself_is_no_environment() -> None:
-    assert [environment.name for environment in discover().environments] == ["arithmetic"]
+    assert {environment.name for environment in discover().environments} == BUILT_IN
     assert discover().broken == ()
 
 
@@ -85,7 +88,14 @@ def test_broken_files_are_listed_with_the_reason_and_nothing_is_run(tmp_path: Pa
 
 def test_files_that_begin_with_an_underscore_or_define_no_environment_are_passed_over(tmp_path: Path) -> None:
     names = {e.name for e in discover([folder(tmp_path, _hidden=PLAIN, helper="def f(): ...")]).environments}
-    assert names == {"arithmetic"}
+    assert names == BUILT_IN
+
+
+def test_an_environment_is_found_by_the_name_of_its_file_too_unless_another_has_that_name(tmp_path: Path) -> None:
+    """The guide of Hermes names gsm8k by its file: rl_select_environment("gsm8k_tinker")."""
+    assert find_environment("gsm8k_tinker") == find_environment("gsm8k")
+    named = PLAIN.replace('"""Plays chess.', 'name = "gsm8k_tinker"\n    """Mine.')
+    assert find_environment("gsm8k_tinker", [folder(tmp_path, mine=named)]).class_name == "Chess"
 
 
 def test_the_first_folder_wins(tmp_path: Path) -> None:
@@ -136,14 +146,14 @@ def test_bases_are_followed_into_files_beside_and_through_generics(tmp_path: Pat
         other="from elsewhere import Game\nclass Other(Game): ...",
     )
     names = {environment.name for environment in discover([tmp_path]).environments}
-    assert names == {"arithmetic", "go", "chess", "draughts", "maybe"}
+    assert names == BUILT_IN | {"go", "chess", "draughts", "maybe"}
 
 
 def test_folders_of_a_folder_are_looked_through_one_level_deep(tmp_path: Path) -> None:
     for path in ("games/chess", "games/deep/go", "_private/x", ".hidden/y"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / f"{path}.py").write_text(PLAIN)
-    assert {environment.name for environment in discover([tmp_path]).environments} == {"arithmetic", "chess"}
+    assert {environment.name for environment in discover([tmp_path]).environments} == BUILT_IN | {"chess"}
 
 
 def test_a_name_taken_already_becomes_the_file_and_its_class(tmp_path: Path) -> None:
@@ -152,7 +162,7 @@ def test_a_name_taken_already_becomes_the_file_and_its_class(tmp_path: Path) -> 
         (tmp_path / place / "chess.py").write_text(PLAIN)
     found = discover([tmp_path / "one", tmp_path / "two", tmp_path / "three"]).environments
     paths = {environment.name: environment.file_path for environment in found}
-    assert paths.keys() == {"arithmetic", "chess", "chess.Chess", "three.chess.Chess"}
+    assert paths.keys() == BUILT_IN | {"chess", "chess.Chess", "three.chess.Chess"}
     assert paths["chess"] == str(tmp_path / "one" / "chess.py")
     assert find_environment("chess.Chess", [tmp_path / "one", tmp_path / "two"]).file_path == paths["chess.Chess"]
 
@@ -169,7 +179,7 @@ def test_folders_are_named_by_variables(tmp_path: Path, monkeypatch: pytest.Monk
         (tmp_path / place / f"{place[:4]}_env.py").write_text(PLAIN)
     monkeypatch.setenv("HALTERES_ENVIRONMENTS", str(tmp_path / "given"))
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path / "home"))
-    assert {environment.name for environment in discover().environments} == {"arithmetic", "give_env", "home_env"}
+    assert {environment.name for environment in discover().environments} == BUILT_IN | {"give_env", "home_env"}
 
 
 def test_other_packages_offer_environments_by_entry_points_and_are_not_imported(

@@ -90,7 +90,7 @@ def discover(folders: Sequence[Path] = (), *, afresh: bool = False) -> Discovery
 
 
 def find_environment(name_or_path: str, folders: Sequence[Path] = ()) -> EnvironmentFile:
-    """The environment of this name, or the one in this file.
+    """The environment of this name, or the one in this file; the name of its file will do, without `.py`.
 
     Raises:
         EnvironmentNotFound: no such name or file; the nearest name is offered.
@@ -99,9 +99,10 @@ def find_environment(name_or_path: str, folders: Sequence[Path] = ()) -> Environ
     if name_or_path.endswith(".py") or "/" in name_or_path:
         return _in_file(Path(name_or_path).expanduser().absolute())
     found = discover(folders)
-    for environment in found.environments:
-        if environment.name == name_or_path:
-            return environment
+    named = {Path(one.file_path).stem: one for one in reversed(found.environments)}
+    named |= {one.name: one for one in found.environments}
+    if name_or_path in named:
+        return named[name_or_path]
     for file in found.broken:
         if Path(file.file_path).stem == name_or_path:
             raise _broken(Path(file.file_path), file.why)

@@ -14,9 +14,10 @@ Source: atroposlib 0.4.0, BaseEnv. Departures: an item whose rollout fails is re
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -76,7 +77,13 @@ class BaseEnv:
         return cls.env_config_cls(), [APIServerConfig()]
 
     async def setup(self) -> None:
-        """Called once, before the first item."""
+        """Called once, before the first item; by default it calls `load_dataset`."""
+        loading = self.load_dataset()
+        if inspect.isawaitable(loading):
+            await loading
+
+    def load_dataset(self) -> Awaitable[None] | None:
+        """Load what items are drawn from, into attributes of this object; `async def` or not."""
 
     async def get_next_item(self) -> Any:
         """The next task, drawn with `self.rng`; None: no more now."""

@@ -22,15 +22,20 @@ from halteres.types import FailedRollout, Trajectory, Turn
 
 
 class SingleTurnEnv(BaseEnv):
-    """Write `get_next_item`, `prompt` and `score`; `eval_items` for evaluation, `measure` for further metrics."""
+    """Write `get_next_item`, `prompt` and `score_answer`; `load_dataset` for data, `eval_items` for evaluation,
+    `measure` for further metrics."""
 
     def prompt(self, item: Any) -> str | Sequence[Message]:
         """The user's message, or whole messages (then without the config's system prompt)."""
         raise NotImplementedError(f"{type(self).__name__} needs prompt.")
 
+    def score_answer(self, item: Any, answer: str) -> float | Awaitable[float]:
+        """The reward of an answer, the model's whole text; above 0 counts as success. `async def` or not."""
+        raise NotImplementedError(f"{type(self).__name__} needs score_answer.")
+
     def score(self, item: Any, text: str) -> float | Awaitable[float]:
-        """The reward of an answer; above 0 counts as success."""
-        raise NotImplementedError(f"{type(self).__name__} needs score.")
+        """Another name of `score_answer`; write either."""
+        return self.score_answer(item, text)
 
     def measure(self, item: Any, text: str) -> Mapping[str, float]:
         """Further metrics of an answer; their means appear as train/… and eval/…"""

@@ -1,0 +1,161 @@
+"""The environment `reasoning_gym`: the tasks of the package reasoning-gym, made and scored by itself.
+
+Owns: which task, which of its items are trained on and which are held out, where an answer is looked for.
+Never: imports the package (a process that can be killed does), runs a task that evaluates what a model wrote.
+
+Source: reasoning-gym 0.1.25. Item i of a task is made from its seed + i, so an index stands for an item.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
+
+from halteres.environments.answers import boxed_answer, tagged_answer
+from halteres.environments.config import APIServerConfig, BaseEnvConfig
+from halteres.environments.single_turn import SingleTurnEnv
+from halteres.environments.worker_process import WorkerProcess, WorkerRefused
+from halteres.errors import InvalidConfig
+
+EVALUATING = frozenset(
+    {
+        "binary_matrix",
+        "countdown",
+        "intermediate_integration",
+        "n_queens",
+        "polynomial_multiplication",
+        "puzzle24",
+        "simple_integration",
+        "spiral_matrix",
+        "string_insertion",
+    }
+)
+"""Tasks whose scorer runs a model's answer as Python (0.1.23 and 0.1.25)."""
+
+LONGEST_ANSWER = 10_000
+"""Characters of an answer that is scored; a longer one is none."""
+
+START_S = 120.0
+"""How long the package may take to be imported and the data set to be made."""
+
+MAKE_S, SCORE_S = 60.0, 10.0
+"""How long an item may take to be made, and an answer to be scored."""
+
+NUM_TRAIN, NUM_HELD_OUT = 9_000, 1_000
+"""The items 0 to 8,999 are trained on, the next 1,000 are held out. (A larger data set is slow to make for some.)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskItem:
+    """One item of a task."""
+
+    index: int
+    question: str
+
+
+class ReasoningGymConfig(BaseEnvConfig):
+    """Settings of `reasoning_gym`."""
+
+    task: Annotated[str, Field(description="name of a reasoning-gym task")] = "chain_sum"
+    task_settings: dict[str, Any] = Field(default_factory=dict, description="its own, e.g. {max_digits: 1}")
+    task_seed: Annotated[int, Field(ge=0, lt=2**31, description="of its items, the held-out ones too")] = 0
+    prompt_template: Annotated[str, Field(description="the user's message; {question} is replaced")] = (
+        "{question}\nReason step by step, and put your final answer between <answer> and </answer>."
+    )
+
+    @field_validator("task")
+    @classmethod
+    def _evaluates_no_text(cls, task: str) -> str:
+        if task in EVALUATING:
+            raise PydanticCustomError(
+                "unsafe_task",
+                "another task: the scorer of '{task}' runs the model's answer as Python, and there is no sandbox for "
+                "that yet",
+                {"task": task},
+            )
+        if task == "composite":
+            raise PydanticCustomError(
+                "unsafe_task", "a single task: 'composite' may hold some whose scorer runs the model's answer as Python"
+            )
+        return task
+
+
+class ReasoningGymEnv(SingleTurnEnv):
+    """A task of reasoning-gym (env.task), of which there are about a hundred; scored by the package, 0 to 1."""
+
+    name = "reasoning_gym"
+    env_config_cls: ClassVar[type[BaseEnvConfig]] = ReasoningGymConfig
+    config: ReasoningGymConfig
+    held_out: Sequence[TaskItem] = ()
+
+    @classmethod
+    def config_init(cls) -> tuple[ReasoningGymConfig, Sequence[APIServerConfig]]:
+        """Groups of 16, batches of 128, answers of up to 1024 tokens."""
+        config = ReasoningGymConfig(group_size=16, batch_size=128, max_new_tokens=1024, total_steps=-1)
+        return config, [APIServerConfig()]
+
+    async def load_dataset(self) -> None:
+        """Start the worker, which makes the data set."""
+        if importlib.util.find_spec("reasoning_gym") is None:
+            raise InvalidConfig(
+                "The environment reasoning_gym needs the package reasoning-gym.",
+                "It is not installed.",
+                "pip install 'halteres[reasoning-gym]'",
+            )
+        size = NUM_TRAIN + NUM_HELD_OUT
+        settings = {"size": size, "seed": self.config.task_seed, **self.config.task_settings}
+        command = (sys.executable, "-m", "halteres.environments.reasoning_gym_worker")
+        self.worker = WorkerProcess((*command, self.config.task, json.dumps(settings)), start_within_s=START_S)
+        try:
+            await self._item(0)
+        except WorkerRefused as error:
+            raise InvalidConfig(
+                f"reasoning-gym's task '{self.config.task}' cannot be used.",
+                error.what,
+                "Set env.task and env.task_settings; reasoning-gym's gallery lists its tasks.",
+            ) from error
+
+    async def get_next_item(self) -> TaskItem:
+        """An item of the training split."""
+        return await self._item(self.rng.randrange(NUM_TRAIN))
+
+    def prompt(self, item: TaskItem) -> str:
+        """The question in the template."""
+        return self.config.prompt_template.replace("{question}", item.question)
+
+    async def score_answer(self, item: TaskItem, answer: str) -> float:
+        """What the task pays for the last `<answer>`, or else the last box; 0 where there is neither.
+
+        Raises:
+            WorkerTimedOut, WorkerLost, WorkerRefused: the scorer gave no score; the rollout failed, it is not worth 0.
+        """
+        found = tagged_answer(answer)
+        found = boxed_answer(answer) if found is None else found
+        if found is None or len(found) > LONGEST_ANSWER:
+            return 0.0
+        told = await self.worker.ask({"index": item.index, "answer": found}, SCORE_S)
+        return float(told["score"])
+
+    async def evaluate(self, *args: Any, **kwargs: Any) -> Mapping[str, float]:
+        """As every single-turn environment, on the first `eval_tasks` held-out items."""
+        count = min(self.config.eval_tasks, NUM_HELD_OUT)
+        self.held_out = [await self._item(NUM_TRAIN + number) for number in range(count)]
+        return await super().evaluate(*args, **kwargs)
+
+    def eval_items(self) -> Sequence[TaskItem]:
+        """Those of the evaluation under way."""
+        return self.held_out
+
+    async def _item(self, index: int) -> TaskItem:
+        return TaskItem(index=index, question=str((await self.worker.ask({"index": index}, MAKE_S))["question"]))
+
+
+if __name__ == "__main__":
+    ReasoningGymEnv.cli()

@@ -1,0 +1,49 @@
+"""The environment `word_problems`: short stories with small numbers, a set of our own that comes with the package.
+
+The rows are made by recipes/word_problems.py. Their results are no results on GSM8K, which is another environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from halteres.environments.config import APIServerConfig, BaseEnvConfig
+from halteres.environments.gsm8k_tinker import GSM8KConfig, GSM8KEnv
+
+ROWS = Path(__file__).with_name("data") / "word_problems"
+"""A folder with train.jsonl and test.jsonl."""
+
+
+class WordProblemsConfig(GSM8KConfig):
+    """Settings of `word_problems`."""
+
+    dataset: str = str(ROWS)
+    example_question: str = "Mia has 3 pens, buys 4 more, then gives 2 away. How many pens does Mia have at the end?"
+
+
+class WordProblemsEnv(GSM8KEnv):
+    """Short word problems made for this package; small enough for the built-in model."""
+
+    name = "word_problems"
+    env_config_cls: ClassVar[type[BaseEnvConfig]] = WordProblemsConfig
+
+    @classmethod
+    def config_init(cls) -> tuple[WordProblemsConfig, Sequence[APIServerConfig]]:
+        """Groups of 16, batches of 256, answers of up to 64 tokens."""
+        config = WordProblemsConfig(
+            group_size=16,
+            batch_size=256,
+            max_new_tokens=64,
+            max_token_length=256,
+            max_num_workers=64,
+            max_eval_workers=64,
+            ensure_scores_are_not_same=False,
+            total_steps=-1,
+        )
+        return config, [APIServerConfig()]
+
+
+if __name__ == "__main__":
+    WordProblemsEnv.cli()

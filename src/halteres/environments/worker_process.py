@@ -1,0 +1,125 @@
+"""A child process that is asked one thing at a time and killed when it takes too long.
+
+Owns: its process group, the time limit of every answer (by the parent's clock, so nothing in the child can put it off),
+how a failure is named.
+Never: knows what is asked; takes a late or broken answer for one.
+
+Both sides speak lines of JSON. The child's first line says that it is ready, or why it cannot be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from halteres.config import environ
+from halteres.errors import EnvironmentFailed
+from halteres.process import die_with_parent
+
+LONGEST_ANSWER = 1 << 20
+"""Bytes of one line from the child."""
+
+
+class WorkerTimedOut(EnvironmentFailed):
+    """No answer within the limit; the worker was killed."""
+
+    code = "scorer_timeout"
+
+
+class WorkerLost(EnvironmentFailed):
+    """The worker ended, or said what is no JSON."""
+
+    code = "worker_lost"
+
+
+class WorkerRefused(EnvironmentFailed):
+    """The worker's code raised."""
+
+    code = "scorer_error"
+
+
+class WorkerProcess:
+    """One child, started when it is first asked and again after it was killed."""
+
+    def __init__(self, command: Sequence[str], *, start_within_s: float) -> None:
+        self._command, self._start_within_s = tuple(command), start_within_s
+        self._child: subprocess.Popen[bytes] | None = None
+        self._turn = asyncio.Lock()
+
+    async def ask(self, question: Mapping[str, Any], within_s: float) -> Mapping[str, Any]:
+        """The child's answer; a child that has to be started first is given the time for that, too.
+
+        Raises:
+            WorkerTimedOut: it took longer than the limit, or did not become ready in time.
+            WorkerLost: it ended.
+            WorkerRefused: its code raised. It is not used again after that.
+        """
+        async with self._turn:
+            child = self._child or await self._start()
+            return await self._answer(child, question, within_s)
+
+    def kill(self) -> None:
+        """End the child and all that it started, at once."""
+        child, self._child = self._child, None
+        if child is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+    async def _start(self) -> subprocess.Popen[bytes]:
+        self._child = child = self._spawned()
+        await self._answer(child, None, self._start_within_s)
+        return child
+
+    def _spawned(self) -> subprocess.Popen[bytes]:
+        # No secrets, and a group of its own; should this process die, the kernel ends the child.
+        return subprocess.Popen(
+            self._command,
+            env=environ.for_stranger(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            process_group=0,
+            preexec_fn=die_with_parent,
+        )
+
+    async def _answer(
+        self, child: subprocess.Popen[bytes], question: Mapping[str, Any] | None, within_s: float
+    ) -> Mapping[str, Any]:
+        try:
+            async with asyncio.timeout(within_s):
+                answer = _parsed(await asyncio.to_thread(_exchange, child, question))
+            if "error" in answer:
+                raise WorkerRefused(str(answer["error"]))
+            return answer
+        except BaseException as error:  # cancellation, too: the thread that reads ends with the child
+            self.kill()
+            if isinstance(error, TimeoutError):
+                raise WorkerTimedOut("No answer came in time.", f"The limit is {within_s:g} s.") from error
+            raise
+
+
+def _exchange(child: subprocess.Popen[bytes], question: Mapping[str, Any] | None) -> bytes:
+    """Write a line, if there is one to write, and read one; what was read until the child's end, where it ended."""
+    if child.stdin is None or child.stdout is None:
+        return b""
+    if question is not None:
+        with contextlib.suppress(BrokenPipeError):
+            child.stdin.write(json.dumps(question).encode() + b"\n")
+            child.stdin.flush()
+    return child.stdout.readline(LONGEST_ANSWER)
+
+
+def _parsed(line: bytes) -> Mapping[str, Any]:
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise WorkerLost("The worker ended." if not line else f"The worker said {line[:80]!r}, which is no object.")
+    return answer
