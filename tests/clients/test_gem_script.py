@@ -68,7 +68,7 @@ def _resumed(url: str, path: str) -> str:
 
 def _states(url: str, path: str) -> list[str]:
     """The paths of all states of the training run that a path belongs to."""
-    rest = tinker.ServiceClient(base_url=url, api_key="tml-test").create_rest_client()
+    rest = tinker.RestClient(base_url=url, api_key="tml-test")
     run = path.removeprefix("tinker://").split("/")[0]
     found = rest.list_checkpoints(run).result().checkpoints
     return [one.tinker_path for one in found if one.checkpoint_type == "training"]

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from contract.requirements import proves
 
 from halteres.engine.datums import MAX_TARGETS, check_pass, inputs_of
 from halteres.engine.losses import CUSTOM, LOSSES, settled
@@ -28,10 +29,10 @@ MODEL = ModelInfo(
     device="cpu",
     threads=1,
 )
-SAMPLED = ("importance_sampling", "ppo", "cispo", "dro", "gspo")
+SAMPLED = ("importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
 
 
-def datum(**changes: Any) -> Datum:
+def datum(*, sequences: Any = None, **changes: Any) -> Datum:
     """Three tokens with every input that a loss may ask for; a change to None leaves one out."""
     inputs = {
         "target_tokens": array([5, 6, 7], "int64"),
@@ -40,7 +41,8 @@ def datum(**changes: Any) -> Datum:
         "advantages": array([1, 0, -1]),
         "sequence_ratio_mask": array([0, 1, 1]),
     } | changes
-    return Datum(tokens=packed([4, 5, 6]), inputs={name: value for name, value in inputs.items() if value is not None})
+    kept = {name: value for name, value in inputs.items() if value is not None}
+    return Datum(tokens=packed([4, 5, 6]), inputs=kept, sequences=packed(sequences) if sequences else None)
 
 
 def test_both_engines_compute_exactly_the_losses_that_are_accepted() -> None:
@@ -57,6 +59,7 @@ def test_settings_have_the_documented_defaults_and_thresholds_are_ratios() -> No
     assert settled(LossSpec(name="ppo")) == {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
     assert settled(LossSpec(name="cispo")) == {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}
     assert settled(LossSpec(name="dro")) == {"beta": 0.05}
+    assert settled(LossSpec(name="stable_reinforce")) == {"kl_coeff": 0.0}
     assert settled(LossSpec(name="gspo")) == {"clip_low_threshold": 1 - 3e-4, "clip_high_threshold": 1 + 4e-4}
     assert settled(LossSpec(name="cross_entropy")) == settled(LossSpec(name="importance_sampling")) == {}
     assert settled(LossSpec(name="ppo", config={"clip_high_threshold": 3.0}))["clip_high_threshold"] == 3.0
@@ -76,7 +79,8 @@ def test_settings_have_the_documented_defaults_and_thresholds_are_ratios() -> No
         ("ppo", {"clip_low_threshold": 2.0}, "clip_low_threshold is 2, above clip_high_threshold, which is 1.2"),
         ("gspo", {"clip_high_threshold": 0.5}, "above clip_high_threshold, which is 0.5"),
         ("custom", {}, "without a graph"),
-        ("stable_reinforce", {"kl_coeff": 1}, "not public.*'importance_sampling', 'cispo' or 'gspo'"),
+        ("stable_reinforce", {"kl_coeff": -1}, "'kl_coeff' is -1"),
+        ("stable_reinforce", {"kl_coef": 1}, "no setting 'kl_coef'.*kl_coeff"),
         ("pppo", {}, "Did you mean 'ppo'"),
     ],
 )
@@ -114,6 +118,10 @@ MALFORMED = {
         "'clip_low_threshold' is above 'clip_high_threshold' at position 1",
     ),
     "thresholds short": ("cispo", {"clip_high_threshold": array([2.0])}, r"'clip_high_threshold'.*shape \[3\]"),
+    "an advantage outside": ("stable_reinforce", {"sequences": [0, 1, 1]}, "'advantages' is not 0 at position 0.*span"),
+    "sequences short": ("stable_reinforce", {"sequences": [1, 1]}, "2 targets' sequences"),
+    "sequences beyond": ("stable_reinforce", {"sequences": [1, 1, 4]}, "3 targets' sequences"),
+    "sequences below": ("stable_reinforce", {"sequences": [1, 1, -1]}, "3 targets' sequences"),
     "bytes missing": ("ppo", {"logprobs": msgspec.structs.replace(array([1, 2, 3]), data=b"\0" * 8)}, "8 bytes"),
 }
 
@@ -125,6 +133,19 @@ def test_a_datum_that_a_loss_cannot_use_is_named_with_its_input(case: str) -> No
         check_pass((datum(), datum(**changes)), LossSpec(name=loss), MODEL)
     with pytest.raises(InvalidData, match=says):
         raise caught.value
+
+
+@proves("loss:stable_reinforce")
+def test_without_provenance_tokens_with_an_advantage_or_a_samplers_logprob_are_one_sequence() -> None:
+    changes = {"logprobs": array([0, -2, 0]), "advantages": array([0, 0, 3])}
+    found = {
+        tuple(sequences or ()): inputs_of(datum(sequences=sequences, **changes), LossSpec(name="stable_reinforce"), {})
+        for sequences in (None, [2, 1, 1])
+    }
+    assert {given: inputs["sampled_sequences"].tolist() for given, inputs in found.items()} == {
+        (): [0, 1, 1],
+        (2, 1, 1): [2, 1, 1],
+    }
 
 
 @pytest.mark.parametrize("loss", SAMPLED)

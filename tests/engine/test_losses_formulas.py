@@ -20,7 +20,7 @@ from halteres.engine.torch.objectives import PerToken, Value
 
 Inputs = Mapping[str, Tensor]
 CPU = torch.device("cpu")
-LOW, HIGH, BETA = 0.8, 1.2, 0.05
+LOW, HIGH, BETA, KL = 0.8, 1.2, 0.05, 0.0
 
 
 def clipped(ratio: Tensor, inputs: Inputs) -> Tensor:
@@ -58,6 +58,17 @@ def gspo(lp: Tensor, inputs: Inputs) -> Tensor:
     return surrogate(s.detach() * (lp - lp.detach()).exp(), inputs)
 
 
+def stable_reinforce(lp: Tensor, inputs: Inputs) -> Tensor:
+    total = torch.zeros((), dtype=lp.dtype)
+    for sequence in inputs["sampled_sequences"].unique():
+        if sequence != 0:
+            sampled = inputs["sampled_sequences"] == sequence
+            s = (lp - inputs["logprobs"])[sampled].mean().exp().detach().clamp(max=2)
+            total = total - (s * inputs["advantages"] * lp)[sampled].sum()
+            total = total + 0.5 * KL * ((lp - inputs["logprobs"])[sampled] ** 2).sum()
+    return total
+
+
 REFERENCE: Mapping[str, Callable[[Tensor, Inputs], Tensor]] = {
     "cross_entropy": cross_entropy,
     "importance_sampling": importance_sampling,
@@ -65,6 +76,7 @@ REFERENCE: Mapping[str, Callable[[Tensor, Inputs], Tensor]] = {
     "cispo": cispo,
     "dro": dro,
     "gspo": gspo,
+    "stable_reinforce": stable_reinforce,
 }
 
 
@@ -82,7 +94,8 @@ def drawn(seed: int, length: int, index: int = 0, gap: float = 0.3) -> tuple[Exa
     }
     tokens = np.zeros(length, np.int64)
     floats = {name: value.astype(np.float32) for name, value in inputs.items()}
-    return Example(tokens, tokens, floats, index), lp
+    sequences = random.integers(0, 4, length).astype(np.int32)  # 3 of them, in pieces; A and q are anything elsewhere
+    return Example(tokens, tokens, {**floats, "sampled_sequences": sequences}, index), lp
 
 
 def batched(data: Sequence[tuple[Example, np.ndarray]]) -> tuple[MicroBatch, Tensor]:
@@ -152,6 +165,7 @@ def test_a_token_without_advantage_has_no_loss_whatever_its_sampler_said(name: s
     for one in (example, spoilt):
         one.inputs["advantages"][off] = 0
         one.inputs["sequence_ratio_mask"][:] = ~off
+        one.inputs["sampled_sequences"][:] = ~off
     spoilt.inputs["logprobs"][off] = -10000
     (clean, slope), (poisoned, slopes) = valued(name, [(example, lp)]), valued(name, [(spoilt, lp)])
     assert poisoned.total == clean.total
@@ -204,6 +218,46 @@ def test_a_ratio_that_overflows_is_clipped_where_the_loss_clips_it(name: str) ->
     factor = lp if name == "cispo" else 1.0
     assert value.total == pytest.approx(-(high * factor * example.inputs["advantages"]).sum(), rel=1e-6)
     assert torch.isfinite(gradient).all()
+
+
+def sequenced(*sequences: int, q: float, a: float = 1.0) -> Example:
+    """Targets of these sequences; q and A are equal everywhere that was sampled, and 9 on prompts."""
+    numbers, prompts = np.asarray(sequences, np.int32), np.asarray(sequences) == 0
+    floats = {"logprobs": np.where(prompts, 9, q), "advantages": np.where(prompts, 9, a)}
+    inputs = {name: value.astype(np.float32) for name, value in floats.items()}
+    return Example(np.zeros(len(numbers), np.int64), numbers, {**inputs, "sampled_sequences": numbers})
+
+
+@proves("loss:stable_reinforce")
+def test_stable_reinforce_weighs_each_sequence_by_its_mean_ratio_up_to_2_and_reads_no_prompt() -> None:
+    """Per sequence s = exp(mean of lp - q); the gradient is -min(s, 2) * A, and does not go through s."""
+    lp = np.asarray([-1, -1, -2, -5, -1, -1], np.float32)
+    example = sequenced(0, 1, 1, 0, 2, 2, q=-1.5)
+    value, gradient = valued("stable_reinforce", [(example, lp)])
+    assert gradient[0, :6].tolist() == pytest.approx([0, -1, -1, 0, -np.exp(0.5), -np.exp(0.5)])
+    assert value.total == pytest.approx(3 + 2 * np.exp(0.5))
+    far, slope = valued("stable_reinforce", [(sequenced(0, 1, 1, 0, 2, 2, q=-1e30, a=-1), lp)])
+    assert slope[0, :6].tolist() == [0, 2, 2, 0, 2, 2]
+    assert (far.total, far.metrics["num_clipped_tokens:sum"]) == (-10, 4)
+    low, slope = valued("stable_reinforce", [(sequenced(1, 1, q=1e30), lp[:2])])
+    assert (low.total, slope[0, :2].tolist()) == (0, [0, 0])
+
+
+@proves("loss:stable_reinforce")
+def test_stable_reinforce_holds_sampled_tokens_to_their_sampler_by_kl_coeff() -> None:
+    lp = np.asarray([-1, -1, -3], np.float32)
+    example = sequenced(0, 1, 1, q=-2, a=0)
+    value, gradient = valued("stable_reinforce", [(example, lp)], kl_coeff=0.5)
+    assert value.total == pytest.approx(0.5 * 0.5 * 2)
+    assert gradient[0, :3].tolist() == pytest.approx([0, 0.5, -0.5])
+    theirs = scripted_losses.LOSSES["stable_reinforce"](lp.astype(np.float64), example.inputs, {"kl_coeff": 0.5})
+    assert theirs == pytest.approx(value.total)
+
+
+@proves("loss:stable_reinforce")
+def test_where_nothing_was_sampled_stable_reinforce_is_0() -> None:
+    value, gradient = valued("stable_reinforce", [(sequenced(0, 0, q=0), np.zeros(2, np.float32))], kl_coeff=1.0)
+    assert (value.total, bool(gradient.any())) == (0, False)
 
 
 @pytest.mark.parametrize("name", ["importance_sampling", "ppo", "gspo"])

@@ -20,7 +20,7 @@ from halteres.errors import InvalidData
 from .scenes import CROSS_ENTROPY, array, packed
 from .torch_scenes import LORA, Reference, gradient, input_of, logprobs_of, pair, prompts, running, trained
 
-SAMPLED = ("importance_sampling", "ppo", "cispo", "dro", "gspo")
+SAMPLED = ("importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
 
 
 def wide(tokens: Sequence[int], k: int, seed: int = 0) -> Datum:
@@ -121,7 +121,7 @@ async def test_doubled_data_doubles_loss_and_gradient_in_any_micro_batches(model
 async def test_settings_reach_the_formula_on_both_engines(
     model_folder: Path, scripted: ScriptedEngine, name: str
 ) -> None:
-    config = {"dro": {"beta": 3.0}, "importance_sampling": {}}.get(
+    config = {"dro": {"beta": 3.0}, "stable_reinforce": {"kl_coeff": 3.0}, "importance_sampling": {}}.get(
         name, {"clip_low_threshold": 0.1, "clip_high_threshold": 9}
     )
     data = (judged(prompts(1, low=30)[0], 1),)

@@ -24,6 +24,12 @@ Host = Annotated[
     str, typer.Option(help="Address to listen on; beyond this machine only with keys (`halteres keys create`).")
 ]
 RequireKeys = Annotated[bool, typer.Option("--require-keys", help="Ask for a key also while none was made.")]
+RefuseStableReinforce = Annotated[
+    bool,
+    typer.Option(
+        "--refuse-stable-reinforce", help="Refuse that loss: the formula is ours, the hosted service's is not public."
+    ),
+]
 Limit = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=VALUE", help="A limit of every tenant; may be repeated (docs/keys.md)."),
@@ -47,6 +53,7 @@ def service(
     sample_logprobs: SampleLogprobs = "raw",
     host: Host = "127.0.0.1",
     require_keys: RequireKeys = False,
+    refuse_stable_reinforce: RefuseStableReinforce = False,
     limit: Limit = None,
     certificate: Certificate = None,
     certificate_key: CertificateKey = None,
@@ -70,7 +77,8 @@ def service(
     }
     named = [f"--{name}={value}" for name, value in given.items() if value is not None]
     limits = [f"--limit={one}" for one in limit or ()]
-    _become("halteres.service", *named, *limits, *(["--require-keys"] if require_keys else []))
+    switches = {"--require-keys": require_keys, "--refuse-stable-reinforce": refuse_stable_reinforce}
+    _become("halteres.service", *named, *limits, *(name for name, chosen in switches.items() if chosen))
 
 
 @app.command(context_settings=PASSED_ON)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from halteres.engine.checks import array, check_tokens, check_vocabulary, first, tokens_of
-from halteres.engine.losses import CLIP_HIGH, CLIP_LOW, TARGETS, LossKind, find_kind, settled
+from halteres.engine.losses import CLIP_HIGH, CLIP_LOW, SEQUENCES, TARGETS, LossKind, find_kind, settled
 from halteres.engine.protocol import Array, CustomLoss, Datum, DType, LossSpec, ModelInfo
 from halteres.errors import InvalidData
 
@@ -46,6 +46,7 @@ def check_pass(data: tuple[Datum, ...], loss: LossSpec, model: ModelInfo) -> Map
                 _check_floats(datum, name, shape, where)
             _check_thresholds(datum, kind, config, where)
             _check_mask(datum, kind, where)
+            _check_sequences(datum, kind, where)
     return config
 
 
@@ -53,7 +54,7 @@ def inputs_of(datum: Datum, loss: LossSpec, config: Mapping[str, float]) -> dict
     """What the loss reads of a checked datum beside its targets.
 
     Of the losses that the Tinker API names: float32, shaped as the targets, thresholds among them where the loss has
-    some, one per token. Of a custom loss: the arrays as they came.
+    some, one per token, and int32 `SEQUENCES` where it reads them. Of a custom loss: the arrays as they came.
     """
     if loss.custom is not None:
         return {name: array(datum.inputs[name]) for name, _ in loss.custom.inputs[1:]}
@@ -61,6 +62,8 @@ def inputs_of(datum: Datum, loss: LossSpec, config: Mapping[str, float]) -> dict
     inputs = {name: array(datum.inputs[name]) for name in kind.inputs}
     if kind.clips:
         inputs |= {name: _threshold(datum, name, config) for name in (CLIP_LOW, CLIP_HIGH)}
+    if kind.sequences:
+        inputs[SEQUENCES] = _sequences(datum)
     return inputs
 
 
@@ -69,6 +72,15 @@ def _threshold(datum: Datum, name: str, config: Mapping[str, float]) -> np.ndarr
     if name in datum.inputs:
         return array(datum.inputs[name])
     return np.full(len(datum.tokens) // 4, config[name], np.float32)
+
+
+def _sequences(datum: Datum) -> np.ndarray:
+    """Per token, as the datum says; else one sequence of all tokens with an advantage or a sampler's log-probability:
+    prompts have neither."""
+    if datum.sequences is not None:
+        return np.frombuffer(datum.sequences, np.int32)
+    sampled = [array(datum.inputs[name]) != 0 for name in ("advantages", "logprobs")]
+    return np.any(sampled, axis=0).astype(np.int32)
 
 
 def _check_targets(datum: Datum, kind: LossKind, where: str, model: ModelInfo) -> tuple[int, ...]:
@@ -138,6 +150,21 @@ def _check_mask(datum: Datum, kind: LossKind, where: str) -> None:
             f"{where}: '{name}' is 0 everywhere.",
             "The sequence's ratio is the mean over the tokens where it is not.",
             "Set it to 1 on the sampled tokens.",
+        )
+
+
+def _check_sequences(datum: Datum, kind: LossKind, where: str) -> None:
+    if not kind.sequences:
+        return
+    found, advantages = _sequences(datum), array(datum.inputs["advantages"])
+    if len(found) != len(advantages) or not ((found >= 0) & (found <= len(found))).all():
+        raise InvalidData(f"{where}: the numbers of its {len(found)} targets' sequences cannot be used.")
+    stray = (found == 0) & (advantages != 0)
+    if stray.any():
+        raise InvalidData(
+            f"{where}: 'advantages' is not 0 at position {first(stray)}, which no sampled span covers.",
+            "This loss trains sampled tokens alone.",
+            "Give it the advantage 0, or name the sequence it was sampled in (Datum.with_provenance).",
         )
 
 

@@ -5,7 +5,8 @@ Never: looks at data (`datums` does), computes.
 
 Source: the Tinker API's losses. Two defaults are not public and ours: dro's beta (the documentation's example), and
 gspo's thresholds, which are those of its paper (arXiv 2507.18071, section 5.1: 3e-4 and 4e-4 about 1).
-Thresholds are ratios, not distances from 1.
+Thresholds are ratios, not distances from 1. Of stable_reinforce only the name, the inputs and the setting kl_coeff are
+public; the formula is ours.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from halteres.engine.graphs.checked import check_custom
-from halteres.engine.protocol import LossSpec
+from halteres.engine.protocol import STABLE_REINFORCE, LossSpec
 from halteres.errors import InvalidData, nearest
 
 TARGETS = "target_tokens"
 CLIP_LOW, CLIP_HIGH = "clip_low_threshold", "clip_high_threshold"
 CUSTOM = "custom"
+MAX_SEQUENCE_RATIO = 2.0
+"""Above it stable_reinforce weighs a sequence no more."""
+SEQUENCES = "sampled_sequences"
+"""Int32 among a loss's inputs: `Datum.sequences`, or who has none, 1 where a token seems sampled."""
 
 _SAMPLED = ("logprobs", "advantages")
 
@@ -33,6 +38,7 @@ class LossKind:
     inputs: tuple[str, ...]  # float32, beside target_tokens
     config: Mapping[str, float] = field(default_factory=dict[str, float])  # its settings and their defaults; none < 0
     wide: bool = False  # K targets per token are understood
+    sequences: bool = False  # it reads which sampled sequence a target belongs to
 
     @property
     def clips(self) -> bool:
@@ -52,6 +58,7 @@ LOSSES: Mapping[str, LossKind] = MappingProxyType(
         "cispo": _clipped(_SAMPLED, 0.0, 4.0),
         "dro": LossKind(_SAMPLED, {"beta": 0.05}),
         "gspo": _clipped((*_SAMPLED, "sequence_ratio_mask"), 1 - 3e-4, 1 + 4e-4),
+        STABLE_REINFORCE: LossKind(_SAMPLED, {"kl_coeff": 0.0}, sequences=True),
         CUSTOM: LossKind((), wide=True),
     }
 )
@@ -86,12 +93,6 @@ def find_kind(name: str) -> LossKind:
     """
     if name in LOSSES:
         return LOSSES[name]
-    if name == "stable_reinforce":
-        raise InvalidData(
-            "The loss 'stable_reinforce' cannot be computed here.",
-            "Its formula is not public.",
-            "Use 'importance_sampling', 'cispo' or 'gspo'.",
-        )
     guess, known = nearest(name, LOSSES), sorted(LOSSES)
     hint = f"Did you mean '{guess}'?" if guess else ""
     why = f"There are: {', '.join(known)}."

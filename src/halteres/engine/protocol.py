@@ -22,6 +22,9 @@ class EngineGone(NotReady):
     """The engine that was asked has ended: another may be asked, and holds nothing of what this one held."""
 
 
+STABLE_REINFORCE = "stable_reinforce"
+"""The loss that is computed by a formula of ours, for the hosted service's is not public."""
+
 DType = Literal["float32", "int64", "int32"]
 
 MergedType = Literal["base", "float32"]
@@ -41,6 +44,7 @@ class Datum(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: bytes  # N int32
     inputs: dict[str, Array]  # target_tokens (int64), weights | logprobs, advantages (float32); [N] or [N, K]
+    sequences: bytes | None = None  # N int32: the sampled sequence of each target, from 1 on; 0 is none
 
 
 class CustomLoss(msgspec.Struct, frozen=True, kw_only=True):

@@ -167,7 +167,7 @@ class Wandb:
             "config": job.config,
             "settings": settings,
         }
-        why = "by its own settings"
+        why = "W&B's own settings say so (WANDB_MODE)"
         try:
             self._run = wandb.init(**facts)
         except wandb.Error as error:
@@ -181,10 +181,10 @@ class Wandb:
     def _reported(self, why: str) -> SinkReport:
         folder = str(Path(self._run.dir).parent)
         if self._run.disabled:
-            return SinkReport(state="off", note=f"W&B is disabled {why}.")
+            return SinkReport(state="off", note=f"{why}.")
         if self._run.url:
             return SinkReport(state="online", url=self._run.url, folder=folder)
-        return SinkReport(state="offline", folder=folder, note=f"Offline: {why}. Upload it: wandb sync {folder}")
+        return SinkReport(state="offline", folder=folder, note=f"{why}. Upload it: wandb sync {folder}")
 
     def write(self, row: Row) -> None:
         """Log one row, under the time at which it was written."""

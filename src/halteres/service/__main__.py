@@ -66,6 +66,7 @@ def _options(arguments: argparse.Namespace) -> Options:
     return Options(
         sample_logprobs=arguments.sample_logprobs,
         require_keys=arguments.require_keys,
+        refuse_stable_reinforce=arguments.refuse_stable_reinforce,
         replay_s=arguments.replay_s,
         limits=read_allowances(arguments.state, arguments.limit),
     )
@@ -113,6 +114,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--require-keys", action="store_true", help="ask for a key also while none was made")
     parser.add_argument("--limit", action="append", default=[], metavar="NAME=VALUE", help="of every tenant; see docs")
     parser.add_argument("--sample-logprobs", choices=("raw", "tempered"), default="raw", help="of sampled tokens")
+    parser.add_argument(
+        "--refuse-stable-reinforce", action="store_true", help="rather than compute it by a formula of ours"
+    )
     parser.add_argument(
         "--replay-s",
         type=float,

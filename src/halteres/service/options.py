@@ -20,6 +20,7 @@ class Options:
     require_keys: bool = False  # also where none was made; beyond the loopback always
     limits: Allowances = Allowances()  # noqa: RUF009 - frozen
     sample_logprobs: Literal["raw", "tempered"] = "raw"  # of sampled tokens: at temperature 1, or at the sampling one
+    refuse_stable_reinforce: bool = False  # rather than compute it by a formula of ours
     replay_s: float = 1.0  # engine time after which a restore point is due; 0: after every request
     silent_s: float = 600.0  # without a word from its client: a session's adapters leave the engine
     keep_requests_s: float = 3600.0  # how long a settled request may be asked for again

@@ -144,6 +144,7 @@ def _assembled(
         snapshots=snapshots,
         losses=losses,
         exports=Exports(checkpoints, base),
+        refuse_stable_reinforce=options.refuse_stable_reinforce,
     )
     models = Models(journal, promises, tasks, training)
     return Service(

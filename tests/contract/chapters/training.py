@@ -60,14 +60,21 @@ TRAINING = (
     ),
     Must(
         id="loss:stable_reinforce",
-        says="stable_reinforce trains",
-        source="tinker 0.35.0 types/loss_fn_type.py",
-        gap="its formula is not public: it is refused with the reason and the losses that there are",
+        says="stable_reinforce trains the tokens that provenance calls sampled by a formula of ours:"
+        " -sum(min(s, 2) * A * lp), s = exp(mean over a sequence of lp - q)",
+        source="tinker 0.35.0 types/loss_fn_type.py, 0.38.0 types/datum.py; the formula is our choice",
     ),
     Must(
-        id="loss:stable_reinforce-refused",
-        says="stable_reinforce is a user error that says why and names alternatives",
-        source="our choice",
+        id="loss:stable_reinforce-ours",
+        says="the SDK's user and the log read once per training run that its stable_reinforce is ours; an operator may"
+        " refuse it",
+        source="tinker 0.38.0 _base_client.py; our choice",
+    ),
+    Must(
+        id="loss:stable_reinforce-hosted",
+        says="stable_reinforce equals the hosted service's",
+        source="no source: its formula is not public",
+        gap="a formula of ours stands in for it, and results may differ",
     ),
     Must(
         id="custom:client-side",

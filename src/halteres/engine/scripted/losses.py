@@ -16,7 +16,14 @@ import numpy as np
 
 from halteres.engine.checks import loss_not_finite
 from halteres.engine.datums import inputs_of
-from halteres.engine.losses import CLIP_HIGH, CLIP_LOW, find_kind
+from halteres.engine.losses import (
+    CLIP_HIGH,
+    CLIP_LOW,
+    MAX_SEQUENCE_RATIO,
+    SEQUENCES,
+    STABLE_REINFORCE,
+    find_kind,
+)
 from halteres.engine.protocol import Datum, LossSpec
 from halteres.errors import UserError
 
@@ -58,6 +65,19 @@ def gspo(logprobs_N: np.ndarray, inputs: Inputs, settings: Settings) -> float:
     return _clipped_surrogate(np.full(len(logprobs_N), np.exp(differences_N.mean())), inputs)
 
 
+def stable_reinforce(logprobs_N: np.ndarray, inputs: Inputs, settings: Settings) -> float:
+    """sum (-min(s, 2) * A * lp + kl_coeff / 2 * (lp - q)²) over sampled tokens, s = exp(mean of lp - q)."""
+    total = 0.0
+    for sequence in set(inputs[SEQUENCES].tolist()) - {0}:
+        sampled = inputs[SEQUENCES] == sequence
+        differences = (logprobs_N - inputs["logprobs"])[sampled]
+        weight = math.exp(min(differences.mean(), math.log(MAX_SEQUENCE_RATIO)))
+        total -= weight * (inputs["advantages"] * logprobs_N)[sampled].sum()
+        if settings["kl_coeff"]:
+            total += 0.5 * settings["kl_coeff"] * (differences**2).sum()
+    return float(total)
+
+
 Formula = Callable[[np.ndarray, Inputs, Settings], float]
 
 LOSSES: Mapping[str, Formula] = {
@@ -67,6 +87,7 @@ LOSSES: Mapping[str, Formula] = {
     "cispo": cispo,
     "dro": dro,
     "gspo": gspo,
+    STABLE_REINFORCE: stable_reinforce,
 }
 
 

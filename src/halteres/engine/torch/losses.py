@@ -10,21 +10,25 @@ A token whose advantage is 0 has no loss, so that its q, which on a prompt is no
 the formulas, but for dro, whose quadratic term needs no advantage. There a token is left out only where q is 0 as well:
 the filler of prompts, which it would pull towards probability 1.
 
+stable_reinforce is ours under the hosted service's name: that one's formula is not public. Its quadratic term holds
+every sampled token to its sampler, as dro's does.
+
 B datums, T tokens of each, padded at the end with zeros; the padding has no loss.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from halteres.engine.losses import CLIP_HIGH, CLIP_LOW
+from halteres.engine.losses import CLIP_HIGH, CLIP_LOW, MAX_SEQUENCE_RATIO, SEQUENCES, STABLE_REINFORCE
 
 Inputs = Mapping[str, Tensor]
-"""Float32 arrays, B x T, by name; of cross_entropy shaped as the log-probabilities."""
+"""Float32 arrays (int32 SEQUENCES), B x T, by name; of cross_entropy shaped as the log-probabilities."""
 
 Settings = Mapping[str, float]
 
@@ -84,6 +88,27 @@ def gspo(logprobs_BT: Tensor, inputs: Inputs, settings: Settings) -> PerToken:
     return _clipped_surrogate(mean_BT.to(logprobs_BT.dtype) + (logprobs_BT - fixed_BT), mean_BT.exp(), inputs)
 
 
+def stable_reinforce(logprobs_BT: Tensor, inputs: Inputs, settings: Settings) -> PerToken:
+    """-w * A * lp + kl_coeff / 2 * (lp - q)² over the sampled tokens, w = sg(min(s, 2)), s = exp(mean of lp - q).
+
+    The mean is over the tokens of a datum that one sequence sampled, of 64 bits, and bounded before the exponential.
+    S is the largest number of sequences of a datum, and one for what none sampled.
+    """
+    sequences_BT = inputs[SEQUENCES].long()
+    sampled_BT = sequences_BT != 0
+    difference_BT = torch.where(sampled_BT, logprobs_BT - inputs["logprobs"], 0.0)
+    sum_BS = difference_BT.new_zeros(len(sequences_BT), int(sequences_BT.max()) + 1, dtype=torch.float64)
+    count_BS = torch.zeros_like(sum_BS).scatter_add_(1, sequences_BT, sampled_BT.double())
+    sum_BS.scatter_add_(1, sequences_BT, difference_BT.detach().double())
+    mean_BT = (sum_BS / count_BS.clamp(min=1)).gather(1, sequences_BT)
+    bound = math.log(MAX_SEQUENCE_RATIO)
+    weight_BT = mean_BT.clamp(max=bound).exp().to(logprobs_BT.dtype)
+    loss_BT = -torch.where(sampled_BT, weight_BT * inputs["advantages"], 0.0) * logprobs_BT
+    if settings["kl_coeff"]:  # 0 times a square that overflows is no number
+        loss_BT = loss_BT + 0.5 * settings["kl_coeff"] * difference_BT.square()
+    return loss_BT, mean_BT > bound
+
+
 LOSSES: Mapping[str, Loss] = {
     "cross_entropy": Loss("weights", cross_entropy),
     "importance_sampling": Loss("advantages", importance_sampling),
@@ -91,6 +116,7 @@ LOSSES: Mapping[str, Loss] = {
     "cispo": Loss("advantages", cispo),
     "dro": Loss("advantages", dro),
     "gspo": Loss("advantages", gspo),
+    STABLE_REINFORCE: Loss("advantages", stable_reinforce),
 }
 
 

@@ -8,6 +8,7 @@ Source: tinker SDK 0.38.0, lib/public_interfaces/training_client.py; 0.9.0 to 0.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
@@ -16,6 +17,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from halteres.engine.protocol import STABLE_REINFORCE
 from halteres.errors import HalteresError, InvalidData, NotFound
 from halteres.service.durable.journal import Drawn, Entry
 from halteres.service.durable.promises import new_id
@@ -32,6 +34,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LARGE_BYTES = 2**20
+
+STAND_IN = (
+    f"The loss {STABLE_REINFORCE} is computed by a formula of Halteres's own (docs/training-service.md): the hosted"
+    " service's is not public, and its results may differ."
+)
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +116,13 @@ class TrainingRoutes:
         posted = await self._read(request)
         asked = _of(passes.PassRequest, posted)
         model = self._service.models.find(asked.model_id, posted.tenant)
-        return await self._accept(posted, model, asked.seq_id)
+        response = await self._accept(posted, model, asked.seq_id)
+        refused = self._service.options.refuse_stable_reinforce
+        if asked.loss == STABLE_REINFORCE and not (refused or model.stand_in_announced):
+            model.stand_in_announced = True
+            log.warning("Training run %s: %s", model.id, STAND_IN)
+            response.headers["x-deprecation-note"] = STAND_IN  # the one header that the SDK shows to its user
+        return response
 
     async def numbered(self, request: HttpRequest) -> Response:
         """POST optim_step, save_weights, save_weights_for_sampler, save_weights_external."""

@@ -11,7 +11,7 @@ import math
 import shutil
 from typing import Any, TypeVar
 
-from halteres.engine.protocol import Engine, PassResult, Saved, StepResult
+from halteres.engine.protocol import STABLE_REINFORCE, Engine, PassResult, Saved, StepResult
 from halteres.errors import InvalidData, UserError
 from halteres.service.checkpoints.paths import TinkerPath
 from halteres.service.checkpoints.sharing import refuse_token
@@ -27,7 +27,7 @@ from halteres.service.training.adapters import Adapters
 from halteres.service.training.custom_losses import CustomLosses
 from halteres.service.training.models import Job, Model, record
 from halteres.service.wire.bodies import LoadWeights, SaveWeights
-from halteres.service.wire.passes import write_pass
+from halteres.service.wire.passes import PassRequest, write_pass
 from halteres.service.wire.requests import Request
 
 T = TypeVar("T")
@@ -47,10 +47,12 @@ class Training:
         snapshots: Snapshots,
         losses: CustomLosses,
         exports: Exports,
+        refuse_stable_reinforce: bool,
     ) -> None:
         self._journal, self._adapters, self._checkpoints = journal, adapters, checkpoints
         self._sessions, self._samplers, self._snapshots = sessions, samplers, snapshots
         self._losses, self._exports = losses, exports
+        self._refuse_stable_reinforce = refuse_stable_reinforce
         self._methods = {
             "create_model": self.create,
             "load_weights": self.load,
@@ -103,6 +105,12 @@ class Training:
 
     async def run_pass(self, model: Model, request: Request) -> Outcome:
         """A pass; its gradient is added to the model's, unless it is a forward pass alone."""
+        if self._refuse_stable_reinforce and _of(PassRequest, request).loss == STABLE_REINFORCE:
+            raise InvalidData(
+                f"The loss '{STABLE_REINFORCE}' is refused here.",
+                "Its formula is not public, and the operator wants none of ours under its name.",
+                "Use 'importance_sampling', 'cispo' or 'gspo'.",
+            )
 
         async def run(engine: Engine) -> PassResult:
             return await calls.run_pass(engine, model, request, self._losses)

@@ -40,6 +40,7 @@ class Model:
     created_at: float  # unix s
     last_request_at: float  # unix s
     residence: Residence = field(default_factory=Residence)
+    stand_in_announced: bool = False  # its client and the log have read that stable_reinforce is ours here
 
 
 @dataclass(frozen=True, slots=True)

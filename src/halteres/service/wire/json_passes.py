@@ -9,14 +9,15 @@ the user did not set is null.
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import msgspec
 
-from halteres.engine.protocol import Array, Datum
+from halteres.engine.protocol import STABLE_REINFORCE, Array, Datum
 from halteres.errors import InvalidData
 from halteres.service.wire.arrays import Budget, Csr, dense, numbers, written_out
 from halteres.service.wire.bodies import Counter, Prompt, Tensor, read
-from halteres.service.wire.passes import PassRequest, datums_of, no_text
+from halteres.service.wire.passes import PassRequest, Span, datums_of, no_text, sequences_of
 
 
 class JsonDatum(msgspec.Struct, kw_only=True):
@@ -24,6 +25,21 @@ class JsonDatum(msgspec.Struct, kw_only=True):
 
     model_input: Prompt
     loss_fn_inputs: dict[str, Tensor] = {}
+    loss_fn_input_spans: Any = None  # [JsonSpan], read for the one loss that they matter to
+
+
+class JsonRun(msgspec.Struct, kw_only=True):
+    """A run of targets; where in its sequence they stood is not read."""
+
+    sequence_id: str = ""
+    length: int = 0
+
+
+class JsonSpan(msgspec.Struct, kw_only=True):
+    """One of both, as protobuf's JSON writes them."""
+
+    prompt_tokens: JsonRun | None = None
+    sampled_tokens: JsonRun | None = None
 
 
 class PassInput(msgspec.Struct, kw_only=True):
@@ -54,14 +70,15 @@ def read_json_pass(body: bytes, *, forward_only: bool) -> PassRequest:
     if wanted is None:
         name = "forward_input" if forward_only else "forward_backward_input"
         raise InvalidData(f"The body has no {name}.", next="Send {model_id, seq_id, " + name + "}.")
-    data, flaw = datums_of(wanted.data, _datum)
+    loss = wanted.loss_fn
+    data, flaw = datums_of(wanted.data, lambda index, datum, budget: _datum(index, datum, budget, loss))
     config = wanted.loss_fn_config or {}
     loss_id = config.get("loss_id")
     return PassRequest(
         model_id=asked.model_id,
         seq_id=asked.seq_id,
         data=data,
-        loss=wanted.loss_fn,
+        loss=loss,
         config={name: value for name, value in config.items() if isinstance(value, float)},
         loss_id=loss_id if isinstance(loss_id, str) else None,
         forward_only=forward_only,
@@ -69,7 +86,7 @@ def read_json_pass(body: bytes, *, forward_only: bool) -> PassRequest:
     )
 
 
-def _datum(index: int, found: JsonDatum, budget: Budget) -> Datum:
+def _datum(index: int, found: JsonDatum, budget: Budget, loss: str) -> Datum:
     for chunk in found.model_input.chunks:
         if chunk.type != "encoded_text":
             raise no_text(index, f"'{chunk.type[:50]}'")
@@ -78,7 +95,22 @@ def _datum(index: int, found: JsonDatum, budget: Budget) -> Datum:
         name: tensor_of(f"Datum {index}: '{name[:100]}'", tensor, budget)
         for name, tensor in found.loss_fn_inputs.items()
     }
-    return Datum(tokens=_packed(index, tokens), inputs=inputs)
+    spans = _spans(index, found.loss_fn_input_spans) if loss == STABLE_REINFORCE else ()
+    sequences = sequences_of(index, spans, len(tokens), loss)
+    return Datum(tokens=_packed(index, tokens), inputs=inputs, sequences=sequences)
+
+
+def _spans(index: int, spans: Any) -> list[Span]:
+    try:
+        found = msgspec.convert(spans or [], list[JsonSpan])
+    except msgspec.ValidationError as error:
+        raise InvalidData(f"Datum {index}: its loss_fn_input_spans cannot be read.", f"{error}.") from error
+    return [
+        Span(None, span.prompt_tokens.length if span.prompt_tokens else 0)
+        if span.sampled_tokens is None
+        else Span(span.sampled_tokens.sequence_id, span.sampled_tokens.length)
+        for span in found
+    ]
 
 
 def _packed(index: int, tokens: list[int]) -> bytes:

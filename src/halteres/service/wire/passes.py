@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from halteres.engine.protocol import Array, Datum, PassResult
+from halteres.engine.protocol import STABLE_REINFORCE, Array, Datum, PassResult
 from halteres.errors import HalteresError, InvalidData
 from halteres.service.wire import tinker_public_pb2 as pb
 from halteres.service.wire.arrays import Budget, Csr, Values, dense, unknown_dtype, written_out
@@ -66,8 +66,8 @@ def read_pass(body: bytes) -> PassRequest:
         raise InvalidData(
             "The body is not a ForwardBackwardRequest.", f"{error}.", "Send the protobuf message of SDK 0.25 or newer."
         ) from error
-    custom = message.loss_fn == "custom"
-    data, flaw = datums_of(message.data, lambda index, datum, budget: _datum(index, datum, budget, scalars=custom))
+    loss = message.loss_fn
+    data, flaw = datums_of(message.data, lambda index, datum, budget: _datum(index, datum, budget, loss))
     config: dict[str, float] = {}
     try:
         config = _config(message)
@@ -125,7 +125,7 @@ def _config(message: pb.ForwardBackwardRequest) -> dict[str, float]:
     return {**message.loss_fn_config, **{name: value.number for name, value in newer.items()}}
 
 
-def _datum(index: int, message: pb.Datum, budget: Budget, *, scalars: bool) -> Datum:
+def _datum(index: int, message: pb.Datum, budget: Budget, loss: str) -> Datum:
     chunks = message.model_input
     if any(chunk.WhichOneof("chunk") != "encoded_text" for chunk in chunks):
         raise no_text(index, "image or audio")
@@ -133,10 +133,49 @@ def _datum(index: int, message: pb.Datum, budget: Budget, *, scalars: bool) -> D
     if len(tokens) % 4:
         raise InvalidData(f"Datum {index}: the tokens are not int32.", f"They have {len(tokens)} bytes.")
     inputs = {
-        name: _array(f"Datum {index}: '{name[:100]}'", tensor, budget, scalars=scalars and name != "target_tokens")
+        name: _array(
+            f"Datum {index}: '{name[:100]}'", tensor, budget, scalars=loss == "custom" and name != "target_tokens"
+        )
         for name, tensor in message.loss_fn_inputs.items()
     }
-    return Datum(tokens=tokens, inputs=inputs)
+    sequences = sequences_of(index, map(_span, message.loss_fn_input_spans), len(tokens) // 4, loss)
+    return Datum(tokens=tokens, inputs=inputs, sequences=sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A run of targets, in order: which sampled sequence they come from."""
+
+    sequence_id: str | None  # None: a prompt's
+    length: int
+
+
+def _span(message: pb.ProvenanceSpan) -> Span:
+    if message.WhichOneof("span") == "sampled_tokens":
+        return Span(message.sampled_tokens.sequence_id, message.sampled_tokens.length)
+    return Span(None, message.prompt_tokens.length)
+
+
+def sequences_of(index: int, spans: Iterable[Span], num_targets: int, loss: str) -> bytes | None:
+    """`Datum.sequences` of a datum's spans, which lie end to end; None where it has none, or the loss reads none.
+
+    Raises:
+        InvalidData: they do not cover the targets, or one names no sequence.
+    """
+    if loss != STABLE_REINFORCE or not (found := list(spans)):
+        return None
+    lengths = [span.length for span in found]
+    if min(lengths) < 0 or sum(lengths) != num_targets:
+        raise InvalidData(
+            f"Datum {index}: the provenance spans of its loss_fn_inputs cover {sum(lengths)} positions.",
+            f"It has {num_targets} targets, and spans lie end to end.",
+            "Make them with Datum.with_provenance.",
+        )
+    if any(span.sequence_id == "" for span in found):
+        raise InvalidData(f"Datum {index}: a sampled span names no sequence.", next="Send its sequence_id.")
+    ids = dict.fromkeys(span.sequence_id for span in found if span.sequence_id is not None)
+    numbers: dict[str | None, int] = {None: 0, **{one: number for number, one in enumerate(ids, 1)}}
+    return np.repeat(np.array([numbers[span.sequence_id] for span in found], np.int32), lengths).tobytes()
 
 
 def no_text(index: int, kind: str) -> InvalidData:

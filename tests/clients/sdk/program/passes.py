@@ -159,6 +159,30 @@ def gspo(scene: Scene) -> Facts:
     return {"loss:sum": output.metrics["loss:sum"]}
 
 
+def stable_reinforce(scene: Scene) -> Facts:
+    """Of each datum the last two targets were sampled, as one sequence; the prompt has no advantage, and no loss."""
+    logprobs, sampler, advantages, _ = policy_data(scene)
+    expected, start, named = 0.0, 0, list[types.Datum]()
+    for number, tokens in enumerate(SEQUENCES):
+        count = len(tokens) - 1
+        end, of = start + count, str(number)
+        sampled = range(end - 2, end)
+        ratio = min(2.0, math.exp(sum(logprobs[at] - sampler[at] for at in sampled) / 2))
+        expected -= sum(ratio * advantages[at] * logprobs[at] for at in sampled)
+        inputs = {"logprobs": sampler[start:end], "advantages": [0.0] * (count - 2) + advantages[end - 2 : end]}
+        spans = (
+            types.PromptProvenanceSpan(sequence_id=of, length=count - 2),
+            types.SampledProvenanceSpan(sequence_id=of, length=2),
+        )
+        whole = datum(tokens, **{name: floats(values) for name, values in inputs.items()})
+        named.append(whole.with_provenance(model_input=list(spans), loss_fn_inputs=list(spans)))
+        start = end
+    output = wait(scene.trainer().forward_backward(named, "stable_reinforce"))
+    close_to(output.metrics["loss:sum"], expected, "loss:sum of stable_reinforce")
+    all_close(flat(logprobs_of(output)), logprobs, "the log-probabilities come back")
+    return {"loss:sum": output.metrics["loss:sum"]}
+
+
 def chunks(scene: Scene) -> Facts:
     """More datums than one request may carry: several, of which the first may arrive last."""
     trainer = scene.trainer()
@@ -200,5 +224,6 @@ STEPS = (
         "dro", partial(policy_loss, name="dro", formula=dro, config={"beta": BETA}), since=(0, 9), proves=("loss:dro",)
     ),
     Step("gspo", gspo, since=(0, 34), proves=("loss:gspo",)),
+    Step("stable_reinforce", stable_reinforce, since=(0, 35), proves=("loss:stable_reinforce",)),
     Step("2500 datums in chunks", chunks, proves=("order:first-chunk-last",)),
 )

@@ -7,7 +7,7 @@ from typing import Any
 from tinker import types
 
 from .sampling import all_scores
-from .scene import Client, Scene, datum, integers, plain, refused, scores, step, unique, wait
+from .scene import Client, Scene, datum, plain, refused, scores, step, unique, wait
 from .steps import Facts, Step, all_close, close_to
 
 
@@ -164,14 +164,6 @@ def unknown_names(scene: Scene) -> Facts:
     return {"refused": sentence[:300]}
 
 
-def withheld(scene: Scene) -> Facts:
-    """What cannot be had outside the hosted service is refused with the reason and the alternatives."""
-    data = [datum([5, 6, 7], logprobs=plain()[0].loss_fn_inputs["weights"], advantages=integers([1, 1]))]
-    loss = refused(lambda: scene.trainer().forward_backward(data, "stable_reinforce"))
-    assert "stable_reinforce" in loss and "cispo" in loss, loss
-    return {"stable_reinforce": loss[:300]}
-
-
 def dimuon(scene: Scene) -> Facts:
     def model() -> Client:
         scene.trainer(optimizer=types.DimuonOptimizerConfig())
@@ -231,7 +223,6 @@ STEPS = (
         ),
     ),
     Step("unknown names", unknown_names, proves=("error:unknown-model",)),
-    Step("stable_reinforce is refused", withheld, since=(0, 35), proves=("loss:stable_reinforce-refused",)),
     Step("dimuon is refused", dimuon, since=(0, 29, 1), proves=("optim:dimuon-refused",)),
     Step("assign_session_project", assigned, since=(0, 22)),
     Step("audit and billing", administration, since=(0, 25), proves=("records:administration",)),
