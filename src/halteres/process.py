@@ -1,7 +1,7 @@
 """How every process of ours begins and ends.
 
 Owns: the lifeline (a pipe whose end of file means: whoever started us is gone), the process that outlives its maker,
-the ban on torch where it is not needed, thread counts, logging to stderr without secrets.
+the ban on torch where nobody but us would import it, thread counts, logging to stderr without secrets.
 Never: decides what a process does in between.
 """
 
@@ -52,7 +52,8 @@ def begin(role: str, *, torch: bool = False, threads: int | None = None) -> None
     """Set the process up: log format, lifeline, and no torch unless `torch`.
 
     `import tinker` and `transformers.AutoTokenizer` pull torch in where it is installed (1.4 s and 250 MB); the SDK
-    works without it, so processes that need none block the import first.
+    works without it, so processes that need none block the import first. Not those that run an environment: what its
+    file imports is its author's affair.
     """
     try:
         level = environ.log_level()

@@ -36,7 +36,9 @@ ENV: dict[str, Any] = {
     "eval_tasks": 128,
     "eval_samples": 4,
 }
-PROGRAM = EnvironmentProgram(name="arithmetic", path=Path("/arithmetic.py"), interpreter="/python")
+PROGRAM = EnvironmentProgram(
+    name="arithmetic", path=Path("/arithmetic.py"), interpreter="/python", working_directory=Path("/")
+)
 
 STEPS_S = (5.08, 1.48, 1.59, 1.48, 1.45)
 TOTAL_S = 20.3
@@ -146,7 +148,9 @@ def test_runs_of_another_model_environment_or_engine_do_not_count(home: Path) ->
     plan, ground = planned()
     assert estimate(plan, ground, may_measure=False) is None
     elsewhere = Ground(
-        environment=EnvironmentProgram(name="x", path=Path("/x.py"), interpreter="/python"),
+        environment=EnvironmentProgram(
+            name="x", path=Path("/x.py"), interpreter="/python", working_directory=Path("/")
+        ),
         model=ground.model,
         resume=None,
     )

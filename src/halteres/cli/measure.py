@@ -7,7 +7,6 @@ Never: starts a service (`served`), writes into a run's directory.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -24,12 +23,13 @@ from halteres.config.projection import ENV_WIRING
 from halteres.errors import EnvironmentFailed
 from halteres.models import builtin_path
 from halteres.runs.directory import RunDirectory, RunState
+from halteres.runs.reading.figures import LOGGED, figures_of
 
 WITHIN_S = 3600.0
 """How long a measurement may take."""
 
-KEPT = ("seed",)
-"""Of what a run fills in: the held-out tasks are drawn with it. Its addresses and folders are not ours to use."""
+KEPT = ("seed", "success_threshold")
+"""Of what a run fills in: the held-out tasks are drawn and judged with it. Its addresses and folders are not ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +61,9 @@ def _is_own(environment: str, state: RunState) -> bool:
 
 def _own(run: RunDirectory, state: RunState) -> tuple[EnvironmentProgram, dict[str, Any]]:
     """The run's environment as it ran, with the settings that were its own."""
-    file = Path(state.environment_file)
     config = run.environment_config()
     env = {name: value for name, value in config.items() if name not in ENV_WIRING or name in KEPT}
-    return EnvironmentProgram(name=state.environment, path=file, interpreter=state.interpreter), env
+    return state.program, env
 
 
 def measure(exam: Examination, url: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,17 +79,33 @@ def measure(exam: Examination, url: str, wanted: Mapping[str, Any]) -> dict[str,
     """
     server = {"model_name": exam.policy, "base_url": f"{url}/runs/eval/v1", "api_key": "x", "server_type": "sglang"}
     env = {**exam.env, **wanted, "tokenizer_name": exam.tokenizer, "use_wandb": False}
-    with tempfile.TemporaryDirectory(prefix="halteres-") as folder:
-        settings = Path(folder) / "config.yaml"
+    with tempfile.TemporaryDirectory(prefix="halteres-") as name:
+        folder = Path(name)
+        settings = folder / "config.yaml"
         settings.write_text(yaml.safe_dump({"env": env, "openai": [server]}))
-        return _figures(exam.program, _run(exam.program, settings))
+        ended = _run(exam.program, settings, folder)
+        if ended.returncode != 0:
+            last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
+            what = f"{exam.program.path.name} evaluate ended with exit code {ended.returncode}."
+            raise EnvironmentFailed(what, last)
+        return figures_of(exam.program, folder, ended.stdout)
 
 
-def _run(program: EnvironmentProgram, settings: Path) -> subprocess.CompletedProcess[str]:
-    command = program.command("evaluate", "--config", str(settings))
+def _run(program: EnvironmentProgram, settings: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = program.command_in_run(
+        *("evaluate", "--config", str(settings), "--env.data_dir_to_save_evals", str(folder)),
+        metrics=folder / LOGGED,
+        name=program.name,
+    )
     try:
         return subprocess.run(
-            command, capture_output=True, text=True, env=environ.for_child(), timeout=WITHIN_S, check=False
+            command,
+            cwd=program.working_directory,
+            capture_output=True,
+            text=True,
+            env=environ.for_child(),
+            timeout=WITHIN_S,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise EnvironmentFailed(
@@ -100,13 +115,3 @@ def _run(program: EnvironmentProgram, settings: Path) -> subprocess.CompletedPro
         ) from error
     except OSError as error:
         raise EnvironmentFailed(f"{program.interpreter} cannot be started.", f"{error.strerror or error}.") from error
-
-
-def _figures(program: EnvironmentProgram, ended: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    if ended.returncode != 0:
-        last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
-        raise EnvironmentFailed(f"{program.path.name} evaluate ended with exit code {ended.returncode}.", last)
-    try:
-        return dict(json.loads(ended.stdout.strip().splitlines()[-1]))
-    except (ValueError, TypeError, IndexError) as error:
-        raise EnvironmentFailed(f"{program.path.name} evaluate printed no figures.", f"{error}.") from error

@@ -18,6 +18,8 @@ from halteres.observe.sinks import read_reports
 from halteres.runs.directory import RunDirectory, RunState
 from halteres.runs.reading.answers import Compared, before_and_after
 
+SCORE = "eval/mean_score"
+
 SHOWN = 2
 """Answers before and after."""
 
@@ -56,6 +58,8 @@ def _figures(first: Row, last: Row) -> Table:
     ):
         if first.get(name) is not None and last.get(name) is not None:
             table.add_row(label, f"{first[name]:.1%}", f"{last[name]:.1%}")
+    if first.get(SCORE) is not None and last.get(SCORE) is not None:
+        table.add_row("mean score, T = 1", f"{first[SCORE]:.3f}", f"{last[SCORE]:.3f}")
     return table
 
 

@@ -71,6 +71,12 @@ def set_threads(count: int) -> None:
         os.environ[name] = str(count)
 
 
+def stay_offline() -> None:
+    """From here on this process asks no Hugging Face hub, unless its user has set HF_HUB_OFFLINE; call before its
+    libraries are imported. Models are folders of this machine; nothing is downloaded in the middle of work."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
 def check() -> None:
     """Read every variable that can be wrong. InvalidConfig names it."""
     log_level()
@@ -80,11 +86,11 @@ def check() -> None:
 def for_child(**changes: str) -> dict[str, str]:
     """This process's environment with changes, for a child.
 
-    Names no hub and no telemetry: a run needs no network. Exempts loopback from any proxy: what talks to the processes
-    of a run (the SDK's httpx among them) would ask the proxy for 127.0.0.1.
+    Names no telemetry. Whether a hub is asked is left as it is: an environment may load its data from one
+    (`stay_offline` is for processes of ours). Exempts loopback from any proxy: what talks to the processes of a run
+    (the SDK's httpx among them) would ask the proxy for 127.0.0.1.
     """
     quiet = {
-        "HF_HUB_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TINKER_TELEMETRY": "0",
         "TOKENIZERS_PARALLELISM": "false",

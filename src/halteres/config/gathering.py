@@ -34,6 +34,7 @@ from halteres.config.sources import Source, Sources
 from halteres.errors import InvalidConfig
 
 STEPS = "trainer.total_steps"
+THRESHOLD = "success_threshold"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +90,11 @@ class Gathering:
         """
         environment = self._environment()
         self._hold(environment)
-        parts = {name: self._validated(name) for name in SECTIONS}
         given = {name: value for name, value in self.sections["env"].items() if name not in ENV_WIRING}
         told = describe(environment, given)
+        if (own := told.config.get(THRESHOLD)) and THRESHOLD not in self.sections["run"]:
+            self.put(f"run.{THRESHOLD}", own, "config_init")
+        parts = {name: self._validated(name) for name in SECTIONS}
         env = effective(given, told)
         self._check_environment(told, given, env)
         if isinstance(trainer := parts["trainer"], TrainerSettings):
@@ -118,12 +121,15 @@ class Gathering:
         return replace(named, available=names_beside(told.fields)) if isinstance(named, UnknownSetting) else named
 
     def _environment(self) -> EnvironmentProgram:
-        """The environment's file; a path is made absolute, so that it means the same from any folder."""
+        """The environment's file; paths are made absolute, so that they mean the same from any folder."""
         run = self.sections["run"]
-        name, interpreter = (str(run[key]) if run.get(key) else None for key in ("environment", "interpreter"))
-        environment = find_program(name or RunSettings().environment, interpreter)
+        keys = ("environment", "interpreter", "working_directory")
+        name, interpreter, folder = (str(run[key]) if run.get(key) else None for key in keys)
+        environment = find_program(name or RunSettings().environment, interpreter, folder)
         if name is not None and name != environment.name:
             run["environment"] = str(environment.path)
+        if folder is not None:
+            run["working_directory"] = str(environment.working_directory)
         return environment
 
     def _hold(self, environment: EnvironmentProgram) -> None:

@@ -1,7 +1,7 @@
 """An environment as a program: a file, what runs it, and what it says about itself.
 
-Owns: its command lines; asking it `describe` (`caught` sees to it that it cannot harm us), once for the same file and
-values.
+Owns: its command lines and where they run; asking it `describe` (`caught` sees to it that it cannot harm us), once for
+the same file and values.
 Never: imports an environment.
 """
 
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,21 @@ from halteres.config import remembered
 from halteres.config.breakage import broken, last_line
 from halteres.config.discovery import EnvironmentBroken, find_environment
 from halteres.config.problem import Problem
+from halteres.config.settings import RunSettings
 from halteres.config.stranger import Ended, run_caught
 from halteres.errors import NotFound
 
-DEADLINE_S = 20.0
-"""How long an environment may take to import and describe itself; who asks over HTTP waits 30 s at most."""
+DEADLINE_S = 60.0
+"""How long an environment may take to import and describe itself. Importing atroposlib takes 6 s of a core; whoever
+asks over HTTP and waits no longer than 30 s finds the answer remembered when they ask again."""
 
-FOREIGN = Path(__file__).with_name("foreign.py")
-"""What asks a file that knows no `describe`; run by the environment's interpreter."""
+DESCRIBE, LAUNCH = (Path(__file__).parent / "foreign" / name for name in ("describe.py", "launch.py"))
+"""What asks a file that knows no `describe`, and what runs it; run by the environment's interpreter."""
+
+IMPORTS_ATROPOSLIB = re.compile(rb"^\s*(from|import)\s+atroposlib\b", re.MULTILINE)
+
+PROJECT = ("pyproject.toml", "setup.py", ".git")
+"""The folder that holds one of these is a project."""
 
 MOST_KEPT = 256
 """Descriptions in memory."""
@@ -43,10 +51,20 @@ class EnvironmentProgram:
     name: str
     path: Path  # absolute
     interpreter: str  # absolute path of a Python
+    working_directory: Path  # absolute; where its commands run
+    is_foreign: bool = False  # written for atroposlib: it knows no `describe` (whoever was not asked does not know)
 
     def command(self, verb: str, *arguments: str) -> tuple[str, ...]:
         """The command line of one of its verbs: serve, process, evaluate, describe."""
         return (self.interpreter, str(self.path), verb, *arguments)
+
+    def command_in_run(self, verb: str, *arguments: str, metrics: Path, name: str) -> tuple[str, ...]:
+        """The command line within a run. A foreign environment's figures, which it gives to W&B alone, are appended to
+        `metrics`; `name` is the one under which it is to register. It does not evaluate by itself: the run does."""
+        if not self.is_foreign:
+            return self.command(verb, *arguments)
+        script = (self.interpreter, str(LAUNCH), str(metrics), name)
+        return (*script, str(self.path), verb, *arguments, "--env.use_wandb", "true", "--env.steps_per_eval", "0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +74,18 @@ class Description:
     schema: Mapping[str, Any]  # JSON Schema of its config class; {} where nobody can tell
     config: Mapping[str, Any]  # effective values: config_init, then those given
     problems: tuple[Problem, ...] = ()
+    is_foreign: bool = False  # the file knows no `describe`
+    read: Mapping[str, Sequence[int]] = field(default_factory=dict)  # files of its project that it read -> `_looks`
 
     @property
     def fields(self) -> frozenset[str]:
         """Names of its settings."""
         return frozenset(self.schema.get("properties", {}))
+
+    @property
+    def is_current(self) -> bool:
+        """Whether what it was read from is unchanged, but for the environment's own file."""
+        return all(_looks(file) == list(looks) for file, looks in self.read.items())
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Description:
@@ -75,19 +100,47 @@ class Description:
             )
             for item in told["problems"]
         )
-        return cls(schema=dict(told["schema"]), config=dict(told["config"]), problems=problems)
+        return cls(
+            schema=dict(told["schema"]),
+            config=dict(told["config"]),
+            problems=problems,
+            is_foreign=told.get("is_foreign", False),
+            read=dict(told.get("read", {})),
+        )
 
     def told(self) -> dict[str, Any]:
         """The JSON it came from."""
         problems = [{**asdict(one), "field": one.field.removeprefix("env.")} for one in self.problems]
-        return {"schema": self.schema, "config": self.config, "problems": problems}
+        known = {"is_foreign": self.is_foreign, "read": self.read}
+        return {"schema": self.schema, "config": self.config, "problems": problems, **known}
 
 
-def find_program(name: str, interpreter: str | None = None) -> EnvironmentProgram:
-    """The environment of this name, or at this path, and what runs it. Raises as `discovery.find_environment`."""
+def find_program(name: str, interpreter: str | None = None, working_directory: str | None = None) -> EnvironmentProgram:
+    """The environment of this name, or at this path, what runs it and where.
+
+    Raises:
+        NotFound: no such interpreter or working directory. Beside that as `discovery.find_environment`.
+    """
     python = _interpreter(interpreter)
     found = find_environment(name)
-    return EnvironmentProgram(name=found.name, path=Path(found.file_path), interpreter=python)
+    file = Path(found.file_path)
+    folder = Path(working_directory).expanduser().absolute() if working_directory else project_of(file)
+    if not folder.is_dir():
+        raise NotFound(f"There is no folder {folder}.", next="Set run.working_directory to an existing one.")
+    return EnvironmentProgram(name=found.name, path=file, interpreter=python, working_directory=folder)
+
+
+def program_of(run: RunSettings) -> EnvironmentProgram:
+    """The environment of a run with these settings. Raises as `find_program`."""
+    return find_program(run.environment, run.interpreter, run.working_directory)
+
+
+def project_of(file: Path) -> Path:
+    """The project that an environment's file belongs to: the nearest folder above it with one of PROJECT; failing that
+    the nearest that is no package, where `import` finds the packages that the file lies in."""
+    folders = file.parents
+    project = next((folder for folder in folders if any((folder / name).exists() for name in PROJECT)), None)
+    return project or next(folder for folder in folders if not (folder / "__init__.py").exists())
 
 
 def describe(environment: EnvironmentProgram, values: Mapping[str, Any]) -> Description:
@@ -98,7 +151,7 @@ def describe(environment: EnvironmentProgram, values: Mapping[str, Any]) -> Desc
     """
     key = _key(environment, values)
     told = _told.get(key) or _remembered(key)
-    if told is None:
+    if told is None or not told.is_current:
         told = _ask(environment, values)
         remembered.remember(key, told.told())
     _keep(key, told)
@@ -137,7 +190,8 @@ def _failure_key(file: Path) -> str:
 
 def _key(environment: EnvironmentProgram, values: Mapping[str, Any]) -> str:
     given = json.dumps(values, sort_keys=True, default=str)
-    return f"{environment.interpreter}\n{remembered.stamp(environment.path)}\n{given}"
+    where = f"{environment.interpreter}\n{environment.working_directory}"
+    return f"{where}\n{remembered.stamp(environment.path)}\n{given}"
 
 
 def _remembered(key: str) -> Description | None:
@@ -151,7 +205,7 @@ def _ask(environment: EnvironmentProgram, values: Mapping[str, Any]) -> Descript
     try:
         with tempfile.TemporaryDirectory(prefix="halteres-describe-") as folder:
             ended = _answer(environment, values, Path(folder))
-        told = Description(schema={}, config=values) if ended is None else _parse(environment, ended)
+        told = Description(schema={}, config=values, is_foreign=True) if ended is None else _parse(environment, ended)
     except EnvironmentBroken as error:
         remembered.remember(_failure_key(environment.path), error.sentence)
         raise
@@ -160,25 +214,31 @@ def _ask(environment: EnvironmentProgram, values: Mapping[str, Any]) -> Descript
 
 
 def _answer(environment: EnvironmentProgram, values: Mapping[str, Any], folder: Path) -> Ended | None:
-    """What the file says; a file of atroposlib's knows no `describe`: then what `foreign` finds, if anything."""
+    """What the file says; a file of atroposlib's knows no `describe`: then what our script finds, if anything."""
     is_foreign = f"foreign\n{remembered.stamp(environment.path)}"
-    if not remembered.recall(is_foreign):
-        given = folder / "config.yaml"
-        given.write_text(yaml.safe_dump({"env": dict(values)}))
-        ended = _run(environment, environment.command("describe", "--config", str(given)), folder)
-        if ended.code != 2 or "invalid choice" not in ended.err + ended.out:
-            return ended
-        remembered.remember(is_foreign, True)
-    given, script = folder / "values.json", folder / FOREIGN.name
+    tried = bool(remembered.recall(is_foreign) or IMPORTS_ATROPOSLIB.search(environment.path.read_bytes()))
+    if tried and (found := _found(environment, values, folder)):
+        return found  # to import it once is slow enough
+    given = folder / "config.yaml"
+    given.write_text(yaml.safe_dump({"env": dict(values)}))
+    ended = _run(environment, environment.command("describe", "--config", str(given)))
+    if ended.code != 2 or "invalid choice" not in ended.err + ended.out:
+        return ended
+    remembered.remember(is_foreign, True)
+    return None if tried else _found(environment, values, folder)
+
+
+def _found(environment: EnvironmentProgram, values: Mapping[str, Any], folder: Path) -> Ended | None:
+    """What our script finds in the file; None where it fails."""
+    given = folder / "values.json"
     given.write_text(json.dumps(dict(values), default=str))
-    script.write_bytes(FOREIGN.read_bytes())  # where it lies, its neighbours would be taken for the standard library's
-    ended = _run(environment, (environment.interpreter, str(script), str(environment.path), str(given)), folder)
+    ended = _run(environment, (environment.interpreter, str(DESCRIBE), str(environment.path), str(given)))
     return ended if ended.code == 0 else None
 
 
-def _run(environment: EnvironmentProgram, command: tuple[str, ...], folder: Path) -> Ended:
+def _run(environment: EnvironmentProgram, command: tuple[str, ...]) -> Ended:
     try:
-        return run_caught(command, folder, DEADLINE_S)
+        return run_caught(command, environment.working_directory, DEADLINE_S)
     except TimeoutError:
         raise EnvironmentBroken(
             f"{environment.path} did not describe itself within {DEADLINE_S:g} s.",
@@ -186,6 +246,15 @@ def _run(environment: EnvironmentProgram, command: tuple[str, ...], folder: Path
             "Move downloads and models into setup().",
             file=str(environment.path),
         ) from None
+
+
+def _looks(file: str) -> list[int]:
+    """When it was written and how long it is; nothing where it cannot be looked at."""
+    try:
+        looked = os.stat(file)
+    except OSError:
+        return []
+    return [looked.st_mtime_ns, looked.st_size]
 
 
 def _parse(environment: EnvironmentProgram, ended: Ended) -> Description:
@@ -198,7 +267,8 @@ def _parse(environment: EnvironmentProgram, ended: Ended) -> Description:
         why = '`describe` printed nothing. Does the file end with `if __name__ == "__main__": YourEnv.cli()`?'
         raise broken(environment.path, environment.interpreter, why)
     try:
-        return Description.of(json.loads(ended.out.strip().splitlines()[-1]))
+        told = json.loads(ended.out.strip().splitlines()[-1])
+        return Description.of({**told, "read": {file: _looks(file) for file in told.get("read", ())}})
     except (ValueError, KeyError, TypeError) as error:
         raise broken(
             environment.path,

@@ -26,6 +26,7 @@ _FROM_ENV = {
     "total_steps": ("trainer", "total_steps"),
     "steps_per_eval": ("trainer", "eval_every"),
     "seed": ("run", "seed"),
+    "success_threshold": ("run", "success_threshold"),
 }
 _FROM_TINKER = {
     "lora_rank": ("trainer", "lora_rank"),
@@ -91,6 +92,7 @@ def to_seed_format(settings: Settings, addresses: Addresses, own: Collection[str
             "total_steps": trainer.total_steps,
             "steps_per_eval": trainer.eval_every,
             "seed": settings.run.seed,
+            "success_threshold": settings.run.success_threshold,
             "use_wandb": settings.env.get("use_wandb", False),  # there only where somebody set it
             "wandb_name": settings.run.name or run_name,
             "run_dir": addresses.run_dir,

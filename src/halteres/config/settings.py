@@ -45,7 +45,13 @@ class RunSettings(Section):
     interpreter: Annotated[
         str | None, Field(description="Python that runs the environment file; default: this one")
     ] = None
+    working_directory: Annotated[
+        str | None, Field(description="folder that the environment's commands run in; default: its project's")
+    ] = None
     seed: Annotated[int, Field(ge=0, lt=2**32, description="seeds adapter, sampling and tasks")] = 0
+    success_threshold: Annotated[
+        float, Field(description="a score above it is a success; default: the environment's own, else 0")
+    ] = 0.0
     max_minutes: Annotated[
         float | None, Field(gt=0, description="stop with a checkpoint after this many minutes of training")
     ] = None
@@ -109,6 +115,7 @@ ENV_WIRING: Mapping[str, str] = {
     "total_steps": "set trainer.total_steps",
     "steps_per_eval": "set trainer.eval_every",
     "seed": "set run.seed",
+    "success_threshold": "set run.success_threshold",
     "run_dir": "the supervisor writes the run's directory",
     "wandb_name": "the supervisor names the run",
     "data_dir_to_save_evals": "the supervisor names a folder for each evaluation",

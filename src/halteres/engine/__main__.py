@@ -13,6 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
+from halteres.config import environ
 from halteres.engine.link.server import serve
 from halteres.engine.protocol import Engine
 from halteres.errors import HalteresError
@@ -22,6 +23,7 @@ from halteres.process import begin, usable_cores
 def main() -> int:
     """Run until SIGTERM, SIGINT, a `close` call or the end of the lifeline; exit code 0, or 1 with one sentence."""
     options = _parser().parse_args()
+    environ.stay_offline()
     begin("engine", torch=options.backend == "torch", threads=options.threads)
     try:
         asyncio.run(_run(options))

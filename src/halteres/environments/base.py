@@ -59,7 +59,7 @@ class BaseEnv:
         self.server_config = server_configs[0]
         self.tokenizer: Tokenizer = load_tokenizer(str(tokenizer_folder(config.tokenizer_name)))
         self.server: Sampler = make_sampler(config, self.server_config, self.tokenizer)
-        self.records = Records(config.run_dir, self.tokenizer)
+        self.records = Records(config.run_dir, self.tokenizer, config.success_threshold)
         self.curr_step = 0  # batches that the trainer has been given
         self.rng: random.Random = Draw(seed=config.seed, step=0, ordinal=0).rng()  # of the item being drawn now
         self.last_evaluation: dict[str, float] = {}

@@ -51,7 +51,7 @@ class Interrupted(Exception):
 
 def main(kind: Kind, arguments: Sequence[str] | None = None) -> None:
     """Run the command in `arguments` (default: the process's own) and end the process."""
-    own_process.begin("env")
+    own_process.begin("env", torch=True)
     sys.exit(run(kind, sys.argv[1:] if arguments is None else arguments))
 
 

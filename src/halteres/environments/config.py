@@ -45,6 +45,7 @@ class BaseEnvConfig(BaseModel):
     temperature: Annotated[float, Field(ge=0, le=10, description="of training rollouts")] = 1.0
     system_prompt: Annotated[str | None, Field(description="first message of every chat; none by default")] = None
     seed: Annotated[int, Field(ge=0, lt=2**32, description="of tasks and sampling")] = 0
+    success_threshold: Annotated[float, Field(description="a score above it counts as success")] = 0.0
 
     max_num_workers: Annotated[int, Field(ge=-1, description="groups under way at once; -1: per node x servers")] = -1
     max_num_workers_per_node: Annotated[int, Field(ge=1, description="groups under way at once per server")] = 8

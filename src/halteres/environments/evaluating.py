@@ -31,7 +31,7 @@ class Answer:
 
     prompt: str  # the last message that was sent
     completion: str
-    score: float  # reward units; above 0 counts as success
+    score: float  # reward units
     num_tokens: int
     stop_reason: str
     version: int  # of the policy; below 0 if unknown
@@ -82,7 +82,7 @@ async def evaluate_items(items: Sequence[Any], answers_of: AnswersOf, config: Ba
     if not tasks:
         raise EnvironmentFailed(f"All {len(failed)} held-out tasks failed.", f"Last failure: {failed[-1].why}")
     samples = tuple(_sample(answer, t) for task in tasks for answer, t in _with_temperatures(task))
-    return Evaluation(metrics=_metrics(tasks, len(failed), config.eval_samples), samples=samples)
+    return Evaluation(metrics=_metrics(tasks, len(failed), config), samples=samples)
 
 
 async def _answer_task(item: Any, answers_of: AnswersOf, num_samples: int) -> _Task:
@@ -90,19 +90,20 @@ async def _answer_task(item: Any, answers_of: AnswersOf, num_samples: int) -> _T
     return _Task(greedy=greedy[0], sampled=tuple(await answers_of(item, num_samples, SAMPLED)))
 
 
-def _metrics(tasks: Sequence[_Task], num_failed: int, num_samples: int) -> dict[str, float]:
+def _metrics(tasks: Sequence[_Task], num_failed: int, config: BaseEnvConfig) -> dict[str, float]:
+    least = config.success_threshold
     sampled = [answer for task in tasks for answer in task.sampled]
     versions = [answer.version for answer in sampled if answer.version >= 0]
-    per_task = [_mean([float(answer.score > 0) for answer in task.sampled]) for task in tasks]
+    per_task = [_mean([float(answer.score > least) for answer in task.sampled]) for task in tasks]
     metrics: dict[str, float] = {
         "eval/percent_correct": _mean(per_task),
-        "eval/percent_correct_greedy": _mean([float(task.greedy.score > 0) for task in tasks]),
+        "eval/percent_correct_greedy": _mean([float(task.greedy.score > least) for task in tasks]),
         "eval/percent_correct_stderr": _standard_error(per_task),
         "eval/mean_score": _mean([answer.score for answer in sampled]),
         "eval/completion_lengths": _mean([float(answer.num_tokens) for answer in sampled]),
         "eval/truncated": _mean([float(answer.stop_reason == "length") for answer in sampled]),
         "eval/num_tasks": len(tasks),
-        "eval/num_samples": num_samples,
+        "eval/num_samples": config.eval_samples,
         "eval/num_failed": num_failed,
     }
     for name in sampled[0].metrics:

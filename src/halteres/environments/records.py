@@ -33,8 +33,8 @@ _LONGEST_ITEM = 2000  # characters of an item that is no JSON
 class Tally:
     """Figures of the rollouts of one step: means of what is measured, counts of what happened."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, success_threshold: float) -> None:
+        self._tokenizer, self._success_threshold = tokenizer, success_threshold
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._sizes: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
@@ -42,7 +42,7 @@ class Tally:
     def group(self, group: ScoredDataGroup) -> None:
         """Take in the rollouts of one group."""
         for number, score in enumerate(group["scores"]):
-            self._value("train/percent_correct", float(score > 0))
+            self._value("train/percent_correct", float(score > self._success_threshold))
             self._value("train/completion_lengths", len(action_tokens(group, number)))
             self._value("train/truncated", float(finish_of(group, number, self._tokenizer) == "length"))
         for measured in group.get("metrics", ()):
@@ -66,8 +66,8 @@ class Tally:
 class Records:
     """The environment's part of one run directory, or of none."""
 
-    def __init__(self, run_dir: str | None, tokenizer: Tokenizer) -> None:
-        self._tallies: defaultdict[int, Tally] = defaultdict(lambda: Tally(tokenizer))
+    def __init__(self, run_dir: str | None, tokenizer: Tokenizer, success_threshold: float = 0.0) -> None:
+        self._tallies: defaultdict[int, Tally] = defaultdict(lambda: Tally(tokenizer, success_threshold))
         self._tokenizer = tokenizer
         self._folder = Path(run_dir) if run_dir else None
         if self._folder is not None:

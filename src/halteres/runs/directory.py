@@ -105,6 +105,14 @@ class RunDirectory:
             raise unreadable(file, "it holds no settings")
         return dict(env)
 
+    @property
+    def success_threshold(self) -> float:
+        """A score above it counts as success; 0 where the run's settings cannot be read."""
+        try:
+            return self._settings().run.success_threshold
+        except RunUnreadable:
+            return 0.0
+
     def metrics(self) -> list[Row]:
         """Rows of metrics.jsonl, as written (`observe.metrics.merge_by_step` joins them)."""
         return read_rows(self.path / "metrics.jsonl")

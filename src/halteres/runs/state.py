@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from halteres.config.program import EnvironmentProgram, project_of
 from halteres.errors import NotFound
 from halteres.files import replace_file
 
@@ -41,6 +42,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str  # folder of the base model, or its name where only the service has it
     total_steps: int
     created_at: float
+    working_directory: str = ""  # of the environment's commands
+    is_foreign: bool = False  # the environment is written for atroposlib
     status: Status = "pending"
     phase: Phase | None = None
     step: int = 0
@@ -61,6 +64,18 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     resume_point: dict[str, Any] | None = None  # name, step, state_path of the checkpoint it goes on from
     idempotency_key: str | None = None  # of the call that started it, where it carried one
     schema: int = SCHEMA
+
+    @property
+    def program(self) -> EnvironmentProgram:
+        """Its environment, as it was when the run began."""
+        file = Path(self.environment_file)
+        return EnvironmentProgram(
+            name=self.environment,
+            path=file,
+            interpreter=self.interpreter,
+            working_directory=Path(self.working_directory) if self.working_directory else project_of(file),
+            is_foreign=self.is_foreign,
+        )
 
     @property
     def terminal(self) -> bool:

@@ -18,21 +18,25 @@ from pathlib import Path
 
 from halteres import process
 from halteres.clients.trajectories import Patience, TrainerClient
+from halteres.config import environ
 from halteres.config.settings import Settings
 from halteres.errors import HalteresError, as_failure
 from halteres.files import replace_file
 from halteres.redaction import Redactor
+from halteres.text import load_tokenizer
 from halteres.training.experience import Trajectories, registration_of
 from halteres.training.failures import NoExperience
 from halteres.training.folder import RunFolder, Wiring
 from halteres.training.loop import close, keep, open_to_environments, train
 from halteres.training.policy import Policy
 from halteres.training.report import Report
+from halteres.training.rollouts import Rollouts
 from halteres.training.stopping import Stopping, obey_signals
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the trainer; answers the exit code."""
+    environ.stay_offline()
     process.begin("trainer")
     parser = argparse.ArgumentParser(prog="python -m halteres.training", description="Train one run by RL.")
     parser.add_argument("--run", type=Path, required=True, help="the run directory")
@@ -51,7 +55,7 @@ async def run(folder: RunFolder) -> None:
     settings, wiring = folder.settings(), folder.wiring()
     stopping = Stopping(folder.stop, settings.run.max_minutes)
     obey_signals(stopping)
-    report = Report(folder)
+    report = report_of(settings, wiring, folder)
     done = wiring.resume_from.step if wiring.resume_from else 0
     registration = registration_of(settings, wiring, folder.path, done)
     policy = await policy_of(settings, wiring, folder)
@@ -67,6 +71,15 @@ async def run(folder: RunFolder) -> None:
         raise
     request = stopping.request()
     await close(policy, report, done, request.why if request else f"all {settings.trainer.total_steps} steps are done")
+
+
+def report_of(settings: Settings, wiring: Wiring, folder: RunFolder) -> Report:
+    """Where training is told. An environment of atroposlib's writes no rollouts, so they are told here, too, where the
+    base model's tokenizer is on this machine."""
+    rollouts = None
+    if wiring.is_foreign and wiring.tokenizer and Path(wiring.tokenizer).is_dir():
+        rollouts = Rollouts(folder.path / "rollouts", load_tokenizer(wiring.tokenizer))
+    return Report(folder, success_threshold=settings.run.success_threshold, rollouts=rollouts)
 
 
 def leave_word(folder: RunFolder, error: HalteresError) -> None:

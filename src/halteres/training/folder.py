@@ -33,6 +33,8 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     service_url: str
     api_url: str
     base_model: str
+    tokenizer: str = ""  # folder of the base model, or its name
+    is_foreign: bool = False  # the environment is written for atroposlib
     api_key: str | None = None
     resume_from: ResumePoint | None = None
 

@@ -21,6 +21,7 @@ from halteres.training.advantages import FloatArray, is_degenerate
 from halteres.training.datums import Examples
 from halteres.training.folder import RunFolder
 from halteres.training.learner import Checkpoint, Pass
+from halteres.training.rollouts import Rollouts
 from halteres.types import CONTEXT_LOGPROB, Batch
 
 logger = logging.getLogger(__name__)
@@ -62,8 +63,17 @@ class Timer:
 class Report:
     """Writes to the run directory."""
 
-    def __init__(self, folder: RunFolder, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        clock: Callable[[], float] = time.time,
+        *,
+        success_threshold: float = 0.0,
+        rollouts: Rollouts | None = None,
+    ) -> None:
+        """`rollouts`: None where the environment writes its own."""
         self._folder, self._clock = folder, clock
+        self._success_threshold, self._rollouts = success_threshold, rollouts
         self._redactor = Redactor.of_this_process()
         self._had_batch = False
         self.unsaved_step: int | None = None  # the last step, unless a checkpoint holds it
@@ -88,7 +98,9 @@ class Report:
         if not self._had_batch:
             self._event("first_batch", step=step.number)
             self._had_batch = True
-        metrics = metrics_of(step)
+        metrics = metrics_of(step, self._success_threshold)
+        if self._rollouts is not None:
+            self._rollouts.write(step.number, step.batch)
         append_row(self._folder.metrics, {"step": step.number, "t": self._clock(), "src": "trainer", **metrics})
         logger.info(
             "Step %d: reward %.3f, %.2f s.%s",
@@ -119,15 +131,20 @@ class Report:
         append_row(self._folder.events, {"t": self._clock(), "type": kind, **self._redactor.json(facts)})
 
 
-def metrics_of(step: Step) -> agreement.Metrics:
-    """The metrics row of a step. Names: the seeds' (W&B), `spec/agent-tools.md` 1.9, and ours."""
+def metrics_of(step: Step, success_threshold: float = 0.0) -> agreement.Metrics:
+    """The metrics row of a step. Names: the seeds' (W&B), `spec/agent-tools.md` 1.9, and ours.
+
+    Args:
+        step: the step.
+        success_threshold: a score above it is a success.
+    """
     logprobs = step.passed.logprobs if step.passed else ()
     kept = step.examples.kept if step.passed else ()
     return {
         "train/loss": step.passed.loss if step.passed else None,
         "train/learning_rate": step.learning_rate,
         "train/skipped": 0.0 if step.passed else 1.0,
-        **_rewards(step.batch),
+        **_rewards(step.batch, success_threshold),
         **_advantages(step.advantages),
         **agreement.agreement(kept, logprobs, step.version),
         **_counts(step),
@@ -135,7 +152,7 @@ def metrics_of(step: Step) -> agreement.Metrics:
     }
 
 
-def _rewards(batch: Batch) -> agreement.Metrics:
+def _rewards(batch: Batch, success_threshold: float) -> agreement.Metrics:
     scores = np.concatenate([np.asarray(group.scores, dtype=np.float64) for group in batch.groups])
     silent = [is_degenerate(np.asarray(group.scores, dtype=np.float64)) for group in batch.groups]
     return {
@@ -143,7 +160,7 @@ def _rewards(batch: Batch) -> agreement.Metrics:
         "reward/std": float(scores.std()),
         "reward/min": float(scores.min()),
         "reward/max": float(scores.max()),
-        "reward/success": float((scores > 0).mean()),
+        "reward/success": float((scores > success_threshold).mean()),
         "groups/count": float(len(silent)),
         "groups/without_signal": float(np.mean(silent)),
     }

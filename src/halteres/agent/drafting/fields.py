@@ -17,7 +17,7 @@ from halteres.config.edits import ALIASES, ENVIRONMENT, Edit, short_name
 from halteres.config.files import Resolved, settings_schema
 from halteres.config.locks import Lock, is_own_wiring, locks_beside
 from halteres.config.policies import load_policy
-from halteres.config.program import describe, find_program
+from halteres.config.program import describe, program_of
 from halteres.config.settings import ENV_WIRING, SECTIONS, Settings
 from halteres.config.sources import Sources
 
@@ -123,7 +123,7 @@ class _Known:
 
 
 def _known(draft: Draft, resolved: Resolved) -> _Known:
-    program = find_program(resolved.settings.run.environment, resolved.settings.run.interpreter)
+    program = program_of(resolved.settings.run)
     told = describe(program, {})
     theirs = told.schema or {"properties": {name: {} for name in resolved.settings.env}}
     ours = settings_schema()["$defs"]

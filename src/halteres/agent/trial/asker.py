@@ -68,7 +68,7 @@ def _sampler(config: Path) -> Sampler:
 
 def main() -> int:
     """Exit code 0, or 1 with one sentence on stderr."""
-    process.begin("env")
+    process.begin("env", torch=True)
     config, prompts, out, *scorer = sys.argv[1:]
     try:
         with contextlib.redirect_stdout(sys.stderr):

@@ -34,7 +34,10 @@ def command_of(folder: TestFolder, request: Request, candidate: Candidate, addre
     if request.prompts:
         return _asking(folder, request, candidate, config)
     program = EnvironmentProgram(
-        name=request.environment, path=Path(request.environment_file), interpreter=request.interpreter
+        name=request.environment,
+        path=Path(request.environment_file),
+        interpreter=request.interpreter,
+        working_directory=Path(request.working_directory),
     )
     return program.command("process", "--config", str(config))
 

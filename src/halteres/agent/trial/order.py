@@ -17,14 +17,11 @@ from halteres.agent.trial.request import Request
 from halteres.config import environ
 from halteres.config.discovery import read_environment
 from halteres.config.policies import load_policy
-from halteres.config.program import find_program
-from halteres.config.settings import InferenceSettings
+from halteres.config.program import describe, program_of
+from halteres.config.settings import ENV_WIRING, InferenceSettings
 from halteres.runs.starting.preflight import MissingKey
 
 KEY, ADDRESS = "OPENROUTER_API_KEY", "OPENROUTER_BASE_URL"
-
-OURS = "rollout_retries"
-"""A setting of every environment of ours, and of no other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +45,8 @@ class Order:
             ModelMissing: its base model is not there, and no other was named. MissingKey: a key is.
         """
         settings = self.draft.resolve().settings
-        program = find_program(settings.run.environment, settings.run.interpreter)
+        program = program_of(settings.run)
+        told = describe(program, {name: value for name, value in settings.env.items() if name not in ENV_WIRING})
         _check_set(*load_policy().require_keys.test, always=True)
         candidates = Bench(program.name, settings, self.backend).seat(self.models)
         if not all(one.is_local for one in candidates):
@@ -60,8 +58,13 @@ class Order:
             environment_file=str(program.path),
             class_name=found.class_name if found else "",
             interpreter=program.interpreter,
-            env={**settings.env, "seed": settings.run.seed},
-            is_foreign=OURS not in settings.env,
+            working_directory=str(program.working_directory),
+            env={
+                **settings.env,
+                "seed": settings.run.seed,
+                "success_threshold": settings.run.success_threshold,
+            },
+            is_foreign=told.is_foreign,
             num_steps=self.num_steps,
             group_size=self.group_size,
             candidates=candidates,

@@ -60,6 +60,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     environment_file: str
     class_name: str  # of the environment in its file, where the source tells
     interpreter: str
+    working_directory: str
     env: Mapping[str, Any]  # the environment's effective settings
     is_foreign: bool  # not our BaseEnv: it knows `process`, and neither our fields nor free prompts
     num_steps: int

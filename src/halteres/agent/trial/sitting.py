@@ -33,7 +33,7 @@ class Sitting:
 
     command: Sequence[str]
     environment_file: str
-    folder: Path  # where it works; its own, and empty but for what the command names
+    folder: Path  # where it runs: the environment's working directory
     log: Path
     variables: Mapping[str, str]
     upstream: Upstream  # to its model

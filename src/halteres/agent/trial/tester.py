@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
 
 import msgspec
 
@@ -106,7 +107,7 @@ class Tester:
                 sitting = Sitting(
                     command=command_of(self._folder, self._asked, one, address),
                     environment_file=self._asked.environment_file,
-                    folder=self._folder.work(one),
+                    folder=Path(self._asked.working_directory),
                     log=self._folder.log(one),
                     variables=variables_of(one),
                     upstream=upstream,

@@ -30,6 +30,7 @@ class Case:
     env: Mapping[str, Any] = field(default_factory=dict)  # the environment's effective settings
     given: Changes = field(default_factory=dict)  # what the run was started with, as `changes` of a new one
     folder: Path | None = None  # the run's; its evaluations' samples lie there
+    success_threshold: float = 0.0  # a score above it is a success
 
     @classmethod
     def of(cls, run: RunDirectory, environment: str) -> Case:
@@ -42,6 +43,7 @@ class Case:
             env={**run.environment_config(), **settings.env},
             given=chosen(run),
             folder=run.path,
+            success_threshold=settings.run.success_threshold,
         )
 
     def logs(self, role: str) -> str:

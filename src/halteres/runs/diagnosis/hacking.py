@@ -75,7 +75,9 @@ class Hacking:
             return None
         if mean is not None:
             self._means[step] = mean
-        return None if number(row, CORRECT) is None else self._look(evaluation(self._case.folder, row))
+        if number(row, CORRECT) is None:
+            return None
+        return self._look(evaluation(self._case.folder, row, self._case.success_threshold))
 
     def _look(self, now: Evaluation) -> Finding | None:
         self._seen.append(now)

@@ -24,11 +24,12 @@ class Compared:
     before_score: float  # in the environment's own units
     after: str
     after_score: float
+    success_threshold: float = 0.0  # a score above it is a success
 
     @property
     def learnt(self) -> bool:
         """Whether it was wrong before and right after."""
-        return self.after_score > 0 >= self.before_score
+        return self.after_score > self.success_threshold >= self.before_score
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def before_and_after(run: RunDirectory) -> list[Compared]:
     files = sorted((run.path / "evals").glob("step_*/samples.jsonl"), key=_step_of)
     if len(files) < 2:
         return []
-    before, after = _by_prompt(files[0]), _by_prompt(files[-1])
+    before, after, threshold = _by_prompt(files[0]), _by_prompt(files[-1]), run.success_threshold
     shared = [
         Compared(
             prompt=last.get("prompt"),
@@ -53,6 +54,7 @@ def before_and_after(run: RunDirectory) -> list[Compared]:
             before_score=_score(before[prompt]),
             after=str(last.get("completion", "")),
             after_score=_score(last),
+            success_threshold=threshold,
         )
         for prompt, last in after.items()
         if prompt in before

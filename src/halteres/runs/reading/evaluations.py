@@ -10,7 +10,7 @@ import hashlib
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -40,6 +40,7 @@ class Evaluation:
     step: int  # of the weights; 0: untrained
     figures: Mapping[str, float]  # by name, `eval/...`
     samples: Path | None = None  # samples.jsonl; may be missing
+    success_threshold: float = 0.0  # a score above it is a success
 
 
 @dataclass(slots=True)
@@ -74,13 +75,14 @@ class _Measured:
 
 def evaluations(run: RunDirectory, rows: Iterable[Row]) -> list[Evaluation]:
     """Every evaluation that was counted, oldest first; `rows`: of metrics.jsonl, one per step."""
-    return [evaluation(run.path, row) for row in rows if _figures(row)]
+    threshold = run.success_threshold
+    return [evaluation(run.path, row, threshold) for row in rows if _figures(row)]
 
 
-def evaluation(folder: Path | None, row: Row) -> Evaluation:
+def evaluation(folder: Path | None, row: Row, success_threshold: float = 0.0) -> Evaluation:
     """What a row tells of one; `folder`: the run's, None where there is none to find samples in."""
     samples = folder / "evals" / f"step_{row['step']}/samples.jsonl" if folder else None
-    return Evaluation(step=row["step"], figures=_figures(row), samples=samples)
+    return Evaluation(step=row["step"], figures=_figures(row), samples=samples, success_threshold=success_threshold)
 
 
 def differences(before: Evaluation, after: Evaluation, confidence: float = CONFIDENCE) -> dict[str, Difference]:
@@ -131,7 +133,7 @@ def _measured(evaluation: Evaluation) -> dict[str, _Measured]:
         return {}
     try:
         facts = evaluation.samples.stat()
-        found = _read(evaluation.samples, facts.st_size, facts.st_mtime_ns)
+        found = _read(evaluation.samples, facts.st_size, facts.st_mtime_ns, evaluation.success_threshold)
     except OSError:
         return {}
     reported = evaluation.figures
@@ -139,7 +141,7 @@ def _measured(evaluation: Evaluation) -> dict[str, _Measured]:
 
 
 @lru_cache(maxsize=64)
-def _read(file: Path, size: int, mtime_ns: int) -> Mapping[str, _Measured]:
+def _read(file: Path, size: int, mtime_ns: int, success_threshold: float) -> Mapping[str, _Measured]:
     """Every figure of the samples; a file is read once, however many runs it is compared with."""
     found: defaultdict[str, _Measured] = defaultdict(_Measured)
     with file.open("rb") as lines:
@@ -148,8 +150,10 @@ def _read(file: Path, size: int, mtime_ns: int) -> Mapping[str, _Measured]:
                 sample = _decoder.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue  # torn, or of another kind
+            if not sample.prompt:
+                continue  # it cannot be told which task it answers
             prompt = hashlib.blake2b(sample.prompt, digest_size=16).digest()
-            for name, value in _values(sample):
+            for name, value in _values(sample, success_threshold):
                 found[name].add(prompt, value)
     return found
 
@@ -167,10 +171,16 @@ class _Sample(msgspec.Struct, gc=False):
 _decoder = msgspec.json.Decoder(_Sample)
 
 
-def _values(sample: _Sample) -> Iterable[tuple[str, float]]:
+def _values(sample: _Sample, success_threshold: float) -> Iterable[tuple[str, float]]:
     """What one sample tells for which figure. Without a temperature it counts as sampled at 1."""
-    measures = _WHEN_GREEDY if sample.temperature == 0 else _WHEN_SAMPLED
-    return [(name, value) for name, measure in measures.items() if (value := measure(sample)) is not None]
+    score = _number(sample.score)
+    correct = None if score is None else float(score > success_threshold)
+    if sample.temperature == 0:
+        values = {GREEDY: correct}
+    else:
+        truncated = None if sample.finish is None else float(sample.finish == "length")
+        values = {CORRECT: correct, SCORE: score, LENGTH: _number(sample.tokens), TRUNCATED: truncated}
+    return [(name, value) for name, value in values.items() if value is not None]
 
 
 def _number(value: Any) -> float | None:
@@ -180,20 +190,6 @@ def _number(value: Any) -> float | None:
 def _is_finite(value: Any) -> bool:
     """Whether it is a number that a float can hold; whole numbers may be longer."""
     return isinstance(value, int | float) and abs(value) <= sys.float_info.max
-
-
-def _correct(sample: _Sample) -> float | None:
-    score = _number(sample.score)
-    return None if score is None else float(score > 0)
-
-
-_WHEN_GREEDY: Mapping[str, Callable[[_Sample], float | None]] = {GREEDY: _correct}
-_WHEN_SAMPLED: Mapping[str, Callable[[_Sample], float | None]] = {
-    CORRECT: _correct,
-    SCORE: lambda sample: _number(sample.score),
-    LENGTH: lambda sample: _number(sample.tokens),
-    TRUNCATED: lambda sample: None if sample.finish is None else float(sample.finish == "length"),
-}
 
 
 def _figures(row: Row) -> dict[str, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from halteres.config import environ
 from halteres.config.locks import over_cap
 from halteres.config.policies import Policy, PolicyCap
 from halteres.config.problem import Problem, refusal
-from halteres.config.program import EnvironmentProgram, describe, find_program
+from halteres.config.program import EnvironmentProgram, describe, program_of
 from halteres.config.settings import ENV_WIRING, Settings
 from halteres.errors import UserError
 from halteres.models.shape import ModelShape
@@ -252,11 +252,11 @@ def _checkpoints(plan: Plan, shape: ModelShape | None) -> int:
 
 def _environment(settings: Settings) -> EnvironmentProgram:
     """It must be there and accept these settings."""
-    environment = find_program(settings.run.environment, settings.run.interpreter)
+    environment = program_of(settings.run)
     told = describe(environment, {name: value for name, value in settings.env.items() if name not in ENV_WIRING})
     if told.problems:
         raise refusal(told.problems)
-    return environment
+    return replace(environment, is_foreign=told.is_foreign)
 
 
 def _caps(plan: Plan) -> list[Check]:

@@ -75,6 +75,8 @@ class Start:
             environment=environment,
             environment_file=str(self.ground.environment.path),
             interpreter=self.ground.environment.interpreter,
+            working_directory=str(self.ground.environment.working_directory),
+            is_foreign=self.ground.environment.is_foreign,
             base_model=self.ground.model.name,
             tokenizer=self.ground.model.tokenizer,
             total_steps=self.settings.trainer.total_steps,

@@ -74,7 +74,7 @@ class Crew:
         child = await spawn(
             role.command,
             log=self.ledger.run.log(role.name),
-            folder=self.ledger.run.path,
+            folder=role.folder or self.ledger.run.path,
             lifeline=self.lifeline,
             descriptors=(role.listener.descriptor,) if role.listener else (),
             keys=role.keys,

@@ -7,18 +7,22 @@ Never: fails a run: an evaluation that goes wrong is an event.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Any
+
+import msgspec
 
 from halteres.config.program import EnvironmentProgram
 from halteres.errors import HalteresError, ProcessFailed
-from halteres.observe.metrics import append_row
+from halteres.files import replace_file
+from halteres.observe.metrics import Row, append_row, read_rows
 from halteres.process import Lifeline
+from halteres.runs.reading.figures import LOGGED, figures_of
 from halteres.runs.supervision.children import spawn
 from halteres.runs.supervision.ledger import Ledger
 
@@ -91,15 +95,21 @@ class Evaluator:
         run, began = self.ledger.run, time.monotonic()
         folder = run.path / "evals" / f"step_{snapshot.step}"
         folder.mkdir(parents=True, exist_ok=True)
-        command = self.environment.command(
+        command = self.environment.command_in_run(
             "evaluate",
             *("--config", str(run.path / "config.yaml")),
             *("--openai.model_name", snapshot.sampler_path),
             *("--env.data_dir_to_save_evals", str(folder)),
+            metrics=folder / LOGGED,
+            name=self.ledger.state.name,
         )
         with tempfile.TemporaryFile(dir=folder) as answer:
             code = await self._ran(command, answer, snapshot)
-            figures = _figures(code, _last_words(answer), str(run.log("eval")))
+            if code != 0:
+                raise ProcessFailed(f"The evaluation exited with code {code}.", f"Its log is {run.log('eval')}.")
+            figures = figures_of(self.environment, folder, _last_words(answer))
+        if self.environment.is_foreign:
+            name_prompts(folder / "samples.jsonl")
         row = {"step": snapshot.step, "t": time.time(), "src": "eval", **figures}
         append_row(run.path / "metrics.jsonl", row)
         self.ledger.event("eval", step=snapshot.step, took_s=round(time.monotonic() - began, 2), **figures)
@@ -107,7 +117,8 @@ class Evaluator:
     async def _ran(self, command: Sequence[str], answer: IO[bytes], snapshot: Snapshot) -> int:
         """Run it to its end, which is that of its own process; the exit code."""
         log = self.ledger.run.log("eval")
-        child = await spawn(command, log=log, folder=self.ledger.run.path, lifeline=self.lifeline, answer=answer)
+        folder = self.environment.working_directory
+        child = await spawn(command, log=log, folder=folder, lifeline=self.lifeline, answer=answer)
         try:
             async with asyncio.timeout(WITHIN_S):
                 return await asyncio.shield(child.exited)
@@ -117,19 +128,25 @@ class Evaluator:
             await child.end()
 
 
-def _last_words(answer: IO[bytes]) -> bytes:
-    return os.pread(answer.fileno(), LONGEST_ANSWER, max(0, os.fstat(answer.fileno()).st_size - LONGEST_ANSWER))
+def name_prompts(samples: Path) -> None:
+    """Give the samples of a foreign environment the prompt and the completion by which evaluations are compared: all
+    but the last of its `messages`, and that one; or its `question`."""
+    rows = read_rows(samples)
+    named = [row if "prompt" in row else {**row, **_prompt_of(row)} for row in rows]
+    if named != rows:
+        replace_file(samples, b"".join(msgspec.json.encode(row) + b"\n" for row in named))
 
 
-def _figures(code: int, output: bytes, log: str) -> Mapping[str, Any]:
-    """The figures on the last line of the command's output."""
-    if code != 0:
-        raise ProcessFailed(f"The evaluation exited with code {code}.", f"Its log is {log}.")
-    for line in reversed(output.decode(errors="replace").splitlines()):
-        try:
-            told = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(told, dict):
-            return {name: value for name, value in told.items() if name.startswith("eval/")}
-    raise ProcessFailed("The evaluation printed no figures.", f"Its log is {log}.")
+def _prompt_of(row: Row) -> dict[str, Any]:
+    match row:
+        case {"messages": [*before, {"content": answer}]} if before:
+            return {"prompt": before, "completion": answer}
+        case {"question": question}:
+            return {"prompt": question}
+        case _:
+            return {}
+
+
+def _last_words(answer: IO[bytes]) -> str:
+    told = os.pread(answer.fileno(), LONGEST_ANSWER, max(0, os.fstat(answer.fileno()).st_size - LONGEST_ANSWER))
+    return told.decode(errors="replace")

@@ -37,6 +37,7 @@ class Role:
     listener: Listener | None = None
     grace_s: float = GRACE_S  # how long it may take to end in order
     restarts: int = 0  # how often it may be started again after dying: only roles that lose nothing
+    folder: Path | None = None  # where it runs; None: in the run directory
     keys: tuple[str, ...] = ()  # names of the secret variables that it is given: by default none
 
 
@@ -45,6 +46,7 @@ class Scene:
     """What the roles of one run are made from."""
 
     path: Path  # the run directory
+    run_name: str
     settings: Settings
     environment: EnvironmentProgram
     base_model: str
@@ -111,10 +113,14 @@ def _trainer(scene: Scene) -> Role:
 
 
 def _env(scene: Scene) -> Role:
+    config, metrics = scene.path / "config.yaml", scene.path / "metrics.jsonl"
     return Role(
         name="env",
         title="Environment",
-        command=scene.environment.command("serve", "--config", str(scene.path / "config.yaml")),
+        command=scene.environment.command_in_run(
+            "serve", "--config", str(config), metrics=metrics, name=scene.run_name
+        ),
+        folder=scene.environment.working_directory,
         phase="environment",
         ready=Registered(scene.api.url),
         ready_within_s=480,

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from halteres.config import environ
-from halteres.config.program import EnvironmentProgram
 from halteres.files import replace_file
 from halteres.runs.starting.start import config_text, wiring_of_run, write_resolved
 from halteres.runs.supervision.ledger import Ledger
@@ -46,10 +45,9 @@ def set_stage(ledger: Ledger) -> Stage:
     ledger.update(urls={"service": service_url, "api": api.url})
     scene = Scene(
         path=run.path,
+        run_name=state.name,
         settings=settings,
-        environment=EnvironmentProgram(
-            name=state.environment, path=Path(state.environment_file), interpreter=state.interpreter
-        ),
+        environment=state.program,
         base_model=state.base_model,
         service=service,
         service_url=service_url,
@@ -69,6 +67,8 @@ def _write_wiring(ledger: Ledger, scene: Scene) -> None:
         "api_url": scene.api.url,
         "api_key": key,
         "base_model": scene.base_model,
+        "tokenizer": ledger.state.tokenizer,
+        "is_foreign": scene.environment.is_foreign,
         "resume_from": ledger.state.resume_point,
     }
     _write_private(scene.path / "wiring.json", json.dumps(wiring, indent=1), key)

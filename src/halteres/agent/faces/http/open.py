@@ -13,8 +13,8 @@ from halteres.agent.faces.token import FILE
 from halteres.config.edits import ENVIRONMENT, Edit
 from halteres.errors import UserError
 
-NAMES_A_PROGRAM: Final = frozenset({ENVIRONMENT, "run.interpreter"})
-"""Settings whose value is run."""
+NAMES_A_PROGRAM: Final = frozenset({ENVIRONMENT, "run.interpreter", "run.working_directory"})
+"""Settings whose value is run, or says which files of a user are read by what is run."""
 
 NAMES_AN_ENVIRONMENT: Final[Mapping[str, str]] = {
     "rl_select_environment": "name",

@@ -1,9 +1,10 @@
-"""`PYTHON foreign.py FILE VALUES`: what `describe` prints, for an environment file that knows no `describe`.
+"""`PYTHON describe.py FILE VALUES`: what `describe` prints, for an environment file that knows no `describe`.
 
 Owns: finding the class and its settings in a file written for atroposlib, whose interpreter need not have Halteres.
 Never: imports anything of Halteres: it is run as a script of its own.
 
-VALUES is a JSON file of settings to lay over what `config_init` gives. Exit code 1: nothing can be told.
+VALUES is a JSON file of settings to lay over what `config_init` gives. Exit code 1: nothing can be told. `read` in what
+is printed: the files of the working directory that were read on the way, a config or the modules beside the file.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ import contextlib
 import importlib.util
 import inspect
 import json
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 MODULE = "halteres_environment"
+
+MOST_READ = 256
 
 
 def settings_of(file: Path) -> BaseModel | None:
@@ -57,11 +62,31 @@ def laid_over(base: BaseModel, values: dict[str, Any]) -> tuple[BaseModel, list[
                 problems.append({"field": name, "got": kept.pop(name), "rule": rule})
 
 
+def note_files_read() -> Callable[[], list[str]]:
+    """From here on take note of files opened for reading; those below the working directory, without installed and
+    compiled ones."""
+    opened: dict[str, None] = {}
+    here = os.path.join(os.getcwd(), "")
+    installed = tuple({os.path.join(os.path.realpath(prefix), "") for prefix in (sys.prefix, sys.base_prefix)})
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[0], str) and str(arguments[1] or "r").startswith("r"):
+            opened[os.path.abspath(arguments[0])] = None
+
+    sys.addaudithook(note)
+
+    def noted() -> list[str]:
+        own = [file for file in opened if file.startswith(here) and not os.path.realpath(file).startswith(installed)]
+        return [file for file in own if not file.endswith(".pyc") and os.path.isfile(file)][:MOST_READ]
+
+    return noted
+
+
 def main() -> int:
     """Print the description; the exit code."""
     file, values = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
     sys.path[0] = str(file.parent)
-    answers = sys.stdout
+    answers, read = sys.stdout, note_files_read()
     with contextlib.redirect_stdout(sys.stderr):
         base = settings_of(file)
         if base is None:
@@ -71,6 +96,8 @@ def main() -> int:
             "schema": type(base).model_json_schema(),
             "config": settings.model_dump(mode="json"),
             "problems": problems,
+            "is_foreign": True,
+            "read": read(),
         }
         answer = json.dumps(told)
     answers.write(answer + "\n")
