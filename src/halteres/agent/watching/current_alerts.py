@@ -41,10 +41,14 @@ EVIDENCE_LENGTH, LENGTH = 150, 480
 
 
 def alarms(run: RunDirectory, state: RunState, progress: Progress) -> tuple[Alert, ...]:
-    """The last alert of each rule, the newest first."""
+    """The last alert of each rule: grave ones first, then the newest."""
     hanging = stalled(run, state)
     spoken = [alert for alert in progress.alerts if hanging is None or alert.rule != hanging.rule]
-    return (*((hanging,) if hanging else ()), *sorted(spoken, key=lambda alert: alert.step, reverse=True))
+    return (*((hanging,) if hanging else ()), *sorted(spoken, key=_weight, reverse=True))
+
+
+def _weight(alert: Alert) -> tuple[bool, int]:
+    return alert.rule in GRAVE, alert.step
 
 
 def in_force(alerts: Sequence[Alert], step: int) -> list[Alert]:
