@@ -22,10 +22,12 @@ from halteres.agent.caller import Caller
 from halteres.agent.drafting.drafts import choose, load_draft
 from halteres.agent.trial import folder, request, tester, testing
 from halteres.agent.trial.candidates import DEFAULTS
+from halteres.agent.trial.environment_config import character_tokenizer
 from halteres.agent.trial.order import Order
 from halteres.agent.trial.tests_store import latest_test
 from halteres.errors import NotFound
 from halteres.runs import served
+from halteres.text import load_tokenizer
 
 from .openrouter import KEY, OpenRouter, openrouter
 from .testing_scenes import (
@@ -162,6 +164,59 @@ async def test_the_call_answers_in_time_and_the_test_id_goes_on_waiting(endpoint
     assert (last["status"], last["test_id"]) == ("done", first["test_id"])
     assert last["models_tested"][0]["steps_tested"] == 2
     assert await answered(test_id=first["test_id"], wait_s=0) == last
+
+
+async def test_a_client_that_passes_no_test_id_is_given_the_test_of_the_same_arguments(
+    endpoint: OpenRouter, home: Path, tmp_path: Path
+) -> None:
+    """While it goes on, and once after its end; then, and with other arguments or another file, it is a new test."""
+    file, gate = (
+        write_environment(tmp_path, f"while not os.path.exists('{tmp_path}/gate'): time.sleep(0.02)\n{YES}"),
+        tmp_path / "gate",
+    )
+    draft(file)
+    asked: dict[str, Any] = {"models": ["good/one"], "prompts": ["Is 3 a number?"], "max_tokens": 8}
+    first = await answered(**asked, wait_s=0)
+    again = await answered(**asked, wait_s=0)
+    assert (first["status"], again["status"], again["test_id"]) == ("running", "running", first["test_id"])
+    gate.touch()
+    await until(lambda: folder.find_test(first["test_id"]).phase() == "done", within_s=20)
+    collected = await answered(**asked, wait_s=0)
+    assert (collected["status"], collected["test_id"]) == ("done", first["test_id"])
+    assert collected["responses"][0]["completion"]
+    gate.unlink()
+    another = await answered(**asked, wait_s=0)
+    other = await answered(**{**asked, "max_tokens": 9}, wait_s=0)
+    write_environment(tmp_path, YES)
+    edited = await answered(**asked)
+    assert len({one["test_id"] for one in (first, another, other, edited)}) == 4
+    assert edited["status"] == "done"
+    gate.touch()
+    for one in (another, other):
+        await until(lambda one=one: folder.find_test(one["test_id"]).phase() == "done")
+
+
+async def test_an_endpoints_model_is_tested_before_the_base_model_is_here(
+    endpoint: OpenRouter, home: Path, tmp_path: Path
+) -> None:
+    """Prompts are counted in characters then, and the answer says so; a test of the base model itself is refused."""
+    draft(write_environment(tmp_path), model="Qwen/Qwen3-8B")
+    answer = await answered(models=["good/one"], num_steps=2, group_size=4)
+    assert (answer["status"], answer["models_tested"][0]["steps_tested"]) == ("done", 2)
+    assert "groups_dropped" not in answer["models_tested"][0]
+    assert "'Qwen/Qwen3-8B' is not here" in answer["note"]
+    assert "characters" in answer["note"]
+    assert (await replied()).body["error"].startswith("Model 'Qwen/Qwen3-8B' is not there.")
+    asked = await answered(models=["good/one"], prompts=["Is 1 a number?"])
+    assert "characters" in asked["note"]
+
+
+def test_counted_in_characters_a_text_has_a_token_for_each(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(character_tokenizer(tmp_path / "characters")))
+    text = "So 12 + 30 is\n 42."
+    assert len(tokenizer.encode(text)) == len(text)
+    assert tokenizer.decode(tokenizer.encode("Größe: 3 m²")) == "Größe: 3 m²"
+    assert len(tokenizer.apply_chat_template([{"role": "user", "content": "1 + 1?"}])) > 6
 
 
 async def test_two_tests_at_once_never_meet(endpoint: OpenRouter, home: Path, tmp_path: Path) -> None:

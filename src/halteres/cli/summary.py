@@ -17,6 +17,7 @@ from halteres.observe.metrics import Row, merge_by_step
 from halteres.observe.sinks import read_reports
 from halteres.runs.directory import RunDirectory, RunState
 from halteres.runs.reading.answers import Compared, before_and_after
+from halteres.runs.reading.progress import read_progress
 
 SCORE = "eval/mean_score"
 
@@ -38,6 +39,11 @@ def tell(run: RunDirectory, state: RunState, console: Console) -> None:
         _say(console, state.note)
     if len(evaluations) >= 2:
         console.print(_figures(evaluations[0], evaluations[-1]))
+    else:
+        progress = read_progress(run, state)
+        for told in (progress.no_evaluation, *progress.eval_failed):
+            if told:
+                _say(console, str(told))
     if learnt := [task for task in before_and_after(run) if task.learnt][:SHOWN]:
         console.print("\nlearnt, for example:")
     for task in learnt:

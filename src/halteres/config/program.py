@@ -40,6 +40,9 @@ IMPORTS_ATROPOSLIB = re.compile(rb"^\s*(from|import)\s+atroposlib\b", re.MULTILI
 PROJECT = ("pyproject.toml", "setup.py", ".git")
 """The folder that holds one of these is a project."""
 
+NOTHING_TO_EVALUATE = 3
+"""Exit code of `evaluate` where an environment has no held-out tasks."""
+
 MOST_KEPT = 256
 """Descriptions in memory."""
 

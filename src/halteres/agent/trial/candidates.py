@@ -10,6 +10,7 @@ import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -74,10 +75,20 @@ class Bench:
         return self._candidate(LOCAL + model, model, "local", found, service_url=url)
 
     def _remote(self, model: str) -> Candidate:
-        """Prompts are counted with the base model's tokenizer: nobody else's is here."""
+        """Prompts are counted with the base model's tokenizer, nobody else's is here; without it, in characters."""
         name, scale = DEFAULTS.get(model, (model, "custom"))
-        _, base = _found(self.settings.inference)
-        return self._candidate(model, name, scale, RunModel(name=model, tokenizer=base.tokenizer))
+        return self._candidate(model, name, scale, RunModel(name=model, tokenizer=self._tokenizer_folder()))
+
+    def _tokenizer_folder(self) -> str:
+        """Of the draft's base model; empty where it is not here: an endpoint's model is tested without it too."""
+        asked = self.settings.inference
+        if (folder := model_folder(asked.model, shelf())) is not None:
+            return str(folder)
+        try:
+            tokenizer = _found(asked)[1].tokenizer
+        except HalteresError:
+            return ""
+        return tokenizer if Path(tokenizer).is_dir() else ""
 
     def _candidate(
         self, model: str, name: str, scale: str, found: RunModel, *, service_url: str | None = None, problem: str = ""

@@ -7,16 +7,19 @@ Never: starts anything, names a key or the endpoint.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from halteres.agent.trial.folder import TestFolder
 from halteres.agent.trial.request import Candidate, Request
 from halteres.config.program import EnvironmentProgram
+from halteres.models import TINY, builtin_path
 
 PATIENCE = {"rollout_retries": 1, "max_failed_groups": 3, "max_dropped_groups": 6}
 """A scorer that fails shall not ask for thousands of answers before it is told."""
@@ -29,6 +32,8 @@ def command_of(folder: TestFolder, request: Request, candidate: Candidate, addre
     """Write what the environment reads into its folder, which is made here; the command that runs it."""
     work = folder.work(candidate)
     work.mkdir()
+    if not candidate.tokenizer:
+        candidate = msgspec.structs.replace(candidate, tokenizer=str(character_tokenizer(work / "characters")))
     config = work / "config.yaml"
     config.write_text(yaml.safe_dump(_config(folder, request, candidate, address), sort_keys=False))
     if request.prompts:
@@ -40,6 +45,21 @@ def command_of(folder: TestFolder, request: Request, candidate: Candidate, addre
         working_directory=Path(request.working_directory),
     )
     return program.command("process", "--config", str(config))
+
+
+def character_tokenizer(folder: Path) -> Path:
+    """Make a tokenizer folder in which every byte of a text is a token: the built-in model's, without its merges."""
+    source = builtin_path(TINY)
+    assert source is not None, "it is part of the package"  # noqa: S101 - for the type checker
+    folder.mkdir()
+    whole = json.loads((source / "tokenizer.json").read_text())
+    special = {token["content"] for token in whole["added_tokens"]}
+    vocabulary = {text: number for text, number in whole["model"]["vocab"].items() if len(text) == 1 or text in special}
+    whole["model"] |= {"vocab": vocabulary, "merges": []}
+    (folder / "tokenizer.json").write_text(json.dumps(whole))
+    for name in ("config.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(source / name, folder)
+    return folder
 
 
 def variables_of(candidate: Candidate) -> dict[str, str]:

@@ -8,6 +8,7 @@ Never: runs a test, writes more than a new folder.
     <stem>/                 config.yaml, rollouts/, ended.json (how it came to its end)
     lock                    held by the tester as long as it lives
     result.json             the whole answer; written last
+    collected               empty; there once somebody was given the whole answer
 """
 
 from __future__ import annotations
@@ -71,6 +72,11 @@ class TestFolder:
             return json.loads((self.path / "result.json").read_bytes())
         except OSError:
             return None
+
+    @property
+    def collected(self) -> Path:
+        """There once somebody was given the whole answer."""
+        return self.path / "collected"
 
     def phase(self) -> Phase:
         """What the test is doing. One without a result whose tester is gone is lost."""

@@ -19,6 +19,8 @@ from halteres.agent.trial.verdict import Verdict, judge, judge_prompts
 SAMPLES = 2
 LONGEST = 2000  # characters of each text of a sample
 
+IN_CHARACTERS = "The base model '{model}' is not here: prompts were counted in characters, not in its tokens."
+
 
 def report(folder: TestFolder, request: Request, status: str) -> dict[str, Any]:
     """The answer that the files of the test give now."""
@@ -35,6 +37,7 @@ def report(folder: TestFolder, request: Request, status: str) -> dict[str, Any]:
         "models_tested": [_facts(outcome, judged) for outcome, judged in zip(outcomes, verdicts, strict=True)],
         "summary": _summary(folder, request, outcomes) | {"trainable": verdict.trainable, "why": verdict.why},
         **({"responses": _responses(outcomes)} if request.prompts else {"samples": _samples(told)}),
+        **({"note": IN_CHARACTERS.format(model=request.base_model)} if request.counts_characters else {}),
         "next": verdict.next,
     }
 

@@ -44,7 +44,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     scale: str  # small, medium, large, custom, local
     base: str  # as its server names it: a built-in name, a folder, an endpoint's id
     is_local: bool
-    tokenizer: str  # folder
+    tokenizer: str  # folder; empty: the base model is not here, and lengths are counted in characters
     stem: str  # of its files
     wandb_run: str  # the seeds' name of the attempt
     service_url: str | None = None  # of a service that has it, instead of one of our own
@@ -73,6 +73,20 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float | None = None  # likewise
     service: tuple[str, ...] = ()  # arguments of a service of our own
     model_within_s: float = MODEL_WITHIN_S
+
+    def asks_the_same(self, other: Request) -> bool:
+        """Whether both are of the same arguments: all but what each test is given of its own."""
+        return self._arguments == other._arguments
+
+    @property
+    def _arguments(self) -> Request:
+        candidates = tuple(msgspec.structs.replace(one, wandb_run="") for one in self.candidates)
+        return msgspec.structs.replace(self, test_id="", created_at=0.0, candidates=candidates)
+
+    @property
+    def counts_characters(self) -> bool:
+        """Whether some model's prompts are counted in characters."""
+        return any(not one.is_local and not one.tokenizer for one in self.candidates)
 
     @property
     def rollouts(self) -> int:

@@ -1,6 +1,7 @@
 """The tool that tries an environment before training: rl_test_inference.
 
-Owns: what a call means (a new test, or one to go on waiting for), the wait, the answer of an unfinished test.
+Owns: what a call means (a new test, or one to go on waiting for: named, or open and of the same arguments), the wait,
+the answer of an unfinished test.
 Never: tests (`trial` does, in a process of its own).
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -26,6 +28,7 @@ from halteres.agent.trial.order import Order
 from halteres.agent.trial.report import report
 from halteres.agent.trial.request import Request
 from halteres.agent.trial.start import start
+from halteres.agent.trial.tests_store import open_test
 from halteres.agent.wording import worded
 from halteres.errors import NotReady
 
@@ -46,6 +49,7 @@ class Tested(Result):
     status: str  # running, done, failed
     test_id: str
     samples: list[dict[str, Any]] = []  # prompt, best, worst, scores, reference
+    note: str = ""  # how prompts were counted, where the base model is not here
     discarded_edits: dict[str, Any] = {}  # of the draft: locked by now, or gone; told once
     responses: list[dict[str, Any]] = []  # of `prompts`: prompt, completion, score
 
@@ -79,6 +83,7 @@ async def rl_test_inference(
     """Try your draft's environment without training: does it load, score, and give rewards that vary?
 
     Answers whether it is trainable and why. Do this before rl_start_training; it takes seconds on a local model.
+    While a test goes on, the same call waits for it instead of starting another.
     """
     ends_at = time.monotonic() + wait_s
     discarded: Mapping[str, Any] = {}
@@ -115,7 +120,7 @@ async def _started(caller: Caller, order: Order, within_s: float) -> tuple[TestF
     except TimeoutError as error:
         asking.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else will look
         raise NotReady("The environment takes long to describe itself.", "", "rl_test_inference() again") from error
-    folder = await asyncio.to_thread(start, request)
+    folder = await asyncio.to_thread(lambda: open_test(request) or start(request))
     await asyncio.to_thread(tidy)
     return folder, discarded
 
@@ -137,12 +142,14 @@ def _answer(folder: TestFolder) -> dict[str, Any]:
     """What the test has come to; while it goes on, and where its process is gone, what there is of it."""
     result = folder.result()
     if result is not None:
+        with suppress(OSError):  # then the same call may be given it again
+            folder.collected.touch()
         return brief(result)
     told = report(folder, folder.request(), "running")
     if folder.phase() == "running":
         told["next"] = worded("rl_test_inference", test_id=folder.test_id)
-    elif (result := folder.result()) is not None:  # it ended while we looked
-        told = result
+    elif folder.result() is not None:  # it ended while we looked
+        return _answer(folder)
     else:
         told |= {"status": "failed", "code": "process_exited", "error": LOST, "next": "rl_test_inference()"}
     return brief(told)

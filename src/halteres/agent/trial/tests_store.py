@@ -1,6 +1,6 @@
-"""What earlier tests found out: for checks and estimates before a run is started.
+"""What earlier tests found out: for checks and estimates before a run is started, and for whoever asks again.
 
-Owns: the noun `TestOutcome`, finding the newest test of an environment with a model.
+Owns: the noun `TestOutcome`, finding the newest test of an environment with a model, and the open one of a request.
 Never: starts a test; believes one that is older than the environment's file, or that says little of training: of
 greedy, cut or few answers.
 """
@@ -8,10 +8,10 @@ greedy, cut or few answers.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -53,18 +53,46 @@ def latest_test(environment: str, model: str, draft: str = "") -> TestOutcome | 
     return next((told for _, folder in best_first for told in _outcomes(folder, model)), None)
 
 
-def _alike(file: str) -> Iterator[tuple[Request, TestFolder]]:
-    """Tests of this file that were like training."""
+OPEN_S = 600.0
+"""So long after its end a test whose answer nobody was given waits for the same call."""
+
+
+def open_test(request: Request) -> TestFolder | None:
+    """The newest test of the same arguments that goes on, or has ended and nobody was given its answer.
+
+    Clients that cannot pass a test_id ask again with the same arguments until the test has ended (seed 001).
+    """
+    found = [
+        (other.created_at, folder)
+        for folder, other in _requests()
+        if other.asks_the_same(request) and _is_open(folder, other)
+    ]
+    return max(found, key=lambda one: one[0])[1] if found else None
+
+
+def _is_open(folder: TestFolder, request: Request) -> bool:
+    phase = folder.phase()
+    if phase == "lost" or folder.collected.exists() or _changed_since(request.environment_file, request.created_at):
+        return False
+    return phase == "running" or time.time() - _finished_at(folder) <= OPEN_S
+
+
+def _requests() -> Iterator[tuple[TestFolder, Request]]:
     for folder in all_tests():
         with contextlib.suppress(OSError, msgspec.MsgspecError):  # just removed, or of another version
-            request = folder.request()
-            if request.environment_file == file and request.is_like_training:
-                yield request, folder
+            yield folder, folder.request()
+
+
+def _alike(file: str) -> Iterator[tuple[Request, TestFolder]]:
+    """Tests of this file that were like training."""
+    for folder, request in _requests():
+        if request.environment_file == file and request.is_like_training:
+            yield request, folder
 
 
 def _outcomes(folder: TestFolder, model: str) -> Iterator[TestOutcome]:
     result = folder.result()
-    if result is None or _is_outdated(folder, result):
+    if result is None or _changed_since(result["environment_file"], _finished_at(folder)):
         return
     for one in result["models_tested"]:
         if one["model"] in (model, LOCAL + model) and one["steps_tested"]:
@@ -81,10 +109,10 @@ def _outcomes(folder: TestFolder, model: str) -> Iterator[TestOutcome]:
             )
 
 
-def _is_outdated(folder: TestFolder, result: dict[str, Any]) -> bool:
-    """Whether the environment's file has changed since, or is gone."""
+def _changed_since(file: str, at: float) -> bool:
+    """Whether an environment's file has changed since (unix s), or is gone."""
     try:
-        return Path(result["environment_file"]).stat().st_mtime > _finished_at(folder)
+        return Path(file).stat().st_mtime > at
     except OSError:
         return True
 

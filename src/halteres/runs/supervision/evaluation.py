@@ -1,7 +1,7 @@
 """Evaluations of a run: the environment's `evaluate` on a pinned snapshot, one at a time.
 
 Owns: which checkpoints are evaluated, running the command, its row in metrics.jsonl, its folder under evals/.
-Never: fails a run: an evaluation that goes wrong is an event.
+Never: fails a run: an evaluation that goes wrong is an event, and so is that there is nothing to evaluate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import msgspec
 
-from halteres.config.program import EnvironmentProgram
+from halteres.config.program import NOTHING_TO_EVALUATE, EnvironmentProgram
 from halteres.errors import HalteresError, ProcessFailed
 from halteres.files import replace_file
 from halteres.observe.metrics import Row, append_row, read_rows
@@ -31,6 +31,10 @@ WITHIN_S = 1800.0
 
 LONGEST_ANSWER = 1024 * 1024
 """Bytes of its output, from the end, in which its figures are looked for."""
+
+
+class NothingToEvaluate(ProcessFailed):
+    """The environment says that it has no held-out tasks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +56,11 @@ class Evaluator:
     _asked: set[int] = field(default_factory=set)
     _pending: list[Snapshot] = field(default_factory=list)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _has_nothing: bool = False  # the environment has no held-out tasks
 
     def is_due(self, step: int, final: bool) -> bool:
         """Whether the checkpoint of this step is to be evaluated."""
-        if step in self._asked:
+        if step in self._asked or self._has_nothing:
             return False
         last = max(self._asked, default=0)
         crossed = self.every > 0 and step // self.every > last // self.every
@@ -80,10 +85,14 @@ class Evaluator:
                 snapshot = self._pending[0]
             try:
                 await self._evaluate(snapshot)
+            except NothingToEvaluate as error:
+                self._has_nothing = True
+                self.ledger.event("no_evaluation", step=snapshot.step, error=error.sentence)
             except (HalteresError, OSError) as error:
                 self.ledger.event("eval_failed", step=snapshot.step, error=str(error))
             async with self._changed:
-                self._pending = [waiting for waiting in self._pending if waiting != snapshot]
+                kept = [] if self._has_nothing else self._pending
+                self._pending = [waiting for waiting in kept if waiting != snapshot]
                 self._changed.notify_all()
 
     async def finished(self) -> None:
@@ -103,10 +112,11 @@ class Evaluator:
             metrics=folder / LOGGED,
             name=self.ledger.state.name,
         )
+        written = _size(run.log("eval"))
         with tempfile.TemporaryFile(dir=folder) as answer:
             code = await self._ran(command, answer, snapshot)
-            if code != 0:
-                raise ProcessFailed(f"The evaluation exited with code {code}.", f"Its log is {run.log('eval')}.")
+            said = run.log_tail("eval", 1) if _size(run.log("eval")) > written else []
+            _check(code, said[-1].removeprefix("error: ") if said else f"Its log is {run.log('eval')}.")
             figures = figures_of(self.environment, folder, _last_words(answer))
         if self.environment.is_foreign:
             name_prompts(folder / "samples.jsonl")
@@ -150,3 +160,15 @@ def _prompt_of(row: Row) -> dict[str, Any]:
 def _last_words(answer: IO[bytes]) -> str:
     told = os.pread(answer.fileno(), LONGEST_ANSWER, max(0, os.fstat(answer.fileno()).st_size - LONGEST_ANSWER))
     return told.decode(errors="replace")
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def _check(code: int, said: str) -> None:
+    """Raise where the evaluation did not end well; `said`: its last words."""
+    if code == NOTHING_TO_EVALUATE:
+        raise NothingToEvaluate("There will be no held-out figure.", said)
+    if code != 0:
+        raise ProcessFailed(f"The evaluation exited with code {code}.", said)
