@@ -55,7 +55,7 @@ class RunSettings(Section):
         str | None, Field(description="project that metrics are filed under; default: WANDB_PROJECT, or atropos-tinker")
     ] = None
     wandb_entity: Annotated[str | None, Field(description="account or team of it; default: WANDB_ENTITY")] = None
-    tags: Annotated[tuple[str, ...], Field(description="words to find the run by")] = ()
+    tags: Annotated[tuple[str, ...], Field(description="words of your own, kept with the run")] = ()
 
     @property
     def environment_name(self) -> str:

@@ -52,8 +52,10 @@ class BaseEnvConfig(BaseModel):
         float,
         Field(ge=0, le=10, description="sampling temperature of training rollouts; 1 keeps the gradient unbiased"),
     ] = 1.0
-    system_prompt: Annotated[str | None, Field(description="first message of every chat; none by default")] = None
-    seed: Annotated[int, Field(ge=0, lt=2**32, description="of tasks and sampling")] = 0
+    system_prompt: Annotated[
+        str | None, Field(description="system message, the first of every chat; default: none")
+    ] = None
+    seed: Annotated[int, Field(ge=0, lt=2**32, description="seeds tasks and sampling")] = 0
 
     max_num_workers: Annotated[
         int, Field(ge=-1, description="groups under way at once; -1: max_num_workers_per_node")
@@ -85,7 +87,7 @@ class BaseEnvConfig(BaseModel):
         float, Field(description="weight of this environment among several on one trajectory server; -1: ignore")
     ] = 1.0
 
-    steps_per_eval: Annotated[int, Field(description="serve without a supervisor: steps between evaluations")] = 100
+    steps_per_eval: Annotated[int, Field(description="serve without a run: optimiser steps between evaluations")] = 100
     eval_tasks: Annotated[int, Field(ge=1, description="held-out tasks of an evaluation")] = 128
     eval_samples: Annotated[
         int, Field(ge=1, description="answers to each held-out task at temperature 1, beside one greedy answer")
@@ -109,16 +111,18 @@ class BaseEnvConfig(BaseModel):
     data_path_to_save_groups: Annotated[
         str | None, Field(description="process: the JSONL file that groups are written to; default: data/NAME.jsonl")
     ] = None
-    min_items_sent_before_logging: Annotated[int, Field(description="accepted for compatibility")] = 2
-    num_rollouts_to_keep: Annotated[int, Field(description="accepted for compatibility")] = 32
-    num_rollouts_per_group_for_logging: Annotated[int, Field(description="accepted for compatibility")] = 1
+    min_items_sent_before_logging: Annotated[int, Field(description="accepted for compatibility; no effect")] = 2
+    num_rollouts_to_keep: Annotated[int, Field(description="accepted for compatibility; no effect")] = 32
+    num_rollouts_per_group_for_logging: Annotated[int, Field(description="accepted for compatibility; no effect")] = 1
     use_wandb: Annotated[bool, Field(description="accepted for compatibility; metrics go to the run directory")] = False
-    thinking_mode: Annotated[bool, Field(description="accepted for compatibility; write a system_prompt")] = False
-    reasoning_effort: Annotated[str | None, Field(description="accepted for compatibility")] = None
-    max_reasoning_tokens: Annotated[int | None, Field(ge=1024, le=32_000, description="accepted for compatibility")] = (
-        None
-    )
-    custom_thinking_prompt: Annotated[str | None, Field(description="accepted for compatibility")] = None
+    thinking_mode: Annotated[
+        bool, Field(description="accepted for compatibility; no effect: write a system_prompt")
+    ] = False
+    reasoning_effort: Annotated[str | None, Field(description="accepted for compatibility; no effect")] = None
+    max_reasoning_tokens: Annotated[
+        int | None, Field(ge=1024, le=32_000, description="accepted for compatibility; no effect")
+    ] = None
+    custom_thinking_prompt: Annotated[str | None, Field(description="accepted for compatibility; no effect")] = None
 
     tokenizer_name: Annotated[
         str,
@@ -191,9 +195,9 @@ class APIServerConfig(BaseModel):
     timeout: Annotated[float, Field(gt=0, description="seconds that one request may take")] = 1200
     ready_within: Annotated[float, Field(gt=0, description="seconds the server may take to become ready")] = 120
     num_max_requests_at_once: Annotated[int, Field(ge=1, description="connections open at once")] = 512
-    num_requests_for_eval: Annotated[int, Field(ge=1, description="accepted for compatibility")] = 64
-    rolling_buffer_length: Annotated[int, Field(description="accepted for compatibility")] = 1000
+    num_requests_for_eval: Annotated[int, Field(ge=1, description="accepted for compatibility; no effect")] = 64
+    rolling_buffer_length: Annotated[int, Field(description="accepted for compatibility; no effect")] = 1000
     tokenizer_name: Annotated[str, Field(description="accepted for compatibility; env.tokenizer_name counts")] = "none"
-    n_kwarg_is_ignored: Annotated[bool, Field(description="accepted for compatibility")] = False
-    health_check: Annotated[bool, Field(description="accepted for compatibility")] = True
+    n_kwarg_is_ignored: Annotated[bool, Field(description="accepted for compatibility; no effect")] = False
+    health_check: Annotated[bool, Field(description="accepted for compatibility; no effect")] = True
     weight: Annotated[float, Field(description="accepted for compatibility; there is one server")] = 1.0
