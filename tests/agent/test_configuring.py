@@ -97,9 +97,11 @@ async def test_full_tells_every_field_with_the_seeds_keys(selected: Path) -> Non
     assert len({one["name"] for one in everything}) == len(everything)
     assert "rollout_server_url" in {one["name"] for one in answer["locked_fields"]}
     assert "policy" not in answer
-    assert tokens(answer) < 2000
+    assert tokens(answer) < 5000
     described = {one["name"]: one["description"] for one in everything}
     assert (described["level"], described["group_size"]) == ("how hard", "rollouts of one task, scored together")
+    ours = described.keys() - {"style", "topics", "hint", "env.loss"}  # the quiz's author described one of five
+    assert all(described[name] for name in ours), [name for name in ours if not described[name]]
 
 
 async def test_a_field_tells_its_type_its_range_and_what_is_allowed(selected: Path) -> None:
@@ -296,7 +298,7 @@ async def test_hermes_compat_locks_what_the_seeds_locked(home: Path) -> None:
     assert all(one["current_value"] == one["locked_value"] for one in answer["locked_fields"])
     assert {one["name"] for one in answer["configurable_fields"]} >= SEED_CONFIGURABLE
     assert answer["policy"] == "hermes-compat"
-    assert tokens(answer) < 2000
+    assert tokens(answer) < 5000
     assert tokens(await told("rl_get_current_config")) <= 350
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from halteres.runs.starting.start import start_run
 from halteres.runs.stop import stop_run
 
 from .scenes import survivors, wait, wait_for_end
+
+PAGE = Path(__file__).parents[2] / "docs" / "runs.md"
 
 EDITS = (
     *("inference.engine=scripted", "env.group_size=4", "env.batch_size=16", "env.eval_tasks=4", "env.eval_samples=2"),
@@ -38,6 +41,7 @@ def test_a_run_is_stopped_resumed_and_completed(home: Path) -> None:
     assert steps == list(range(1, state.step + 1))
     assert json.loads((resumed.path / "adapter" / "adapter_config.json").read_text())["r"] == 16
     assert (resumed.path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert {file.name for file in resumed.path.iterdir()} <= _on_the_page()
 
 
 def test_a_killed_supervisor_takes_every_real_process_with_it(home: Path) -> None:
@@ -48,3 +52,10 @@ def test_a_killed_supervisor_takes_every_real_process_with_it(home: Path) -> Non
     wait_until(lambda: run.state().code == "supervisor_lost")
     assert run.state().resumable
     wait_until(lambda: not survivors(before), within_s=15)
+
+
+def _on_the_page() -> set[str]:
+    """The files of a run's directory that docs/runs.md names."""
+    table = PAGE.read_text().partition("## The run directory")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    return {name.partition("/")[0] for cell in cells for name in re.findall(r"`([^`]+)`", cell)}

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from halteres.agent.caller import Caller
 from halteres.agent.defects import Defect, recorded
 from halteres.agent.depth import check_depth
-from halteres.agent.fitting import fitted
+from halteres.agent.fitting import LONGEST, fitted
 from halteres.agent.remedies import next_call
 from halteres.agent.shortening import clipped, echoed
 from halteres.agent.table import BY_NAME
@@ -60,7 +60,7 @@ async def call(name: str, arguments: Mapping[str, Any] | None, caller: Caller) -
 def _told(result: Result) -> Reply:
     body = result.model_dump(mode="json", exclude_unset=True)
     last = body.pop("next")
-    return Reply(body=_sealed({**body, "next": last}), images=result.images)
+    return Reply(body=_sealed({**body, "next": last}, result.longest), images=result.images)
 
 
 async def _run(found: Tool, caller: Caller, arguments: Mapping[str, Any]) -> Result:
@@ -140,8 +140,8 @@ def _draft(arguments: Any) -> str | None:
     return named if isinstance(named, str) else None
 
 
-def _sealed(body: dict[str, Any]) -> dict[str, Any]:
-    return fitted(Redactor.of_this_process().json(_finite(body)))
+def _sealed(body: dict[str, Any], longest: int = LONGEST) -> dict[str, Any]:
+    return fitted(Redactor.of_this_process().json(_finite(body)), longest)
 
 
 def _finite(value: Any) -> Any:

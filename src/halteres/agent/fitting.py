@@ -1,6 +1,6 @@
 """An answer that is never too long: the last thing that is done to one.
 
-Owns: the limit that holds for every answer of every tool, and what gives way where one is longer.
+Owns: the limit of an answer, and what gives way where one is longer.
 Never: is how a tool keeps its own budget: it knows not what matters in an answer. Drops a key of one.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, Final
 from halteres.agent.shortening import shortened
 
 LONGEST: Final = 8000
-"""Characters of compact JSON, about 2,000 tokens: spec/agent-tools.md 5.3."""
+"""Characters of compact JSON, about 2,000 tokens, unless the tool's `Result.longest` says otherwise."""
 
 _LIMITS: Final = ((2000, 64), (1000, 32), (500, 24), (240, 16), (120, 8), (60, 8))
 """Characters of each text, and items of each list (or of a mapping of as many), tried one after another."""
@@ -21,18 +21,18 @@ _LIMITS: Final = ((2000, 64), (1000, 32), (500, 24), (240, 16), (120, 8), (60, 8
 _NOTED = 200  # characters that it takes to say so
 
 
-def fitted(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer, with its texts and lists cut as far as it must be; `shortened` then names what was.
+def fitted(body: Mapping[str, Any], longest: int = LONGEST) -> dict[str, Any]:
+    """The answer in at most `longest` characters, texts and lists cut where it must be; `shortened` names those.
 
     >>> fitted({"next": "rl_list_runs()"})
     {'next': 'rl_list_runs()'}
     """
     told = dict(body)
     for text, items in _LIMITS:
-        if _length(told) <= LONGEST:
+        if _length(told) <= longest:
             return told
         told = _noted({name: _cut(value, text, items) for name, value in body.items()}, body)
-    while _length(told) > LONGEST:
+    while _length(told) > longest:
         largest = max(body, key=lambda name: _length(told[name]))
         told = _noted({**told, largest: _nothing(told[largest])}, body)
     return told

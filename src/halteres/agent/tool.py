@@ -16,10 +16,12 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, get_type_hints
+from typing import Any, ClassVar, Final, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, create_model
 from pydantic.json_schema import GenerateJsonSchema
+
+from halteres.agent.fitting import LONGEST
 
 
 class Unset:
@@ -57,6 +59,8 @@ class Result(BaseModel):
     """
 
     model_config = ConfigDict(extra="allow")
+
+    longest: ClassVar[int] = LONGEST  # characters; what is beyond is cut
 
     next: str
     _images: tuple[Path, ...] = PrivateAttr(default=())

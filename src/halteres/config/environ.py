@@ -187,7 +187,7 @@ def openrouter_url() -> str:
 
 
 def wandb_project() -> str:
-    """WANDB_PROJECT: default of run.wandb_project (the seeds' default where unset)."""
+    """WANDB_PROJECT: default of run.wandb_project (atropos-tinker where unset)."""
     return os.environ.get("WANDB_PROJECT") or "atropos-tinker"
 
 

@@ -40,20 +40,25 @@ class Section(BaseModel):
 class RunSettings(Section):
     """The attempt itself."""
 
-    name: Annotated[str | None, Field(description="readable name; default: the environment's", max_length=80)] = None
-    environment: Annotated[str, Field(description="environment name, or a path to its file")] = "arithmetic"
+    name: Annotated[
+        str | None, Field(description="readable name of the run; default: ENVIRONMENT-RUN", max_length=80)
+    ] = None
+    environment: Annotated[str, Field(description="the environment's name, or the path of its file")] = "arithmetic"
     interpreter: Annotated[
-        str | None, Field(description="Python that runs the environment file; default: this one")
+        str | None, Field(description="path of the Python that runs the environment file; default: this one")
     ] = None
     working_directory: Annotated[
         str | None, Field(description="folder that the environment's commands run in; default: its project's")
     ] = None
-    seed: Annotated[int, Field(ge=0, lt=2**32, description="seeds adapter, sampling and tasks")] = 0
+    seed: Annotated[
+        int, Field(ge=0, lt=2**32, description="seeds the adapter's first weights, sampling and the choice of tasks")
+    ] = 0
     success_threshold: Annotated[
         float, Field(description="a score above it is a success; default: the environment's own, else 0")
     ] = 0.0
     max_minutes: Annotated[
-        float | None, Field(gt=0, description="stop with a checkpoint after this many minutes of training")
+        float | None,
+        Field(gt=0, description="minutes of training, after which the run ends with a checkpoint; default: no limit"),
     ] = None
     sinks: Annotated[
         tuple[SinkName, ...], Field(description="where metrics are forwarded to, beside the run's own metrics.jsonl")
@@ -62,7 +67,7 @@ class RunSettings(Section):
         str | None, Field(description="project that metrics are filed under; default: WANDB_PROJECT, or atropos-tinker")
     ] = None
     wandb_entity: Annotated[str | None, Field(description="account or team of it; default: WANDB_ENTITY")] = None
-    tags: Annotated[tuple[str, ...], Field(description="words to find the run by")] = ()
+    tags: Annotated[tuple[str, ...], Field(description="words of your own, kept with the run")] = ()
 
     @property
     def environment_name(self) -> str:
@@ -74,39 +79,59 @@ class InferenceSettings(Section):
     """The base model and where it is served."""
 
     model: Annotated[
-        str, Field(min_length=1, description="'halteres/tiny', a model folder, or a name the service knows")
+        str, Field(min_length=1, description="base model: 'halteres/tiny', a model folder, or a name the service knows")
     ] = TINY
-    threads: Annotated[int | None, Field(ge=1, description="engine threads; default: cores - 1, at least 1")] = None
+    threads: Annotated[
+        int | None, Field(ge=1, description="CPU threads of the engine; default: cores - 1, at least 1")
+    ] = None
     engine: Annotated[
         Literal["torch", "scripted"], Field(description="what computes; 'scripted' has no weights and learns nothing")
     ] = "torch"
     url: Annotated[
-        str | None, Wiring("the supervisor writes the service's address; use --service to name another"), Field()
+        str | None,
+        Wiring("the supervisor writes the service's address; use --service to name another"),
+        Field(description="address of the training service"),
     ] = None
 
 
 class TrainerSettings(Section):
     """The RL loop. The defaults are those with which benchmarks/learning_arithmetic.py trains the built-in model."""
 
-    total_steps: Annotated[int, Field(ge=1, le=1_000_000, description="optimiser steps")] = 40
-    lora_rank: Annotated[int, Field(ge=1, le=512, description="rank of the adapter that is trained")] = 16
-    learning_rate: Annotated[float, Field(gt=0, le=1, description="of Adam, the same at every step")] = 1.5e-3
-    beta1: Annotated[float, Field(ge=0, lt=1, description="of Adam")] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1, description="of Adam")] = 0.95
-    adam_eps: Annotated[float, Field(gt=0, description="of Adam")] = 1e-8
-    grad_clip_norm: Annotated[float, Field(ge=0, description="global norm; 0 is off")] = 0.0
-    loss: Annotated[Literal["importance_sampling"], Field(description="loss of the policy")] = "importance_sampling"
+    total_steps: Annotated[int, Field(ge=1, le=1_000_000, description="optimiser steps of the run, one batch each")] = (
+        40
+    )
+    lora_rank: Annotated[int, Field(ge=1, le=512, description="rank of the LoRA adapter that is trained")] = 16
+    learning_rate: Annotated[float, Field(gt=0, le=1, description="step size of Adam, the same at every step")] = 1.5e-3
+    beta1: Annotated[float, Field(ge=0, lt=1, description="Adam's decay of the mean gradient, per step")] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1, description="Adam's decay of the mean squared gradient, per step")] = 0.95
+    adam_eps: Annotated[float, Field(gt=0, description="Adam's epsilon, added to the divisor of a step")] = 1e-8
+    grad_clip_norm: Annotated[float, Field(ge=0, description="largest global norm of the gradient; 0: no clipping")] = (
+        0.0
+    )
+    loss: Annotated[Literal["importance_sampling"], Field(description="loss that the policy is trained with")] = (
+        "importance_sampling"
+    )
     advantage: Annotated[
-        Literal["group_std", "group_mean"], Field(description="centred per group; group_std divides by its deviation")
+        Literal["group_std", "group_mean"],
+        Field(description="score minus the group's mean; group_std also divides by the group's standard deviation"),
     ] = "group_std"
     max_staleness: Annotated[
-        int, Field(ge=0, le=64, description="policy versions a group may lag behind the trainer")
+        int,
+        Field(ge=0, le=64, description="policy versions that a group may be older than the trainer's; 0: on-policy"),
     ] = 0
-    max_token_trainer_length: Annotated[int, Field(ge=8, description="longer sequences are left out, and counted")] = (
-        2048
-    )
-    checkpoint_every: Annotated[int, Field(ge=0, description="steps between checkpoints; 0: only the last")] = 10
-    eval_every: Annotated[int, Field(ge=0, description="steps between evaluations; 0: only first and last")] = 20
+    max_token_trainer_length: Annotated[
+        int,
+        Field(ge=8, description="tokens of a sequence, prompt included; longer ones are not trained on, and counted"),
+    ] = 2048
+    checkpoint_every: Annotated[
+        int, Field(ge=0, description="optimiser steps between checkpoints; 0: only at the end")
+    ] = 10
+    eval_every: Annotated[
+        int,
+        Field(
+            ge=0, description="optimiser steps between evaluations; 0: only before the first step and after the last"
+        ),
+    ] = 20
 
 
 ENV_WIRING: Mapping[str, str] = {

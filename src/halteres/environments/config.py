@@ -34,76 +34,120 @@ class BaseEnvConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     group_size: Annotated[int, Field(ge=1, description="rollouts of one task, scored together")] = 4
-    batch_size: Annotated[int, Field(ge=-1, description="sequences in one optimiser step; -1: the trainer's")] = -1
+    batch_size: Annotated[
+        int,
+        Field(
+            ge=-1,
+            description="rollouts in one optimiser step, whole groups; -1: the trainer's, about 128 in a run",
+        ),
+    ] = -1
     total_steps: Annotated[
         int, Field(ge=-1, description="serve: batches to fill, -1: the trainer's; process: groups to write")
     ] = 1000
     max_token_length: Annotated[
-        int, Field(description="prompt and answer together stay below it; 0 or less: no limit")
+        int, Field(description="tokens; prompt and answer together stay below it; 0 or less: no limit")
     ] = 2048
-    max_new_tokens: Annotated[int, Field(ge=1, description="tokens of one answer")] = 512
-    temperature: Annotated[float, Field(ge=0, le=10, description="of training rollouts")] = 1.0
-    system_prompt: Annotated[str | None, Field(description="first message of every chat; none by default")] = None
-    seed: Annotated[int, Field(ge=0, lt=2**32, description="of tasks and sampling")] = 0
+    max_new_tokens: Annotated[int, Field(ge=1, description="tokens of one answer at most")] = 512
+    temperature: Annotated[
+        float,
+        Field(ge=0, le=10, description="sampling temperature of training rollouts; 1 keeps the gradient unbiased"),
+    ] = 1.0
+    system_prompt: Annotated[
+        str | None, Field(description="system message, the first of every chat; default: none")
+    ] = None
+    seed: Annotated[int, Field(ge=0, lt=2**32, description="seeds tasks and sampling")] = 0
     success_threshold: Annotated[float, Field(description="a score above it counts as success")] = 0.0
 
-    max_num_workers: Annotated[int, Field(ge=-1, description="groups under way at once; -1: per node x servers")] = -1
-    max_num_workers_per_node: Annotated[int, Field(ge=1, description="groups under way at once per server")] = 8
+    max_num_workers: Annotated[
+        int, Field(ge=-1, description="groups under way at once; -1: max_num_workers_per_node")
+    ] = -1
+    max_num_workers_per_node: Annotated[
+        int, Field(ge=1, description="groups under way at once on one inference server")
+    ] = 8
     worker_timeout: Annotated[float, Field(description="seconds for one group; -1: no limit")] = 600
-    rollout_retries: Annotated[int, Field(ge=0, le=100, description="rounds that replace failed rollouts")] = 3
+    rollout_retries: Annotated[
+        int, Field(ge=0, le=100, description="rounds in which failed rollouts of a group are sampled again")
+    ] = 3
     max_failed_groups: Annotated[
-        int, Field(ge=1, description="so many groups failed one after another end the environment")
+        int, Field(ge=1, description="groups that fail one after another before the environment gives up")
     ] = 8
     max_batches_offpolicy: Annotated[
-        int, Field(description="batches that may wait, where the trajectory server gives no allowance")
+        int, Field(description="batches that may wait at the trajectory server, where it names no number itself")
     ] = 3
     max_dropped_groups: Annotated[
-        int, Field(ge=0, description="so many groups dropped one after another end the environment; 0: never")
+        int, Field(ge=0, description="groups dropped one after another before the environment gives up; 0: never")
     ] = 256
-    ensure_scores_are_not_same: Annotated[bool, Field(description="drop groups whose scores are all equal")] = True
+    ensure_scores_are_not_same: Annotated[
+        bool, Field(description="drop groups whose scores are all equal: nothing is learnt from them")
+    ] = True
     min_batch_allocation: Annotated[
-        float | None, Field(ge=0, le=1, description="least share of every batch; none by default")
+        float | None,
+        Field(ge=0, le=1, description="least share (0 to 1) of this environment in every batch; default: none"),
     ] = None
-    inference_weight: Annotated[float, Field(description="share of inference among environments; -1: ignore")] = 1.0
+    inference_weight: Annotated[
+        float, Field(description="weight of this environment among several on one trajectory server; -1: ignore")
+    ] = 1.0
 
-    steps_per_eval: Annotated[int, Field(description="serve without a supervisor: steps between evaluations")] = 100
+    steps_per_eval: Annotated[int, Field(description="serve without a run: optimiser steps between evaluations")] = 100
     eval_tasks: Annotated[int, Field(ge=1, description="held-out tasks of an evaluation")] = 128
-    eval_samples: Annotated[int, Field(ge=1, description="samples of each at temperature 1, beside one greedy")] = 4
+    eval_samples: Annotated[
+        int, Field(ge=1, description="answers to each held-out task at temperature 1, beside one greedy answer")
+    ] = 4
     max_eval_workers: Annotated[int, Field(ge=1, description="held-out tasks under way at once")] = 16
-    eval_handling: EvalHandling = EvalHandling.STOP_TRAIN
-    eval_limit_ratio: Annotated[float, Field(ge=0, le=1, description="of LIMIT_TRAIN")] = 0.5
-    data_dir_to_save_evals: Annotated[str | None, Field(description="folder for an evaluation's files")] = None
+    eval_handling: Annotated[
+        EvalHandling,
+        Field(description="training rollouts during an evaluation: none, eval_limit_ratio of them, or all (NONE)"),
+    ] = EvalHandling.STOP_TRAIN
+    eval_limit_ratio: Annotated[
+        float, Field(ge=0, le=1, description="share (0 to 1) of training rollouts that go on under LIMIT_TRAIN")
+    ] = 0.5
+    data_dir_to_save_evals: Annotated[
+        str | None, Field(description="folder for an evaluation's files; default: none are written")
+    ] = None
 
     spool_dir: Annotated[
         str | None, Field(description="serve: folder for groups that cannot be sent; by default in run_dir")
     ] = None
     include_messages: Annotated[bool, Field(description="send and write the chats beside the tokens")] = False
-    data_path_to_save_groups: Annotated[str | None, Field(description="process: the JSONL file")] = None
-    min_items_sent_before_logging: Annotated[int, Field(description="groups sent before metrics are logged")] = 2
-    num_rollouts_to_keep: Annotated[int, Field(description="groups kept for the log")] = 32
-    num_rollouts_per_group_for_logging: Annotated[int, Field(description="rollouts of them; -1: all")] = 1
+    data_path_to_save_groups: Annotated[
+        str | None, Field(description="process: the JSONL file that groups are written to; default: data/NAME.jsonl")
+    ] = None
+    min_items_sent_before_logging: Annotated[int, Field(description="accepted for compatibility; no effect")] = 2
+    num_rollouts_to_keep: Annotated[int, Field(description="accepted for compatibility; no effect")] = 32
+    num_rollouts_per_group_for_logging: Annotated[int, Field(description="accepted for compatibility; no effect")] = 1
     use_wandb: Annotated[bool, Field(description="forward the run's metrics to W&B, as run.sinks: [wandb]")] = False
-    thinking_mode: Annotated[bool, Field(description="accepted for compatibility; write a system_prompt")] = False
-    reasoning_effort: Annotated[str | None, Field(description="accepted for compatibility")] = None
-    max_reasoning_tokens: Annotated[int | None, Field(ge=1024, le=32_000, description="accepted for compatibility")] = (
-        None
-    )
-    custom_thinking_prompt: Annotated[str | None, Field(description="accepted for compatibility")] = None
+    thinking_mode: Annotated[
+        bool, Field(description="accepted for compatibility; no effect: write a system_prompt")
+    ] = False
+    reasoning_effort: Annotated[str | None, Field(description="accepted for compatibility; no effect")] = None
+    max_reasoning_tokens: Annotated[
+        int | None, Field(ge=1024, le=32_000, description="accepted for compatibility; no effect")
+    ] = None
+    custom_thinking_prompt: Annotated[str | None, Field(description="accepted for compatibility; no effect")] = None
 
     tokenizer_name: Annotated[
-        str, Wiring("the tokenizer is the base model's"), Field(description="built-in model, or a model folder")
+        str,
+        Wiring("the tokenizer is the base model's"),
+        Field(description="tokenizer: the built-in model, or a model folder"),
     ] = TINY
     rollout_server_url: Annotated[
-        str, Wiring("the supervisor writes the trajectory server's address"), Field(description="trajectory server")
+        str,
+        Wiring("the supervisor writes the trajectory server's address"),
+        Field(description="address of the trajectory server"),
     ] = "http://localhost:8000"
     wandb_name: Annotated[
         str | None, Wiring("the supervisor names the run"), Field(description="name given to the trajectory server")
     ] = None
     run_dir: Annotated[
-        str | None, Wiring("the supervisor owns the run directory"), Field(description="for metrics and rollouts")
+        str | None,
+        Wiring("the supervisor owns the run directory"),
+        Field(description="the run's directory, for metrics and rollouts"),
     ] = None
 
     inert: ClassVar[tuple[str, ...]] = (
+        "min_items_sent_before_logging",
+        "num_rollouts_to_keep",
+        "num_rollouts_per_group_for_logging",
         "thinking_mode",
         "reasoning_effort",
         "max_reasoning_tokens",
@@ -140,16 +184,20 @@ class APIServerConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model_name: Annotated[str, Field(description="process, evaluate: the snapshot or model; serve: unused")] = "default"
-    base_url: Annotated[str, Field(description="OpenAI's form, ending in /v1")] = "http://localhost:8001/v1"
-    api_key: str = ""
-    server_type: Annotated[ServerType, Field(description="sglang: exact tokens; openai: text alone")] = "sglang"
-    timeout: Annotated[float, Field(gt=0, description="seconds of one request")] = 1200
+    model_name: Annotated[
+        str, Field(description="process, evaluate: the checkpoint or model that answers; serve: not used")
+    ] = "default"
+    base_url: Annotated[str, Field(description="address in OpenAI's form, ending in /v1")] = "http://localhost:8001/v1"
+    api_key: Annotated[str, Field(description="key that is sent along; empty: none")] = ""
+    server_type: Annotated[
+        ServerType, Field(description="sglang: exact tokens and log-probabilities come back; openai: text alone")
+    ] = "sglang"
+    timeout: Annotated[float, Field(gt=0, description="seconds that one request may take")] = 1200
     ready_within: Annotated[float, Field(gt=0, description="seconds the server may take to become ready")] = 120
-    num_max_requests_at_once: Annotated[int, Field(ge=1)] = 512
-    num_requests_for_eval: Annotated[int, Field(ge=1)] = 64
-    rolling_buffer_length: int = 1000
-    tokenizer_name: str = "none"
-    n_kwarg_is_ignored: bool = False
-    health_check: bool = True
-    weight: float = 1.0
+    num_max_requests_at_once: Annotated[int, Field(ge=1, description="connections open at once")] = 512
+    num_requests_for_eval: Annotated[int, Field(ge=1, description="accepted for compatibility; no effect")] = 64
+    rolling_buffer_length: Annotated[int, Field(description="accepted for compatibility; no effect")] = 1000
+    tokenizer_name: Annotated[str, Field(description="accepted for compatibility; env.tokenizer_name counts")] = "none"
+    n_kwarg_is_ignored: Annotated[bool, Field(description="accepted for compatibility; no effect")] = False
+    health_check: Annotated[bool, Field(description="accepted for compatibility; no effect")] = True
+    weight: Annotated[float, Field(description="accepted for compatibility; there is one server")] = 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -14,7 +14,6 @@ from halteres.agent.drafting import drafts
 from halteres.agent.drafting.cautions import cautions, lowered
 from halteres.agent.drafting.fields import Setting, find_setting, settings_of
 from halteres.agent.drafting.headline import brief, by_key, diff
-from halteres.agent.drafting.listed import listed
 from halteres.agent.drafting.refused_edits import mending
 from halteres.agent.drafting.sifting import current, sifted
 from halteres.agent.shortening import echoed, shortened
@@ -31,15 +30,15 @@ LONGEST_MESSAGE = 400  # characters
 
 TIP = "Use rl_edit_config(field, value) to change any configurable field."
 
-IN_FULL = 'One with all that is known: field="NAME".'
-
 MODEL_FACTS = frozenset({"name", "present", "need_gb", "fits", "note"})
 ABSENT = "One that is not present: `halteres models add NAME`, or set model to the path of its folder."
 
 
 class Configuration(Result):
-    """A draft's settings. A field is {name, current_value}, in full also type, default, description, what is allowed;
-    asked for by its name also section, range, why it is locked; a locked one has locked_value."""
+    """A draft's settings. A field is {name, current_value}; in full, or asked for by its name, also type, default,
+    description, section, what is allowed, range, why it is locked; a locked one has locked_value."""
+
+    longest: ClassVar[int] = 24_000  # all settings with their descriptions: brief is what is short
 
     environment: str
     configurable_fields: list[dict[str, Any]]
@@ -80,12 +79,12 @@ def rl_get_current_config(
     settings = settings_of(chosen, resolved)
     is_full = detail == "full"
     shown = [_named(settings, field)] if field else [one for one in settings if is_full or one.is_headline]
-    rows = list(zip(shown, _rows(shown, field, is_full=is_full), strict=True))
+    rows = [(one, one.full if is_full or field else one.brief) for one in shown]
     told = Configuration(
         environment=resolved.settings.run.environment_name,
         configurable_fields=[row for one, row in rows if one.lock is None],
         locked_fields=[row for one, row in rows if one.lock is not None],
-        tip=TIP if field else f"{TIP} {IN_FULL}" if is_full else f'{TIP} All {len(settings)}: detail="full"; {IN_FULL}',
+        tip=TIP if field or is_full else f'{TIP} All {len(settings)}: detail="full"; one in full: field="NAME".',
         draft=chosen.handle,
         next=worded("rl_test_inference", draft=_told(caller, draft)),
     )
@@ -198,12 +197,6 @@ def _named(settings: list[Setting], field: str) -> Setting:
             [UnknownSetting(field=field, got=None, did_you_mean=nearest_setting(field, names), available=tuple(names))]
         )
     return found
-
-
-def _rows(shown: list[Setting], field: str | None, *, is_full: bool) -> list[dict[str, Any]]:
-    if field is not None:
-        return [one.full for one in shown]
-    return listed(shown) if is_full else [one.brief for one in shown]
 
 
 def _models(resolved: Resolved) -> tuple[list[dict[str, Any]], str]:

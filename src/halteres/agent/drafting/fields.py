@@ -133,7 +133,7 @@ def _known(draft: Draft, resolved: Resolved) -> _Known:
     if resolved.sources.get("run.name") != "edit":
         values["run.name"] = name
     return _Known(
-        schemas={f"{one}.{name}": field for one, schema in sections.items() for name, field in _followed(schema)},
+        schemas={f"{one}.{name}": field for one, schema in sections.items() for name, field in followed(schema)},
         defaults={
             **{f"env.{name}": value for name, value in told.config.items()},
             **_in_force(Settings()),
@@ -169,7 +169,7 @@ def _in_force(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _followed(schema: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def followed(schema: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Fields of an object's schema, with what they refer to in its place."""
     known = schema.get("$defs", {})
     for name, field in schema.get("properties", {}).items():
