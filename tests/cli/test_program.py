@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from halteres.cli.chat import Asker, newest_policy
+from halteres.cli.chat import newest_policy
 from halteres.cli.doctor import checks
 from halteres.errors import NotFound
 from halteres.runs.directory import RunDirectory
@@ -87,10 +87,6 @@ def test_the_doctor_finds_this_machine_ready(finished: RunDirectory) -> None:
     assert found["built-in model"].ok
     assert found["torch"].ok
     assert found["HALTERES_HOME"].ok
-
-
-def test_a_question_is_put_into_the_words_of_the_environment(finished: RunDirectory) -> None:
-    assert Asker(finished)("What is 1 + 1?") == [{"role": "user", "content": "Question: What is 1 + 1?"}]
 
 
 def test_the_newest_weights_are_the_ones_to_talk_to(finished: RunDirectory) -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from halteres.cli.chat import wording_of
 from halteres.errors import ProcessFailed
 from halteres.observe.metrics import Row, merge_by_step
 from halteres.observe.sinks import read_reports
@@ -92,7 +93,7 @@ def _next(run: RunDirectory, state: RunState) -> str:
         return f"halteres train --resume {run.run_id}"
     if state.status == "stopped":
         return f"halteres train {state.environment} (this run had no checkpoint yet)"
-    example = run.environment_config().get("example_question")
+    example = run.environment_config().get("example_question") or ((words := wording_of(run)) and words.example)
     return f"halteres chat {run.run_id}" + (f" {shlex.quote(str(example))}" if example else "")
 
 

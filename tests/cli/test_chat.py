@@ -1,0 +1,133 @@
+"""`halteres chat`: a question in the words of the run's own prompts, whatever wrote them."""
+
+from __future__ import annotations
+
+import io
+import shlex
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+
+from halteres.cli.chat import Wording, chat, wording_of
+from halteres.cli.summary import tell
+from halteres.models import TINY, builtin_path
+from halteres.observe.metrics import append_row
+from halteres.runs.directory import RunDirectory
+from halteres.text import load_tokenizer
+
+Program = Callable[..., subprocess.CompletedProcess[str]]
+
+MESSAGE = (
+    "Question: What is the value of {}? Give the result as a whole number.\n"
+    "Please reason step by step, and put your final answer within \\boxed{{}}."
+)
+TASKS = ("3 * 2", "9 * 7", "9 * 1", "6 * 7", "1 * 8")
+TOKENIZER = load_tokenizer(str(builtin_path(TINY)))
+
+
+def tokens(task: str) -> list[int]:
+    """What the policy was trained on: the environment's message in the model's chat."""
+    return TOKENIZER.apply_chat_template([{"role": "user", "content": MESSAGE.format(task)}])
+
+
+def roll_out(run: RunDirectory, *tasks: str) -> None:
+    """Rollouts as an environment writes them."""
+    for number, task in enumerate(tasks):
+        prompt = TOKENIZER.decode(tokens(task), skip_special_tokens=False)
+        completions = [{"text": "x", "score": 0.0, "tokens": 1, "finish": "stop"}] * 2
+        row = {"group": number, "item": None, "prompt": prompt, "completions": completions, "failures": []}
+        append_row(run.path / "rollouts" / f"step_{number % 2 + 1}.jsonl", row)
+
+
+@pytest.fixture
+def trained(finished: RunDirectory) -> RunDirectory:
+    """A run of an environment that has no prompt_template."""
+    (finished.path / "config.yaml").write_text("env: {system_prompt: Be brief.}")
+    (finished.path / "rollouts").mkdir()
+    return finished
+
+
+@pytest.fixture
+def posted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    """What the service is asked."""
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    @contextmanager
+    def served(*_: Any) -> Iterator[str]:
+        yield "http://service"
+
+    def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
+        asked.append((url.rpartition("/v1/")[2], body))
+        return {"choices": [{"text": "42", "message": {"content": "42"}}]}
+
+    monkeypatch.setattr("halteres.runs.served.served", served)
+    monkeypatch.setattr("halteres.runs.served.post", post)
+    return asked
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "3 * 4",
+        "What is the value of 3 * 4?",
+        "What is the value of 3 * 4? Give the result as a whole number.",
+        "Question: What is the value of 3 * 4",
+        MESSAGE.format("3 * 4"),
+        f"  {MESSAGE.format('3 * 4')}\n",
+    ],
+)
+def test_a_task_alone_or_with_words_around_it_becomes_the_prompt_that_the_policy_was_trained_on(
+    trained: RunDirectory, posted: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str], typed: str
+) -> None:
+    roll_out(trained, *TASKS)
+    chat(trained.run_id, typed, 0.0, 8, False)
+    ((path, body),) = posted
+    assert (path, body["model"]) == ("completions", "tinker://x/sampler_weights/final")
+    assert TOKENIZER.encode(body["prompt"], add_special_tokens=body["add_special_tokens"]) == tokens("3 * 4")
+    said = capsys.readouterr()
+    assert said.out == "42\n"
+    assert "What is the value of [...]? Give the result" in said.err
+
+
+def test_a_run_with_too_few_prompts_is_asked_as_it_is_with_its_system_prompt_and_says_so(
+    trained: RunDirectory, posted: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    roll_out(trained, *TASKS[:3], *TASKS[:3])
+    chat(trained.run_id, "3 * 4", 0.0, 8, True)
+    ((path, body),) = posted
+    assert (path, body["model"]) == ("chat/completions", TINY)
+    assert body["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "3 * 4"}]
+    assert "sent as it is" in capsys.readouterr().err
+
+
+def test_words_are_never_cut_and_an_example_is_a_task_of_the_run(trained: RunDirectory) -> None:
+    roll_out(trained, *TASKS)
+    words = wording_of(trained)
+    assert words is not None and words.example in TASKS
+    words = Wording.of(["Why is it?", "What is that?", "Who says that?", "When was that?"])
+    assert (words.head, words.tail) == ("", "?")
+    words = Wording.of(["one\ntwo", "three"])
+    assert (words.head, words.tail, words.example) == ("", "", "three")
+
+
+def test_the_end_of_a_run_names_a_question_of_its_own(trained: RunDirectory) -> None:
+    roll_out(trained, *TASKS)
+    console = Console(file=io.StringIO(), width=200)
+    tell(trained, trained.state(), console)
+    said = cast("io.StringIO", console.file).getvalue()
+    (question,) = shlex.split(said.partition("next:")[2])[3:]
+    assert question in TASKS
+
+
+def test_the_built_in_model_answers_a_task_alone_as_it_answers_the_runs_prompts(
+    trained: RunDirectory, halteres: Program
+) -> None:
+    """With a box; sent as it is, "3 * 4" makes it ask questions of its own."""
+    roll_out(trained, *TASKS)
+    ended = halteres("chat", trained.run_id, "3 * 4", "--before")
+    assert ended.returncode == 0, ended.stderr
+    assert "\\boxed{" in ended.stdout
