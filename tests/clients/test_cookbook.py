@@ -1,4 +1,4 @@
-"""tinker-cookbook 0.6.1, unmodified: two recipes train the built-in model, its validation script judges our logprobs.
+"""tinker-cookbook 0.6.1, unmodified: its recipes train the built-in model, its validation script judges our logprobs.
 
 The programs are run as their authors do, `python -m …` with options alone. The data sets that they name by the hub's
 names are folders of those names below the current directory, which `datasets.load_dataset` takes before the hub's.
@@ -45,6 +45,7 @@ SHOWN = (
 """The example that rl_loop puts before every question."""
 
 SL_STEPS, RL_STEPS = 12, 3
+STAND_IN = "stable_reinforce is computed by a formula of Halteres's own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +80,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     told = [
         [*SHOWN, _user(QUESTION + SUFFIX), _assistant(f"I will guess \\boxed{{{1 + row % 4}}}.")] for row in range(96)
     ]
-    _write(tmp_path / "openai" / "gsm8k", "main", asked)
-    _write(tmp_path / "HuggingFaceH4" / "no_robots", "default", [{"messages": messages} for messages in told])
+    _write(tmp_path / "openai" / "gsm8k", "main", train=asked, test=asked[:4])
+    _write(tmp_path / "HuggingFaceH4" / "no_robots", "default", train=[{"messages": messages} for messages in told])
+    _write_rows(tmp_path / "rubrics.jsonl", [_graded(number) for number in range(8)])
+    _write_rows(tmp_path / "rubrics_test.jsonl", [_graded(0)])
     return tmp_path
 
 
@@ -92,11 +95,26 @@ def _assistant(content: str) -> dict[str, str]:
     return {"role": "assistant", "content": content}
 
 
-def _write(folder: Path, config: str, rows: list[dict[str, Any]]) -> None:
+def _graded(number: int) -> dict[str, Any]:
+    """A question, and how its answer is graded: by the first digit that the grader writes, whatever it means."""
+    rubric = {
+        "rubric_str": f"Is it {number}?",
+        "extraction_regex": r"(\d)",
+        "grader_output_format_instruction": "Answer with a digit.",
+    }
+    return {"convo": [_user(f"What is {number} + 0?")], "rubric_items": [rubric]}
+
+
+def _write(folder: Path, config: str, **splits: list[dict[str, Any]]) -> None:
     folder.mkdir(parents=True)
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    split = "  - split: train\n    path: train.jsonl\n"
-    (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: {config}\n  data_files:\n{split}---\n")
+    for split, rows in splits.items():
+        _write_rows(folder / f"{split}.jsonl", rows)
+    files = "".join(f"  - split: {split}\n    path: {split}.jsonl\n" for split in splits)
+    (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: {config}\n  data_files:\n{files}---\n")
+
+
+def _write_rows(file: Path, rows: list[dict[str, Any]]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:
@@ -120,9 +138,13 @@ RL_LOOP = (
 )
 
 
-@pytest.mark.parametrize("loss", ["importance_sampling", "cispo", "gspo"])
+@pytest.mark.parametrize("loss", ["", "importance_sampling", "cispo", "gspo"], ids=lambda loss: loss or "by default")
+@proves("loss:stable_reinforce")
 async def test_rl_loop_goes_on_where_sl_loop_ended(cookbook: Cookbook, place: Path, loss: str) -> None:
-    """Both log into one folder, so the second finds the first's checkpoint; it has taught the form of an answer."""
+    """Both log into one folder, so the second finds the first's checkpoint; it has taught the form of an answer.
+
+    The default loss is stable_reinforce, with provenance.
+    """
     async with service(place) as running:
         await cookbook.run(*SL_LOOP, url=running.url, cwd=place)
         taught = _rows(place / "log" / "metrics.jsonl")
@@ -130,7 +152,9 @@ async def test_rl_loop_goes_on_where_sl_loop_ended(cookbook: Cookbook, place: Pa
         assert taught[-1]["train_mean_nll"] < taught[0]["train_mean_nll"] / 4
         assert [row["name"] for row in _rows(place / "log" / "checkpoints.jsonl")] == ["000005", "000010", "final"]
 
-        printed = await cookbook.run(*RL_LOOP, f"loss_fn={loss}", url=running.url, cwd=place)
+        chosen = (f"loss_fn={loss}",) if loss else ()
+        printed = await cookbook.run(*RL_LOOP, *chosen, url=running.url, cwd=place)
+        assert printed.count(STAND_IN) == (0 if loss else 1)
         assert f"Resuming from batch {SL_STEPS}" in printed and "Training completed" in printed
         rewarded = _rows(place / "log" / "metrics.jsonl")[SL_STEPS:]
         assert [row["step"] for row in rewarded] == list(range(SL_STEPS, SL_STEPS + RL_STEPS))
@@ -141,13 +165,49 @@ async def test_rl_loop_goes_on_where_sl_loop_ended(cookbook: Cookbook, place: Pa
         assert await asyncio.to_thread(_sampled, running.url, final["sampler_path"])
 
 
-@proves("loss:stable_reinforce-refused")
-async def test_the_default_loss_of_rl_loop_is_refused_with_a_sentence(cookbook: Cookbook, place: Path) -> None:
-    """stable_reinforce: its formula is not public."""
+RECIPE = (f"model_name={NAME}", "log_path=rl", "max_steps=2", "eval_every=0", "groups_per_batch=4")
+MATH = ("-m", "tinker_cookbook.recipes.math_rl.train", *RECIPE, "group_size=8", "max_tokens=24")
+RUBRIC = (
+    *("-m", "tinker_cookbook.recipes.rubric.train", *RECIPE, "train_group_size=4", "max_tokens=24"),
+    *("renderer_name=qwen3_instruct", "grader_renderer_name=qwen3_instruct", f"grader_llm_name={NAME}"),
+    *("train_jsonl_path=rubrics.jsonl", "test_jsonl_path=rubrics_test.jsonl"),
+)
+
+
+def _trained_by_default_loss(place: Path, printed: str) -> None:
+    """Two batches moved the policy by the default loss, and its user has read once whose formula that is."""
+    rows = [row for row in _rows(place / "rl" / "metrics.jsonl") if "grad_norm:mean" in row]
+    assert [row["policy_version:max"] for row in rows] == [1, 2]
+    assert all(row["grad_norm:mean"] > 0 for row in rows)
+    assert json.loads((place / "rl" / "config.json").read_text())["loss_fn"] == "stable_reinforce"
+    assert [row["name"] for row in _rows(place / "rl" / "checkpoints.jsonl")][-1] == "final"
+    assert printed.count(STAND_IN) == 1
+
+
+@proves("loss:stable_reinforce")
+async def test_math_rl_trains_by_its_default_loss_from_what_sl_loop_taught(cookbook: Cookbook, place: Path) -> None:
+    """On a data set of the test's own under GSM8K's name."""
     async with service(place) as running:
         await cookbook.run(*SL_LOOP, url=running.url, cwd=place)
-        printed = await cookbook.run(*RL_LOOP, url=running.url, cwd=place, ends=1)
-        assert "stable_reinforce" in printed and "importance_sampling" in printed
+        taught = _rows(place / "log" / "checkpoints.jsonl")[-1]["state_path"]
+        begun = ("env=gsm8k", f"load_checkpoint_path={taught}", "renderer_name=qwen3_instruct")
+        _trained_by_default_loss(place, await cookbook.run(*MATH, *begun, url=running.url, cwd=place))
+
+
+@proves("loss:stable_reinforce")
+async def test_math_rl_trains_by_its_default_loss_while_it_samples(cookbook: Cookbook, place: Path) -> None:
+    """Asynchronously, on the sums that the recipe makes up."""
+    async with service(place) as running:
+        printed = await cookbook.run(*MATH, "max_steps_off_policy=1", url=running.url, cwd=place)
+        _trained_by_default_loss(place, printed)
+
+
+@proves("loss:stable_reinforce")
+async def test_the_rubric_recipe_trains_by_its_default_loss_and_is_graded_by_the_same_service(
+    cookbook: Cookbook, place: Path
+) -> None:
+    async with service(place) as running:
+        _trained_by_default_loss(place, await cookbook.run(*RUBRIC, url=running.url, cwd=place))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ A token whose advantage is 0 has no loss, so that its q, which on a prompt is no
 the formulas, but for dro, whose quadratic term needs no advantage. There a token is left out only where q is 0 as well:
 the filler of prompts, which it would pull towards probability 1.
 
-stable_reinforce is ours under the hosted service's name: that one's formula is not public. Its quadratic term holds
-every sampled token to its sampler, as dro's does.
+stable_reinforce is a formula of ours under the hosted service's name: that one's is not public. What it reads is told
+token by token, so that no prompt's q counts; the q of a sampled token counts, whatever its advantage.
 
 B datums, T tokens of each, padded at the end with zeros; the padding has no loss.
 """
