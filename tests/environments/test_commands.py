@@ -242,6 +242,20 @@ async def test_an_environment_needs_no_torch_and_nothing_that_pulls_it_in(tmp_pa
     assert ended.stdout.splitlines()[-1] == "[]", ended.stderr
 
 
+async def test_an_environment_may_import_torch_while_it_runs(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("loaded = 'for the author'\n")  # quicker than the real one, and found before it
+    importing = """
+    @classmethod
+    def config_init(cls):
+        import torch
+        print(torch.loaded)
+        return super().config_init()
+
+if __name__"""
+    ended = await run(author_file(tmp_path, text=AUTHORS.replace("\nif __name__", importing)), "describe")
+    assert (ended.code, "for the author" in ended.stderr) == (0, True), ended.stderr
+
+
 def test_help_is_an_answer_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.run(ArithmeticEnv, ["serve", "--help"]) == 0
     assert capsys.readouterr().out.startswith("usage: arithmetic.py serve|process|evaluate|describe")

@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
+from halteres.config.program import EnvironmentProgram
+from halteres.errors import EnvironmentFailed
+from halteres.observe.metrics import append_row, read_rows
 from halteres.runs.reading.evaluations import Evaluation, differences
+from halteres.runs.reading.figures import LOGGED, figures_of
+from halteres.runs.supervision.evaluation import name_prompts
 
 
 def evaluation(folder: Path, step: int, answers: dict[str, list[float]], **figures: float) -> Evaluation:
@@ -38,6 +43,62 @@ def test_tasks_asked_twice_count_once_and_the_difference_stays_that_of_the_figur
     found = differences(before, after)["eval/percent_correct"]
     assert found.delta == pytest.approx(after.figures["eval/percent_correct"] - before.figures["eval/percent_correct"])
     assert found.num_tasks == 11
+
+
+def test_a_success_is_what_scores_above_the_runs_threshold(tmp_path: Path) -> None:
+    half = {"eval/percent_correct": 0.0}
+    before = evaluation(tmp_path, 0, {f"task {number}": [0.5] for number in range(20)}, **half)
+    after = evaluation(tmp_path, 9, {f"task {number}": [0.5 + number % 2 / 2] for number in range(20)})
+    named = [
+        Evaluation(step=one.step, figures={"eval/percent_correct": share}, samples=one.samples, success_threshold=0.5)
+        for one, share in ((before, 0.0), (after, 0.5))
+    ]
+    found = differences(*named)["eval/percent_correct"]
+    assert (found.delta, found.method, found.num_tasks) == (0.5, "paired", 20)
+
+
+def foreign(folder: Path, **told: Any) -> EnvironmentProgram:
+    """An environment of atroposlib's that has evaluated: what its `evaluate_log` wrote, what it logged to W&B."""
+    folder.mkdir()
+    if "reported" in told:
+        report = {"config_general": {"model_name": "m"}, "results": {"all": told["reported"]}}
+        (folder / "metrics.json").write_text(json.dumps(report))
+    for row in told.get("logged", ()):
+        append_row(folder / LOGGED, row)
+    here = Path(__file__)
+    return EnvironmentProgram(name="x", path=here, interpreter="/python", working_directory=folder, is_foreign=True)
+
+
+def test_the_figures_of_a_foreign_evaluation_are_those_it_reported_and_logged(tmp_path: Path) -> None:
+    logged = {"step": 0, "src": "env", "eval/percent_correct": 0.1, "eval/speed": 3, "train/percent_correct": 0.9}
+    made = foreign(
+        tmp_path / "e", reported={"eval/percent_correct": 0.5, "accuracy": 0.25, "by": "us"}, logged=[logged]
+    )
+    found = figures_of(made, tmp_path / "e", '{"eval/percent_correct": 0.0}\n')
+    assert found == {"eval/percent_correct": 0.5, "eval/accuracy": 0.25, "eval/speed": 3}
+
+
+def test_a_foreign_evaluation_without_figures_is_told_how_to_give_them(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFailed) as refused:
+        figures_of(foreign(tmp_path / "e"), tmp_path / "e", "much\n")
+    assert "gave no figures" in refused.value.what and "evaluate_log" in refused.value.why
+
+
+def test_answers_of_a_foreign_evaluation_are_compared_task_by_task(tmp_path: Path) -> None:
+    """Its samples name no prompt, but the chat, or the question."""
+    evaluations: list[Evaluation] = []
+    for step, right in ((0, 5), (9, 15)):
+        file = tmp_path / f"step_{step}.jsonl"
+        for number in range(20):
+            chat = [{"role": "user", "content": f"{number} + 1?"}, {"role": "assistant", "content": "2"}]
+            asked = {"messages": chat} if number % 2 else {"question": f"{number} + 1?"}
+            append_row(file, {**asked, "score": int(number < right), "correct": True})
+        name_prompts(file)
+        evaluations.append(Evaluation(step=step, figures={"eval/percent_correct": right / 20}, samples=file))
+    found = differences(*evaluations)["eval/percent_correct"]
+    assert (found.delta, found.method, found.num_tasks) == (0.5, "paired", 20)
+    first = read_rows(tmp_path / "step_0.jsonl")[1]
+    assert (first["prompt"], first["completion"]) == ([{"role": "user", "content": "1 + 1?"}], "2")
 
 
 def test_greedy_answers_are_apart_from_sampled_ones(tmp_path: Path) -> None:

@@ -11,12 +11,18 @@ import pytest
 
 from halteres.config.settings import TrainerSettings
 from halteres.errors import InvalidData
+from halteres.models import TINY, builtin_path
 from halteres.observe.metrics import read_rows
+from halteres.runs.directory import RunDirectory
+from halteres.runs.reading.rollouts import rollouts_of, steps_of
+from halteres.text import load_tokenizer
 from halteres.training.experience import Trajectories
 from halteres.training.failures import LossNotFinite, NoExperience
 from halteres.training.folder import RunFolder
 from halteres.training.loop import close, keep, open_to_environments, train
 from halteres.training.report import Report
+from halteres.training.rollouts import Rollouts
+from halteres.types import CONTEXT_LOGPROB, Batch, Group
 
 from .standins import REGISTRATION, FakePolicy, FakeServer, batch, stopping
 
@@ -163,6 +169,45 @@ async def test_entropy_is_told_of_all_that_was_sampled_also_where_nothing_is_tra
     assert (row["policy/entropy"], row["logprobs/mean"]) == (0.375, None)
     assert (row["reward/min"], row["reward/max"]) == (0.0, 1.0)
     assert row["tokens/action"] == 8
+
+
+async def test_what_counts_as_success_is_the_runs_threshold(tmp_path: Path) -> None:
+    server = FakeServer(lambda version: batch([0.25, 0.5], [0.75, 1.0], version=version))
+    source = Trajectories(server, REGISTRATION, stopping(tmp_path))
+    report = Report(RunFolder(tmp_path), success_threshold=0.5)
+    await train(FakePolicy(), source, report, TrainerSettings(total_steps=1))
+    (row,) = read_rows(tmp_path / "metrics.jsonl")
+    assert (row["reward/success"], row["reward/mean"]) == (0.5, 0.625)
+
+
+async def test_groups_of_an_environment_that_writes_no_rollouts_are_written_from_the_batch(tmp_path: Path) -> None:
+    folder = builtin_path(TINY)
+    assert folder is not None
+    tokenizer, rollouts = load_tokenizer(str(folder)), tmp_path / "rollouts"
+    prompt = tokenizer.encode(tokenizer.render([{"role": "user", "content": "What is 2 + 5?"}]))
+    answers = [tokenizer.encode(text) for text in ("2 + 5 = 7.", "I think")]
+    answers[0].append(tokenizer.eos_token_id)
+    sequences = [(*prompt, *answer) for answer in answers]
+    context = (CONTEXT_LOGPROB,) * len(prompt)
+    group = Group(
+        tokens=tuple(sequences),
+        masks=(),
+        scores=(1.0, 0.0),
+        logprobs=tuple((*context, *[-0.5] * len(answer)) for answer in answers),
+        versions=(),
+    )
+    rollouts.mkdir()
+    source = Trajectories(FakeServer(lambda _: Batch(groups=(group,))), REGISTRATION, stopping(tmp_path))
+    report = Report(RunFolder(tmp_path), rollouts=Rollouts(rollouts, tokenizer))
+    await train(FakePolicy(), source, report, TrainerSettings(total_steps=1))
+    (found,) = [rollouts_of(RunDirectory(tmp_path), step) for step in steps_of(RunDirectory(tmp_path))]
+    told = found.rollouts(found.marks)
+    assert [(one.completion, one.score, one.finish) for one in told] == [
+        ("2 + 5 = 7.", 1.0, "stop"),
+        ("I think", 0.0, "length"),
+    ]
+    assert {one.prompt for one in told} == {tokenizer.decode(prompt, skip_special_tokens=False)}
+    assert [one.tokens for one in told] == list(map(len, answers))
 
 
 async def test_a_resumed_run_goes_on_with_the_next_step_and_keeps_its_rows(tmp_path: Path) -> None:

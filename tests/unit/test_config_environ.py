@@ -58,6 +58,27 @@ def test_children_ask_no_proxy_for_loopback_and_keep_what_was_exempt(
     assert child["no_proxy"] == child["NO_PROXY"] == exempt
 
 
+@pytest.mark.parametrize("given", [None, "0", "1"])
+def test_whether_a_hub_is_asked_is_left_to_the_user_of_an_environment(
+    monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    if given is not None:
+        monkeypatch.setenv("HF_HUB_OFFLINE", given)
+    assert {child.get("HF_HUB_OFFLINE") for child in (environ.for_child(), environ.for_stranger())} == {given}
+
+
+@pytest.mark.parametrize(("given", "holds"), [(None, "1"), ("0", "0")])
+def test_a_process_of_ours_asks_no_hub_unless_its_user_wants_it(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, holds: str
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", given or "")
+    if given is None:
+        monkeypatch.delenv("HF_HUB_OFFLINE")
+    environ.stay_offline()
+    assert environ.for_child()["HF_HUB_OFFLINE"] == holds
+
+
 SECRETS = ("A_KEY", "DB_PASS", "DB_PASSWD", "MYSQL_PWD", "GITHUB_PAT", "SSH_PASSPHRASE", "PASSWD", "pat")
 OPEN = ("PWD", "OLDPWD", "SSH_ASKPASS", "HERMES_COMPAT", "PATHS")
 

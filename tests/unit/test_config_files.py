@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,14 @@ def refused(*edits: str, file: Path | None = None) -> InvalidConfig:
 
 def problems(error: InvalidConfig) -> dict[str, dict[str, Any]]:
     return {problem["field"]: problem for problem in error.details["problems"]}
+
+
+def test_paths_of_a_run_mean_the_same_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    settings = load_settings(ENVIRONMENT, None, ["run.interpreter=./python", "run.working_directory=."])
+    assert (settings.run.interpreter, settings.run.working_directory) == (str(tmp_path / "python"), str(tmp_path))
 
 
 def test_without_file_or_edits_the_defaults_hold() -> None:

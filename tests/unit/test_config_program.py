@@ -17,6 +17,7 @@ from halteres.config.discovery import EnvironmentBroken
 from halteres.config.environ import for_child
 from halteres.config.program import Description, EnvironmentProgram, describe, find_program, last_failure
 from halteres.config.stranger import MOST_OUTPUT, run_caught
+from halteres.errors import NotFound
 
 STANDIN = Path(__file__).parents[1] / "runs" / "standin_env.py"
 
@@ -221,6 +222,51 @@ def test_a_file_of_another_framework_is_asked_by_a_script_of_ours(tmp_path: Path
         "env.banana": "there is no such setting",
         "env.eval_handling": "must be 'STOP_TRAIN' or 'NONE'",
     }
+
+
+def test_a_foreign_file_finds_its_config_in_its_project_whoever_asks_and_is_asked_again_when_that_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of the users' guide: in a package, its config at a path that is relative to the project."""
+    monkeypatch.setenv("HALTERES_HOME", str(tmp_path / "home"))
+    package, config = tmp_path / "project" / "theirs" / "environments", tmp_path / "project" / "configs" / "a.json"
+    for folder in (package, config.parent):
+        folder.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
+    config.write_text('{"group_size": 8}')
+    (package / "theirs.py").write_text(textwrap.dedent(ATROPOSLIB))
+    reading = FOREIGN.replace("    from theirs", "    import json\n    from theirs")
+    reading = reading.replace("OurConfig(group_size=8)", 'OurConfig(**json.load(open("configs/a.json")))')
+    environment = file(package, reading, "ours")
+    assert environment.working_directory == tmp_path / "project"
+    told = describe(environment, {})
+    assert (told.is_foreign, told.config["group_size"]) == (True, 8)
+    config.write_text('{"group_size": 128}')
+    assert describe(environment, {}).config["group_size"] == 128
+
+
+@pytest.mark.parametrize("mark", program.PROJECT)
+def test_the_working_directory_is_the_nearest_project_and_without_one_where_imports_begin(
+    tmp_path: Path, mark: str
+) -> None:
+    package = tmp_path / "outer" / "inner" / "package"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    assert program.project_of(package / "env.py") == tmp_path / "outer" / "inner"
+    (tmp_path / "outer" / mark).touch()
+    assert program.project_of(package / "env.py") == tmp_path / "outer"
+    (package / mark).touch()
+    assert program.project_of(package / "env.py") == package
+
+
+def test_a_working_directory_is_one_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "an_env.py").write_text(STANDIN.read_text())
+    found = find_program(str(tmp_path / "an_env.py"), None, str(tmp_path.parent))
+    assert found.working_directory == tmp_path.parent
+    with pytest.raises(NotFound, match="There is no folder /nowhere") as refused:
+        find_program(str(tmp_path / "an_env.py"), None, "/nowhere")
+    assert "run.working_directory" in refused.value.next
 
 
 def test_a_description_is_written_and_read_without_loss() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from halteres.config.files import load_settings
 from halteres.config.problem import Problem
 from halteres.config.projection import Addresses, from_seed_format, to_seed_format
 from halteres.config.settings import Settings
+from halteres.errors import InvalidConfig
 
 ENVIRONMENT = str(Path(__file__).parents[1] / "runs" / "standin_env.py")
 ADDRESSES = Addresses(
@@ -55,6 +57,19 @@ def test_a_file_of_the_seeds_trains_here(tmp_path: Path) -> None:
     assert (trainer.total_steps, trainer.eval_every, settings.inference.model) == (50, 100, "halteres/tiny")
     assert settings.env["batch_size"] == 8
     assert "rollout_server_url" not in settings.env, "wiring is written afresh"
+
+
+def test_one_setting_says_what_counts_as_success_and_its_default_is_the_environments_own(tmp_path: Path) -> None:
+    file = tmp_path / "strict_env.py"
+    text = Path(ENVIRONMENT).read_text().replace('"difficulty": 1,', '"difficulty": 1, "success_threshold": 0.5,')
+    file.write_text(text)
+    assert load_settings(ENVIRONMENT, None, []).run.success_threshold == 0.0
+    assert load_settings(str(file), None, []).run.success_threshold == 0.5
+    edited = load_settings(str(file), None, ["success_threshold=0.75"])
+    assert edited.run.success_threshold == 0.75
+    assert to_seed_format(edited, ADDRESSES)["env"]["success_threshold"] == 0.75
+    with pytest.raises(InvalidConfig, match=r"set run\.success_threshold"):
+        load_settings(str(file), None, ["env.success_threshold=0.75"])
 
 
 def test_what_cannot_be_placed_is_told() -> None:

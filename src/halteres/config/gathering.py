@@ -128,6 +128,8 @@ class Gathering:
         environment = find_program(name or RunSettings().environment, interpreter, folder)
         if name is not None and name != environment.name:
             run["environment"] = str(environment.path)
+        if interpreter is not None and "/" in interpreter:
+            run["interpreter"] = environment.interpreter
         if folder is not None:
             run["working_directory"] = str(environment.working_directory)
         return environment
