@@ -131,9 +131,7 @@ class GgufModel:
 
 
 def _model(file: Path, reader: GGUFReader) -> GgufModel:
-    values: dict[str, Any] = {}
-    for key, value in reader.fields.items():
-        values[key] = value.contents()
+    values = {key: value.contents() for key, value in reader.fields.items()}
     family = values["general.architecture"]
     if family not in FAMILIES:
         raise _refused(file, f"Its architecture is '{family}'; the engine computes {', '.join(FAMILIES)}")
