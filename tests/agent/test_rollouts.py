@@ -126,6 +126,24 @@ async def test_however_long_rollouts_are_the_answer_keeps_its_budget(n: int, tex
     assert len(json.dumps(shown)) > 600, "and what there is room for is told"
 
 
+async def test_several_turns_are_shown_apart_with_the_observations_between_them(run: RunDirectory) -> None:
+    turns = [{"text": "Is it 4?", "observation": "Too low."}, {"text": "Is it 7?", "observation": ""}]
+    add_group(run, 3, {**completion("Is it 4?Is it 7?", 1.0), "turns": turns})
+    (shown,) = (await told("rl_get_rollouts", run_id=RUN))["rollouts"]
+    assert shown["turns"] == [{"text": "Is it 4?", "observation": "Too low."}, {"text": "Is it 7?"}]
+    assert "completion" not in shown
+
+
+async def test_many_long_turns_keep_the_budget_and_say_what_is_left_out(run: RunDirectory) -> None:
+    turns = [{"text": f"{number} {'move ' * 500}", "observation": "board " * 500} for number in range(40)]
+    add_group(run, 3, *({**completion(f"{place}", place / 7), "turns": turns} for place in range(3)))
+    answer = await told("rl_get_rollouts", run_id=RUN, n=3)
+    assert tokens(answer) <= BUDGET
+    shown = answer["rollouts"][0]["turns"]
+    assert {"left_out": 32} in shown and len(shown) == 9
+    assert (shown[0]["text"][:2], shown[-1]["text"][:3]) == ("0 ", "39 ")
+
+
 async def test_the_mark_tells_how_many_characters_are_missing(run: RunDirectory) -> None:
     add_group(run, 3, completion("z" * 50_000, 1.0))
     (one,) = (await told("rl_get_rollouts", run_id=RUN))["rollouts"]

@@ -356,6 +356,47 @@ async def test_what_will_not_get_well_by_itself_is_failing(running: RunDirectory
     assert (await told("rl_check_status", run_id=RUN))["health"] == "failing"
 
 
+async def test_a_run_without_a_first_batch_whose_calls_are_refused_is_failing_in_the_servers_words() -> None:
+    run = make_run()
+    words = "`stop` is a list of texts. It was 7. Send them as texts."
+    evidence = f"The inference server refused 1738 calls in a row (HTTP 400, /v1/chat/completions): {words}"
+    remedy = 'rl_stop_training("3fa9c1d2") then rl_start_training(environment="gsm8k"), once it is changed.'
+    with supervised(run):
+        add_alert(run, "calls_refused", 0, evidence=evidence, remedy=remedy)
+        add_alert(run, "no_reward_variance", 1)
+        answer = await told("rl_check_status", run_id=RUN)
+        assert (answer["health"], answer["alerts"][0]["evidence"]) == ("failing", evidence)
+        assert answer["next"] == 'rl_stop_training("3fa9c1d2")'
+        assert tokens(answer) <= BUDGET
+        add_step(run, 1)
+        answer = await told("rl_check_status", run_id=RUN)
+        assert answer["health"] == "alert", "a step was done since"
+
+
+async def test_an_evaluation_that_failed_is_told_with_why_until_one_succeeds(running: RunDirectory) -> None:
+    failed = {"type": "eval_failed", "error": "The evaluation exited with code 1. KeyError: 'gold'"}
+    append_row(running.path / "events.jsonl", {**failed, "step": 10})
+    last = (await told("rl_check_status", run_id=RUN)).get("eval_failed")
+    assert not last, "there is a figure of step 10"
+    append_row(running.path / "events.jsonl", {**failed, "step": 20})
+    answer = await told("rl_check_status", run_id=RUN)
+    assert answer["eval_failed"] == {"step": 20, "why": failed["error"]}
+    assert tokens(answer) <= BUDGET
+    results = await told("rl_get_results", run_id=RUN)
+    assert [it["step"] for it in results["eval_failed"]] == [20, 10]
+    add_evaluation(running, 30)
+    assert "eval_failed" not in await told("rl_check_status", run_id=RUN)
+
+
+async def test_a_run_whose_environment_has_no_evaluation_says_that_there_will_be_no_held_out_figure() -> None:
+    run, says = make_run(), "There will be no held-out figure. Its class has no evaluate."
+    with supervised(run):
+        append_row(run.path / "events.jsonl", {"type": "no_evaluation", "step": 0, "error": says})
+        answer = await told("rl_check_status", run_id=RUN)
+        assert (answer["no_evaluation"], answer["health"]) == (says, "healthy")
+        assert says in (await told("rl_get_results", run_id=RUN))["notes"]
+
+
 async def test_a_run_that_stood_still_and_goes_on_is_healthy(running: RunDirectory) -> None:
     add_alert(running, "stalled", 12)
     assert (await told("rl_check_status", run_id=RUN))["health"] == "failing"

@@ -7,10 +7,13 @@ import io
 import msgspec
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from halteres.cli import runs
 from halteres.cli.follow import LiveView, PlainView, follow
 from halteres.cli.summary import tell
 from halteres.errors import ProcessFailed
+from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.answers import before_and_after
 from halteres.runs.reading.progress import Progress, read_progress
@@ -89,6 +92,23 @@ def test_the_live_view_shows_curve_success_and_held_out_share(finished: RunDirec
     assert "0.30 → 0.60" in text(console)
     assert "60% of rollouts" in text(console)
     assert "step 2: 75%" in text(console)
+
+
+def test_failed_evaluations_and_a_run_without_any_are_told_in_the_terminal(finished: RunDirectory) -> None:
+    why = "The evaluation exited with code 1. All 3 held-out tasks failed."
+    append_row(finished.path / "events.jsonl", {"type": "eval_failed", "step": 3, "error": why})
+    append_row(finished.path / "events.jsonl", {"type": "no_evaluation", "step": 0, "error": "There will be none."})
+    console = pipe()
+    follow(finished, console)
+    assert text(console).count(f"evaluation after step 3 failed: {why}") == 1
+    assert "There will be none." in text(console)
+    live = terminal()
+    with LiveView(finished, live) as view:
+        view.show(read_progress(finished))
+    assert "evaluation after step 3 failed" in text(live)
+    shown = CliRunner().invoke(runs.app, ["status", finished.run_id]).output
+    assert f"evaluation after step 3 failed: {why}" in shown
+    assert "There will be none." in shown
 
 
 def test_the_live_view_says_what_it_waits_for_before_the_first_batch(finished: RunDirectory) -> None:

@@ -46,3 +46,16 @@ def test_what_only_the_environment_sees_is_left_for_the_supervisor(tmp_path: Pat
     Records(str(tmp_path), TOKENIZER).notice("no_reward_variance", 3, "64 groups.", "Mend it.")
     (event,) = read_rows(tmp_path / "events.jsonl")
     assert (event["type"], event["rule"], event["step"]) == ("notice", "no_reward_variance", 3)
+
+
+def test_turns_are_kept_apart_with_what_was_observed_between_them(tmp_path: Path) -> None:
+    first, seen, second = (TOKENIZER.encode(text) for text in ("Higher", "Too low", "4"))
+    tokens = [5, *first, END, *seen, *second, END]
+    masks = [-100, *first, END, *[-100] * len(seen), *second, END]
+    several = ScoredDataGroup(tokens=[tokens], masks=[masks], scores=[1.0])
+    records = Records(str(tmp_path), TOKENIZER)
+    records.group(1, 0, "item", several)
+    records.group(1, 1, "item", group([7]))
+    turns, one = (row["completions"][0] for row in read_rows(tmp_path / "rollouts" / "step_1.jsonl"))
+    assert turns["turns"] == [{"text": "Higher", "observation": "Too low"}, {"text": "4", "observation": ""}]
+    assert "turns" not in one

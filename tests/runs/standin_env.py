@@ -67,7 +67,11 @@ def serve(given: dict[str, Any]) -> None:
 
 def evaluate(given: dict[str, Any], options: dict[str, str]) -> None:
     if os.environ.get("STANDIN_EVALUATE") == "dies":
+        sys.stderr.write("error: All 3 held-out tasks failed. They are too hard.\n")
         sys.exit(4)
+    if os.environ.get("STANDIN_EVALUATE") == "has none":
+        sys.stderr.write("error: standin cannot be evaluated. Its class has no evaluate.\n")
+        sys.exit(3)
     if os.environ.get("STANDIN_EVALUATE") == "leaves a child":
         subprocess.Popen(["sleep", "987"])
     time.sleep(float(os.environ.get("STANDIN_EVALUATE_S", "0")))

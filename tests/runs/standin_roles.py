@@ -3,7 +3,8 @@
 `python standin_roles.py supervisor DIR --lock-fd N` is a real supervisor whose roles are these. STANDIN_STEPS: the
 trainer does so many steps, then waits for a signal (default: all). STANDIN_TRAINER: `obeys` requests to stop too,
 `forgetful` of final weights. STANDIN_CONCLUSION=raises: a defect in what writes the results. STANDIN_DIES: ROLE@start
-dies before it is ready. STANDIN_NOTICE: what the trainer notices before its first step.
+dies before it is ready. STANDIN_NOTICE: what the trainer notices before its first step. STANDIN_REFUSES: in which
+words the service has refused all that the environment asked.
 """
 
 from __future__ import annotations
@@ -27,9 +28,12 @@ def main() -> None:
     role, *rest = sys.argv[1:]
     if role == "supervisor":
         from halteres.observe import plots
+        from halteres.runs.diagnosis import refused_calls
         from halteres.runs.supervision import budgets, course, supervisor
         from halteres.runs.supervision.supervisor import main as supervise
 
+        if "STANDIN_REFUSES" in os.environ:
+            course.HEARTBEAT_S, refused_calls.LASTING_S = 0.05, 0.1
         course.LEAST_FREE_BYTES = int(os.environ.get("STANDIN_LEAST_FREE", "0"))
         budgets.GRACE_S = float(os.environ.get("STANDIN_CAP_GRACE_S", "30"))
         if policy := os.environ.get("STANDIN_POLICY"):  # what a start would refuse, the supervisor must still hold to
@@ -89,7 +93,10 @@ def service(run: str, descriptor: str) -> None:
     with (state / "engine.log").open("a") as log:
         log.write("an engine started\n")
     (state / "service.json").write_text(json.dumps({"pid": os.getpid(), "engine_pid": child.pid}))
-    serve(int(descriptor), {"/api/v1/healthz": lambda: {"status": "ok"}})
+    refusal = {"status": 400, "path": "/generate", "why": os.environ.get("STANDIN_REFUSES", "")}
+    requests = {"answered": 0, "refused_in_a_row": 9 * bool(refusal["why"]), "last_refusal": refusal}
+    routes = {"/api/v1/healthz": {"status": "ok"}, f"/halteres/v1/runs/{Path(run).name}/requests": requests}
+    serve(int(descriptor), {path: lambda told=told: told for path, told in routes.items()})
     os.close(theirs)
 
 
@@ -145,7 +152,7 @@ def trainer(run: str) -> None:
     if not resumed:
         checkpoint(folder, "step-000000", 0, weights=False)
     (folder / "control" / "trainer.ready").touch()
-    until = min(total, int(os.environ.get("STANDIN_STEPS") or total))
+    until = min(total, int(os.environ.get("STANDIN_STEPS", total)))
     if notice := os.environ.get("STANDIN_NOTICE"):
         append(folder / "events.jsonl", {"type": "notice", "rule": "nan_loss", "step": 1, "evidence": notice})
     while step < until:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from halteres.agent.watching.look import look_at
 from halteres.config.files import resolve_settings
 from halteres.observe.metrics import merge_by_step
+from halteres.runs.reading.progress import read_progress
 from halteres.runs.starting.start import start_run
 from halteres.runs.stop import WAKE, stop_run
 
@@ -101,7 +103,44 @@ def test_an_evaluation_that_dies_is_an_event_and_the_run_completes(
     monkeypatch.setenv("STANDIN_EVALUATE", "dies")
     run = start()
     assert wait_for_end(run).status == "completed"
-    assert any(event["type"] == "eval_failed" and "code 4" in event["error"] for event in run.events())
+    why = "The evaluation exited with code 4. All 3 held-out tasks failed. They are too hard."
+    told = [{"step": 0, "why": why}, {"step": 4, "why": why}]
+    assert [{"step": it["step"], "why": it["error"]} for it in run.events() if it["type"] == "eval_failed"] == told
+    progress, results = read_progress(run), run.results()
+    assert [{"step": failed.step, "why": failed.why} for failed in progress.eval_failed] == told
+    assert results is not None and results["eval_failed"] == told
+    assert why in (run.path / "STATUS.md").read_text()
+
+
+def test_an_environment_without_evaluation_is_asked_once_and_the_run_says_so_from_its_start(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_EVALUATE", "has none")
+    monkeypatch.setenv("STANDIN_STEPS", "1")
+    run = start("trainer.eval_every=1")
+    says = "There will be no held-out figure. standin cannot be evaluated. Its class has no evaluate."
+    wait(run, lambda state: read_progress(run).no_evaluation == says)
+    stop_run(run)
+    wait_for_end(run)
+    assert [event["step"] for event in run.events() if event["type"] == "no_evaluation"] == [0]
+    assert not [event for event in run.events() if event["type"] == "eval_failed"]
+    results = run.results()
+    assert results is not None and (results["no_evaluation"], results["eval_failed"]) == (says, [])
+
+
+def test_calls_of_the_environment_that_are_all_refused_are_an_alert_before_the_first_step(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_REFUSES", "`stop` is a list of texts.")
+    monkeypatch.setenv("STANDIN_STEPS", "0")
+    run = start()
+    wait(run, lambda state: read_progress(run).alerts)
+    look = look_at(run)
+    assert (look.state.status, look.step, look.health) == ("running", 0, "failing")
+    (alert,) = look.alerts
+    assert (alert.rule, "`stop` is a list of texts." in alert.evidence) == ("calls_refused", True)
+    stop_run(run)
+    wait_for_end(run)
 
 
 def test_an_evaluation_ends_with_its_process_whatever_that_leaves_behind(

@@ -27,6 +27,7 @@ from halteres.runs.diagnosis import Diagnosis, stalled
 from halteres.runs.diagnosis.case import Case
 from halteres.runs.diagnosis.excursion import Excursion, trend
 from halteres.runs.diagnosis.pulse import FIRST_STEP_S, LEAST_S, STALE_S, Pulse
+from halteres.runs.diagnosis.refused_calls import LASTING_S, LEAST, Calls, RefusedCalls
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.alerts import Alert
 from halteres.runs.state import RunState, write_state
@@ -579,3 +580,68 @@ def test_a_run_that_has_ended_or_lost_its_supervisor_is_not_stalled(run: RunDire
     supervised(run, {"pid": 2**22 + 1})
     assert stalled(run) is None, "nobody holds its lock: that is another story"
     assert stalled(RunDirectory(run.path / "nowhere")) is None
+
+
+WORDS = "`stop` is a list of texts. It was 7."
+
+
+def refused(number: int, status: int = 400, why: str = WORDS) -> Calls:
+    last = {"status": status, "path": "/v1/chat/completions", "why": why, "at": 0.0}
+    return Calls.of_service({"answered": 9, "refused": 99, "refused_in_a_row": number, "last_refusal": last})
+
+
+def test_calls_that_are_all_refused_are_told_within_a_minute_in_the_servers_words() -> None:
+    clock = Clock()
+    rule = RefusedCalls(CASE, clock)
+    assert rule.look(refused(LEAST)) is None, "a refusal now and then is no trouble"
+    clock.now += LASTING_S
+    finding = rule.look(refused(1738))
+    assert LASTING_S < 60 and finding is not None
+    assert "refused 1738 calls in a row (HTTP 400, /v1/chat/completions)" in finding.evidence
+    assert WORDS in finding.evidence
+    assert finding.remedy.startswith('rl_stop_training("3fa9c1d2") then rl_start_training(environment="arithmetic"')
+    assert "mend" not in finding.remedy.lower()
+    assert rule.look(refused(1800)) is None, "it is told once"
+    assert rule.look(refused(0)) is None
+    assert rule.look(refused(LEAST)) is None
+    clock.now += LASTING_S
+    assert rule.look(refused(LEAST)) is not None, "and again once it came back"
+
+
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [(400, "these words name"), (401, "openai.api_key"), (404, "openai.base_url"), (500, 'role="service"')],
+)
+def test_the_remedy_is_that_of_the_refusal(status: int, says: str) -> None:
+    clock = Clock()
+    rule = RefusedCalls(CASE, clock)
+    rule.look(refused(LEAST, status))
+    clock.now += LASTING_S
+    finding = rule.look(refused(LEAST, status))
+    assert finding is not None and says in finding.remedy
+
+
+def test_groups_that_the_trajectory_server_sets_aside_are_told_until_one_is_of_use() -> None:
+    env = {"rejected": 7, "last_rejection": "scores[0] is not a finite number."}
+    found = Calls.of_trajectories({"groups_accepted": 0, "environments": [env], "last_refusal": None})
+    clock = Clock()
+    rule = RefusedCalls(CASE, clock)
+    rule.look(found)
+    clock.now += LASTING_S
+    finding = rule.look(found)
+    assert finding is not None
+    assert "trajectory server could use none of 7 groups: scores[0] is not" in finding.evidence
+    refusal = {"path": "/scored_data", "status": 422, "why": "body.tokens: Expected `array`"}
+    found = Calls.of_trajectories({"groups_accepted": 0, "requests_refused": 3, "last_refusal": refusal})
+    assert (found.refused, found.status, found.why) == (3, 422, refusal["why"])
+    assert Calls.of_trajectories({"groups_accepted": 1, "environments": [env]}).refused == 0
+
+
+def test_after_the_first_step_refusals_are_the_pulses_matter() -> None:
+    diagnosis = Diagnosis(CASE)
+    diagnosis.remember(rows(2))
+    assert not diagnosis.has_trained, "what a resumed run was carried over is none of its own"
+    (row,) = rows(1)
+    diagnosis.observe(row)
+    assert diagnosis.has_trained
+    assert diagnosis.hear(refused(99)) is None

@@ -212,3 +212,16 @@ async def test_silence_is_measured(scene: Scene) -> None:
     scene.clock.now += 90
     (env,) = (await scene.diagnostics())["environments"]
     assert (env["last_seen_s"], env["connected"]) == (90.0, False)
+
+
+async def test_refused_posts_are_counted_with_the_words_of_the_last(scene: Scene) -> None:
+    await scene.begin()
+    found = await scene.diagnostics()
+    assert (found["requests_refused"], found["last_refusal"]) == (0, None)
+    assert (await scene.raw_post("/scored_data", {"tokens": "none"})).status_code == 422
+    found = await scene.diagnostics()
+    assert "body.tokens" in found["last_refusal"]["why"]
+    assert (await scene.raw_post("/scored_date", {})).status_code == 404
+    found = await scene.diagnostics()
+    assert found["requests_refused"] == 2
+    assert (found["last_refusal"]["path"], found["last_refusal"]["status"]) == ("/scored_date", 404)

@@ -95,6 +95,10 @@ class PlainView:
         for step, share in progress.evaluation:
             if step > progress.resumed_at or not progress.resumed_at:
                 self._once(f"evaluation after step {step}: {share:.1%} correct on held-out tasks")
+        for failed in progress.eval_failed:
+            self._once(str(failed))
+        if progress.no_evaluation:
+            self._once(progress.no_evaluation)
         for alert in progress.alerts:
             self._once(f"alert: {alert}")
 
@@ -155,7 +159,9 @@ class LiveView:
         table.add_row("reward", Text(_curve(progress.reward), style="green"))
         table.add_row("success", Text(f"{progress.success[-1][1]:.0%} of rollouts" if progress.success else "–"))
         held_out = "  ".join(f"step {step}: {share:.0%}" for step, share in progress.evaluation[-5:])
-        table.add_row("held out", Text(held_out or "evaluating before training …"))
+        table.add_row("held out", Text(held_out or progress.no_evaluation or "evaluating before training …"))
+        if failed := progress.unevaluated:
+            table.add_row("", Text(str(failed), style="yellow"))
         for alert in progress.alerts[-2:]:
             table.add_row("alert", Text(str(alert), style="yellow"))
         return Group(table, Text(self._remark, style="yellow"))

@@ -55,6 +55,9 @@ def status(run: Run) -> None:
         )
     for step, share in progress.evaluation:
         typer.echo(f"evaluation after step {step}: {share:.1%} correct on held-out tasks")
+    for told in (*progress.eval_failed, progress.no_evaluation):
+        if told:
+            typer.echo(f"{told}")
     for role, condition in conditions(state).items():
         typer.echo(f"  {role:8} pid {state.processes.get(role, {}).get('pid') or '-'}  {condition}")
     for alert in progress.alerts:

@@ -16,6 +16,7 @@ from halteres.errors import ProcessFailed
 from halteres.observe.metrics import Row, merge_by_step
 from halteres.runs.directory import RunDirectory, RunState
 from halteres.runs.reading.answers import Compared, before_and_after
+from halteres.runs.reading.progress import read_progress
 
 SHOWN = 2
 """Answers before and after."""
@@ -35,6 +36,11 @@ def tell(run: RunDirectory, state: RunState, console: Console) -> None:
         _say(console, state.note)
     if len(evaluations) >= 2:
         console.print(_figures(evaluations[0], evaluations[-1]))
+    else:
+        progress = read_progress(run, state)
+        for told in (progress.no_evaluation, *progress.eval_failed):
+            if told:
+                _say(console, str(told))
     if learnt := [task for task in before_and_after(run) if task.learnt][:SHOWN]:
         console.print("\nlearnt, for example:")
     for task in learnt:

@@ -32,6 +32,9 @@ DEADLINE_S = 20.0
 FOREIGN = Path(__file__).with_name("foreign.py")
 """What asks a file that knows no `describe`; run by the environment's interpreter."""
 
+NOTHING_TO_EVALUATE = 3
+"""Exit code of `evaluate` where an environment has no held-out tasks."""
+
 MOST_KEPT = 256
 """Descriptions in memory."""
 

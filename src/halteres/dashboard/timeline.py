@@ -20,6 +20,7 @@ _TOLD: dict[str, tuple[str, ...]] = {
     "checkpoint": ("name",),
     "eval": ("step",),
     "eval_failed": ("step", "error"),
+    "no_evaluation": ("error",),
     "alert": ("rule", "step"),
     "stop_requested": ("by", "mode"),
     "process_exit": ("role", "code"),

@@ -37,6 +37,12 @@ Backlog = list[Any]
 """Items to be rolled out next, before `get_next_item` is asked again."""
 
 
+class NoEvaluation(EnvironmentFailed):
+    """The environment has no held-out tasks: nothing is wrong with it, and there will be no held-out figure."""
+
+    code = "no_evaluation"
+
+
 class BaseEnv:
     """A source of tasks and scores.
 
@@ -119,7 +125,11 @@ class BaseEnv:
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> Mapping[str, float] | None:
         """Measure the policy on held-out tasks; `eval/…` metrics, returned or given to `evaluate_log`."""
-        raise NotImplementedError(f"{type(self).__name__} needs evaluate to be evaluated.")
+        raise NoEvaluation(
+            f"{self.title} cannot be evaluated.",
+            "Its class has no evaluate.",
+            "Write it, and held-out figures are told.",
+        )
 
     async def evaluate_log(
         self,

@@ -1,6 +1,7 @@
 """What an environment file does when it is run: serve, process, evaluate, describe.
 
-Owns: the order of set-up, signals, exit codes (0, 1 for an error of ours, 2 for usage), what goes to stdout.
+Owns: the order of set-up, signals, exit codes (0, 1 for an error of ours, 2 for usage, 3 where there is nothing to
+evaluate), what goes to stdout.
 Never: lets a traceback stand for an answer where the author's file is at fault; its place is named instead.
 """
 
@@ -23,9 +24,10 @@ from pydantic import ValidationError
 
 from halteres import process as own_process
 from halteres.clients.trajectories import EnvironmentClient
+from halteres.config.program import NOTHING_TO_EVALUATE
 from halteres.config.settings import Wiring
 from halteres.environments.arguments import USAGE, Arguments, BadUsage, parse
-from halteres.environments.base import BaseEnv
+from halteres.environments.base import BaseEnv, NoEvaluation
 from halteres.environments.config import APIServerConfig, BaseEnvConfig
 from halteres.environments.configuring import Effective, Overrides, effective
 from halteres.environments.link import PATIENCE, TrajectoryLink
@@ -74,7 +76,7 @@ def run(kind: Kind, arguments: Sequence[str]) -> int:
         return 2
     except HalteresError as error:
         _complain(error.sentence)
-        return 1
+        return NOTHING_TO_EVALUATE if isinstance(error, NoEvaluation) else 1
     except Interrupted as signalled:
         return 0 if arguments[0] == "serve" else 128 + signalled.number  # a signal is how serving ends
     if answer:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from halteres.environments.scored import ScoredDataGroup, action_tokens, prompt_tokens
+from halteres.environments.scored import ScoredDataGroup, action_tokens, prompt_tokens, turns_of
 from halteres.errors import HalteresError, as_failure
 from halteres.files import replace_file
 from halteres.observe.metrics import append_row
@@ -129,13 +129,16 @@ class Records:
             log.warning("A rollout failed (%s): %s", failure.code, failure.why)
 
     def _completion(self, group: ScoredDataGroup, number: int) -> dict[str, Any]:
-        tokens = action_tokens(group, number)
-        return {
+        tokens, turns = action_tokens(group, number), turns_of(group, number)
+        told: dict[str, Any] = {
             "text": self._tokenizer.decode(tokens),
             "score": group["scores"][number],
             "tokens": len(tokens),
             "finish": finish_of(group, number, self._tokenizer),
         }
+        if len(turns) > 1:  # `text` has them all in one
+            told["turns"] = [{"text": self._tokenizer.decode(a), "observation": self._text(o)} for a, o in turns]
+        return told
 
     def _text(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=False)

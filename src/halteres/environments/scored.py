@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, NotRequired, TypedDict
 
 from halteres.errors import EnvironmentFailed, InvalidData
@@ -183,3 +183,12 @@ def prompt_tokens(group: ScoredDataGroup, number: int) -> list[int]:
     masks = group["masks"][number]
     length = next((place for place, mask in enumerate(masks) if mask != MASKED), len(masks))
     return group["tokens"][number][:length]
+
+
+def turns_of(group: ScoredDataGroup, number: int) -> list[tuple[list[int], list[int]]]:
+    """The turns of one sequence: the tokens of each action, and of the context after it, empty after the last."""
+    pairs = zip(group["tokens"][number], group["masks"][number], strict=True)
+    runs = [(own, [token for token, _ in part]) for own, part in groupby(pairs, lambda pair: pair[1] != MASKED)]
+    return [
+        (tokens, runs[place + 1][1] if place + 1 < len(runs) else []) for place, (own, tokens) in enumerate(runs) if own
+    ]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
-from halteres.environments.base import Backlog, BaseEnv
+from halteres.environments.base import Backlog, BaseEnv, NoEvaluation
 from halteres.environments.evaluating import Answer, Evaluation, evaluate_items
 from halteres.environments.scored import ScoredDataGroup, finite, group_of, item_of
 from halteres.errors import EnvironmentFailed, InvalidConfig, boundary
@@ -38,7 +38,11 @@ class SingleTurnEnv(BaseEnv):
 
     def eval_items(self) -> Sequence[Any]:
         """The held-out items of an evaluation, `eval_tasks` of them, the same every time."""
-        raise NotImplementedError(f"{type(self).__name__} needs eval_items to be evaluated.")
+        raise NoEvaluation(
+            f"{self.title} cannot be evaluated.",
+            "Its class has no eval_items.",
+            "Write it, and held-out figures are told.",
+        )
 
     async def collect_trajectories(self, item: Any) -> tuple[ScoredDataGroup | list[ScoredDataGroup] | None, Backlog]:
         """The whole group in one request; answers whose scoring failed are sampled anew, `rollout_retries` times."""

@@ -24,6 +24,7 @@ from halteres.service.routes.immediate import ImmediateRoutes
 from halteres.service.routes.inference.table import InferenceRoutes
 from halteres.service.routes.promises import PromiseRoutes
 from halteres.service.routes.records import RecordRoutes
+from halteres.service.routes.run_requests import CountRequests, RequestCounts
 from halteres.service.routes.sampling import SamplingRoutes
 from halteres.service.routes.searches import SearchRoutes
 from halteres.service.routes.training import TrainingRoutes
@@ -35,6 +36,7 @@ from halteres.service.tenancy.meter import Meter
 
 def create_app(service: Service, ending: Ending | None = None) -> Starlette:
     """The routes over an open service, those called most first; `ending` cuts answers short."""
+    counts = RequestCounts()
     rooms = (
         PromiseRoutes(service),
         SamplingRoutes(service),
@@ -48,11 +50,15 @@ def create_app(service: Service, ending: Ending | None = None) -> Starlette:
         SearchRoutes(service),
         RecordRoutes(service),
         BookRoutes(service),
+        counts,
     )
     keys = Keys(service.state, required=service.options.require_keys)
     app = Starlette(
         routes=[route for room in rooms for route in room.table()],
-        middleware=[Middleware(Guard, keys=keys, meter=Meter(service.options.limits))],
+        middleware=[
+            Middleware(Guard, keys=keys, meter=Meter(service.options.limits)),
+            Middleware(CountRequests, counts=counts),
+        ],
         exception_handlers={
             HalteresError: on_error,
             HTTPException: on_missing,

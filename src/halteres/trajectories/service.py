@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from halteres.errors import HalteresError, NotReady
+from halteres.errors import HalteresError, NotReady, shortened
 from halteres.trajectories.delivering import batches, runs
 from halteres.trajectories.delivering.batches import take_back_offers
 from halteres.trajectories.delivering.handover import Batch, Handovers
@@ -42,6 +42,10 @@ FULL_HOLD_S = 30.0
 """How long a post is held while the queue is full; the clients wait 5 minutes, and drop what is refused."""
 
 
+LONGEST_REFUSAL = 600
+"""Characters."""
+
+
 class EnvironmentUnknown(HalteresError):
     """An environment of ours uses an id that this server never gave; it should register again."""
 
@@ -62,6 +66,8 @@ class TrajectoryService:
         self.turns = Turns(store, self._remember)
         self.handovers = Handovers(self.turns, is_shared=store.is_shared)
         self._watch = Watch()
+        self.num_refused = 0  # requests that an environment posted, since this server started
+        self.last_refusal: dict[str, Any] | None = None  # path, status, why
         if not store.is_shared:  # nobody else writes replies: those of the server before this one reached nobody
             self.turns.leave(take_back_offers)
 
@@ -220,7 +226,13 @@ class TrajectoryService:
 
     def diagnose(self) -> dict[str, Any]:
         """GET /v1/diagnostics."""
-        return diagnostics.report(self.state)
+        refused = {"requests_refused": self.num_refused, "last_refusal": self.last_refusal}
+        return {**diagnostics.report(self.state), **refused}
+
+    def note_refusal(self, path: str, status: int, why: str) -> None:
+        """A posted request was refused, for good."""
+        self.num_refused += 1
+        self.last_refusal = {"path": path, "status": status, "why": shortened(why, LONGEST_REFUSAL)}
 
     # -- how -----------------------------------------------------------------------------------------------------------
 

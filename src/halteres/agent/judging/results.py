@@ -13,11 +13,12 @@ from halteres.agent.caller import Caller
 from halteres.agent.choosing import chosen_run
 from halteres.agent.judging.headline import CORRECT, GREEDY, SCORE, Choice, choose, headline, rounded
 from halteres.agent.judging.history import curves, history
-from halteres.agent.shortening import shortened
+from halteres.agent.shortening import clipped, shortened
 from halteres.agent.tool import READS, Result, tool
 from halteres.agent.watching.current_alerts import first_call, left_of
 from halteres.agent.watching.look import Look, look_at
 from halteres.agent.watching.next_call import further, next_after
+from halteres.agent.watching.status import WHY_LENGTH
 from halteres.agent.wording import in_calls, worded
 from halteres.config import environ
 from halteres.errors import HalteresError
@@ -31,6 +32,9 @@ _GAINS = (CORRECT, GREEDY, SCORE)
 
 REMEDIES = 2
 """Of how many alerts the next call is told too."""
+
+MOST_FAILED = 2
+"""Evaluations without figures that are told."""
 
 LAST_CHECKPOINTS = 4
 """Checkpoints that are listed; they are counted beyond that."""
@@ -48,6 +52,7 @@ class Results(Result):
     final_metrics: dict[str, Any] = {}
     baseline: dict[str, Any] = {}  # the first evaluation; of the untrained model where `step` is 0
     improvement: dict[str, Any] = {}  # metric -> {delta, ci95: [low, high], n_tasks, certain, method}
+    eval_failed: list[dict[str, Any]] = []  # step, why: evaluations that gave no figure, the newest first
     history: list[dict[str, Any]] = []
     weights: dict[str, Any] = {}  # step, sampler, state, peft_dir, use
     checkpoints: list[dict[str, Any]] = []
@@ -78,6 +83,7 @@ def rl_get_results(
     outcome = outcome_of(run, state)
     asked = choose(metrics, {name for row in outcome.rows for name in row}) if metrics else None
     notes = _notes(state, outcome, asked)
+    notes += [look.progress.no_evaluation] if look.progress.no_evaluation else []
     picture = _picture(run, state, outcome, notes) if plot else None
     facts: dict[str, Any] = {
         **_seed_keys(run, state),
@@ -85,6 +91,7 @@ def rl_get_results(
         "history": history(outcome.rows, asked.names if asked else curves(outcome.rows), points),
         "weights": _weights(run, state, outcome.weights),
         **_checkpoints(run),
+        **_without_figures(look),
         **({"plot": str(picture) if picture else None} if plot else {}),
         "cost": _cost(state, outcome),
         "alerts": _alerts(look),
@@ -92,6 +99,13 @@ def rl_get_results(
     }
     answer = Results(**facts, next=_next(look, outcome))
     return answer.showing(picture) if picture else answer
+
+
+def _without_figures(look: Look) -> dict[str, Any]:
+    """Evaluations that failed."""
+    newest = [*reversed(look.progress.eval_failed)][:MOST_FAILED]
+    told = [{"step": failed.step, "why": clipped(failed.why, WHY_LENGTH)} for failed in newest]
+    return {"eval_failed": told} if told else {}
 
 
 def _picture(run: RunDirectory, state: RunState, outcome: Outcome, notes: list[str]) -> Path | None:

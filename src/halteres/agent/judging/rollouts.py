@@ -21,13 +21,16 @@ from halteres.agent.watching.next_call import next_after
 from halteres.agent.wording import worded
 from halteres.errors import HalteresError, NotReady, UserError
 from halteres.runs.directory import RunDirectory
-from halteres.runs.reading.rollouts import Mark, Rollout, StepOfRollouts, rollouts_of, steps_of
+from halteres.runs.reading.rollouts import Mark, Rollout, StepOfRollouts, Turn, rollouts_of, steps_of
 
 ROOM = 5000
 """Characters of JSON for all rollouts of an answer: the rest of it takes the rest of 1,500 tokens."""
 
 MOST_SCORES = 16
 """Of a group; of a larger one only the figures are told."""
+
+MOST_TURNS = 8
+"""Of one rollout."""
 
 Which = Literal["best", "worst", "random"]
 
@@ -39,7 +42,9 @@ class Rollouts(Result):
     step: int
     steps: list[int]  # first and last that there are
     figures: dict[str, Any]  # of all of the step's; distinct, commonest: shares of different completions, of one
-    rollouts: list[dict[str, Any]]  # prompt, completion, score, tokens, finish, group_scores, item, times
+    # prompt, completion, score, tokens, finish, group_scores, item, times; of several turns, instead of completion:
+    # turns, each text and the observation after it
+    rollouts: list[dict[str, Any]]
 
 
 @tool(title="Read rollouts", hints=READS)
@@ -148,7 +153,21 @@ def _told(rollout: Rollout, room: int) -> dict[str, Any]:
         "item": item,
     }
     left = room - size_of({"prompt": prompt, "completion": "", "times": 1000, **facts})
+    if rollout.turns:
+        return {"prompt": prompt, "turns": _turns(rollout.turns, left), **facts}
     return {"prompt": prompt, "completion": shortened(rollout.completion, left), **facts}
+
+
+def _turns(turns: Sequence[Turn], room: int) -> list[dict[str, Any]]:
+    """Each with what was observed after it; of many, the first and the last."""
+    missing = max(0, len(turns) - MOST_TURNS)
+    kept = [*turns[: MOST_TURNS // 2], *turns[len(turns) - MOST_TURNS // 2 :]] if missing else turns
+    each = max(0, room // len(kept) - size_of({"text": "", "observation": ""})) // 2
+    told: list[dict[str, Any]] = [
+        {name: shortened(text, each) for name, text in (("text", turn.text), ("observation", turn.observation)) if text}
+        for turn in kept
+    ]
+    return [*told[: MOST_TURNS // 2], {"left_out": missing}, *told[MOST_TURNS // 2 :]] if missing else told
 
 
 def _scores(scores: Sequence[float | None]) -> Any:

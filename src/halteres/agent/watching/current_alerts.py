@@ -13,6 +13,7 @@ from typing import Any
 
 from halteres.agent.shortening import clipped
 from halteres.runs.diagnosis import stalled
+from halteres.runs.diagnosis.refused_calls import RULE as REFUSED
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.alerts import Alert
 from halteres.runs.reading.progress import Progress
@@ -21,7 +22,7 @@ from halteres.runs.state import RunState
 RECENT_STEPS = 20
 """A rule that spoke once and has been silent for so long does not stand for the run's health any more."""
 
-GRAVE = ("nan_loss", "stalled")
+GRAVE = ("nan_loss", "stalled", REFUSED)
 """Rules about a run that will not get well by itself."""
 
 FOR_GOOD = ("reward_hacking",)
@@ -30,6 +31,9 @@ FOR_GOOD = ("reward_hacking",)
 UNHURRIED = ("trainer_starved", "env_idle", "env_ahead")
 """Rules about the pace alone: such a run learns on, and may be waited for."""
 
+REFUSAL_LENGTH = 300
+"""Characters of what is seen where a server's own words are in it."""
+
 _CALL = re.compile(r'(rl_\w+)\((?:"(?:[^"\\]|\\.)*"|[^()"])*\)')
 
 EVIDENCE_LENGTH, LENGTH = 150, 480
@@ -37,15 +41,19 @@ EVIDENCE_LENGTH, LENGTH = 150, 480
 
 
 def alarms(run: RunDirectory, state: RunState, progress: Progress) -> tuple[Alert, ...]:
-    """The last alert of each rule, the newest first."""
+    """The last alert of each rule: grave ones first, then the newest."""
     hanging = stalled(run, state)
     spoken = [alert for alert in progress.alerts if hanging is None or alert.rule != hanging.rule]
-    return (*((hanging,) if hanging else ()), *sorted(spoken, key=lambda alert: alert.step, reverse=True))
+    return (*((hanging,) if hanging else ()), *sorted(spoken, key=_weight, reverse=True))
+
+
+def _weight(alert: Alert) -> tuple[bool, int]:
+    return alert.rule in GRAVE, alert.step
 
 
 def in_force(alerts: Sequence[Alert], step: int) -> list[Alert]:
-    """Those that stand for the run's health after so many steps. Who stood still and has taken a step since, goes."""
-    recent = {"stalled": 0, **dict.fromkeys(FOR_GOOD, step)}
+    """Those that stand for the run's health after so many steps. What a step has disproved since, goes."""
+    recent = {"stalled": 0, REFUSED: 0, **dict.fromkeys(FOR_GOOD, step)}
     return [alert for alert in alerts if step - alert.step <= recent.get(alert.rule, RECENT_STEPS)]
 
 
@@ -91,5 +99,5 @@ def told_briefly(alerts: Sequence[Alert], state: RunState) -> list[dict[str, Any
 
 
 def _brief(alert: Alert) -> dict[str, Any]:
-    evidence = clipped(alert.evidence, EVIDENCE_LENGTH)
+    evidence = clipped(alert.evidence, REFUSAL_LENGTH if alert.rule == REFUSED else EVIDENCE_LENGTH)
     return {"rule": alert.rule, "step": alert.step, "evidence": evidence, "remedy": alert.remedy}

@@ -10,6 +10,7 @@ from pydantic import Field
 from halteres.agent.arguments import RunId, WaitSeconds
 from halteres.agent.caller import Caller
 from halteres.agent.choosing import chosen_run
+from halteres.agent.shortening import clipped
 from halteres.agent.tool import READS, Result, tool
 from halteres.agent.watching.current_alerts import told_briefly
 from halteres.agent.watching.failing import failure_facts, log_tail
@@ -22,6 +23,9 @@ from halteres.agent.watching.waiting import Until, wait_for
 from halteres.agent.wording import worded
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.restarts import read_restarts
+
+WHY_LENGTH = 200
+"""Characters of why there is no evaluation."""
 
 
 class Looked(Result):
@@ -47,6 +51,8 @@ class Looked(Result):
     metrics: dict[str, Any] = {}  # step, reward_mean, percent_correct, eval_percent_correct, loss, kl
     trend: dict[str, Any] = {}  # reward_mean: its curve; groups_without_signal: share of the last steps' groups
     alerts: list[dict[str, Any]] = []  # rule, step, evidence, remedy
+    eval_failed: dict[str, Any] = {}  # step, why: where the newest evaluation gave no figure
+    no_evaluation: str = ""  # why there will be no held-out figure
     no_batch: str = ""  # of a run that stands still: why the trajectory server has no batch for it
     restarts: dict[str, int] = {}  # processes that died and were started again: how often
     health: str = ""  # healthy, alert, failing; of a run that has ended, its status
@@ -70,6 +76,12 @@ async def rl_check_status(
     run = await asyncio.to_thread(chosen_run, run_id)
     woke = await wait_for(run, wanted, wait_s) if wait_s else None
     return await asyncio.to_thread(_told, run, woke)
+
+
+def _eval_failure(look: Look) -> dict[str, Any]:
+    """The newest evaluation, where it failed: step, why."""
+    failed = look.progress.unevaluated
+    return {"step": failed.step, "why": clipped(failed.why, WHY_LENGTH)} if failed else {}
 
 
 def _told(run: RunDirectory, woke: str | None) -> Looked:
@@ -103,6 +115,8 @@ def _occasional(look: Look, woke: str | None) -> dict[str, Any]:
         "phase": state.phase,
         "code": state.code,
         "note": state.note,
+        "eval_failed": _eval_failure(look),
+        "no_evaluation": clipped(look.progress.no_evaluation, WHY_LENGTH),
         "no_batch": why_no_batch(look),
         "restarts": restarts,
         "woke": woke,

@@ -76,13 +76,21 @@ function figures({ rollouts: count, groups, mean_score, mean_tokens, truncated, 
   return [...said, note].filter(Boolean).join(" · ");
 }
 
-function rollout({ prompt, completion, score, tokens, finish, times, group_scores, item }) {
+function rollout({ prompt, completion, turns, score, tokens, finish, times, group_scores, item }) {
   const facts = [`${tokens} tokens`, finish === "length" ? "cut off" : finish, times ? `given ${times} times` : null].filter(Boolean);
   return h(
     "article", { class: "rollout" },
     h("header", null, h("span", { class: `score ${score > 0 ? "good" : "bad"}` }, `score ${figure(score)}`), h("span", { class: "quiet" }, facts.join(" · "))),
     h("pre", { class: "prompt", tabindex: 0 }, prompt),
-    h("pre", { class: "completion", tabindex: 0 }, completion),
+    ...(turns ? turns.flatMap(turn) : [h("pre", { class: "completion", tabindex: 0 }, completion)]),
     h("details", null, h("summary", null, "Task and its group"), h("pre", null, `${JSON.stringify(item, null, 1)}\ngroup: ${JSON.stringify(group_scores)}`)),
   );
+}
+
+function turn({ text, observation, left_out }) {
+  if (left_out) return [h("p", { class: "quiet" }, `${left_out} turns left out`)];
+  return [
+    h("pre", { class: "completion", tabindex: 0 }, text ?? ""),
+    ...(observation ? [h("pre", { class: "prompt", tabindex: 0 }, observation)] : []),
+  ];
 }

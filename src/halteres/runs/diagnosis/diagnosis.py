@@ -24,6 +24,8 @@ from halteres.runs.diagnosis.flow import (
 from halteres.runs.diagnosis.hacking import Hacking
 from halteres.runs.diagnosis.learning import EntropyCollapse, NotRising, NoVariance
 from halteres.runs.diagnosis.pulse import RULE, Pulse
+from halteres.runs.diagnosis.refused_calls import RULE as REFUSED
+from halteres.runs.diagnosis.refused_calls import Calls, RefusedCalls
 from halteres.runs.reading.alerts import Alert
 
 
@@ -35,12 +37,15 @@ class Diagnosis:
         self._rewards = Rewards()
         self._rules = rules(case, self._rewards)
         self._step = 0
+        self._refused = RefusedCalls(case)
+        self.has_trained = False  # a step of this run is done
         self.pulse = Pulse(case)
 
     def remember(self, rows: Iterable[Row]) -> None:
         """Rows of the run that this one goes on from: they count, and nothing is said of them."""
         for row in rows:
             self.observe(row)
+        self.has_trained = False
 
     def observe(self, row: Row) -> list[Alert]:
         """One row of metrics.jsonl, in the order of writing."""
@@ -48,7 +53,7 @@ class Diagnosis:
         if not isinstance(step, int):
             return []
         if "reward/mean" in row:
-            self._step = step
+            self._step, self.has_trained = step, True
             self._rewards.see(row)
             self.pulse.step(row)
         found = [(rule.name, rule.observe(row)) for rule in self._rules]
@@ -80,6 +85,11 @@ class Diagnosis:
         """With every heartbeat: does anything still happen?"""
         finding = self.pulse.look(processes, training=training)
         return _alert(RULE, self._step, finding) if finding else None
+
+    def hear(self, calls: Calls) -> Alert | None:
+        """Before the first step, with every heartbeat: what a server says of the environment's calls."""
+        finding = None if self.has_trained else self._refused.look(calls)
+        return _alert(REFUSED, self._step, finding) if finding else None
 
 
 def rules(case: Case, rewards: Rewards) -> tuple[Rule, ...]:

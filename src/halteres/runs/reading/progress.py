@@ -24,6 +24,16 @@ RECENT = 8
 """Steps whose pace is taken for the pace of those to come."""
 
 
+class FailedEvaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """An evaluation that gave no figures."""
+
+    step: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"evaluation after step {self.step} failed: {self.why}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """One look at a run."""
@@ -43,6 +53,8 @@ class Progress:
     loss: Series = ()
     kl: Series = ()  # kl_sample_train_v2: how far sampler and trainer disagree
     without_signal: Series = ()  # share of groups whose scores are all equal
+    eval_failed: tuple[FailedEvaluation, ...] = ()  # in the order of their ends
+    no_evaluation: str = ""  # why the environment is not evaluated at all
     evaluation_s: float = 0.0  # seconds that the evaluation after the last step will take, by the newest one
 
     @property
@@ -66,6 +78,12 @@ class Progress:
         return low, high
 
     @property
+    def unevaluated(self) -> FailedEvaluation | None:
+        """The newest evaluation, where it failed and none came after it."""
+        newest = self.eval_failed[-1] if self.eval_failed else None
+        return newest if newest and newest.step > max((step for step, _ in self.evaluation), default=-1) else None
+
+    @property
     def _left(self) -> int:
         return max(0, self.total_steps - self.step)
 
@@ -74,6 +92,7 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
     """Look at the run now; `state`: where it was read just before."""
     state = state or run.state()
     rows = _rows(run.path / "metrics.jsonl")
+    events = _lines(run.path / "events.jsonl")
     reward, evaluation = _series(rows, lambda row: row.reward), _series(rows, lambda row: row.evaluation)
     evaluated_last = bool(evaluation) and evaluation[-1][0] >= state.total_steps
     return Progress(
@@ -87,12 +106,14 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
         evaluation=evaluation,
         recent_s=tuple(seconds for _, seconds in _series(rows, lambda row: row.step_s)[-RECENT:]),
         alerts=read_alerts(run.path / "events.jsonl"),
+        eval_failed=tuple(FailedEvaluation(step=it.step, why=it.error) for it in _events(events, "eval_failed")),
+        no_evaluation=next((event.error for event in _events(events, "no_evaluation")), ""),
         error=state.error,
         correct=_series(rows, lambda row: row.correct),
         loss=_series(rows, lambda row: row.loss),
         kl=_series(rows, lambda row: row.kl),
         without_signal=_series(rows, lambda row: row.without_signal),
-        evaluation_s=0.0 if evaluated_last else _last_evaluation_s(run.path / "events.jsonl"),
+        evaluation_s=0.0 if evaluated_last else _last_evaluation_s(events),
     )
 
 
@@ -132,21 +153,28 @@ class _Event(msgspec.Struct, kw_only=True, gc=False):
     """What is read of a row of events.jsonl."""
 
     type: str
+    step: int = 0
     took_s: float = 0.0
+    error: str = ""
 
 
 _event_decoder = msgspec.json.Decoder(_Event)
 
 
-def _last_evaluation_s(file: Path) -> float:
-    """How long the newest evaluation took; 0 before the first."""
-    for line in reversed(_lines(file)):
-        if b'"took_s"' in line:
+def _events(lines: Sequence[bytes], kind: str) -> list[_Event]:
+    """Events of this kind; most lines are looked at and not decoded."""
+    mark, found = b'"' + kind.encode() + b'"', list[_Event]()
+    for line in lines:
+        if mark in line:
             with suppress(msgspec.DecodeError, UnicodeDecodeError):
-                event = _event_decoder.decode(line)
-                if event.type == "eval":
-                    return event.took_s
-    return 0.0
+                found.append(_event_decoder.decode(line))
+    return [event for event in found if event.type == kind]
+
+
+def _last_evaluation_s(lines: Sequence[bytes]) -> float:
+    """How long the newest evaluation took; 0 before the first."""
+    evaluated = _events(lines, "eval")
+    return evaluated[-1].took_s if evaluated else 0.0
 
 
 def _rows(file: Path) -> list[_Row]:

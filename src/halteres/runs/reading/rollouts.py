@@ -35,6 +35,13 @@ class Mark:
     finish: str | None
 
 
+class Turn(msgspec.Struct, frozen=True):
+    """One of several turns."""
+
+    text: str = ""  # what the policy said
+    observation: str = ""  # what it was shown after that
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """One rollout in full."""
@@ -46,6 +53,7 @@ class Rollout:
     tokens: int
     finish: str | None
     group_scores: tuple[float | None, ...]  # of its whole group, itself included
+    turns: tuple[Turn, ...] = ()  # of a rollout of several; `completion` has their texts in one
 
 
 @dataclass(slots=True)
@@ -70,6 +78,7 @@ class _Completion(msgspec.Struct, gc=False):
     score: float | None = None
     tokens: int = 0
     finish: str | None = None
+    turns: list[Turn] = []
 
 
 class _Failure(msgspec.Struct, gc=False):
@@ -140,5 +149,6 @@ def _rollout(group: _Line, place: int) -> Rollout:
         score=one.score,
         tokens=one.tokens,
         finish=one.finish,
+        turns=tuple(one.turns),
         group_scores=tuple(other.score for other in group.completions),
     )

@@ -20,6 +20,7 @@ from halteres.runs.reading.answers import before_and_after
 from halteres.runs.reading.intervals import Difference
 from halteres.runs.reading.outcome import Outcome, outcome_of
 from halteres.runs.reading.pictures import PLOT, draw
+from halteres.runs.reading.progress import Progress, read_progress
 from halteres.runs.state import RunState
 
 NUM_SAMPLES = 2
@@ -54,12 +55,16 @@ def export_adapter(run: RunDirectory) -> Path:
 
 def conclude(run: RunDirectory, state: RunState) -> list[str]:
     """Write plot, results and summary for a run that ends in `state`. Returns what could not be made, in sentences."""
-    outcome = outcome_of(run, state)
+    outcome, progress = outcome_of(run, state), read_progress(run, state)
     failures = _plot(run, state, outcome)
-    results = _results(run, state, outcome)
+    unevaluated = {
+        "eval_failed": [{"step": failed.step, "why": failed.why} for failed in progress.eval_failed],
+        "no_evaluation": progress.no_evaluation or None,
+    }
+    results = {**_results(run, state, outcome), **unevaluated}
     try:
         replace_file(run.path / "results.json", json.dumps(results, indent=1).encode() + b"\n")
-        replace_file(run.path / "STATUS.md", _summary(run, state, outcome).encode())
+        replace_file(run.path / "STATUS.md", _summary(run, state, outcome, progress).encode())
     except OSError as error:
         failures.append(f"Results could not be written: {error}.")
     return failures
@@ -103,9 +108,10 @@ def _results(run: RunDirectory, state: RunState, outcome: Outcome) -> dict[str, 
     }
 
 
-def _summary(run: RunDirectory, state: RunState, outcome: Outcome) -> str:
+def _summary(run: RunDirectory, state: RunState, outcome: Outcome, progress: Progress) -> str:
     lines = [f"# Run {state.run_id}: {state.name}", "", f"**{state.status}** at step {state.step}/{state.total_steps}"]
-    lines += [f"\n{text}" for text in (state.error, state.note) if text]
+    told = (state.error, state.note, progress.no_evaluation, *progress.eval_failed)
+    lines += [f"\n{text}" for text in told if text]
     lines += ["", "| metric | before | after | gain (95 % interval) |", "|---|---|---|---|"]
     before, gains = outcome.baseline.figures if outcome.baseline else {}, outcome.gains
     lines += [

@@ -22,6 +22,7 @@ from halteres.process import Lifeline
 from halteres.runs import identity
 from halteres.runs.diagnosis import HEARTBEAT_S, Diagnosis
 from halteres.runs.diagnosis.case import Case
+from halteres.runs.diagnosis.refused_calls import Calls
 from halteres.runs.reading import failures
 from halteres.runs.state import Phase
 from halteres.runs.supervision import budgets
@@ -122,6 +123,7 @@ class Course:
         while True:
             self.look_for_stop()
             self._feel_the_pulse()
+            await self._hear_of_calls()
             if shutil.disk_usage(self.run.path).free < LEAST_FREE_BYTES:
                 await self.inbox.put(DiskFull())
             await asyncio.sleep(HEARTBEAT_S)
@@ -135,6 +137,20 @@ class Course:
         state = self.ledger.state
         training = state.status in ("running", "stopping") and state.phase is None
         if alert := self.diagnosis.look(state.processes, training=training and "trainer" in self.crew.ready):
+            self.news.tell(alert)
+
+    async def _hear_of_calls(self) -> None:
+        """Until the first step: do the servers answer what the environment asks of them?"""
+        if self.diagnosis.has_trained or "api" not in self.crew.ready:
+            return
+        scene = self.stage.scene
+        service, api = await asyncio.gather(
+            get_json(f"{scene.service_url}/halteres/v1/runs/{self.run.run_id}/requests"),
+            get_json(f"{scene.api.url}/v1/diagnostics"),
+        )
+        heard = [Calls.of_service(service)] if service else []
+        heard += [Calls.of_trajectories(api)] if api else []
+        for alert in filter(None, map(self.diagnosis.hear, heard)):
             self.news.tell(alert)
 
     def look_for_stop(self) -> None:

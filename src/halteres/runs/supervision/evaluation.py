@@ -1,7 +1,7 @@
 """Evaluations of a run: the environment's `evaluate` on a pinned snapshot, one at a time.
 
 Owns: which checkpoints are evaluated, running the command, its row in metrics.jsonl, its folder under evals/.
-Never: fails a run: an evaluation that goes wrong is an event.
+Never: fails a run: an evaluation that goes wrong is an event, and so is that there is nothing to evaluate.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Any
 
-from halteres.config.program import EnvironmentProgram
+from halteres.config.program import NOTHING_TO_EVALUATE, EnvironmentProgram
 from halteres.errors import HalteresError, ProcessFailed
 from halteres.observe.metrics import append_row
 from halteres.process import Lifeline
@@ -27,6 +28,10 @@ WITHIN_S = 1800.0
 
 LONGEST_ANSWER = 1024 * 1024
 """Bytes of its output, from the end, in which its figures are looked for."""
+
+
+class NothingToEvaluate(ProcessFailed):
+    """The environment says that it has no held-out tasks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +53,11 @@ class Evaluator:
     _asked: set[int] = field(default_factory=set)
     _pending: list[Snapshot] = field(default_factory=list)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _has_nothing: bool = False  # the environment has no held-out tasks
 
     def is_due(self, step: int, final: bool) -> bool:
         """Whether the checkpoint of this step is to be evaluated."""
-        if step in self._asked:
+        if step in self._asked or self._has_nothing:
             return False
         last = max(self._asked, default=0)
         crossed = self.every > 0 and step // self.every > last // self.every
@@ -76,10 +82,14 @@ class Evaluator:
                 snapshot = self._pending[0]
             try:
                 await self._evaluate(snapshot)
+            except NothingToEvaluate as error:
+                self._has_nothing = True
+                self.ledger.event("no_evaluation", step=snapshot.step, error=error.sentence)
             except (HalteresError, OSError) as error:
                 self.ledger.event("eval_failed", step=snapshot.step, error=str(error))
             async with self._changed:
-                self._pending = [waiting for waiting in self._pending if waiting != snapshot]
+                kept = [] if self._has_nothing else self._pending
+                self._pending = [waiting for waiting in kept if waiting != snapshot]
                 self._changed.notify_all()
 
     async def finished(self) -> None:
@@ -97,9 +107,11 @@ class Evaluator:
             *("--openai.model_name", snapshot.sampler_path),
             *("--env.data_dir_to_save_evals", str(folder)),
         )
+        written = _size(run.log("eval"))
         with tempfile.TemporaryFile(dir=folder) as answer:
             code = await self._ran(command, answer, snapshot)
-            figures = _figures(code, _last_words(answer), str(run.log("eval")))
+            said = run.log_tail("eval", 1) if _size(run.log("eval")) > written else []
+            figures = _figures(code, _last_words(answer), said[-1] if said else f"Its log is {run.log('eval')}.")
         row = {"step": snapshot.step, "t": time.time(), "src": "eval", **figures}
         append_row(run.path / "metrics.jsonl", row)
         self.ledger.event("eval", step=snapshot.step, took_s=round(time.monotonic() - began, 2), **figures)
@@ -121,10 +133,17 @@ def _last_words(answer: IO[bytes]) -> bytes:
     return os.pread(answer.fileno(), LONGEST_ANSWER, max(0, os.fstat(answer.fileno()).st_size - LONGEST_ANSWER))
 
 
-def _figures(code: int, output: bytes, log: str) -> Mapping[str, Any]:
-    """The figures on the last line of the command's output."""
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def _figures(code: int, output: bytes, said: str) -> Mapping[str, Any]:
+    """The figures on the last line of the command's output. `said`: its last words, where there are no figures."""
+    said = said.removeprefix("error: ")
+    if code == NOTHING_TO_EVALUATE:
+        raise NothingToEvaluate("There will be no held-out figure.", said)
     if code != 0:
-        raise ProcessFailed(f"The evaluation exited with code {code}.", f"Its log is {log}.")
+        raise ProcessFailed(f"The evaluation exited with code {code}.", said)
     for line in reversed(output.decode(errors="replace").splitlines()):
         try:
             told = json.loads(line)
@@ -132,4 +151,4 @@ def _figures(code: int, output: bytes, log: str) -> Mapping[str, Any]:
             continue
         if isinstance(told, dict):
             return {name: value for name, value in told.items() if name.startswith("eval/")}
-    raise ProcessFailed("The evaluation printed no figures.", f"Its log is {log}.")
+    raise ProcessFailed("The evaluation printed no figures.", said)

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 
 from halteres.errors import HalteresError, as_http
+from halteres.trajectories.routes.reach import service_of
 from halteres.trajectories.service import QueueFull
 from halteres.trajectories.wire.encoding import BadBody
 from halteres.trajectories.wire.schema import Unprocessable
@@ -63,7 +64,20 @@ def _json(value: Any, status: int, headers: Mapping[str, str] | None = None) -> 
 
 
 async def _handle(request: Request, error: Exception) -> Response:
-    return answer_to(error)
+    reply, is_gone = answer_to(error), isinstance(error, ClientDisconnect)
+    if request.method == "POST" and 400 <= reply.status_code < 500 and reply.status_code != 408 and not is_gone:
+        service_of(request).note_refusal(request.url.path, reply.status_code, _sentence(error))
+    return reply
+
+
+def _sentence(error: Exception) -> str:
+    match error:
+        case HalteresError():
+            return error.sentence
+        case HTTPException():
+            return error.detail
+        case _:
+            return TOO_DEEP.sentence
 
 
 ANSWERED = (HalteresError, HTTPException, RecursionError, ClientDisconnect)
