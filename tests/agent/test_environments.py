@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from halteres.runs.starting import machine
+from halteres.runs.starting.machine import Machine, Memory
+
 from .draft_scenes import QUIZ, environment, refused, tokens, told
 
 SEED_ENVIRONMENT = {"name", "class_name", "file_path", "description"}
@@ -169,3 +172,26 @@ async def test_a_file_that_is_no_python_is_told_as_that() -> None:
     answer = await refused("rl_select_environment", name="/etc/passwd")
     assert answer["code"] == "environment_not_found"
     assert "it is not a .py file" in answer["error"]
+
+
+async def test_a_locked_model_that_no_run_can_start_with_is_told_at_selection_and_before_a_start(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what the operator writes who wants the rest of the policy."""
+    monkeypatch.setenv("TINKER_API_KEY", "tml-0123456789")
+    monkeypatch.delenv("TINKER_BASE_URL", raising=False)
+    small = Memory(total=8 * 10**9, free=4 * 10**9)
+    monkeypatch.setattr(machine, "look", lambda: Machine(cores=2, memory=small, gpu=None))
+    (home / "policy.yaml").write_text("extends: hermes-compat\n")
+    answer = await told("rl_select_environment", name="arithmetic")
+    (warning,) = answer["warnings"]
+    assert "'Qwen/Qwen3-8B' is not on this disk and does not fit here" in warning
+    assert "4.0 GB free" in warning and "`unlock: [inference.model]`" in warning
+    assert tokens(answer) <= 350
+    checks = (await told("rl_start_training", dry_run=True))["checks"]
+    (missing,) = [check for check in checks if check["check"] == "model present"]
+    assert not missing["ok"] and "`unlock: [inference.model]`" in missing["problem"]
+    (home / "policy.yaml").write_text("extends: hermes-compat\nunlock: [inference.model]\n")
+    answer = await told("rl_select_environment", name="arithmetic")
+    assert "warnings" not in answer
+    assert (answer["config"]["model"], answer["config"]["learning_rate"]) == ("halteres/tiny", 4e-5)

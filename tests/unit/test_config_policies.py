@@ -97,6 +97,17 @@ def test_hermes_compat_is_extended_by_a_houses_own_locks(home: Path) -> None:
     assert (settings.inference.model, settings.env["max_token_length"]) == ("halteres/tiny", 8192)
 
 
+def test_a_lock_of_the_policy_that_is_extended_may_be_left_out_and_the_rest_of_it_holds(home: Path) -> None:
+    write(home, "extends: hermes-compat\nunlock: [model]\n")
+    policy = load_policy()
+    assert {**policy.lock, "inference.model": "Qwen/Qwen3-8B"} == HERMES_COMPAT.lock
+    assert (policy.name, policy.min_status_interval_s) == ("hermes-compat", 1800)
+    settings = resolve_settings(ENVIRONMENT, None, ["inference.model=/mine"]).settings
+    assert (settings.inference.model, settings.trainer.learning_rate) == ("/mine", 4e-5)
+    with pytest.raises(LockedField):
+        resolve_settings(ENVIRONMENT, None, ["lora_rank=8"])
+
+
 def test_hermes_compat_writes_its_values_and_a_runs_own_addresses() -> None:
     asked = resolve_settings(ENVIRONMENT, None, (), policy=HERMES_COMPAT)
     written = to_seed_format(asked.settings, ADDRESSES)
@@ -134,6 +145,7 @@ def test_more_steps_than_the_cap_are_refused_and_fewer_by_default() -> None:
         ("lock: {inference.url: x}", "the supervisor writes the service's address"),
         ("locks: {}", "there is no such field; did you mean 'lock'?"),
         ("extends: house", "there is no such policy"),
+        ("unlock: [inference.model]", "the policy 'default' locks no such setting"),
         ("[1]", "it holds no fields"),
         ("a: [", "cannot be read"),
     ],

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from halteres.config import environ
 from halteres.config.edits import Edit
-from halteres.config.policies import FILE, Policy, PolicyCap
+from halteres.config.policies import BUILT_IN, FILE, Policy, PolicyCap
 from halteres.config.problem import LockedSetting, Problem
 from halteres.config.settings import ENV_WIRING, SECTIONS, wiring_of
 from halteres.errors import InvalidConfig
@@ -66,6 +66,13 @@ def wiring_lock(key: str, env_config: Mapping[str, Any]) -> Lock | None:
 def policy_lock(key: str, value: Any, policy: Policy) -> Lock:
     """The lock of a policy."""
     return Lock(key=key, value=value, why=f"the policy '{policy.name}' holds it at {json.dumps(value, default=str)}")
+
+
+def how_to_unlock(key: str, policy: Policy) -> str:
+    """What the operator does who wants all of a policy but this lock."""
+    extends = f"`extends: {policy.name}` and " if policy.name in BUILT_IN else ""
+    file = environ.home() / FILE
+    return f"The policy '{policy.name}' locks {key}; {extends}`unlock: [{key}]` in {file} keep the rest of it."
 
 
 def policy_locks(policy: Policy, env_fields: Collection[str]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ package.
 Never: applies a lock (`config.gathering`), ends a run at a cap (the supervisor), speaks of a model's policy.
 
     extends: hermes-compat          # or: default
+    unlock: [inference.model]       # of what that one locks; the rest of it holds
     lock: {trainer: {learning_rate: 4.0e-5}, env.group_size: 8}    # names as in rl_edit_config will do
     caps: {max_steps: 500, max_hours: 2, max_tokens: 5.0e7, max_concurrent_runs: 1}
     min_status_interval_s: 0
@@ -69,6 +70,9 @@ class Policy(_Part):
 
     name: str = "default"
     lock: Annotated[dict[str, Any], Field(description="section.field -> the value that holds")] = {}
+    unlock: Annotated[
+        tuple[str, ...], Field(description="locks of the policy that it extends, which it leaves out")
+    ] = ()
     caps: Caps = Caps()
     min_status_interval_s: Annotated[float, Field(ge=0, description="between two looks at an unchanged run")] = 0
     require_keys: Annotated[KeysRequired, Field(description="variables that must be set; a list: to start")] = (
@@ -79,6 +83,11 @@ class Policy(_Part):
     @classmethod
     def _to_start(cls, given: Any) -> Any:
         return {"start": given} if isinstance(given, list | tuple) else given
+
+    @field_validator("unlock")
+    @classmethod
+    def _keys(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_meant(name) for name in given)
 
     @field_validator("lock", mode="before")
     @classmethod
@@ -154,10 +163,14 @@ def _policy(file: Path, told: dict[str, Any]) -> Policy:
         own = Policy.model_validate({"name": base.name if base is not DEFAULT else file.stem, **told})
     except ValidationError as error:
         raise _unusable(file, [_problem(detail) for detail in error.errors(include_url=False)]) from error
-    if problems := [problem for name, value in own.lock.items() for problem in _lock_problems(name, value)]:
+    problems = [problem for name, value in own.lock.items() for problem in _lock_problems(name, value)]
+    rule = f"the policy '{base.name}' locks no such setting"
+    problems += [Problem(field="unlock", got=name, rule=rule) for name in own.unlock if name not in base.lock]
+    if problems:
         raise _unusable(file, problems)
     merged = {name: getattr(own, name) for name in own.model_fields_set}
-    merged["lock"] = {**base.lock, **own.lock}
+    kept = {name: value for name, value in base.lock.items() if name not in own.unlock}
+    merged["lock"] = {**kept, **own.lock}
     merged["caps"] = base.caps.model_copy(update={name: getattr(own.caps, name) for name in own.caps.model_fields_set})
     return base.model_copy(update=merged)
 

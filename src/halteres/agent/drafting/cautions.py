@@ -11,9 +11,12 @@ from typing import Any
 from halteres.config import environ
 from halteres.config.files import Resolved
 from halteres.config.gathering import STEPS
+from halteres.config.locks import how_to_unlock
 from halteres.config.policies import load_policy
 from halteres.config.settings import TrainerSettings
 from halteres.models import model_folder
+
+MODEL = "inference.model"
 
 NOTABLY_SLOWER = 1.3
 """Times as many tokens in a step."""
@@ -46,6 +49,23 @@ def lowered(resolved: Resolved) -> list[str]:
     if resolved.sources.get(STEPS) != "policy" or STEPS in policy.lock or steps >= default:
         return []
     return [f"total_steps is {steps} rather than {default}: the policy '{policy.name}' allows no more (caps.max_steps)"]
+
+
+def held_model(resolved: Resolved) -> list[str]:
+    """That no run can start with the model that the policy holds: it is not here, or does not fit."""
+    from halteres.agent.starting.models import known_models
+    from halteres.runs.starting.workload import workload_of
+
+    policy, model = load_policy(), resolved.settings.inference.model
+    if MODEL not in policy.lock or environ.service_url() is not None:
+        return []
+    found = next((one for one in known_models(workload_of(resolved.settings)) if one.name == model), None)
+    wrong = [] if model_folder(model, environ.home() / "models") else ["is not on this disk"]
+    if found is not None and found.fits == "no":
+        wrong.append(f"does not fit here ({found.need_gb:.0f} GB are needed, {found.free_gb or 0:.1f} GB free)")
+    if not wrong:
+        return []
+    return [f"the model '{model}' {' and '.join(wrong)}: no run can start. {how_to_unlock(MODEL, policy)}"]
 
 
 def _absent(model: str) -> str | None:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from halteres.agent.arguments import Changes, Draft
 from halteres.agent.caller import Caller
-from halteres.agent.drafting.cautions import lowered
+from halteres.agent.drafting.cautions import held_model, lowered
 from halteres.agent.drafting.drafts import choose
 from halteres.agent.drafting.headline import brief
 from halteres.agent.drafting.refused_edits import mending
@@ -116,7 +116,7 @@ def rl_select_environment(
     )
     if chosen.resolved.coerced:
         told.coerced = dict(chosen.resolved.coerced)
-    if warnings := lowered(chosen.resolved):
+    if warnings := [*lowered(chosen.resolved), *held_model(chosen.resolved)]:
         told.warnings = warnings
     return told
 

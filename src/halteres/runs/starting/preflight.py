@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from halteres.config import environ
-from halteres.config.locks import over_cap
+from halteres.config.locks import how_to_unlock, over_cap
 from halteres.config.policies import Policy, PolicyCap
 from halteres.config.problem import Problem, refusal
 from halteres.config.program import EnvironmentProgram, describe, find_program
@@ -32,6 +32,8 @@ from halteres.runs.supervision.ports import API_PORT, SERVICE_PORT
 
 FREE_BYTES = 256 * 1024 * 1024
 """What a run needs at least: logs, journal and checkpoints of the built-in model take about a tenth of it."""
+
+MODEL = "inference.model"
 
 ROOM, LEAST_LENGTH = "room for answers", 32
 """Tokens: a chat's own marks and one short question take as many; no answer fits beside them."""
@@ -97,7 +99,8 @@ def examine(plan: Plan) -> Examined:
     checks += [_told(resumable, point)] if plan.resume else []
     has_model, model = attempt("model present", lambda: _model(plan))
     shape = model.shape if model else None
-    checks += [has_model, *([_memory(plan, shape)] if model else []), _disk(plan, shape)]
+    fits = [_memory(plan, shape)] if model else []
+    checks += [*(_held(plan.policy, check) for check in (has_model, *fits)), _disk(plan, shape)]
     described, environment = attempt("environment", lambda: _environment(plan.settings))
     checks += [described, attempt("batch", lambda: check_batch(plan.settings))[0], *_room(plan.settings), *_caps(plan)]
     checks += [] if plan.service_url else _ports()
@@ -183,6 +186,14 @@ def _memory(plan: Plan, shape: ModelShape | None) -> Check:
         **figures,
     )
     return Check(name=name, ok=False, figures=figures, failure=failure)
+
+
+def _held(policy: Policy, check: Check) -> Check:
+    """A model that the policy holds is not for whoever starts a run to change: the operator is told how."""
+    failure = check.failure
+    if failure is not None and failure.details.get("field") == MODEL and MODEL in policy.lock:
+        failure.next = how_to_unlock(MODEL, policy)
+    return check
 
 
 def _too_many(plan: Plan, needed: float, free: float, figures: Mapping[str, Any]) -> TooLarge:
