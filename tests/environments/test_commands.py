@@ -11,6 +11,7 @@ from textwrap import dedent
 import pytest
 import yaml
 
+from halteres.config.program import NOTHING_TO_EVALUATE
 from halteres.environments import commands
 from halteres.environments.arithmetic import ArithmeticEnv
 from halteres.observe.metrics import read_rows
@@ -162,6 +163,18 @@ async def test_an_evaluation_of_which_nothing_is_left_is_an_error(inference: Inf
     assert ended.code == 1
     assert "All 2 held-out tasks failed" in ended.stderr
     assert "KeyError" in ended.stderr
+
+
+async def test_an_environment_without_held_out_tasks_says_so_with_a_code_of_its_own(tmp_path: Path) -> None:
+    """So that a supervisor asks once, and takes it for no failure."""
+    single = AUTHORS.replace("    def eval_items(self):\n        return range(self.config.eval_tasks)\n", "")
+    several = single.replace("single_turn import SingleTurnEnv", "base import BaseEnv").replace(
+        "SingleTurnEnv", "BaseEnv"
+    )
+    for text, lacks in ((single, "eval_items"), (several, "evaluate")):
+        ended = await run(author_file(tmp_path, text=text), "evaluate")
+        assert ended.code == NOTHING_TO_EVALUATE
+        assert ended.stderr.splitlines()[-1].startswith(f"error: mine cannot be evaluated. Its class has no {lacks}.")
 
 
 async def test_process_writes_groups_and_a_page_and_never_over_a_file(inference: Inference, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from aiohttp import web
@@ -55,6 +56,48 @@ async def test_what_came_to_nothing_is_recorded_beside_what_was_kept(inference: 
     assert len(read_rows(file)) == 3
     scores = [[one["score"] for one in row["completions"]] for row in rows if row["completions"]]
     assert scores == [group["scores"] for group in read_rows(file)]
+
+
+class Moody(Digits):
+    """Its items come to another number of groups each, or there is none now."""
+
+    asked = -1
+    mood = ""
+
+    async def get_next_item(self) -> Any:
+        self.asked += 1
+        if self.asked % 3 == 0 and self.mood == "raises":
+            raise KeyError(self.asked)
+        return None if self.asked % 3 == 0 and self.mood == "has none now" else self.asked
+
+    async def collect_trajectories(self, item: Any) -> Any:
+        group, backlog = await super().collect_trajectories(item)
+        if self.mood == "gives several":
+            return [group] * (item % 4), backlog
+        if self.mood == "lacks a rollout" and item % 2:
+            group = {name: values[:-1] for name, values in group.items()}
+        return group, [str(item)] if self.mood == "puts back" and isinstance(item, int) else backlog
+
+
+@pytest.mark.parametrize("mood", ["raises", "has none now", "gives several", "lacks a rollout", "puts back"])
+@pytest.mark.parametrize("workers", [1, 3])
+async def test_process_of_n_steps_writes_n_groups(
+    inference: Inference, tmp_path: Path, mood: str, workers: int
+) -> None:
+    file = str(tmp_path / "groups.jsonl")
+    env = Moody(config(total_steps=7, max_num_workers=workers, data_path_to_save_groups=file), [server(inference)])
+    env.mood = mood
+    groups = read_rows(await process(env))
+    await env.server.close()
+    assert [len(group["tokens"]) for group in groups] == [4] * 7
+
+
+async def test_process_ends_with_a_sentence_where_there_are_no_more_items(inference: Inference, tmp_path: Path) -> None:
+    env = choosy(inference, tmp_path, max_failed_groups=2)
+    env.get_next_item = AsyncMock(side_effect=[1, 2, None, None, None, None])
+    with pytest.raises(EnvironmentFailed, match=r"made 2 of 3 groups of 2 items\. get_next_item gave no more items"):
+        await process(env)
+    await env.server.close()
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,15 @@ from pathlib import Path
 from halteres.environments.base import BaseEnv
 from halteres.environments.pages import render_page
 from halteres.environments.scored import OWN, ScoredDataGroup
-from halteres.environments.work import Items, Settled, settle_item
+from halteres.environments.work import Drawn, Items, Settled, settle_item
 from halteres.errors import EnvironmentFailed, InvalidConfig
 from halteres.observe.metrics import append_row
+from halteres.rollouts.groups import as_data
 from halteres.types import FailedRollout
 
 log = logging.getLogger(__name__)
 
+POLL_S = 0.05
 ITEMS_PER_GROUP = 10  # so many items may fail or be dropped for each group wanted
 
 
@@ -61,11 +63,14 @@ async def _groups(env: BaseEnv, wanted: int) -> AsyncIterator[ScoredDataGroup]:
         while made < wanted:
             room = min(env.config.max_workers, wanted - made)
             while len(under_way) < room and tried < ITEMS_PER_GROUP * wanted and not patience.exhausted:
-                drawn = await items.next()
+                drawn = await patience.draw(items)
                 if drawn is None:
                     break
                 tried += 1
                 under_way.append(asyncio.create_task(settle_item(env, drawn)))
+            if not under_way and tried < ITEMS_PER_GROUP * wanted and not patience.exhausted:
+                await asyncio.sleep(POLL_S)  # no item now may mean one in a moment, as in `serve`
+                continue
             if not under_way:
                 raise EnvironmentFailed(f"{env.title} made {made} of {wanted} groups of {tried} items.", patience.last)
             settled = await under_way.popleft()
@@ -86,14 +91,28 @@ class _Patience:
 
     def __init__(self, env: BaseEnv) -> None:
         self._env = env
-        self._failed = self._dropped = 0
-        self.last = "get_next_item gave no more items."
+        self._failed = self._dropped = self._without_item = 0
+        self.last = "get_next_item gave no item."
 
     @property
     def exhausted(self) -> bool:
         """Whether no further item is begun."""
         config = self._env.config
-        return self._failed >= config.max_failed_groups or 0 < config.max_dropped_groups <= self._dropped
+        failed = max(self._failed, self._without_item)
+        return failed >= config.max_failed_groups or 0 < config.max_dropped_groups <= self._dropped
+
+    async def draw(self, items: Items) -> Drawn | None:
+        """The next item; None where there is none now, or `get_next_item` raised, which is a failed group."""
+        try:
+            drawn = await items.next()
+        except EnvironmentFailed as failure:
+            self._failed += 1
+            self._tell(self._env.curr_step + 1, -1, None, (as_data(failure),))
+            return None
+        self._without_item = 0 if drawn else self._without_item + 1
+        if self._without_item:
+            self.last = "get_next_item gave no more items."
+        return drawn
 
     def see(self, settled: Settled) -> None:
         """Note what an item came to, and record it where it is nothing."""
@@ -103,8 +122,11 @@ class _Patience:
         failures = settled.failures or _as_failures(settled)
         self._failed += bool(settled.failures)
         self._dropped += not settled.failures
+        self._tell(settled.drawn.batch_step, settled.drawn.draw.ordinal, settled.drawn.item, failures)
+
+    def _tell(self, step: int, ordinal: int, item: object, failures: tuple[FailedRollout, ...]) -> None:
         self.last = f"Last failure: {failures[-1].why}"
-        self._env.records.failed(settled.drawn.batch_step, settled.drawn.draw.ordinal, settled.drawn.item, failures)
+        self._env.records.failed(step, ordinal, item, failures)
 
 
 def _as_failures(settled: Settled) -> tuple[FailedRollout, ...]:
