@@ -134,7 +134,7 @@ def test_calls_of_the_environment_that_are_all_refused_are_an_alert_before_the_f
     monkeypatch.setenv("STANDIN_REFUSES", "`stop` is a list of texts.")
     monkeypatch.setenv("STANDIN_STEPS", "0")
     run = start()
-    wait(run, lambda state: read_progress(run).alerts)
+    wait(run, lambda state: state.status == "running" and read_progress(run).alerts)
     look = look_at(run)
     assert (look.state.status, look.step, look.health) == ("running", 0, "failing")
     (alert,) = look.alerts
