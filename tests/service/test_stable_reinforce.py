@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import math
 from collections.abc import Sequence
@@ -16,8 +17,11 @@ from contract.requirements import proves
 from tinker import types
 from tinker.proto.request_conv import forward_backward_request_to_proto
 from tinker.types import ForwardBackwardInput, ForwardBackwardRequest, LossFnType
+from typer.testing import CliRunner
 
+from halteres.cli import serve
 from halteres.errors import InvalidData
+from halteres.service import __main__ as process
 from halteres.service.options import Options
 from halteres.service.routes.training import STAND_IN
 from halteres.service.wire.json_passes import read_json_pass
@@ -54,8 +58,6 @@ def by_proto(data: types.Datum, loss: LossFnType = "stable_reinforce") -> PassRe
 
 
 def by_json(spans: Any, loss: str = "stable_reinforce") -> PassRequest:
-    import json
-
     sent = {**json_datum(chunk(*TOKENS[:-1]), target_tokens=tensor(*TOKENS[1:], dtype="int64")), **spans}
     return read_json_pass(json.dumps(body_of("m", 1, sent, loss_fn=loss)).encode(), forward_only=False)
 
@@ -150,6 +152,20 @@ async def test_an_operator_may_refuse_it(tmp_path: Path, caplog: pytest.LogCaptu
         assert caught.value.category is types.RequestErrorCategory.User
         await training.forward_backward([judged([1] * 5)], "importance_sampling")
     assert STAND_IN not in caplog.text
+
+
+def test_the_operators_flag_reaches_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+
+    def become(_: str, argv: list[str]) -> None:
+        started.append(argv)
+
+    monkeypatch.setattr("os.execv", become)
+    for flags in ([], ["--refuse-stable-reinforce"]):
+        CliRunner().invoke(serve.app, ["--state", str(tmp_path), *flags])
+    parser, options_of = process._parser(), process._options  # pyright: ignore[reportPrivateUsage]
+    options = [options_of(parser.parse_args(argv[3:])) for argv in started]
+    assert [one.refuse_stable_reinforce for one in options] == [False, True]
 
 
 async def test_what_was_trained_before_an_operator_refused_it_is_not_lost(tmp_path: Path) -> None:
