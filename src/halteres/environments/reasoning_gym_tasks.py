@@ -97,8 +97,11 @@ class ReasoningGymEnv(SingleTurnEnv):
 
     @classmethod
     def config_init(cls) -> tuple[ReasoningGymConfig, Sequence[APIServerConfig]]:
-        """Groups of 16, batches of 128, answers of up to 1024 tokens."""
-        config = ReasoningGymConfig(group_size=16, batch_size=128, max_new_tokens=1024, total_steps=-1)
+        """Groups of 16, batches of 128, answers of up to 1024 tokens; only full marks are a success."""
+        # the package pays 0.01 and more for a wrong answer
+        config = ReasoningGymConfig(
+            group_size=16, batch_size=128, max_new_tokens=1024, total_steps=-1, success_threshold=0.99
+        )
         return config, [APIServerConfig()]
 
     async def load_dataset(self) -> None:
