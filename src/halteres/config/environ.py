@@ -120,7 +120,7 @@ def for_stranger(**changes: str) -> dict[str, str]:
     return {
         name: _LOGIN.sub(r"\g<before>", value) if _is_address(name) else value
         for name, value in for_child(**changes).items()
-        if not _is_secret(name)
+        if not is_secret(name)
     }
 
 
@@ -140,13 +140,14 @@ def secrets() -> dict[str, str]:
 
 
 def _secret(name: str, value: str) -> str:
-    if _is_secret(name):
+    if is_secret(name):
         return value
     login = _LOGIN.search(value) if _is_address(name) else None
     return login["password"] if login else ""
 
 
-def _is_secret(name: str) -> bool:
+def is_secret(name: str) -> bool:
+    """Whether a variable or a setting is named like a secret."""
     words = name.upper()
     own = words not in ("PWD", "OLDPWD") and words.rpartition("_")[2] in _SECRET_WORDS
     return words.endswith(_SECRET) or own

@@ -61,7 +61,8 @@ def number_in(answer: str) -> Fraction | None:
         return None
     plain = _WORDS_MACRO.sub(r" \1 ", _GLUE.sub(_glued, answer))
     plain = _FRACTION_MACRO.sub(r" \1/\2 ", plain).replace("\\$", "$").replace("\\%", "%").replace("^\\circ", "°")
-    found = _NUMBER.fullmatch(plain.strip().replace("\u2212", "-"))
+    # Runs of spaces become one: on fifty of them the pattern would try for seconds.
+    found = _NUMBER.fullmatch(" ".join(plain.split()).replace("\u2212", "-"))
     if found is None or not re.search("[0-9]", found["whole"] + (found["decimals"] or "")):
         return None
     divisor = int(found["divisor"] or 1)

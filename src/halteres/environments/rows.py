@@ -57,7 +57,7 @@ def load_rows(source: str | Path) -> tuple[Sequence[Row], Sequence[Row]]:
 
 def _read(file: Path) -> list[Row]:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").split("\n")  # splitlines() also cuts within JSON texts
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfig(
             f"The questions in {file.absolute()} cannot be read.",

@@ -181,6 +181,10 @@ def _rope(file: Path, own: Mapping[str, Any], factors: ReaderTensor | None, widt
     """The rotary embedding. Llama 3 stretches its slow frequencies; such a file has the divisor of each of them."""
     import numpy as np
 
+    if own.get("rope.dimension_count", width) != width:
+        raise _refused(file, "Its rotary embedding turns a part of each head alone")
+    if own.get("attention.sliding_window"):
+        raise _refused(file, "Its attention reaches back over a window alone")
     theta = own.get("rope.freq_base", 10000.0)
     if (kind := own.get("rope.scaling.type", "none")) != "none":
         raise _refused(file, f"Its rotary embedding is scaled ('{kind}')")

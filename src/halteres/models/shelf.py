@@ -75,6 +75,9 @@ class Shelf:
         place = self.folder / checked_name(name)
         self._check_place(name, None)
         beside = place.with_name(f".{place.name}.{os.getpid()}")
+        for left in place.parent.glob(f".{place.name}.*"):  # by a process that was killed while it wrote
+            if not _is_alive(int(left.suffix[1:])):
+                shutil.rmtree(left, ignore_errors=True)
         try:
             with boundary(ServerError, f"Writing the model '{name}'"):
                 beside.mkdir(parents=True)
@@ -199,3 +202,13 @@ def _taken(name: str, why: str) -> Conflict:
         why,
         f"Run `halteres models remove {name}` first, or give another name with --as.",
     )
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -58,6 +58,7 @@ class SinkReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     state: Literal["starting", "online", "offline", "off", "failed"]  # offline: on this disk; off: by its own settings
     url: str | None = None
     folder: str | None = None
+    is_complete: bool = False  # the run has ended, and all of its rows were written
     note: str | None = None  # how to look at it; of one that is not online, why and what to do
 
     @property
@@ -81,7 +82,7 @@ class Reports:
             try:
                 reports = {**read_reports(self._run), name: facts}
                 replace_file(self._run / FILE, msgspec.json.format(msgspec.json.encode(reports), indent=1) + b"\n")
-                if report.state != "starting":
+                if report.state != "starting" and not report.is_complete:
                     append_row(self._run / "events.jsonl", {"t": time.time(), "type": "sink", "sink": name, **facts})
             except (OSError, WriteFailed) as error:
                 _log.warning("%s", error)
@@ -134,8 +135,9 @@ class Job:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Its settings, by section."""
-        return self.settings.model_dump(mode="json")
+        """Its settings, by section, without those of the environment that are named like secrets."""
+        told = self.settings.model_dump(mode="json")
+        return {**told, "env": {name: value for name, value in told["env"].items() if not environ.is_secret(name)}}
 
 
 class Wandb:
@@ -289,6 +291,7 @@ class Follower:
             for row in merge_by_step(tail.fresh()):
                 sink.write(row)
         sink.close()
+        self.reports.put(self.name, msgspec.structs.replace(sink.report, is_complete=True))
 
 
 def forward(job: Job, ending: threading.Event) -> None:

@@ -56,8 +56,8 @@ def create_app(service: Service, ending: Ending | None = None) -> Starlette:
     app = Starlette(
         routes=[route for room in rooms for route in room.table()],
         middleware=[
-            Middleware(Guard, keys=keys, meter=Meter(service.options.limits)),
             Middleware(CountRequests, counts=counts),
+            Middleware(Guard, keys=keys, meter=Meter(service.options.limits)),
         ],
         exception_handlers={
             HalteresError: on_error,

@@ -1,7 +1,7 @@
 """The rollouts of a batch to look at, for environments that write none: rollouts/step_N.jsonl.
 
 Owns: one line for each group, in the form in which our own environments write theirs.
-Never: ends a run because a file cannot be written.
+Never: ends a run because a file cannot be written, or a foreign group not be decoded.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from halteres.errors import boundary
 from halteres.observe.metrics import WriteFailed, append_row
 from halteres.text import Tokenizer
 from halteres.types import CONTEXT_LOGPROB, Batch, Group
@@ -29,8 +30,10 @@ class Rollouts:
     def write(self, step: int, batch: Batch) -> None:
         """Append the groups of this step's batch."""
         try:
-            for number, group in enumerate(batch.groups):
-                append_row(self.folder / f"step_{step}.jsonl", {"group": number, **self._line(group)})
+            with boundary(WriteFailed, "The rollouts of a batch could not be written down"):
+                for number, group in enumerate(batch.groups):
+                    if group.tokens:
+                        append_row(self.folder / f"step_{step}.jsonl", {"group": number, **self._line(group)})
         except WriteFailed as error:  # the metrics' next row meets the same disk, and speaks for the run
             logger.warning("%s", error.sentence)
 

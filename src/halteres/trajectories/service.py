@@ -66,7 +66,7 @@ class TrajectoryService:
         self.turns = Turns(store, self._remember)
         self.handovers = Handovers(self.turns, is_shared=store.is_shared)
         self._watch = Watch()
-        self.num_refused = 0  # requests that an environment posted, since this server started
+        self.num_refused = 0  # posts of environments, since one registered
         self.last_refusal: dict[str, Any] | None = None  # path, status, why
         if not store.is_shared:  # nobody else writes replies: those of the server before this one reached nobody
             self.turns.leave(take_back_offers)
@@ -136,7 +136,9 @@ class TrajectoryService:
 
     async def register_env(self, registration: EnvRegistration) -> EnvRecord | None:
         """POST /register-env: None until a trainer has asked for a batch."""
-        return await self.turns.submit(lambda state: _register_env(state, registration))
+        registered = await self.turns.submit(lambda state: _register_env(state, registration))
+        self.num_refused, self.last_refusal = 0, None
+        return registered
 
     async def disconnect_env(self, env_id: int) -> bool:
         """POST /disconnect-env: False if there is no such environment."""

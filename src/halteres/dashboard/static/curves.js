@@ -20,7 +20,7 @@ const ASIDE = 3; // pixels: the margins of two evaluations of one step must not 
 const MAIN = ["reward/mean", "reward/success"];
 const LABELS = {
   "reward/mean": "reward, mean of the batch",
-  "reward/success": "share with a positive score",
+  "reward/success": "share of successes",
   [HELD_OUT]: "held-out tasks, 95 %",
   [GREEDY]: "held-out, greedy, 95 %",
 };

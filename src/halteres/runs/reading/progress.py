@@ -45,7 +45,7 @@ class Progress:
     total_steps: int
     resumed_at: int  # the step that a resumed run began after; 0 for a fresh one
     reward: Series  # mean over the batch, reward units
-    success: Series  # share of rollouts with a positive score
+    success: Series  # share of rollouts whose score is a success
     evaluation: Series  # held-out share correct at temperature 1
     recent_s: tuple[float, ...]  # seconds of each of the last steps
     alerts: tuple[Alert, ...]

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from halteres.config import environ
 from halteres.config.control import read_stop_request, write_stop_request
 from halteres.process import Lifeline
 from halteres.runs import identity
@@ -149,7 +150,7 @@ class Course:
             return
         scene = self.stage.scene
         service, api = await asyncio.gather(
-            get_json(f"{scene.service_url}/halteres/v1/runs/{self.run.run_id}/requests"),
+            get_json(f"{scene.service_url}/halteres/v1/runs/{self.run.run_id}/requests", key=environ.api_key()),
             get_json(f"{scene.api.url}/v1/diagnostics"),
         )
         heard = [Calls.of_service(service)] if service else []

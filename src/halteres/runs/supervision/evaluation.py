@@ -116,13 +116,20 @@ class Evaluator:
         with tempfile.TemporaryFile(dir=folder) as answer:
             code = await self._ran(command, answer, snapshot)
             said = run.log_tail("eval", 1) if _size(run.log("eval")) > written else []
-            _check(code, said[-1].removeprefix("error: ") if said else f"Its log is {run.log('eval')}.")
+            self._check(code, said[-1].removeprefix("error: ") if said else f"Its log is {run.log('eval')}.")
             figures = figures_of(self.environment, folder, _last_words(answer))
         if self.environment.is_foreign:
             name_prompts(folder / "samples.jsonl")
         row = {"step": snapshot.step, "t": time.time(), "src": "eval", **figures}
         append_row(run.path / "metrics.jsonl", row)
         self.ledger.event("eval", step=snapshot.step, took_s=round(time.monotonic() - began, 2), **figures)
+
+    def _check(self, code: int, said: str) -> None:
+        """Raise where the evaluation did not end well; `said`: its last words."""
+        if code == NOTHING_TO_EVALUATE and not self.environment.is_foreign:
+            raise NothingToEvaluate("There will be no held-out figure.", said)
+        if code != 0:
+            raise ProcessFailed(f"The evaluation exited with code {code}.", said)
 
     async def _ran(self, command: Sequence[str], answer: IO[bytes], snapshot: Snapshot) -> int:
         """Run it to its end, which is that of its own process; the exit code."""
@@ -164,11 +171,3 @@ def _last_words(answer: IO[bytes]) -> str:
 
 def _size(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
-
-
-def _check(code: int, said: str) -> None:
-    """Raise where the evaluation did not end well; `said`: its last words."""
-    if code == NOTHING_TO_EVALUATE:
-        raise NothingToEvaluate("There will be no held-out figure.", said)
-    if code != 0:
-        raise ProcessFailed(f"The evaluation exited with code {code}.", said)

@@ -69,13 +69,13 @@ async def until_ready(probe: Probe) -> None:
         pause = min(pause * GROWTH, LONGEST_S)
 
 
-async def get_json(url: str) -> Mapping[str, Any] | None:
-    """The JSON object behind a URL of ours; None where there is no good answer (yet)."""
-    return await asyncio.to_thread(_get_json, url)
+async def get_json(url: str, key: str | None = None) -> Mapping[str, Any] | None:
+    """The JSON object behind a URL of ours; None where there is no good answer (yet). `key`: of a training service."""
+    return await asyncio.to_thread(_get_json, url, key)
 
 
-def _get_json(url: str) -> Mapping[str, Any] | None:
+def _get_json(url: str, key: str | None) -> Mapping[str, Any] | None:
     try:
-        return plain.get_json(url, ANSWER_WITHIN_S)
+        return plain.get_json(url, ANSWER_WITHIN_S, key)
     except (plain.Refused, NotReady):
         return None

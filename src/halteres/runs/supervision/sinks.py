@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from halteres.config.settings import SinkName
 from halteres.observe.sinks import FLUSH_WITHIN_S, Reports, SinkReport, read_reports
@@ -20,6 +21,8 @@ COMMAND = (sys.executable, "-m", "halteres.observe.sinks")
 
 ENDS_WITHIN_S = FLUSH_WITHIN_S + 3
 """How long it may take to end, once all has been written to metrics.jsonl; then it is killed."""
+
+OPENED_WITHIN_S = 5.0
 
 KEYS = ("WANDB_API_KEY",)
 
@@ -51,8 +54,19 @@ class Forwarding:
     async def end(self) -> None:
         """Let it finish, for a while."""
         if self._child and self._watch:
+            await self._until_opened(self._watch)
             await self._child.end(ENDS_WITHIN_S)
             await self._watch
+
+    async def _until_opened(self, watch: asyncio.Task[None]) -> None:
+        """Give a run that ended early time for its sinks: a process that is still importing dies of the signal."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(OPENED_WITHIN_S):
+                while not watch.done() and self._is_starting():  # noqa: ASYNC110 - another process tells it in a file
+                    await asyncio.sleep(0.1)
+
+    def _is_starting(self) -> bool:
+        return any(report.state == "starting" for report in read_reports(self._run.path).values())
 
     async def _until_exit(self, child: Child) -> None:
         if code := await asyncio.shield(child.exited):
@@ -61,5 +75,5 @@ class Forwarding:
 
     def _failed(self, why: str) -> None:
         for name, report in read_reports(self._run.path).items():
-            if name in self._sinks and report.state != "failed":
+            if name in self._sinks and report.state != "failed" and not report.is_complete:
                 self._reports.failed(name, why)

@@ -95,22 +95,31 @@ class CountRequests:
         if asked is None:
             await self._app(scope, receive, send)
             return
-        tenant: Tenant = scope.get(SCOPE_KEY, LOCAL)
         run, path = asked.groups()
         status = 200
+
+        def tenant() -> Tenant:  # known once the guard has let the request in
+            return scope.get(SCOPE_KEY, LOCAL)
+
+        def refused(status: int, why: str) -> None:
+            refusal = Refusal(status=status, path=path, why=shortened(why, 600), at=time.time())
+            self._counts.refused(tenant(), run, refusal)
 
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 if status < 400:
-                    self._counts.answered(tenant, run)
+                    self._counts.answered(tenant(), run)
             elif status >= 400 and status not in NEITHER and not message.get("more_body"):
-                why = shortened(_sentence(message.get("body", b"")), 600)
-                self._counts.refused(tenant, run, Refusal(status=status, path=path, why=why, at=time.time()))
+                refused(status, _sentence(message.get("body", b"")))
             await send(message)
 
-        await self._app(scope, receive, watched)
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            refused(500, f"{type(error).__name__}: {error}")
+            raise
 
 
 def _sentence(body: bytes) -> str:

@@ -144,10 +144,14 @@ class Snapshots:
         if (deleted := self._named.pop(path, None)) is not None:
             deleted.folder = None
 
-    def rename(self, path: str, kept: Checkpoint) -> None:
-        """The weights at this path are now at another one, and whoever samples from them goes on there."""
+    async def rename(self, path: str, kept: Checkpoint) -> None:
+        """The weights at this path are now at another one, and whoever samples from them goes on there.
+
+        A load of them that is under way ends first: it reads the folder that newer weights are about to take.
+        """
         if (renamed := self._named.pop(path, None)) is not None:
-            renamed.path, renamed.folder = str(kept.path), kept.folder
+            async with renamed.turn:
+                renamed.path, renamed.folder = str(kept.path), kept.folder
             self._named[renamed.path] = renamed
 
     async def detach(self, path: str) -> None:
@@ -155,8 +159,11 @@ class Snapshots:
         replaced = self._named.pop(path, None)
         if replaced is not None and replaced.folder is not None:
             kept = self._spill / replaced.name
-            await asyncio.to_thread(shutil.copytree, replaced.folder, kept, copy_function=linked, dirs_exist_ok=True)
-            replaced.folder = kept
+            async with replaced.turn:  # a load of them that is under way ends first
+                await asyncio.to_thread(
+                    shutil.copytree, replaced.folder, kept, copy_function=linked, dirs_exist_ok=True
+                )
+                replaced.folder = kept
 
     @asynccontextmanager
     async def resident(self, snapshot: Snapshot | None, engine: Engine) -> AsyncIterator[None]:

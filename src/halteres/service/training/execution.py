@@ -189,7 +189,7 @@ class Training:
                 self._snapshots.forget(str(path))  # whoever asked meanwhile means the new ones
             elif (kept := await self._checkpoints.keep(path, model.tenant)) is not None:
                 await self._samplers.rename(str(path), str(kept.path))
-                self._snapshots.rename(str(path), kept)
+                await self._snapshots.rename(str(path), kept)
             await self._checkpoints.add(path, saved, **_facts(model, request))
         finally:
             await asyncio.to_thread(shutil.rmtree, saved.folder, ignore_errors=True)  # unless it has its place

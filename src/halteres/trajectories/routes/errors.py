@@ -30,6 +30,9 @@ TOO_DEEP = Unprocessable(
     [{"type": "json_too_deep", "loc": ["body"], "msg": "The body is nested too deeply to be read."}]
 )
 
+TRAINERS = ("/v1/batches/",)
+"""Where only trainers post; what else is refused to a client says what an environment does wrong."""
+
 _CLOSING = frozenset({408, 413})  # the rest of the body is not waited for
 
 
@@ -65,7 +68,8 @@ def _json(value: Any, status: int, headers: Mapping[str, str] | None = None) -> 
 
 async def _handle(request: Request, error: Exception) -> Response:
     reply, is_gone = answer_to(error), isinstance(error, ClientDisconnect)
-    if request.method == "POST" and 400 <= reply.status_code < 500 and reply.status_code != 408 and not is_gone:
+    asked_by_environment = request.method == "POST" and not request.url.path.startswith(TRAINERS)
+    if asked_by_environment and 400 <= reply.status_code < 500 and reply.status_code != 408 and not is_gone:
         service_of(request).note_refusal(request.url.path, reply.status_code, _sentence(error))
     return reply
 
