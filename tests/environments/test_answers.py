@@ -67,3 +67,9 @@ def test_long_and_deep_text_costs_no_time() -> None:
     assert boxed_answer(deep) is None
     assert boxed_answer(deep + "}" * 100_000) == ""
     assert all(number_in(text) is None for text in ("a b " * 25, "1 " + "a./% " * 19 + "!", "1,111" * 20))
+
+
+@pytest.mark.timeout(5)
+@pytest.mark.parametrize("answer", ["x" + " " * 98 + "#", "\\text{ } " * 11 + "#", "." * 99])
+def test_an_answer_of_spaces_is_read_at_once(answer: str) -> None:
+    assert number_in(answer) is None
