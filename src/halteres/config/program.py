@@ -29,8 +29,8 @@ from halteres.config.stranger import Ended, run_caught
 from halteres.errors import NotFound
 
 DEADLINE_S = 120.0
-"""How long an environment may take to import and describe itself. Importing atroposlib and datasets takes 8 s of a core,
-and a busy machine has a tenth of one; whoever waits less long finds the answer remembered when they ask again."""
+"""How long an environment may take to import and describe itself. Importing atroposlib and datasets takes 8 s of a
+core; whoever waits less long than a busy machine takes finds the answer remembered when they ask again."""
 
 DESCRIBE, LAUNCH = (Path(__file__).parent / "foreign" / name for name in ("describe.py", "launch.py"))
 """What asks a file that knows no `describe`, and what runs it; run by the environment's interpreter."""
