@@ -336,6 +336,21 @@ async def test_the_model_of_this_machine_is_tested_without_a_key(home: Path) -> 
     assert latest_test("arithmetic", "another/model") is None
 
 
+async def test_an_environment_is_tested_in_the_folder_of_its_project(home: Path, tmp_path: Path) -> None:
+    """As it is trained there: what it reads beside its package is found."""
+    project = tmp_path / "project"
+    (project / "envs").mkdir(parents=True)
+    (project / "pyproject.toml").touch()
+    (project / "sizes.txt").write_text("4")
+    file = write_environment(project / "envs")
+    file.write_text(file.read_text().replace("group_size=4", "group_size=int(open('sizes.txt').read())"))
+    draft(file)
+    body = await answered(num_steps=1, group_size=4, backend="local")
+    (tested,) = body["models_tested"]
+    assert tested["total_completions"] == 4, tested
+    assert str(project) in Path(tested["output_file"]).with_suffix(".log").read_text(), "its log says where it ran"
+
+
 async def test_prompts_are_answered_and_scored_where_the_environment_knows_the_task(
     endpoint: OpenRouter, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -16,9 +17,10 @@ from halteres.runs.directory import RunDirectory
 from halteres.runs.state import read_state, write_state
 
 TELLS = """
-import json, sys, yaml
+import json, os, sys, yaml
 given = yaml.safe_load(open(sys.argv[3]))
-print(json.dumps({"python": sys.executable, "verb": sys.argv[1], **given}))
+json.dump({"verb": sys.argv[1], "folder": os.getcwd(), **given}, open("told.json", "w"))
+print(json.dumps({"eval/percent_correct": 0.5, "worked": 1, "by": "us"}))
 """
 
 
@@ -50,8 +52,10 @@ def test_a_run_is_measured_with_its_own_settings_by_its_own_interpreter(
     file.write_text(TELLS)
     exam = examination(str(file) if named == "FILE" else named, trained(finished, file, python), "unused")
     assert exam.program.interpreter == python
-    told = measure.measure(exam, "http://127.0.0.1:2", {"eval_samples": 2})
-    assert told["verb"] == "evaluate"
+    figures = measure.measure(exam, "http://127.0.0.1:2", {"eval_samples": 2})
+    assert figures == {"eval/percent_correct": 0.5, "eval/worked": 1}
+    told = json.loads((tmp_path / "told.json").read_bytes())
+    assert (told["verb"], told["folder"]) == ("evaluate", str(tmp_path)), "in its project's folder"
     assert told["env"] == {
         "prompt_template": "Question: {question}",
         "digits": 3,
@@ -75,8 +79,8 @@ def test_another_environment_is_measured_with_its_own_defaults(finished: RunDire
     [
         ("import signal; signal.pause()", "took more than 0.2 s"),
         ("raise SystemExit(3)", "ended with exit code 3"),
-        ("print('nothing')", "printed no figures"),
-        ("", "printed no figures"),
+        ("print('nothing')", "gave no figures"),
+        ("", "gave no figures"),
     ],
 )
 def test_a_measurement_that_goes_wrong_is_told_in_a_sentence(

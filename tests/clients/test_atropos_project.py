@@ -39,6 +39,7 @@ async def test_an_unmodified_project_trains_and_its_figures_and_rollouts_are_the
 ) -> None:
     home = tmp_path / "home"
     monkeypatch.setenv("HALTERES_HOME", str(home))
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     edits = (*EDITS, f"run.interpreter={await atropos_python(client_python)}")
     command = [

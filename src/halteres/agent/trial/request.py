@@ -60,7 +60,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     environment_file: str
     class_name: str  # of the environment in its file, where the source tells
     interpreter: str
-    working_directory: str
     env: Mapping[str, Any]  # the environment's effective settings
     is_foreign: bool  # not our BaseEnv: it knows `process`, and neither our fields nor free prompts
     num_steps: int
@@ -68,6 +67,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     candidates: tuple[Candidate, ...]
     base_model: str  # the draft's; the one that would be trained
     created_at: float  # unix seconds
+    working_directory: str = ""  # of the environment's commands
     prompts: tuple[str, ...] = ()
     max_tokens: int | None = None  # of one answer; None: as the environment has it
     temperature: float | None = None  # likewise
