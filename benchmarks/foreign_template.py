@@ -9,9 +9,10 @@ repository. The data set that the file asks the hub for ("gsm8k", "main") is a f
 The template asks with two examples and a sentence after every question, which the built-in model has never seen: it
 solves 1 % so asked, whatever the sums. So the base model is the built-in one after a supervised warm-up on that very
 prompt, in the two stages of its own recipe: worked answers alone, then three of them to seven hasty guesses. What
-reinforcement learning has to find is which of the two pays. Written: benchmarks/results/foreign_template.json. Exit code
-1 where the held-out share of right greedy answers, as the template's own `evaluate` counts them, gains less than
-0.20.
+reinforcement learning has to find is which of the two pays.
+
+Written: benchmarks/results/foreign_template.json. Exit code 1 where the held-out share of right greedy answers, as the
+template's own `evaluate` counts them, gains less than 0.20.
 """
 
 from __future__ import annotations
