@@ -79,3 +79,15 @@ def test_without_the_package_or_the_network_a_sentence_says_what_to_do(monkeypat
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=unreachable))
     with pytest.raises(InvalidConfig, match=r"could not be loaded.*ConnectionError: Couldn't reach.*local JSONL file"):
         load_rows("openai/gsm8k")
+
+
+def test_a_line_separator_within_a_text_cuts_no_row(tmp_path: Path) -> None:
+    question = "One\u2028two: what is 3 + 4?"
+    file = tmp_path / "rows.jsonl"
+    file.write_text(
+        "".join(
+            json.dumps({"question": f"{question} {n}", "answer": "7"}, ensure_ascii=False) + "\n" for n in range(40)
+        )
+    )
+    train, held_out = load_rows(file)
+    assert len(train) + len(held_out) == 40

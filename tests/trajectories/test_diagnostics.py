@@ -225,3 +225,11 @@ async def test_refused_posts_are_counted_with_the_words_of_the_last(scene: Scene
     found = await scene.diagnostics()
     assert found["requests_refused"] == 2
     assert (found["last_refusal"]["path"], found["last_refusal"]["status"]) == ("/scored_date", 404)
+
+
+async def test_what_was_refused_before_an_environment_registered_is_no_refusal_of_its_calls(scene: Scene) -> None:
+    await scene.begin()
+    assert (await scene.raw_post("/register-env", {})).status_code == 422
+    await scene.register_env()
+    found = await scene.diagnostics()
+    assert (found["requests_refused"], found["last_refusal"]) == (0, None)
