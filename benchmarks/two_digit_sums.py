@@ -1,6 +1,6 @@
 """The environment `two_digit_sums`: what a pretrained model of 135 M parameters does now and then, and can learn.
 
-Trained on are operands from 10 to 60, held out those from 61 to 89. 1 for an answer whose last number is the sum.
+Operands from 10 to 60; a fifth of all pairs is held out. 1 for an answer whose last number is the sum.
 """
 
 from __future__ import annotations
@@ -15,6 +15,16 @@ from halteres.environments.single_turn import SingleTurnEnv
 Sum = tuple[int, int]
 
 SHOWN: Sum = (21, 34)
+
+
+def is_held_out(item: Sum) -> bool:
+    return (3 * item[0] + item[1]) % 5 == 0
+
+
+def drawn(rng: random.Random, *, held_out: bool) -> Sum:
+    while is_held_out(item := (rng.randint(10, 60), rng.randint(10, 60))) != held_out:
+        pass
+    return item
 
 
 def question(left: int, right: int) -> dict[str, str]:
@@ -40,7 +50,7 @@ class TwoDigitSums(SingleTurnEnv):
         return config, [APIServerConfig()]
 
     async def get_next_item(self) -> Sum:
-        return self.rng.randint(10, 60), self.rng.randint(10, 60)
+        return drawn(self.rng, held_out=False)
 
     def prompt(self, item: Sum) -> list[dict[str, str]]:
         """One sum worked, so that the answer is a number alone."""
@@ -52,7 +62,7 @@ class TwoDigitSums(SingleTurnEnv):
 
     def eval_items(self) -> list[Sum]:
         rng = random.Random(1)
-        return [(rng.randint(61, 89), rng.randint(61, 89)) for _ in range(self.config.eval_tasks)]
+        return [drawn(rng, held_out=True) for _ in range(self.config.eval_tasks)]
 
 
 if __name__ == "__main__":
