@@ -44,6 +44,12 @@ def train(
             )
         asked = resolve_settings(None, None, edits or [], base=old.settings())  # under the policy that holds now
     else:
+        if environment is not None and any(
+            edit.startswith(("run.environment=", "environment=")) for edit in edits or []
+        ):
+            raise InvalidConfig(
+                "Two environments were named.", f"'{environment}', and one by --set.", "Leave one of them out."
+            )
         old, asked = None, resolve_settings(environment, config, edits or [])
     url = service or environ.service_url()
     run = start_run(
