@@ -98,7 +98,7 @@ def test_answers_of_a_foreign_evaluation_are_compared_task_by_task(tmp_path: Pat
     found = differences(*evaluations)["eval/percent_correct"]
     assert (found.delta, found.method, found.num_tasks) == (0.5, "paired", 20)
     first = read_rows(tmp_path / "step_0.jsonl")[1]
-    assert (first["prompt"], first["completion"]) == ([{"role": "user", "content": "1 + 1?"}], "2")
+    assert (first["prompt"], first["completion"]) == ("1 + 1?", "2")
 
 
 def test_greedy_answers_are_apart_from_sampled_ones(tmp_path: Path) -> None:

@@ -58,15 +58,16 @@ def _figures(first: Row, last: Row) -> Table:
     table.add_column("held-out tasks")
     table.add_column(f"before (step {first['step']})", justify="right")
     table.add_column(f"after (step {last['step']})", justify="right")
+    own = "eval/percent_correct_greedy" not in last  # an environment's own evaluation, at whatever temperature
     for name, label in (
-        ("eval/percent_correct", "correct, T = 1"),
+        ("eval/percent_correct", "correct" if own else "correct, T = 1"),
         ("eval/percent_correct_greedy", "correct, greedy"),
         ("eval/worked_share", "answers that show their work"),
     ):
         if first.get(name) is not None and last.get(name) is not None:
             table.add_row(label, f"{first[name]:.1%}", f"{last[name]:.1%}")
     if first.get(SCORE) is not None and last.get(SCORE) is not None:
-        table.add_row("mean score, T = 1", f"{first[SCORE]:.3f}", f"{last[SCORE]:.3f}")
+        table.add_row("mean score" if own else "mean score, T = 1", f"{first[SCORE]:.3f}", f"{last[SCORE]:.3f}")
     return table
 
 

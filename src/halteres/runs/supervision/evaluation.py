@@ -146,8 +146,8 @@ class Evaluator:
 
 
 def name_prompts(samples: Path) -> None:
-    """Give the samples of a foreign environment the prompt and the completion by which evaluations are compared: all
-    but the last of its `messages`, and that one; or its `question`."""
+    """Give the samples of a foreign environment the prompt and the completion by which evaluations are compared: the
+    last two of its `messages`; or its `question`."""
     rows = read_rows(samples)
     named = [row if "prompt" in row else {**row, **_prompt_of(row)} for row in rows]
     if named != rows:
@@ -156,8 +156,8 @@ def name_prompts(samples: Path) -> None:
 
 def _prompt_of(row: Row) -> dict[str, Any]:
     match row:
-        case {"messages": [*before, {"content": answer}]} if before:
-            return {"prompt": before, "completion": answer}
+        case {"messages": [*_, {"content": prompt}, {"content": answer}]}:
+            return {"prompt": prompt, "completion": answer}
         case {"question": question}:
             return {"prompt": question}
         case _:
