@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from deadlines import wait_until
 
 from halteres.agent.watching.look import look_at
 from halteres.config.files import resolve_settings
@@ -81,7 +82,12 @@ def test_a_stop_request_that_is_junk_still_stops_the_run(
 def test_phases_are_told_in_order_and_every_role_is_recorded(start: StartRun) -> None:
     run = start()
     state = wait_for_end(run)
-    told = [(event["status"], event["phase"]) for event in run.events() if event["type"] == "status"]
+
+    def phases() -> list[tuple[str, str | None]]:
+        return [(event["status"], event["phase"]) for event in run.events() if event["type"] == "status"]
+
+    wait_until(lambda: phases()[-1][0] == "completed")  # run.json says so first
+    told = phases()
     assert told[0] == ("starting", "api")
     assert told[-2:] == [("running", "evaluation"), ("completed", None)]
     assert {"service", "engine", "api", "trainer", "env"} == set(state.processes)
