@@ -143,8 +143,8 @@ class ReasoningGymEnv(SingleTurnEnv):
         found = boxed_answer(answer) if found is None else found
         if found is None or len(found) > LONGEST_ANSWER:
             return 0.0
-        told = await self.worker.ask({"index": item.index, "answer": found}, SCORE_S)
-        return float(told["score"])
+        reply = await self.worker.ask({"index": item.index, "answer": found}, SCORE_S)
+        return float(reply["score"])
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> Mapping[str, float]:
         """As every single-turn environment, on the first `eval_tasks` held-out items."""

@@ -17,7 +17,7 @@ from typing import Any
 MOST_MEMORY = 8 << 30
 """Bytes of address space."""
 
-MOST_TOLD = 2000
+LONGEST_ERROR = 2000
 """Characters of an exception's text."""
 
 
@@ -30,10 +30,10 @@ def main() -> None:
 
     def send(make: Callable[[], Mapping[str, Any]]) -> None:
         try:
-            told = make()
-        except Exception as error:  # noqa: BLE001 - whatever a task raises is told to the parent
-            told = {"error": f"{type(error).__name__}: {error}"[:MOST_TOLD]}
-        answers.write(json.dumps(told) + "\n")
+            reply = make()
+        except Exception as error:  # noqa: BLE001 - whatever a task raises reaches the parent
+            reply = {"error": f"{type(error).__name__}: {error}"[:LONGEST_ERROR]}
+        answers.write(json.dumps(reply) + "\n")
         answers.flush()
 
     task: list[Task] = []

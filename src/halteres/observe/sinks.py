@@ -136,8 +136,11 @@ class Job:
     @property
     def config(self) -> dict[str, Any]:
         """Its settings, by section, without those of the environment that are named like secrets."""
-        told = self.settings.model_dump(mode="json")
-        return {**told, "env": {name: value for name, value in told["env"].items() if not environ.is_secret(name)}}
+        settings = self.settings.model_dump(mode="json")
+        return {
+            **settings,
+            "env": {name: value for name, value in settings["env"].items() if not environ.is_secret(name)},
+        }
 
 
 class Wandb:
@@ -190,8 +193,8 @@ class Wandb:
 
     def write(self, row: Row) -> None:
         """Log one row, under the time at which it was written."""
-        told = {name: value for name, value in row.items() if value is not None and name != "t"}
-        self._run.log({**told, **({"_timestamp": row["t"]} if "t" in row else {})})
+        figures = {name: value for name, value in row.items() if value is not None and name != "t"}
+        self._run.log({**figures, **({"_timestamp": row["t"]} if "t" in row else {})})
 
     def close(self) -> None:
         """Upload what is not uploaded yet, for a while."""
@@ -215,8 +218,8 @@ class Trackio:
 
     def write(self, row: Row) -> None:
         """Log one row; its names of `step` and time are trackio's own."""
-        told = {name: value for name, value in row.items() if value is not None and name not in ("step", "t")}
-        self._run.log(told, step=row["step"])
+        figures = {name: value for name, value in row.items() if value is not None and name not in ("step", "t")}
+        self._run.log(figures, step=row["step"])
 
     def close(self) -> None:
         """Write what is queued."""

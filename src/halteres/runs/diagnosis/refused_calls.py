@@ -1,6 +1,6 @@
 """The rule of refused calls: before the first batch, everything that the environment asks is refused.
 
-Owns: reading what the training service and the trajectory server say of refusals, from when on they are told, the
+Owns: reading what the training service and the trajectory server say of refusals, from when on they are an alert, the
 remedy for each kind.
 Never: asks a server (the supervisor does); speaks once a step is done: `pulse` watches what comes later.
 """
@@ -38,21 +38,21 @@ class Calls:
     why: str = ""  # in the server's words
 
     @classmethod
-    def of_service(cls, told: Mapping[str, Any]) -> Self:
+    def of_service(cls, answer: Mapping[str, Any]) -> Self:
         """From the answer of /halteres/v1/runs/RUN/requests."""
-        last = told.get("last_refusal") or {}
-        return cls(server="inference server", refused=told.get("refused_in_a_row", 0), **_words(last))
+        last = answer.get("last_refusal") or {}
+        return cls(server="inference server", refused=answer.get("refused_in_a_row", 0), **_words(last))
 
     @classmethod
-    def of_trajectories(cls, told: Mapping[str, Any]) -> Self:
+    def of_trajectories(cls, answer: Mapping[str, Any]) -> Self:
         """From the answer of /v1/diagnostics."""
         server: Server = "trajectory server"
-        if told.get("groups_accepted"):
+        if answer.get("groups_accepted"):
             return cls(server=server, refused=0)
-        rejected = [env for env in told.get("environments", ()) if env.get("last_rejection")]
+        rejected = [env for env in answer.get("environments", ()) if env.get("last_rejection")]
         set_aside = sum(env.get("rejected", 0) for env in rejected)
-        if last := told.get("last_refusal"):
-            return cls(server=server, refused=told.get("requests_refused", 0) + set_aside, **_words(last))
+        if last := answer.get("last_refusal"):
+            return cls(server=server, refused=answer.get("requests_refused", 0) + set_aside, **_words(last))
         return cls(server=server, refused=set_aside, why=rejected[-1]["last_rejection"] if rejected else "")
 
 
@@ -62,18 +62,18 @@ class RefusedCalls:
     def __init__(self, case: Case, clock: Callable[[], float] = time.monotonic) -> None:
         self._case, self._clock = case, clock
         self._since: dict[Server, float] = {}
-        self._told: set[Server] = set()
+        self._alerted: set[Server] = set()
 
     def look(self, calls: Calls) -> Finding | None:
         """With every heartbeat before the first step."""
         if not calls.refused:
             self._since.pop(calls.server, None)
-            self._told.discard(calls.server)
+            self._alerted.discard(calls.server)
             return None
         lasted_s = self._clock() - self._since.setdefault(calls.server, self._clock())
-        if lasted_s < LASTING_S or calls.refused < LEAST or calls.server in self._told:
+        if lasted_s < LASTING_S or calls.refused < LEAST or calls.server in self._alerted:
             return None
-        self._told.add(calls.server)
+        self._alerted.add(calls.server)
         return Finding(evidence=_evidence(calls), remedy=self._remedy(calls))
 
     def _remedy(self, calls: Calls) -> str:

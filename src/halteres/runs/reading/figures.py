@@ -49,11 +49,11 @@ def figures_of(program: EnvironmentProgram, folder: Path, output: str) -> dict[s
 def _printed(output: str) -> Mapping[str, Any] | None:
     for line in reversed(output.splitlines()):
         try:
-            told = json.loads(line)
+            answer = json.loads(line)
         except ValueError:
             continue
-        if isinstance(told, dict):
-            return told
+        if isinstance(answer, dict):
+            return answer
     return None
 
 
@@ -71,7 +71,7 @@ def _reported(folder: Path) -> Mapping[str, Any] | None:
     rows = read_rows(folder / LOGGED)
     logged = {name: value for row in rows for name, value in row.items() if name.startswith(EVAL)}
     try:
-        told = msgspec.json.decode((folder / "metrics.json").read_bytes(), type=_Report).results.all
+        reported = msgspec.json.decode((folder / "metrics.json").read_bytes(), type=_Report).results.all
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        told = {}
-    return {**logged, **told} or None
+        reported = {}
+    return {**logged, **reported} or None

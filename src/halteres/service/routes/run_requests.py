@@ -125,10 +125,10 @@ class CountRequests:
 def _sentence(body: bytes) -> str:
     """What a refusal says, in any of the shapes that this service answers in."""
     try:
-        told = msgspec.json.decode(body)
+        decoded = msgspec.json.decode(body)
     except msgspec.DecodeError:
         return body.decode(errors="replace")
-    if not isinstance(told, dict):
-        return str(told)
-    error = told.get("error")
-    return str((error.get("message") if isinstance(error, dict) else told.get("detail")) or told)
+    if not isinstance(decoded, dict):
+        return str(decoded)
+    error = decoded.get("error")
+    return str((error.get("message") if isinstance(error, dict) else decoded.get("detail")) or decoded)
