@@ -71,6 +71,11 @@ class WorkerProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
+            with contextlib.suppress(OSError):  # what was not written yet goes nowhere
+                if child.stdin is not None:
+                    child.stdin.close()
+            if child.stdout is not None and not self._turn.locked():  # else the thread that reads closes it
+                child.stdout.close()
 
     async def _start(self) -> subprocess.Popen[bytes]:
         self._child = child = self._spawned()
@@ -112,7 +117,10 @@ def _exchange(child: subprocess.Popen[bytes], question: Mapping[str, Any] | None
         with contextlib.suppress(BrokenPipeError):
             child.stdin.write(json.dumps(question).encode() + b"\n")
             child.stdin.flush()
-    return child.stdout.readline(LONGEST_ANSWER)
+    line = child.stdout.readline(LONGEST_ANSWER)
+    if not line.endswith(b"\n"):
+        child.stdout.close()
+    return line
 
 
 def _parsed(line: bytes) -> Mapping[str, Any]:
