@@ -1,7 +1,7 @@
 # The two commands of a fresh machine are `make quickstart` and `make test`; each installs what it needs into .venv.
 # PYTHON=/path/to/python3 chooses the interpreter, TORCH=torch==... the torch build (see scripts/torch).
 
-.PHONY: help quickstart install test test-clients test-browser test-chaos test-pretrained probe-sdk compatibility check bench clean
+.PHONY: help quickstart install test test-clients test-browser test-chaos test-pythons test-pretrained probe-sdk compatibility check bench clean
 export PYTHON TORCH CHROMIUM
 
 help:            ## this list
@@ -39,6 +39,9 @@ test-chaos:      ## kill every process of real runs in turn
 test-browser:    ## the page in a real browser
 	@scripts/install dev
 	@scripts/test-browser
+
+test-pythons:    ## the rooms that need no torch, on each newer Python that is installed
+	@scripts/test-pythons
 
 test-pretrained: ## fetch a pretrained model of 135 M parameters (98 MB), register its GGUF file, train it for a few steps
 	@scripts/install dev

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import socket
 import subprocess
@@ -29,12 +30,14 @@ class Server:
 
 
 @pytest.fixture(scope="session")
-def client_python() -> Callable[..., str]:
+def client_python(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """The interpreter of a cached environment that holds these requirements."""
 
     def python(name: str, *requirements: str) -> str:
         command = [ROOT / "scripts" / "client", name, *requirements]
-        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=900).stdout.strip()
+        with (tmp_path_factory.getbasetemp().parent / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the other worker may want the same environment
+            return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=900).stdout.strip()
 
     return python
 
