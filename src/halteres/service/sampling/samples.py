@@ -11,14 +11,15 @@ import asyncio
 import secrets
 from array import array
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Literal
 
 import msgspec
 
+from halteres.engine.link.pieces import PieceQueue
 from halteres.engine.protocol import Engine, Piece, SampleResult, SamplingParams, Wanted
-from halteres.errors import HalteresError, InvalidData, UserError
+from halteres.errors import HalteresError, InvalidData, ServerError, UserError, boundary
 from halteres.service.durable.journal import Drawn, Recorded
 from halteres.service.durable.promises import Outcome, Promise, Promises, binary_result, failure
 from halteres.service.host import Host, survived
@@ -87,8 +88,9 @@ class Samples:
                 name = None if snapshot is None else snapshot.name
                 return await engine.sample(name, prompt, num_samples, params, wanted)
 
-        async with self._in_turn(tenant, num_samples):
-            return await survived(self._host, call)
+        with self._counted(tenant):
+            async with self._turns.places(tenant, num_samples):
+                return await survived(self._host, call)
 
     async def stream(
         self,
@@ -100,7 +102,10 @@ class Samples:
         *,
         tenant: Tenant,
     ) -> AsyncGenerator[Piece, None]:
-        """As `draw`, told while it is written; a reader that goes away frees the rows."""
+        """As `draw`, told while it is written; a reader that goes away frees the rows.
+
+        The places are held until the rows are done, however slowly they are read.
+        """
         _check_count(num_samples)
 
         async def begin(engine: Engine) -> AsyncGenerator[Piece, None]:
@@ -110,17 +115,33 @@ class Samples:
                     async for piece in pieces:
                         yield piece
 
-        async with self._in_turn(tenant, num_samples), aclosing(outliving(self._host, begin)) as pieces:
-            async for piece in pieces:
-                yield piece
+        waiting = PieceQueue()
 
-    @asynccontextmanager
-    async def _in_turn(self, tenant: Tenant, num_samples: int) -> AsyncIterator[None]:
-        """One request more of the tenant's; inside the block it has its place in the engine."""
+        async def fill() -> None:
+            try:
+                async with self._turns.places(tenant, num_samples), aclosing(outliving(self._host, begin)) as pieces:
+                    with boundary(ServerError, "The stream"):
+                        async for piece in pieces:
+                            waiting.put(piece)
+                waiting.end()
+            except HalteresError as error:
+                waiting.end(error)
+
+        with self._counted(tenant):
+            filling = asyncio.create_task(fill(), name="stream")
+            try:
+                async for piece in waiting.read():
+                    yield piece
+            finally:
+                filling.cancel()
+                await asyncio.gather(filling, return_exceptions=True)
+
+    @contextmanager
+    def _counted(self, tenant: Tenant) -> Iterator[None]:
+        """One request more of the tenant's is under way."""
         self._under_way[tenant] += 1
         try:
-            async with self._turns.places(tenant, num_samples):
-                yield
+            yield
         finally:
             self._under_way[tenant] -= 1
 
