@@ -28,6 +28,7 @@ from halteres.service.sampling.snapshots import Snapshot, Snapshots
 from halteres.service.sampling.streams import ended, outliving
 from halteres.service.tenancy.limits import Allowances
 from halteres.service.tenancy.tenants import Tenant
+from halteres.service.tenancy.threads import Threads
 from halteres.service.tenancy.turns import Turns
 from halteres.service.training.lanes import outcome_of
 from halteres.service.wire.bodies import Prompt, Sample, Sampling, read
@@ -42,6 +43,9 @@ MAX_SAMPLES = 1024
 """Sequences of one request."""
 
 
+TARGET_WORK = 8
+"""Of one cell of `target_prompt_logprobs`, beside the reading of one byte."""
+
 CANCELLED = failure(UserError("The request was cancelled by its client."))
 
 
@@ -55,12 +59,13 @@ class Samples:
         samplers: Samplers,
         snapshots: Snapshots,
         tasks: asyncio.TaskGroup,
+        threads: Threads,
         *,
         logprobs: Literal["raw", "tempered"] = "raw",
         limits: Allowances = Allowances(),  # noqa: B008 - frozen
     ) -> None:
         self._host, self._promises, self._samplers, self._snapshots = host, promises, samplers, snapshots
-        self._tasks, self.logprobs = tasks, logprobs
+        self._tasks, self._threads, self.logprobs = tasks, threads, logprobs
         self._running: dict[str, asyncio.Task[None]] = {}  # by request id
         promises.draw_again_by(self.again)
         self._limits, self._under_way, self._turns = limits, Counter[Tenant](), Turns(PLACES, MOST_PLACES)
@@ -189,8 +194,9 @@ class Samples:
 
     async def _sample(self, sampler: Sampler, asked: Sample, drawn: Drawn) -> Outcome:
         refuse_lost(sampler)
-        prompt = prompt_of(asked.prompt)
-        wish = wish_of(asked, len(prompt) // 4)
+        prompt, targets = prompt_of(asked.prompt), asked.target_prompt_logprobs
+        size = TARGET_WORK * len(targets.data) if targets else 0
+        wish = await self._threads.run(sampler.tenant, size, lambda: wish_of(asked, len(prompt) // 4))
         params = params_of(asked.sampling_params, _number(drawn, "seed", asked.sampling_params.seed) or 0)
         params = msgspec.structs.replace(params, logprobs=self.logprobs)
         snapshot, tenant = self._samplers.at(sampler, _number(drawn, "weights")), sampler.tenant
