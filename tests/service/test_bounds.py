@@ -218,3 +218,14 @@ async def test_a_thread_whose_client_has_gone_counts_until_it_has_ended() -> Non
         await asyncio.gather(*gone, return_exceptions=True)
         await later
         threads.close()
+
+
+async def test_headers_are_bounded_before_any_key_is_asked_for(scene: Scene) -> None:
+    port = int(scene.url.rpartition(":")[2])
+    for size, status in ((2**15, b"200"), (2**17, b"400")):
+        reading, writing = await asyncio.open_connection("127.0.0.1", port)
+        lines = b"".join(b"a%d: b\r\n" % number for number in range(size // 10))
+        writing.write(b"GET /api/v1/healthz HTTP/1.1\r\nHost: localhost\r\n" + lines + b"\r\n")
+        async with asyncio.timeout(WAIT_S):
+            assert (await reading.readline()).split()[1] == status
+        writing.close()
