@@ -126,6 +126,10 @@ MOST_TOLD, FEW_TOLD = 16, 5
 """Names that an error lists: all of them, or a few of many."""
 
 
+MOST_COMPARED, MOST_KNOWN = 200, 1000
+"""Characters of a name that somebody sent, and known names, of which the nearest is looked for."""
+
+
 class boundary:  # in small letters, because it is used as a statement; a generator would cost twice as much
     """Foreign code runs inside; whatever it raises leaves as `kind`. Cancellation and our own errors pass through."""
 
@@ -142,7 +146,7 @@ class boundary:  # in small letters, because it is used as a statement; a genera
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that `name` was most likely meant to be, or None."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(name[:MOST_COMPARED], list(known)[-MOST_KNOWN:], n=1, cutoff=0.5)
     return matches[0] if matches else None
 
 

@@ -7,20 +7,22 @@ Never: downloads; guesses a template that the folder does not have.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from jinja2 import Template
+from jinja2 import Template, pass_context
 from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension
 from jinja2.meta import find_undeclared_variables
-from jinja2.nodes import Node
+from jinja2.nodes import Filter, For, Node
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from halteres.errors import InvalidData, NotFound
@@ -31,6 +33,12 @@ Message = Mapping[str, Any]
 
 LONG_TEXT = 2**13
 """Characters; the library keeps Python's lock while it reads a text alone, and lets go of it for a batch."""
+
+
+MOST_ROUNDS = 200_000
+"""Of all loops of a chat template together; a chat of a thousand messages with tools needs a tenth of it."""
+
+_ROUNDS = "rounds of loops"  # no template can name a variable so
 
 
 class Tokenizer:
@@ -88,7 +96,7 @@ class Tokenizer:
         """The text of one token, special ones by name."""
         return self.decode([token_id], skip_special_tokens=False)
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **extra: Any) -> str:
+    def render(self, messages: Sequence[Message], /, *, add_generation_prompt: bool = True, **extra: Any) -> str:
         """The chat template's text for these messages; a folder may have a template of its own for chats with tools.
 
         Raises:
@@ -101,7 +109,11 @@ class Tokenizer:
             )
         try:
             return found.template.render(
-                messages=list(messages), add_generation_prompt=add_generation_prompt, **self.specials, **extra
+                {_ROUNDS: count()},
+                messages=list(messages),
+                add_generation_prompt=add_generation_prompt,
+                **self.specials,
+                **extra,
             )
         except Exception as error:
             raise InvalidData("The chat template refused the messages.", f"{type(error).__name__}: {error}.") from error
@@ -139,7 +151,11 @@ def _templates(source: Any) -> dict[str, _ChatTemplate]:
 
 def _parsed(source: str) -> _ChatTemplate:
     sandbox = _sandbox()
-    return _ChatTemplate(sandbox.from_string(source), frozenset(find_undeclared_variables(sandbox.parse(source))))
+    tree = sandbox.parse(source)
+    reads = frozenset(find_undeclared_variables(tree))
+    for loop in tree.find_all(For):
+        loop.iter = Filter(loop.iter, _counted.__name__, [], [], None, None, lineno=loop.lineno)
+    return _ChatTemplate(sandbox.from_string(tree), reads)
 
 
 @lru_cache(maxsize=8)
@@ -159,11 +175,22 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+@pass_context
+def _counted(context: Context, items: Iterable[Any]) -> Iterator[Any]:
+    """What a template loops over, until all its loops together have gone round often enough."""
+    rounds: Iterator[int] = context[_ROUNDS]
+    for item in items:
+        if next(rounds) >= MOST_ROUNDS:
+            raise TemplateError(f"its loops go round more than {MOST_ROUNDS} times")
+        yield item
+
+
 @lru_cache(maxsize=1)
 def _sandbox() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
+    environment.filters[_counted.__name__] = _counted
     environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
 
     def raise_exception(message: str) -> None:

@@ -266,6 +266,24 @@ async def test_spoiled_inference_requests_are_refused(scene: Scene) -> None:
 
 
 @proves("lora:absurd")
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": [{"type": ["text"]}]}]},
+        {"messages": [{"role": "user", "content": [{"type": {}}]}]},
+        {"messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": {"self": 1}},
+    ],
+)
+async def test_parts_and_arguments_of_no_known_type_are_refused(scene: Scene, body: dict[str, Any]) -> None:
+    assert (await scene.ask("/v1/chat/completions", **body))[0] == 400
+
+
+async def test_an_sdk_whose_version_is_no_number_anybody_counts_to_is_another_client(scene: Scene) -> None:
+    headers = {"User-Agent": f"AsyncTinker/Python {'9' * 5000}.1.1"}
+    async with scene.http.get(f"{scene.url}/api/v1/checkpoints", headers=headers) as response:
+        assert response.status == 200
+
+
 @pytest.mark.parametrize("rank", [0, -1, 10**9, 2**62])
 async def test_absurd_ranks_fail_typed(scene: Scene, rank: int) -> None:
     body = {"session_id": await scene.session(), "model_seq_id": 0, "base_model": TINY, "lora_config": {"rank": rank}}

@@ -71,9 +71,10 @@ async def test_sglangs_stream_repeats_what_is_written_so_far(scene: Scene) -> No
     assert chunks.pop() == "[DONE]"
     for index, one in enumerate(expected):
         mine = [chunk for chunk in chunks if chunk["index"] == index]
-        assert [len(chunk["output_ids"]) for chunk in mine] == list(range(1, 6))
+        lengths = [len(chunk["output_ids"]) for chunk in mine]
+        assert (lengths, lengths[-1]) == (sorted(set(lengths)), 5)  # a reader that is late gets longer pieces
         assert all(later["text"].startswith(earlier["text"]) for earlier, later in pairwise(mine))
-        assert [chunk["meta_info"]["finish_reason"] for chunk in mine[:-1]] == [None] * 4
+        assert all(chunk["meta_info"]["finish_reason"] is None for chunk in mine[:-1])
         one["meta_info"]["id"] = mine[0]["meta_info"]["id"]
         assert mine[-1] == {"index": index, **one}
     single = await events(scene, "/generate", text=TEXT, sampling_params=PARAMS)

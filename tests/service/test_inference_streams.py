@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -11,6 +15,7 @@ from deadlines import until
 from halteres.engine.protocol import EngineGone, Piece, TopK
 from halteres.errors import ServerError
 from halteres.service.inference.merging import merged
+from halteres.service.routes.inference import events as routed
 from halteres.service.sampling.streams import without
 
 from .scenes import Scene
@@ -48,6 +53,35 @@ async def test_a_client_that_leaves_after_the_first_pieces_frees_its_rows(scene:
         assert scene.engine.under_way["stream"] == 1
         told.close()
     await until(lambda: scene.engine.under_way["stream"] == 0)
+
+
+@asynccontextmanager
+async def unread(scene: Scene) -> AsyncIterator[None]:
+    """A client that has asked for 600 long sequences, and reads nothing, while the block runs."""
+    body = json.dumps({**BODY, "max_tokens": 4, "n": 600, "logprobs": 60, "stream": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", int(scene.url.rpartition(":")[2])))
+        await asyncio.get_running_loop().sock_sendall(client, head.encode() + body)
+        await until(lambda: scene.engine.calls["stream"] == 1)
+        yield
+
+
+async def test_a_stream_that_nobody_reads_keeps_no_place_in_the_engine(scene: Scene) -> None:
+    async with unread(scene), asyncio.timeout(20):
+        status, _ = await scene.ask("/v1/completions", **{**BODY, "max_tokens": 1}, n=600)
+        assert status == 200
+
+
+async def test_a_stream_that_nobody_reads_ends(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(routed, "UNREAD_S", 0.05)
+    async with unread(scene):
+        await until(lambda: "has read nothing" in caplog.text)
+        await until(lambda: scene.rows("SELECT state FROM requests WHERE kind = 'generate'") == [("failed_user",)])
 
 
 async def test_a_client_that_leaves_before_a_whole_answer_frees_its_rows(scene: Scene) -> None:

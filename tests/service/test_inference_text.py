@@ -8,7 +8,7 @@ import random
 import pytest
 
 from halteres.errors import InvalidData
-from halteres.service.inference.asking import MAX_TEXT, Prompt
+from halteres.service.inference.asking import Prompt
 from halteres.service.inference.chats import Chat, render
 from halteres.service.inference.text import BROKEN, Cut, Detokenizer
 from halteres.service.inference.tool_calls import ToolCall, ToolReader
@@ -127,14 +127,14 @@ def test_a_prompt_gets_the_token_that_begins_a_text_once(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Tokenizer, "encode", encode)
     monkeypatch.setitem(TOKENIZER.specials, "bos_token", "<s>")
-    Prompt.of("Hello", TOKENIZER)
-    Prompt.of("<s>Hello", TOKENIZER)
-    Prompt.of("<s>Hello", TOKENIZER, special=True)
+    Prompt.of("Hello", TOKENIZER, 100)
+    Prompt.of("<s>Hello", TOKENIZER, 100)
+    Prompt.of("<s>Hello", TOKENIZER, 100, special=True)
     assert asked == [True, False, True]
 
 
 def test_a_long_text_has_the_tokens_of_its_parts_and_one_without_end_is_refused() -> None:
     line = "What is 17 + 25?\n"
-    assert Prompt.of(line * 1000, TOKENIZER).tokens == TOKENIZER.encode(line) * 1000
+    assert Prompt.of(line * 1000, TOKENIZER, 2**20).tokens == TOKENIZER.encode(line) * 1000
     with pytest.raises(InvalidData):
-        Prompt.of("x" * (MAX_TEXT + 1), TOKENIZER)
+        Prompt.of("x" * 101, TOKENIZER, 100)

@@ -181,3 +181,24 @@ def test_whatever_a_template_raises_is_a_typed_error(folder: Path, tmp_path: Pat
     tokenizer = _copy_with_template(folder, tmp_path, template)
     with pytest.raises(InvalidData, match="The chat template refused the messages"):
         tokenizer.render(CHATS[0])
+
+
+def test_a_chat_template_that_loops_without_end_is_refused(tmp_path: Path) -> None:
+    folder = shutil.copytree(builtin_path(TINY) or Path(), tmp_path / "model")
+    rounds = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    (folder / "chat_template.jinja").write_text("{% macro turn() %}" + rounds + "{% endmacro %}{{ turn() }}")
+    with pytest.raises(InvalidData, match="go round more than"):
+        Tokenizer(folder).render([{"role": "user", "content": "Hi"}])
+
+
+def test_a_loop_of_a_chat_template_knows_its_places(tmp_path: Path) -> None:
+    folder = shutil.copytree(builtin_path(TINY) or Path(), tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages if m.role %}{{ loop.index }}/{{ loop.length }}{{ loop.last }} {{ loop.revindex }};"
+        "{% endfor %}"
+        "{% for x in nothing %}{% else %}none{% endfor %}"
+        "{% for m in messages recursive %}{{ loop.depth }}"
+        "{% if loop.depth < 2 %}{{ loop(messages) }}{% endif %}{% endfor %}"
+    )
+    rendered = Tokenizer(folder).render([{"role": "user"}] * 2)
+    assert rendered == "1/2False 2;2/2True 1;none122122"

@@ -13,6 +13,9 @@ from halteres.config import environ
 from halteres.errors import NotFound, nearest, shortened
 from halteres.models import builtin_names, builtin_path, model_folder, names_of, on_shelf
 
+LONGEST_PATH = 4096
+"""Characters; every part of one is looked up on disk."""
+
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
@@ -31,7 +34,7 @@ class BaseModel:
         """Whether a client's name means this model: its name, its folder's path, a name registered for that folder."""
         if asked in (self.name, str(self.folder)):
             return True
-        if not asked.startswith("/"):
+        if not asked.startswith("/") or len(asked) > LONGEST_PATH:
             return asked in self.names
         try:
             return Path(asked).resolve() == self.folder.resolve()

@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 KEEP_ALIVE_S = 900
 """How long an idle connection is kept: a client that reuses one just as it is closed would see an error."""
 
+MOST_HEAD_BYTES = 2**16
+"""Of a request's line and headers, which come before its key."""
+
 DRAIN_S = 2
 """How long answers under way may take after the end was asked for."""
 
@@ -77,7 +80,7 @@ class ServiceServer(Server):
                 log_config=None,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=DRAIN_S,
-                h11_max_incomplete_event_size=2**20,
+                h11_max_incomplete_event_size=MOST_HEAD_BYTES,
                 server_header=False,
                 ssl_certfile=tls.certificate if tls else None,
                 ssl_keyfile=tls.key if tls else None,

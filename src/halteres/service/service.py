@@ -35,6 +35,7 @@ from halteres.service.sampling.samples import Samples
 from halteres.service.sampling.snapshots import Snapshots
 from halteres.service.sessions import Sessions
 from halteres.service.takeover import take_up
+from halteres.service.tenancy.threads import Threads
 from halteres.service.training.adapters import Adapters
 from halteres.service.training.custom_losses import CustomLosses
 from halteres.service.training.execution import Training
@@ -62,6 +63,7 @@ class Service:
     models: Models
     reaper: Reaper
     tokenizer: Tokenizer
+    threads: Threads
 
 
 @contextmanager
@@ -119,6 +121,7 @@ async def opened(state: Path, base: BaseModel, host: Host, options: Options | No
                 service.promises.close()
                 reaping.cancel()
                 service.samples.stop()
+                service.threads.close()
                 await host.stop()  # whatever waits for the engine fails now, and is not settled
     finally:
         await journal.close()
@@ -127,7 +130,7 @@ async def opened(state: Path, base: BaseModel, host: Host, options: Options | No
 def _assembled(
     state: Path, base: BaseModel, host: Host, journal: Journal, tasks: asyncio.TaskGroup, options: Options
 ) -> Service:
-    promises = Promises(journal)
+    promises, threads = Promises(journal), Threads()
     sessions = Sessions(journal)
     losses = CustomLosses(journal)
     checkpoints = Checkpoints(journal, state, options.limits)
@@ -161,9 +164,17 @@ def _assembled(
         adapters=adapters,
         samplers=samplers,
         samples=Samples(
-            host, promises, samplers, snapshots, tasks, logprobs=options.sample_logprobs, limits=options.limits
+            host,
+            promises,
+            samplers,
+            snapshots,
+            tasks,
+            threads,
+            logprobs=options.sample_logprobs,
+            limits=options.limits,
         ),
         models=models,
         reaper=Reaper(journal, sessions, models, adapters, samplers, checkpoints, options),
         tokenizer=load_tokenizer(str(base.folder)),
+        threads=threads,
     )

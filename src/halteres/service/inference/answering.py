@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
+from typing import TypeVar
 
 import msgspec
 
@@ -19,16 +20,29 @@ from halteres.service.durable.journal import Ended, Entry
 from halteres.service.durable.promises import Outcome, failure, new_id
 from halteres.service.host import running
 from halteres.service.inference.addresses import Addresses
-from halteres.service.inference.asking import Ask
+from halteres.service.inference.asking import Ask, Call, Prompt
+from halteres.service.inference.chats import Chat, render
 from halteres.service.inference.merging import merged
 from halteres.service.inference.written import Writer, Written, scores_of
 from halteres.service.sampling.samples import CANCELLED, checked_seed, drawn_seed, packed
 from halteres.service.service import Service
 from halteres.service.takeover import GENERATE
+from halteres.service.tenancy.threads import LONG
 from halteres.service.wire.codec import JSON
+
+T = TypeVar("T")
 
 MAX_PROMPTS, MAX_SEQUENCES = 1024, 4096
 """Of one request."""
+
+MAX_SCORES, MAX_STREAMED_SCORES = 2**20, 2**16
+"""Log-probabilities of prompts that one answer tells: some 60 MB of JSON, made aside; those of a stream are not."""
+
+CHARACTERS_PER_TOKEN = 64
+"""No text that is meant to be read has more of them on average; a longer one is refused before it is tokenised."""
+
+TOKEN_WORK = 16
+"""Of a sampled token that is turned to text, beside the reading of one byte."""
 
 
 CRASHED = failure(ServerError("The answer was not finished."))
@@ -43,6 +57,7 @@ class Inference:
             service.base, service.checkpoints, service.snapshots, service.samplers, service.sessions
         )
         self._host, self._journal, self._samples = service.host, service.journal, service.samples
+        self._threads, self._longest = service.threads, 0
 
     async def context_length(self) -> int:
         """Tokens that the model reads, prompt and answer together; waits for an engine that starts."""
@@ -53,14 +68,52 @@ class Inference:
         """Whether an engine is there."""
         return self._host.state == "ready"
 
-    async def write(self, ask: Ask) -> list[Written]:
-        """Every sequence of a request, prompt by prompt.
+    async def read(self, call: Call, reader: Callable[[bytes], T]) -> T:
+        """What a body asks for; a long one is read aside."""
+        return await self._threads.run(call.tenant, len(call.body), lambda: reader(call.body))
+
+    async def prompts(
+        self, call: Call, given: Sequence[str | list[int]], special: bool | None = None
+    ) -> tuple[Prompt, ...]:
+        """Texts or tokens as the prompts that they are; long ones are tokenised aside.
+
+        Raises:
+            InvalidData: a text is longer than the model reads.
+        """
+        longest = await self._longest_text()
+
+        def read() -> tuple[Prompt, ...]:
+            return tuple(Prompt.of(one, self.tokenizer, longest, special) for one in given)
+
+        return await self._threads.run(call.tenant, len(call.body), read)
+
+    async def chat_prompt(self, call: Call, chat: Callable[[], Chat], special: bool | None = None) -> Prompt:
+        """A chat's tokens; the template writes the special ones itself. It is the model's code: it runs aside.
+
+        Raises:
+            InvalidData: the template cannot take the chat, or its text is longer than the model reads.
+        """
+        longest = await self._longest_text()
+
+        def read() -> Prompt:
+            return Prompt.of(render(self.tokenizer, chat()), self.tokenizer, longest, bool(special))
+
+        return await self._threads.run(call.tenant, max(LONG, len(call.body)), read)
+
+    async def _longest_text(self) -> int:
+        """Characters that a prompt may have."""
+        if not self._longest:
+            self._longest = await self.context_length() * CHARACTERS_PER_TOKEN
+        return self._longest
+
+    async def write(self, ask: Ask, shape: Callable[[list[Written]], T]) -> T:
+        """What `shape` makes of every sequence of a request, prompt by prompt; a large answer is made aside.
 
         Raises:
             InvalidData: a prompt or a parameter cannot be used.
             Overloaded: too much is under way.
         """
-        seed = self._checked(ask)
+        seed = self._checked(ask, MAX_SCORES)
         with self._settled(name := new_id()):
             await self._accept(name, ask, seed)
             results = await _all(
@@ -74,18 +127,22 @@ class Inference:
                 )
                 for prompt, params in zip(ask.prompts, self._params(ask, seed), strict=True)
             )
-        return [one for at, result in enumerate(results) for one in self._written(ask, at, result)]
+            return await self._threads.run(
+                ask.call.tenant,
+                TOKEN_WORK * (ask.scores + sum(map(_cells, results))),
+                lambda: shape([one for at, result in enumerate(results) for one in self._written(ask, at, result)]),
+            )
 
     async def stream(self, ask: Ask) -> AsyncGenerator[Written, None]:
         """The same, in pieces as they are sampled; whoever stops reading frees the rows.
 
         What is asked of a prompt comes with the first piece, which then holds the whole answer.
         """
+        seed, n = self._checked(ask, MAX_STREAMED_SCORES), ask.sampled.n
         if ask.prompt_top is not None:
-            for one in await self.write(ask):
+            for one in await self.write(ask, list):
                 yield one
             return
-        seed, n = self._checked(ask), ask.sampled.n
         writers = [
             Writer(self.tokenizer, ask, at * n + sample, sample, prompt)
             for at, prompt in enumerate(ask.prompts)
@@ -119,13 +176,19 @@ class Inference:
             else:
                 yield writer.add(one.tokens, one.logprobs, one.top, one.stop_reason, result.version, scores)
 
-    def _checked(self, ask: Ask) -> int:
+    def _checked(self, ask: Ask, most_scores: int) -> int:
         """The seed of the first prompt of a request that is not too large."""
         count, sequences = len(ask.prompts), len(ask.prompts) * ask.sampled.n
         if not 1 <= count <= MAX_PROMPTS:
             raise InvalidData(f"The request has {count} prompts.", f"It may have 1 to {MAX_PROMPTS}.")
         if sequences > MAX_SEQUENCES:
             raise InvalidData(f"The request asks for {sequences} sequences.", f"It may have {MAX_SEQUENCES}.")
+        if ask.scores > most_scores:
+            raise InvalidData(
+                f"The answer would tell {ask.scores} log-probabilities of its prompts.",
+                f"It may have {most_scores}: every sequence of a prompt and every likely token at a position counts.",
+                "Ask for them once, with n=1, max_tokens=0 and no stream, and send fewer prompts at a time.",
+            )
         self._samples.refuse_if_full(ask.call.tenant)
         return drawn_seed() if ask.seed is None else checked_seed(ask.seed)
 
@@ -165,6 +228,11 @@ class Inference:
                 outcome=outcome.body or None,
             )
             self._journal.settle(told)
+
+
+def _cells(result: SampleResult) -> int:
+    """Sampled tokens, and those that were likely in their place."""
+    return sum(len(one.tokens) + (len(one.top.ids) if one.top else 0) for one in result.sequences) // 4
 
 
 async def _all(draws: Iterable[Awaitable[SampleResult]]) -> list[SampleResult]:

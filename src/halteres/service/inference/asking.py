@@ -15,9 +15,6 @@ from halteres.service.tenancy.tenants import Tenant
 from halteres.service.wire.inference.common import Sampled
 from halteres.text import Tokenizer
 
-MAX_TEXT = 2**23
-"""Characters of one prompt."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
@@ -27,12 +24,13 @@ class Prompt:
     text: str | None = None
 
     @staticmethod
-    def of(given: str | list[int], tokenizer: Tokenizer, special: bool | None = None) -> Prompt:
+    def of(given: str | list[int], tokenizer: Tokenizer, longest: int, special: bool | None = None) -> Prompt:
         """A text or tokens.
 
         Args:
             given: as it was sent.
             tokenizer: the model's.
+            longest: characters that a text may have.
             special: whether a text gets the tokens that begin and end one; None: unless it begins so already.
 
         Raises:
@@ -40,8 +38,8 @@ class Prompt:
         """
         if not isinstance(given, str):
             return Prompt(tokens=given)
-        if len(given) > MAX_TEXT:
-            raise InvalidData(f"A prompt has {len(given)} characters.", f"{MAX_TEXT} are the limit.", "Shorten it.")
+        if len(given) > longest:
+            raise InvalidData(f"A prompt has {len(given)} characters.", f"{longest} are the limit.", "Shorten it.")
         begins = tokenizer.specials.get("bos_token")
         added = not (begins and given.startswith(begins)) if special is None else special
         return Prompt(tokens=tokenizer.encode(given, add_special_tokens=added), text=given)
@@ -80,6 +78,13 @@ class Ask:
         if self.prompt_top is None:
             return Wanted(topk_sampled=self.top)
         return Wanted(topk_sampled=self.top, prompt_logprobs=True, topk_prompt=self.prompt_top)
+
+    @property
+    def scores(self) -> int:
+        """Log-probabilities of prompts in the answer, where those of a prompt may stand beside each sequence."""
+        if self.prompt_top is None:
+            return 0
+        return self.sampled.n * sum(len(prompt.tokens) for prompt in self.prompts) * (1 + self.prompt_top)
 
     @property
     def scores_only(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from halteres.errors import InvalidData
+from halteres.errors import InvalidData, shortened
 from halteres.service.wire.inference.openai import Tool
 from halteres.text import Tokenizer
 
@@ -91,10 +91,10 @@ def _content(content: Any) -> str:
         return content or ""
     parts = content if isinstance(content, list) else [content]
     for part in parts:
-        kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
+        kind = str(part.get("type", "text") if isinstance(part, dict) else type(part).__name__)
         if kind not in TEXT_PARTS or not isinstance(_words(part), str):
             raise InvalidData(
-                f"A message holds a part of type '{kind}'.",
+                f"A message holds a part of type '{shortened(kind)}'.",
                 "The model reads text only: no images, audio or files.",
                 "Send parts of type text.",
                 param="messages",

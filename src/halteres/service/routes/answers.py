@@ -12,9 +12,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from halteres.errors import HalteresError, InvalidData, as_http
+from halteres.errors import HalteresError, as_http
 from halteres.loopback import body_within
-from halteres.service.wire.codec import JSON, MAX_BODY_BYTES
+from halteres.service.tenancy.limits import TooLarge, size_text
+from halteres.service.wire.codec import JSON, SMALL_BYTES
 
 _encode = msgspec.json.Encoder().encode
 
@@ -35,11 +36,11 @@ def with_status(body: dict[str, Any], error: HalteresError) -> Response:
     return Response(_encode(body), error.status, headers, JSON)
 
 
-async def body_of(request: Request) -> bytes:
-    """The request's body.
+async def body_of(request: Request, most: int = SMALL_BYTES) -> bytes:
+    """The request's body, of at most so many bytes.
 
     Raises:
-        InvalidData: it is larger than any client sends.
+        TooLarge: it is larger than any client sends.
     """
-    why = f"{MAX_BODY_BYTES // 2**20} MiB are the limit."
-    return await body_within(request, MAX_BODY_BYTES, InvalidData("The body is too large.", why, "Send less."))
+    too_large = TooLarge("The body is too large.", f"{size_text(most)} are the limit.", "Send less.")
+    return await body_within(request, most, too_large)

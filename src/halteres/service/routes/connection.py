@@ -19,6 +19,7 @@ from halteres.service.routes.answers import answer, body_of
 from halteres.service.service import Service
 from halteres.service.tenancy.tenants import tenant_of
 from halteres.service.wire import bodies
+from halteres.service.wire.codec import PROMPT_BYTES
 
 CLIENT_FLAGS = {
     "pjwt_auth_enabled": False,  # the plain key goes on every request
@@ -126,7 +127,7 @@ class ConnectionRoutes:
 
     async def telemetry(self, request: Request) -> Response:
         """POST telemetry: accepted, and not kept."""
-        await body_of(request)
+        await body_of(request, PROMPT_BYTES)
         return answer({"status": "accepted"})
 
     async def info(self, request: Request) -> Response:

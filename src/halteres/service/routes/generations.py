@@ -22,7 +22,7 @@ def sdk_version(request: Request) -> tuple[int, ...] | None:
 
     Source: recorded traffic of tinker 0.9.0 to 0.38.0, header User-Agent.
     """
-    told = re.match(r"AsyncTinker/Python (\d+)\.(\d+)\.(\d+)", request.headers.get("user-agent", ""))
+    told = re.match(r"AsyncTinker/Python (\d{1,6})\.(\d{1,6})\.(\d{1,6})", request.headers.get("user-agent", ""))
     return tuple(int(part) for part in told.groups()) if told else None
 
 

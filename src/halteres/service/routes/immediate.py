@@ -16,7 +16,7 @@ from halteres.service.routes.answers import answer, body_of
 from halteres.service.service import Service
 from halteres.service.tenancy.tenants import tenant_of
 from halteres.service.wire import bodies
-from halteres.service.wire.codec import JSON
+from halteres.service.wire.codec import JSON, PROMPT_BYTES
 
 
 class ImmediateRoutes:
@@ -34,9 +34,9 @@ class ImmediateRoutes:
 
     async def create_custom_loss(self, request: Request) -> Response:
         """POST create_custom_loss: what is wrong with the graph is its promise's failure."""
-        body = await body_of(request)
-        asked = bodies.read(body, bodies.CreateCustomLoss)
-        session = self._service.sessions.find(asked.session_id, tenant_of(request))
+        body, tenant = await body_of(request, PROMPT_BYTES), tenant_of(request)
+        asked = await self._service.threads.run(tenant, len(body), lambda: bodies.read(body, bodies.CreateCustomLoss))
+        session = self._service.sessions.find(asked.session_id, tenant)
 
         async def create() -> Outcome:
             seq, inputs = asked.custom_loss_seq_id, asked.inputs

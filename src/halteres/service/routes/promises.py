@@ -6,8 +6,6 @@ lib/session_futures_poller.py.
 
 from __future__ import annotations
 
-import asyncio
-
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -46,7 +44,7 @@ class PromiseRoutes:
         asked = bodies.read(await body_of(request), polls.Retrieve)
         found = await self._service.promises.redeem(asked.request_id, tenant_of(request))
         if isinstance(found, Outcome):
-            return await _told(request, found, sized=asked.allow_metadata_only)
+            return await self._told(request, found, sized=asked.allow_metadata_only)
         if found is None:
             return _unknown(request, asked.request_id)
         ready = self._service.host.state == "ready"
@@ -73,16 +71,15 @@ class PromiseRoutes:
             self._service.samples.cancel(found.request_id)
         return Response(status_code=204)
 
-
-async def _told(request: Request, found: Outcome, *, sized: bool) -> Response:
-    """An outcome, as JSON where the client reads JSON: SDKs before 0.18 read nothing else, those since 0.25 no JSON."""
-    body, content_type = found.body, found.content_type
-    if content_type == PROTOBUF and JSON in request.headers.get("accept", ""):
-        large = len(body) > INLINE_BYTES
-        body, content_type = await asyncio.to_thread(as_json, body) if large else as_json(body), JSON
-    if sized and len(body) > INLINE_BYTES and found.status == 200:
-        return answer({"status": "complete_metadata", "response_payload_size": len(body)})
-    return Response(body, found.status, media_type=content_type)
+    async def _told(self, request: Request, found: Outcome, *, sized: bool) -> Response:
+        """An outcome, as JSON where the client reads JSON: SDKs before 0.18 read only that, since 0.25 none."""
+        body, content_type = found.body, found.content_type
+        if content_type == PROTOBUF and JSON in request.headers.get("accept", ""):
+            body = await self._service.threads.run(tenant_of(request), len(body), lambda: as_json(found.body))
+            content_type = JSON
+        if sized and len(body) > INLINE_BYTES and found.status == 200:
+            return answer({"status": "complete_metadata", "response_payload_size": len(body)})
+        return Response(body, found.status, media_type=content_type)
 
 
 def _unknown(request: Request, request_id: str) -> Response:

@@ -19,7 +19,7 @@ from halteres.service.sampling.samples import MAX_SAMPLES, drawn_for
 from halteres.service.service import Service
 from halteres.service.tenancy.tenants import tenant_of
 from halteres.service.wire import bodies
-from halteres.service.wire.codec import JSON
+from halteres.service.wire.codec import JSON, PROMPT_BYTES
 
 MAX_CLIENTS = 2**63 // CLONE
 """Copies of one sampling client, so that the number of each one's requests fits 64 bits."""
@@ -66,9 +66,9 @@ class SamplingRoutes:
 
     async def asample(self, request: Request) -> Response:
         """POST asample: a promise, and an id for each sequence that it will have."""
-        body = await body_of(request)
-        asked = bodies.read(body, bodies.Sample)
-        sampler = self._service.samplers.find(asked.sampling_session_id, tenant_of(request))
+        body, tenant = await body_of(request, PROMPT_BYTES), tenant_of(request)
+        asked = await self._service.threads.run(tenant, len(body), lambda: bodies.read(body, bodies.Sample))
+        sampler = self._service.samplers.find(asked.sampling_session_id, tenant)
         key = f"{sampler.id}/{asked.seq_id}"
         if self._service.promises.known(key) is None:
             self._service.samples.refuse_if_full(sampler.tenant)

@@ -7,11 +7,9 @@ Source: tinker SDK 0.38.0, lib/public_interfaces/training_client.py; 0.9.0 to 0.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -28,12 +26,9 @@ from halteres.service.service import Service
 from halteres.service.tenancy.tenants import Tenant, tenant_of
 from halteres.service.training.models import Job, Model, model_id_of
 from halteres.service.wire import bodies, codec, passes
-from halteres.service.wire.requests import Asked, Request, address_of, read_request
+from halteres.service.wire.requests import PASSES, Asked, Request, address_of, read_request
 
-P = ParamSpec("P")
 T = TypeVar("T")
-
-LARGE_BYTES = 2**20
 
 STAND_IN = (
     f"The loss {STABLE_REINFORCE} is computed by a formula of Halteres's own (docs/training-service.md): the hosted"
@@ -177,20 +172,25 @@ class TrainingRoutes:
         """The request, by its path and content type; a number that can be read of a broken one is used up."""
         kind, tenant = request.url.path.rsplit("/", 1)[1], tenant_of(request)
         content_type = request.headers.get("content-type", codec.JSON).split(";")[0].strip()
-        encoding, sent, plain = request.headers.get("content-encoding"), await body_of(request), b""
+        encoding, sent = request.headers.get("content-encoding"), await body_of(request, codec.MAX_BODY_BYTES)
+        aside, plain, most = self._service.threads.run, b"", _most_bytes(kind, content_type)
         try:
-            plain = await _aside(len(sent), codec.decompressed, sent, encoding)
-            asked = await _aside(len(plain), read_request, kind, content_type, plain)
+            plain = await aside(tenant, len(sent), lambda: codec.decompressed(sent, encoding, most))
+            asked = await aside(tenant, len(plain), lambda: read_request(kind, content_type, plain))
         except InvalidData:
-            if (address := address_of(kind, content_type, plain or codec.head_of(sent, encoding))) is not None:
+            known = plain or codec.head_of(sent, encoding)
+            address = await aside(tenant, len(known), lambda: address_of(kind, content_type, known))
+            if address is not None:
                 await self._service.models.burn(*address, tenant)
             raise
         return Posted(kind=kind, content_type=content_type, body=plain, tenant=tenant, asked=asked)
 
 
-async def _aside(size: int, read: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-    """Read a body; a large one in a thread, so that other requests do not wait."""
-    return await asyncio.to_thread(read, *args, **named) if size > LARGE_BYTES else read(*args, **named)
+def _most_bytes(kind: str, content_type: str) -> int:
+    """That a body may have."""
+    if kind not in PASSES:
+        return codec.SMALL_BYTES
+    return codec.MAX_BODY_BYTES if content_type == codec.PROTOBUF else codec.MAX_JSON_BYTES
 
 
 def _of(kind: type[T], posted: Posted) -> T:

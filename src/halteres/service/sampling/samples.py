@@ -11,14 +11,15 @@ import asyncio
 import secrets
 from array import array
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Literal
 
 import msgspec
 
+from halteres.engine.link.pieces import PieceQueue
 from halteres.engine.protocol import Engine, Piece, SampleResult, SamplingParams, Wanted
-from halteres.errors import HalteresError, InvalidData, UserError
+from halteres.errors import HalteresError, InvalidData, ServerError, UserError, boundary
 from halteres.service.durable.journal import Drawn, Recorded
 from halteres.service.durable.promises import Outcome, Promise, Promises, binary_result, failure
 from halteres.service.host import Host, survived
@@ -27,6 +28,7 @@ from halteres.service.sampling.snapshots import Snapshot, Snapshots
 from halteres.service.sampling.streams import ended, outliving
 from halteres.service.tenancy.limits import Allowances
 from halteres.service.tenancy.tenants import Tenant
+from halteres.service.tenancy.threads import Threads
 from halteres.service.tenancy.turns import Turns
 from halteres.service.training.lanes import outcome_of
 from halteres.service.wire.bodies import Prompt, Sample, Sampling, read
@@ -41,6 +43,9 @@ MAX_SAMPLES = 1024
 """Sequences of one request."""
 
 
+TARGET_WORK = 8
+"""Of one cell of `target_prompt_logprobs`, beside the reading of one byte."""
+
 CANCELLED = failure(UserError("The request was cancelled by its client."))
 
 
@@ -54,12 +59,13 @@ class Samples:
         samplers: Samplers,
         snapshots: Snapshots,
         tasks: asyncio.TaskGroup,
+        threads: Threads,
         *,
         logprobs: Literal["raw", "tempered"] = "raw",
         limits: Allowances = Allowances(),  # noqa: B008 - frozen
     ) -> None:
         self._host, self._promises, self._samplers, self._snapshots = host, promises, samplers, snapshots
-        self._tasks, self.logprobs = tasks, logprobs
+        self._tasks, self._threads, self.logprobs = tasks, threads, logprobs
         self._running: dict[str, asyncio.Task[None]] = {}  # by request id
         promises.draw_again_by(self.again)
         self._limits, self._under_way, self._turns = limits, Counter[Tenant](), Turns(PLACES, MOST_PLACES)
@@ -87,8 +93,9 @@ class Samples:
                 name = None if snapshot is None else snapshot.name
                 return await engine.sample(name, prompt, num_samples, params, wanted)
 
-        async with self._in_turn(tenant, num_samples):
-            return await survived(self._host, call)
+        with self._counted(tenant):
+            async with self._turns.places(tenant, num_samples):
+                return await survived(self._host, call)
 
     async def stream(
         self,
@@ -100,7 +107,10 @@ class Samples:
         *,
         tenant: Tenant,
     ) -> AsyncGenerator[Piece, None]:
-        """As `draw`, told while it is written; a reader that goes away frees the rows."""
+        """As `draw`, told while it is written; a reader that goes away frees the rows.
+
+        The places are held until the rows are done, however slowly they are read.
+        """
         _check_count(num_samples)
 
         async def begin(engine: Engine) -> AsyncGenerator[Piece, None]:
@@ -110,17 +120,33 @@ class Samples:
                     async for piece in pieces:
                         yield piece
 
-        async with self._in_turn(tenant, num_samples), aclosing(outliving(self._host, begin)) as pieces:
-            async for piece in pieces:
-                yield piece
+        waiting = PieceQueue()
 
-    @asynccontextmanager
-    async def _in_turn(self, tenant: Tenant, num_samples: int) -> AsyncIterator[None]:
-        """One request more of the tenant's; inside the block it has its place in the engine."""
+        async def fill() -> None:
+            try:
+                async with self._turns.places(tenant, num_samples), aclosing(outliving(self._host, begin)) as pieces:
+                    with boundary(ServerError, "The stream"):
+                        async for piece in pieces:
+                            waiting.put(piece)
+                waiting.end()
+            except HalteresError as error:
+                waiting.end(error)
+
+        with self._counted(tenant):
+            filling = asyncio.create_task(fill(), name="stream")
+            try:
+                async for piece in waiting.read():
+                    yield piece
+            finally:
+                filling.cancel()
+                await asyncio.gather(filling, return_exceptions=True)
+
+    @contextmanager
+    def _counted(self, tenant: Tenant) -> Iterator[None]:
+        """One request more of the tenant's is under way."""
         self._under_way[tenant] += 1
         try:
-            async with self._turns.places(tenant, num_samples):
-                yield
+            yield
         finally:
             self._under_way[tenant] -= 1
 
@@ -168,8 +194,9 @@ class Samples:
 
     async def _sample(self, sampler: Sampler, asked: Sample, drawn: Drawn) -> Outcome:
         refuse_lost(sampler)
-        prompt = prompt_of(asked.prompt)
-        wish = wish_of(asked, len(prompt) // 4)
+        prompt, targets = prompt_of(asked.prompt), asked.target_prompt_logprobs
+        size = TARGET_WORK * len(targets.data) if targets else 0
+        wish = await self._threads.run(sampler.tenant, size, lambda: wish_of(asked, len(prompt) // 4))
         params = params_of(asked.sampling_params, _number(drawn, "seed", asked.sampling_params.seed) or 0)
         params = msgspec.structs.replace(params, logprobs=self.logprobs)
         snapshot, tenant = self._samplers.at(sampler, _number(drawn, "weights")), sampler.tenant

@@ -15,6 +15,15 @@ JSON = "application/json"
 MAX_BODY_BYTES = 256 * 2**20
 """What a body may have after decompression; the SDK keeps a chunk of datums under 5 MB."""
 
+MAX_JSON_BYTES = 32 * 2**20
+"""... and datums as JSON, of SDKs before 0.25: whoever reads them holds Python's lock."""
+
+SMALL_BYTES = 2**16
+"""Of a body that carries neither datums nor prompts; a session's metadata are in one."""
+
+PROMPT_BYTES = 2**24
+"""Of a body with prompts, or with a custom loss."""
+
 HEAD_BYTES = 512
 """Of a broken body: enough for the fields that come first."""
 
@@ -22,35 +31,37 @@ PIECE_BYTES = 1024
 """Compressed bytes that are unpacked at a time: they become 32 MiB at most."""
 
 
-def decompressed(body: bytes, content_encoding: str | None) -> bytes:
+def decompressed(body: bytes, content_encoding: str | None, most: int = MAX_BODY_BYTES) -> bytes:
     """A request body as its client wrote it.
 
     Raises:
-        InvalidData: not zstd, broken, or larger than MAX_BODY_BYTES.
+        InvalidData: not zstd, broken, or of more bytes than `most`.
     """
     if content_encoding in (None, "", "identity"):
-        return body
+        return _bounded(body, most)
     if content_encoding != "zstd":
         raise InvalidData(f"Content-Encoding '{content_encoding[:50]}' is not understood.", next="Use zstd or none.")
     try:
-        data, whole = _unpacked(body, MAX_BODY_BYTES + 1)
+        data, whole = _unpacked(body, most + 1)
     except zstandard.ZstdError as error:
         raise InvalidData("The body is not valid zstd.", f"{error}.") from error
-    if len(data) > MAX_BODY_BYTES:
-        raise InvalidData(
-            "The body is too large.",
-            f"It grows beyond {MAX_BODY_BYTES // 2**20} MiB when decompressed.",
-            "Send the datums in several requests.",
-        )
+    _bounded(data, most)
     if not whole:
         raise InvalidData("The body is not valid zstd.", "Its end is missing, or something follows it.")
     return data
 
 
+def _bounded(body: bytes, most: int) -> bytes:
+    if len(body) > most:
+        why = f"{most // 2**10} KiB are the limit of what it holds."
+        raise InvalidData("The body is too large.", why, "Send less, datums in several requests.")
+    return body
+
+
 def head_of(body: bytes, content_encoding: str | None) -> bytes:
     """The start of a body, as much of it as can be read whatever is wrong with the rest."""
     if content_encoding != "zstd":
-        return body
+        return body[:HEAD_BYTES]
     try:
         return _unpacked(body, HEAD_BYTES)[0]
     except zstandard.ZstdError:

@@ -18,11 +18,9 @@ from halteres.service.ending import ending_of
 from halteres.service.inference.asking import Call
 from halteres.service.routes.answers import body_of
 from halteres.service.tenancy.tenants import tenant_of
+from halteres.service.wire.codec import PROMPT_BYTES
 
 T = TypeVar("T")
-
-LONG_BODY = 2**15
-"""Bytes; a text of this length takes the tokenizer some 30 ms."""
 
 
 class ClientGone(UserError):
@@ -41,18 +39,17 @@ def endpoint(handler: Handler, refuse: Refuse) -> Callable[[Request], Awaitable[
 
     async def answered(request: Request) -> Response:
         try:
-            call = Call(run=request.path_params.get("run_id"), tenant=tenant_of(request), body=await body_of(request))
+            call = Call(
+                run=request.path_params.get("run_id"),
+                tenant=tenant_of(request),
+                body=await body_of(request, PROMPT_BYTES),
+            )
             async with ending_of(request.scope).heard():
                 return await while_connected(request, handler(call))
         except HalteresError as error:
             return refuse(error)
 
     return answered
-
-
-async def off_loop(call: Call, make: Callable[[], T]) -> T:
-    """What `make` makes of a call; in a thread where the call is so long that everybody else would wait for it."""
-    return make() if len(call.body) < LONG_BODY else await asyncio.to_thread(make)
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -15,16 +15,14 @@ from starlette.responses import Response
 from halteres.errors import InvalidData
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.asking import Ask, Call, Prompt
-from halteres.service.inference.chats import Chat, render
+from halteres.service.inference.chats import Chat
 from halteres.service.inference.tool_calls import ToolCall, ToolReader
 from halteres.service.inference.written import Written
 from halteres.service.routes.answers import answer
-from halteres.service.routes.inference.calls import off_loop
 from halteres.service.routes.inference.completions import failed
 from halteres.service.routes.inference.envelope import Count, Envelope
 from halteres.service.routes.inference.events import DONE, Events, begun, data
 from halteres.service.routes.inference.logprobs import chat_logprobs, names, vllm_prompt_logprobs
-from halteres.service.wire.inference.common import read
 from halteres.service.wire.inference.openai import ChatCompletions
 from halteres.service.wire.inference.refusals import CHAT, Refusals
 from halteres.text import Tokenizer
@@ -40,20 +38,22 @@ class ChatRoute:
 
     async def __call__(self, call: Call) -> Response:
         """Answer one call."""
-        asked = read(call.body, ChatCompletions)
-        REFUSALS.check(call.body)
+        asked = await self._inference.read(call, lambda body: REFUSALS.read(body, ChatCompletions))
         tools = may_call(asked.tools, asked.tool_choice)
         chat = self._chat(asked, tools)
-        prompt = await off_loop(call, lambda: chat_prompt(self._tokenizer, chat, asked.add_special_tokens))
+        prompt = await self._inference.chat_prompt(call, lambda: chat, asked.add_special_tokens)
         ask = self._ask(call, asked, prompt)
         choices = Choices(self._tokenizer, asked, calls=bool(tools))
         if asked.stream:
             envelope = Envelope("chatcmpl", "chat.completion.chunk", ask.weights.name)
             return Events(await begun(self._inference.stream(ask)), Chunks(asked, choices, envelope), failed)
-        written = await self._inference.write(ask)
         envelope = Envelope("chatcmpl", "chat.completion", ask.weights.name)
-        whole = envelope.whole([choices.whole(one) for one in written], Count.of(written))
-        return answer({**whole, **choices.of_prompt(written[0]), "prompt_token_ids": ask.prompts[0].tokens})
+
+        def shape(written: list[Written]) -> Response:
+            whole = envelope.whole([choices.whole(one) for one in written], Count.of(written))
+            return answer({**whole, **choices.of_prompt(written[0]), "prompt_token_ids": ask.prompts[0].tokens})
+
+        return await self._inference.write(ask, shape)
 
     def _ask(self, call: Call, asked: ChatCompletions, prompt: Prompt) -> Ask:
         weights = self._inference.addresses.find(asked.model, call.run, call.tenant)
@@ -108,11 +108,6 @@ def may_call(tools: Sequence[dict[str, Any]] | None, choice: Any) -> Sequence[di
             param="tool_choice",
         )
     return [] if choice == "none" else tools or []
-
-
-def chat_prompt(tokenizer: Tokenizer, chat: Chat, special: bool | None = None) -> Prompt:
-    """A chat's tokens; the template writes the special ones itself."""
-    return Prompt.of(render(tokenizer, chat), tokenizer, bool(special))
 
 
 class Choices:

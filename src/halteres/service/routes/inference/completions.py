@@ -7,7 +7,7 @@ Source: OpenAI's API reference; vLLM 0.11 for token ids and prompt_logprobs.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 from starlette.responses import Response
@@ -15,14 +15,12 @@ from starlette.responses import Response
 from halteres.errors import HalteresError, InvalidData
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.asking import Ask, Call, Prompt
-from halteres.service.inference.written import Written
+from halteres.service.inference.written import Scores, Written
 from halteres.service.routes.answers import answer
-from halteres.service.routes.inference.calls import off_loop
 from halteres.service.routes.inference.envelope import Count, Envelope
 from halteres.service.routes.inference.events import DONE, Events, begun, data
 from halteres.service.routes.inference.logprobs import completion_logprobs, names, vllm_prompt_logprobs
 from halteres.service.routes.inference.refused import openai_error
-from halteres.service.wire.inference.common import read
 from halteres.service.wire.inference.openai import Completions
 from halteres.service.wire.inference.refusals import COMPLETIONS, Refusals
 from halteres.text import Tokenizer
@@ -38,22 +36,20 @@ class CompletionRoute:
 
     async def __call__(self, call: Call) -> Response:
         """Answer one call."""
-        asked = read(call.body, Completions)
-        REFUSALS.check(call.body)
+        asked = await self._inference.read(call, lambda body: REFUSALS.read(body, Completions))
         if asked.best_of not in (None, asked.n):
             raise InvalidData(
                 f"`best_of` is {asked.best_of}, and `n` is {asked.n}.", "Sequences are not ranked.", param="best_of"
             )
-        special = asked.add_special_tokens
-        given = asked.prompts
-        prompts = await off_loop(call, lambda: tuple(Prompt.of(one, self._tokenizer, special) for one in given))
+        prompts = await self._inference.prompts(call, asked.prompts, asked.add_special_tokens)
         ask = self._ask(call, asked, prompts)
         choices = Choices(self._tokenizer, asked)
         envelope = Envelope("cmpl", "text_completion", ask.weights.name)
         if asked.stream:
             return Events(await begun(self._inference.stream(ask)), Chunks(asked, choices, envelope), failed)
-        written = await self._inference.write(ask)
-        return answer(envelope.whole([choices.shape(one) for one in written], Count.of(written)))
+        return await self._inference.write(
+            ask, lambda written: answer(envelope.whole([choices.shape(one) for one in written], Count.of(written)))
+        )
 
     def _ask(self, call: Call, asked: Completions, prompts: tuple[Prompt, ...]) -> Ask:
         weights = self._inference.addresses.find(asked.model, call.run, call.tenant)
@@ -82,6 +78,8 @@ class Choices:
         self._name = names(tokenizer, as_ids=asked.return_tokens_as_token_ids)
         self._begun: set[int] = set()  # places that have had a piece
         self._lengths: dict[int, int] = {}  # characters of tokens' names told with log-probabilities
+        self._of_prompt: dict[int, dict[str, Any]] = {}  # logprobs of a prompt, by the place of its first sequence
+        self._vllm_of_prompt: dict[int, list[dict[str, Any] | None]] = {}
 
     def shape(self, one: Written) -> dict[str, Any]:
         """The first piece of a choice brings what was asked of the prompt."""
@@ -98,7 +96,10 @@ class Choices:
         if first and self._asked.return_token_ids:
             choice["prompt_token_ids"] = one.prompt.tokens
         if first and one.scores is not None and self._asked.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = vllm_prompt_logprobs(self._name, one.prompt.tokens, one.scores)
+            of_prompt, prompt = self._vllm_of_prompt, one.place - one.sample
+            if prompt not in of_prompt:
+                of_prompt[prompt] = vllm_prompt_logprobs(self._name, one.prompt.tokens, one.scores)
+            choice["prompt_logprobs"] = of_prompt[prompt]
         return choice
 
     def _echo(self, one: Written) -> str:
@@ -108,16 +109,21 @@ class Choices:
     def _logprobs(self, one: Written, *, with_prompt: bool) -> dict[str, Any] | None:
         if self._asked.top is None:
             return None
-        tokens: Sequence[int] = one.tokens
-        logprobs: Sequence[float | None] = one.logprobs
-        top = one.top
-        if with_prompt and one.scores is not None:
-            tokens, logprobs = [*one.prompt.tokens, *tokens], [*one.scores.logprobs, *logprobs]
-            top = [row[: self._asked.top] for row in one.scores.top] + (top or [[] for _ in one.tokens])
-        offset = self._lengths.get(one.place, 0)
-        shaped = completion_logprobs(self._name, tokens, logprobs, top if self._asked.top else None, offset)
+        before = self._prompt_logprobs(one.place - one.sample, one.prompt, one.scores) if with_prompt else None
+        offset = self._lengths.get(one.place, sum(map(len, before["tokens"])) if before else 0)
+        top = (one.top or [[] for _ in one.tokens]) if self._asked.top else None
+        shaped = completion_logprobs(self._name, one.tokens, one.logprobs, top, offset)
         self._lengths[one.place] = offset + sum(map(len, shaped["tokens"]))
-        return shaped
+        if before is None:
+            return shaped
+        return {name: None if rows is None else before[name] + rows for name, rows in shaped.items()}
+
+    def _prompt_logprobs(self, prompt: int, told: Prompt, scores: Scores | None) -> dict[str, Any] | None:
+        """Of the prompt at this place; made once for all its sequences."""
+        if scores is not None and prompt not in self._of_prompt:
+            top = [row[: self._asked.top] for row in scores.top] if self._asked.top else None
+            self._of_prompt[prompt] = completion_logprobs(self._name, told.tokens, scores.logprobs, top)
+        return self._of_prompt.get(prompt)
 
 
 class Chunks:

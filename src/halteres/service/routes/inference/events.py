@@ -7,6 +7,7 @@ Never: knows a shape.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
@@ -24,6 +25,9 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
+
+UNREAD_S = 300.0
+"""How long an event waits for a client that does not read; its stream then ends."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -97,9 +101,13 @@ class Events(StreamingResponse):
         try:
             async with self._ending.heard():
                 async for event in self.body_iterator:
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                    async with asyncio.timeout(UNREAD_S):
+                        await send({"type": "http.response.body", "body": event, "more_body": True})
         except ServiceEnds as error:
             await send({"type": "http.response.body", "body": self._failed(error), "more_body": True})
+        except TimeoutError:
+            log.warning("A stream ends: its client has read nothing for %g s.", UNREAD_S)
+            return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

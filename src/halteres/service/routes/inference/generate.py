@@ -17,10 +17,9 @@ from starlette.responses import Response
 
 from halteres.errors import HalteresError, InvalidData, as_http
 from halteres.service.inference.answering import Inference
-from halteres.service.inference.asking import Ask, Call, Prompt
-from halteres.service.inference.written import Row, Written
+from halteres.service.inference.asking import Ask, Call
+from halteres.service.inference.written import Row, Scores, Written
 from halteres.service.routes.answers import answer
-from halteres.service.routes.inference.calls import off_loop
 from halteres.service.routes.inference.envelope import Count
 from halteres.service.routes.inference.events import DONE, Events, begun, data
 from halteres.service.routes.inference.logprobs import by_id, sglang_row, sglang_top
@@ -41,14 +40,13 @@ class GenerateRoute:
 
     async def __call__(self, call: Call) -> Response:
         """Answer one call, in the shape of its fields."""
-        asked = read_generate(call.body)
-        REFUSALS.check(call.body)
+        asked = await self._inference.read(call, _read)
         return await (self._sglang(call, asked) if isinstance(asked, Sglang) else self._vllm(call, asked))
 
     async def _sglang(self, call: Call, asked: Sglang) -> Response:
         weights = self._inference.addresses.find(asked.model, call.run, call.tenant)
-        given, params = asked.prompts, asked.sampling_params
-        prompts = await off_loop(call, lambda: tuple(Prompt.of(one, self._tokenizer) for one in given))
+        params = asked.sampling_params
+        prompts = await self._inference.prompts(call, asked.prompts)
         of_prompt = asked.return_logprob and asked.logprob_start_len >= 0
         ask = Ask(
             call=call,
@@ -63,19 +61,20 @@ class GenerateRoute:
         shape = SglangShape(self._tokenizer, asked)
         if asked.stream:
             return Events(await begun(self._inference.stream(ask)), shape.events, _failed_event)
-        shaped = [shape.item(one) for one in await self._inference.write(ask)]
-        return answer(shaped if asked.many or params.n > 1 else shaped[0])
+        alone = not asked.many and params.n == 1
+        return await self._inference.write(
+            ask, lambda written: answer(shape.item(written[0]) if alone else [shape.item(one) for one in written])
+        )
 
     async def _vllm(self, call: Call, asked: Vllm) -> Response:
         if asked.best_of not in (None, asked.n):
             raise InvalidData("`best_of` is not `n`.", "Sequences are not ranked.", param="best_of")
         weights = self._inference.addresses.find(asked.model, call.run, call.tenant)
-        given = asked.one_prompt
-        prompt = await off_loop(call, lambda: Prompt.of(given, self._tokenizer))
+        prompts = await self._inference.prompts(call, [asked.one_prompt])
         ask = Ask(
             call=call,
             weights=weights,
-            prompts=(prompt,),
+            prompts=prompts,
             sampled=asked,
             max_tokens=asked.max_tokens,
             seed=asked.seed,
@@ -85,7 +84,13 @@ class GenerateRoute:
         shape = VllmShape(self._tokenizer, asked)
         if asked.stream:
             return Events(await begun(self._inference.stream(ask)), shape.lines, _failed_line, LINES)
-        return answer(shape.whole(await self._inference.write(ask)))
+        return await self._inference.write(ask, lambda written: answer(shape.whole(written)))
+
+
+def _read(body: bytes) -> Sglang | Vllm:
+    asked = read_generate(body)
+    REFUSALS.check(body)
+    return asked
 
 
 class Whole:
@@ -124,6 +129,7 @@ class SglangShape:
     def __init__(self, tokenizer: Tokenizer, asked: Sglang) -> None:
         self._tokenizer, self._asked = tokenizer, asked
         self._ids: dict[int, str] = {}
+        self._of_prompts: dict[int, dict[str, Any]] = {}  # by the place of a prompt's first sequence
 
     def item(self, one: Written) -> dict[str, Any]:
         """One sequence, whole or as far as it is written."""
@@ -158,12 +164,18 @@ class SglangShape:
         """From `logprob_start_len` on; the first row says nothing, as in sglang, which has not looked before it."""
         if one.scores is None:
             return {}
+        prompt = one.place - one.sample
+        if prompt not in self._of_prompts:
+            self._of_prompts[prompt] = self._scored(one.prompt.tokens, one.scores)
+        return self._of_prompts[prompt]
+
+    def _scored(self, prompt: Sequence[int], scores: Scores) -> dict[str, Any]:
         start = self._asked.logprob_start_len
-        tokens = one.prompt.tokens[start:]
-        logprobs = [None, *one.scores.logprobs[start + 1 :]][: len(tokens)]
+        tokens = prompt[start:]
+        logprobs = [None, *scores.logprobs[start + 1 :]][: len(tokens)]
         meta: dict[str, Any] = {"input_token_logprobs": self._rows(logprobs, tokens)}
         if self._asked.top_logprobs_num:
-            meta["input_top_logprobs"] = self._tops([[], *one.scores.top[start + 1 :]][: len(tokens)])
+            meta["input_top_logprobs"] = self._tops([[], *scores.top[start + 1 :]][: len(tokens)])
         return meta
 
     def _rows(self, logprobs: Sequence[float | None], tokens: Sequence[int]) -> list[list[Any]]:

@@ -21,13 +21,11 @@ from halteres.service.inference.chats import Chat
 from halteres.service.inference.tool_calls import ToolCall, ToolReader
 from halteres.service.inference.written import Written
 from halteres.service.routes.answers import answer
-from halteres.service.routes.inference.calls import off_loop
-from halteres.service.routes.inference.chat import chat_prompt, may_call
+from halteres.service.routes.inference.chat import may_call
 from halteres.service.routes.inference.envelope import Count
 from halteres.service.routes.inference.events import Events, begun, named
 from halteres.service.routes.inference.refused import anthropic_error
 from halteres.service.wire.inference.anthropic import CountTokens, Messages
-from halteres.service.wire.inference.common import read
 from halteres.service.wire.inference.refusals import MESSAGES, Refusals
 
 REFUSALS = Refusals(MESSAGES)
@@ -41,23 +39,21 @@ class MessageRoutes:
 
     async def count(self, call: Call) -> Response:
         """POST v1/messages/count_tokens."""
-        asked = read(call.body, CountTokens)
-        REFUSALS.check(call.body)
+        asked = await self._inference.read(call, lambda body: REFUSALS.read(body, CountTokens))
         self._inference.addresses.find(asked.model, call.run, call.tenant)
-        prompt = await off_loop(call, lambda: self._prompt(asked, _tools(asked)))
+        prompt = await self._inference.chat_prompt(call, lambda: self._chat(asked, _tools(asked)))
         return answer({"input_tokens": len(prompt.tokens)})
 
     async def create(self, call: Call) -> Response:
         """POST v1/messages."""
-        asked = read(call.body, Messages)
-        REFUSALS.check(call.body)
+        asked = await self._inference.read(call, lambda body: REFUSALS.read(body, Messages))
         tools = _tools(asked)
-        prompt = await off_loop(call, lambda: self._prompt(asked, tools))
+        prompt = await self._inference.chat_prompt(call, lambda: self._chat(asked, tools))
         ask = self._ask(call, asked, prompt)
         message = Message(ask.weights.name, asked, calls=bool(tools))
         if asked.stream:
             return Events(await begun(self._inference.stream(ask)), message.events, failed)
-        return answer(message.whole((await self._inference.write(ask))[0]))
+        return await self._inference.write(ask, lambda written: answer(message.whole(written[0])))
 
     def _ask(self, call: Call, asked: Messages, prompt: Prompt) -> Ask:
         weights = self._inference.addresses.find(asked.model, call.run, call.tenant)
@@ -70,14 +66,13 @@ class MessageRoutes:
             seed=asked.seed,
         )
 
-    def _prompt(self, asked: CountTokens, tools: Sequence[dict[str, Any]]) -> Prompt:
-        chat = Chat(
+    def _chat(self, asked: CountTokens, tools: Sequence[dict[str, Any]]) -> Chat:
+        return Chat(
             messages=asked.chat,
             tools=tools,
             template_kwargs=asked.chat_template_kwargs or {},
             continue_final_message=bool(asked.messages) and asked.messages[-1].role == "assistant",
         )
-        return chat_prompt(self._tokenizer, chat)
 
 
 def _tools(asked: CountTokens) -> Sequence[dict[str, Any]]:

@@ -20,8 +20,6 @@ from halteres.service.inference.answering import Inference
 from halteres.service.inference.asking import Call, Prompt
 from halteres.service.inference.chats import Chat
 from halteres.service.routes.answers import answer
-from halteres.service.routes.inference.calls import off_loop
-from halteres.service.routes.inference.chat import chat_prompt
 from halteres.service.sampling.samples import packed
 from halteres.service.tenancy.tenants import tenant_of
 from halteres.service.wire.inference.common import read
@@ -100,23 +98,25 @@ class NameRoutes:
 
     async def tokenize(self, call: Call) -> Response:
         """POST tokenize: a prompt or a chat."""
-        asked = read(call.body, Tokenize)
+        asked = await self._inference.read(call, lambda body: read(body, Tokenize))
         self._inference.addresses.find(asked.model, call.run, call.tenant)
-        tokens = (await off_loop(call, lambda: self._prompt(asked))).tokens
+        tokens = (await self._prompt(call, asked)).tokens
         told: dict[str, Any] = {
             "count": len(tokens),
             "max_model_len": await self._inference.context_length(),
             "tokens": tokens,
         }
         if asked.return_token_strs:
-            told["token_strs"] = [self._tokenizer.token(token) for token in tokens]
+            told["token_strs"] = await self._inference.read(
+                call, lambda _: [self._tokenizer.token(token) for token in tokens]
+            )
         return answer(told)
 
-    def _prompt(self, asked: Tokenize) -> Prompt:
+    async def _prompt(self, call: Call, asked: Tokenize) -> Prompt:
         if (asked.prompt is None) == (asked.messages is None):
             raise InvalidData("The request names no text, or two.", next="Send prompt or messages.")
         if asked.messages is None:
-            return Prompt.of(asked.prompt or "", self._tokenizer, asked.add_special_tokens)
+            return (await self._inference.prompts(call, [asked.prompt or ""], asked.add_special_tokens))[0]
         chat = Chat(
             messages=asked.messages,
             tools=asked.tools or (),
@@ -124,13 +124,16 @@ class NameRoutes:
             add_generation_prompt=asked.add_generation_prompt,
             continue_final_message=asked.continue_final_message,
         )
-        return chat_prompt(self._tokenizer, chat, asked.add_special_tokens)
+        return await self._inference.chat_prompt(call, lambda: chat, asked.add_special_tokens)
 
     async def detokenize(self, call: Call) -> Response:
         """POST detokenize."""
-        asked = read(call.body, Detokenize)
-        packed(asked.tokens)
-        strange = next((token for token in asked.tokens if not self._tokenizer.knows(token)), None)
+        return answer({"prompt": await self._inference.read(call, self._text)})
+
+    def _text(self, body: bytes) -> str:
+        tokens = read(body, Detokenize).tokens
+        packed(tokens)
+        strange = next((token for token in tokens if not self._tokenizer.knows(token)), None)
         if strange is not None:
             raise InvalidData(f"`tokens` holds {strange}, which is no token of this model.", param="tokens")
-        return answer({"prompt": self._tokenizer.decode(asked.tokens, skip_special_tokens=False)})
+        return self._tokenizer.decode(tokens, skip_special_tokens=False)

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from halteres.errors import InvalidData
+from halteres.service.wire.inference.common import read
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,16 @@ class Refusals:
         inner = msgspec.defstruct("Inner", names)
         outer = msgspec.defstruct("Outer", [*names, ("sampling_params", inner | None, None)])
         self._decoder = msgspec.json.Decoder[Any](outer)
+
+    def read(self, body: bytes, kind: type[T]) -> T:
+        """What a body asks for.
+
+        Raises:
+            InvalidData: it does not fit, or asks for what nobody does here.
+        """
+        asked = read(body, kind)
+        self.check(body)
+        return asked
 
     def check(self, body: bytes) -> None:
         """Refuse a body that asks for what nobody does here; it has been read by its own struct before.
