@@ -158,8 +158,8 @@ def die_with_parent() -> None:
 def steady_time() -> float:
     """Unix s that never jump: the wall clock as this process found it, and the time since on the monotonic one.
 
-    Silence, leases and what is kept for a while are measured with it: a wall clock that is set by a day while the process
-    runs ends none of them.
+    Silence, leases and what is kept for a while are measured with it: a wall clock that is set by a day while the
+    process runs ends none of them.
     """
     return _WALL_AHEAD_S + time.monotonic()
 

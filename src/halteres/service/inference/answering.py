@@ -14,9 +14,9 @@ import msgspec
 
 from halteres.engine.protocol import SampleResult, SamplingParams
 from halteres.errors import HalteresError, InvalidData, ServerError
+from halteres.process import steady_time
 from halteres.service.durable.journal import Ended, Entry
 from halteres.service.durable.promises import Outcome, failure, new_id
-from halteres.process import steady_time
 from halteres.service.host import running
 from halteres.service.inference.addresses import Addresses
 from halteres.service.inference.asking import Ask
