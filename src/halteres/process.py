@@ -52,12 +52,13 @@ class Lifeline:
         os.close(self.read_end)
 
 
-def begin(role: str, *, torch: bool = False, threads: int | None = None) -> None:
+def begin(role: str, *, torch: bool = False, threads: int | None = None, private: bool = False) -> None:
     """Set the process up: log format, lifeline, and no torch unless `torch`.
 
     `import tinker` and `transformers.AutoTokenizer` pull torch in where it is installed (1.4 s and 250 MB); the SDK
     works without it, so processes that need none block the import first. Not those that run an environment: what its
-    file imports is its author's affair.
+    file imports is its author's affair. What a `private` process and its children write is its user's alone, wherever
+    it lies.
     """
     try:
         level = environ.log_level()
@@ -71,6 +72,8 @@ def begin(role: str, *, torch: bool = False, threads: int | None = None) -> None
         block_torch()
     elif threads:
         environ.set_threads(threads)
+    if private:
+        os.umask(0o077)
     hold_lifeline()
 
 
