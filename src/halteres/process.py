@@ -1,7 +1,8 @@
 """How every process of ours begins and ends.
 
 Owns: the lifeline (a pipe whose end of file means: whoever started us is gone), the process that outlives its maker,
-the ban on torch where nobody but us would import it, thread counts, logging to stderr without secrets.
+the ban on torch where nobody but us would import it, thread counts, logging to stderr without secrets, the clock by
+which silence is measured.
 Never: decides what a process does in between.
 """
 
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,8 @@ GRACE_S = 10.0
 """How long a process may take to end in order after its lifeline broke; then it ends at once."""
 
 _PR_SET_PDEATHSIG = 1
+
+_WALL_AHEAD_S = time.time() - time.monotonic()
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
@@ -48,12 +52,13 @@ class Lifeline:
         os.close(self.read_end)
 
 
-def begin(role: str, *, torch: bool = False, threads: int | None = None) -> None:
+def begin(role: str, *, torch: bool = False, threads: int | None = None, private: bool = False) -> None:
     """Set the process up: log format, lifeline, and no torch unless `torch`.
 
     `import tinker` and `transformers.AutoTokenizer` pull torch in where it is installed (1.4 s and 250 MB); the SDK
     works without it, so processes that need none block the import first. Not those that run an environment: what its
-    file imports is its author's affair.
+    file imports is its author's affair. What a `private` process and its children write is its user's alone, wherever
+    it lies.
     """
     try:
         level = environ.log_level()
@@ -67,6 +72,8 @@ def begin(role: str, *, torch: bool = False, threads: int | None = None) -> None
         block_torch()
     elif threads:
         environ.set_threads(threads)
+    if private:
+        os.umask(0o077)
     hold_lifeline()
 
 
@@ -149,6 +156,15 @@ def die_with_parent() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def steady_time() -> float:
+    """Unix s that never jump: the wall clock as this process found it, and the time since on the monotonic one.
+
+    Silence, leases and what is kept for a while are measured with it: a wall clock that is set by a day while the
+    process runs ends none of them.
+    """
+    return _WALL_AHEAD_S + time.monotonic()
 
 
 def usable_cores() -> int:

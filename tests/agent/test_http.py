@@ -146,12 +146,24 @@ RUNS_SOMETHING: list[tuple[str, dict[str, Any]]] = [
     ("/test/inference", {"changes": {"run.environment": "/opt/envs/a.py"}}),
 ]
 
+REACHES_A_FOLDER: list[tuple[str, dict[str, Any]]] = [
+    ("/config", {"field": "spool_dir", "value": "groups"}),
+    ("/config", {"field": "env.data_dir_to_save_evals", "value": "evals"}),
+    ("/config", {"field": "inference.model", "value": "/home/another/model"}),
+    ("/config", {"field": "model_name", "value": "~/model"}),
+    ("/config", {"changes": {"group_size": 8, "dataset": "../../private.jsonl"}}),
+    ("/environments/arithmetic/select", {"changes": {"spool_dir": "/tmp/groups"}}),
+    ("/runs", {"changes": {"model": "Qwen/../../model"}}),
+    ("/test/inference", {"models": ["local:/home/another/model"]}),
+]
 
-@pytest.mark.parametrize(("path", "body"), RUNS_SOMETHING)
-async def test_without_the_token_nobody_chooses_what_runs(
+
+@pytest.mark.parametrize(("path", "body"), [*RUNS_SOMETHING, *REACHES_A_FOLDER])
+async def test_without_the_token_nobody_chooses_what_runs_or_which_folder_is_reached(
     seen: list[tuple[str, dict[str, Any], str]], path: str, body: dict[str, Any]
 ) -> None:
-    """Every user of the machine reaches the open routes, and what these name runs as the server's user."""
+    """Every user of the machine reaches the open routes, and what these name is run, read or written as the server's
+    user."""
     async with control.client(authorization="") as http:
         for given in ({}, {"Authorization": "Bearer guessed"}):
             answer = await http.post(path, json=body, headers=given)
@@ -169,9 +181,10 @@ async def test_without_the_token_a_name_a_setting_and_a_run_are_anybodys(
     async with httpx.AsyncClient(transport=control.wireless(), base_url="http://localhost") as http:
         await http.post("/environments/my-env.v2/select", json={"changes": {"group_size": 8}})
         await http.post("/config", json={"field": "inference.model", "value": "Qwen/Qwen3-0.6B"})
+        await http.post("/config", json={"field": "system_prompt", "value": "/no_think"})
         await http.post("/runs", json={"name": "first/try", "environment": "arithmetic"})
         await http.post("/config", json={"field": 7, "changes": []})  # no tool takes it, and the tool says so
-    assert len(seen) == 4
+    assert len(seen) == 5
 
 
 async def test_arguments_come_from_the_body_and_the_draft_from_a_header(

@@ -124,10 +124,13 @@ def test_the_copied_adapter_is_as_open_as_its_run(runs: list[RunDirectory]) -> N
     source.mkdir(parents=True)
     (source / "adapter_config.json").write_text("{}")
     source.chmod(0o700)
+    (source / "adapter_config.json").chmod(0o600)
     run.path.chmod(0o755)
     row = {"step": 1, "final": True, "sampler_path": "tinker://x:0/sampler_weights/final"}
     append_row(run.path / "checkpoints.jsonl", row)
-    assert stat.S_IMODE(export_adapter(run).stat().st_mode) == 0o755
+    adapter = export_adapter(run)
+    assert stat.S_IMODE(adapter.stat().st_mode) == 0o755
+    assert stat.S_IMODE((adapter / "adapter_config.json").stat().st_mode) == 0o644
 
 
 def test_an_evaluation_without_answers_is_passed_over(runs: list[RunDirectory]) -> None:

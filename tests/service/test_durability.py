@@ -293,6 +293,43 @@ async def test_settled_requests_before_the_restore_point_are_forgotten_in_time(t
         assert (await scene.redeem(await stepped(scene, model, 6)))["metrics"]["policy_version:max"] == 3
 
 
+async def test_a_wall_clock_that_jumps_by_days_takes_no_restore_point_from_a_live_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path, Options(replay_s=0.0, reap_s=0.01)) as scene, asyncio.timeout(WAIT_S):
+        model = await scene.model()
+        await scene.redeem(await passed(scene, model, 1))
+        await scene.redeem(await stepped(scene, model, 2))
+        looks, reap = 0, scene.service.reaper.reap
+
+        async def counted(now: float) -> None:
+            nonlocal looks
+            await reap(now)
+            looks += 1
+
+        monkeypatch.setattr(scene.service.reaper, "reap", counted)
+        ahead = time.time() + 2 * 86400
+        monkeypatch.setattr(time, "time", lambda: ahead)
+        await until(lambda: looks > 2)
+        assert list((tmp_path / "points").glob("*/*"))
+        await scene.redeem(await passed(scene, model, 3))
+        assert (await scene.redeem(await stepped(scene, model, 4)))["metrics"]["policy_version:max"] == 2
+
+
+async def test_an_adapter_leaves_the_engine_in_an_earlier_look_than_it_is_forgotten(tmp_path: Path) -> None:
+    """A service that was itself stopped for days finds every client silent, and has not read what they sent."""
+    async with serving(tmp_path, AT_ONCE) as scene:
+        model = await scene.model()
+        await scene.redeem(await passed(scene, model, 1))
+        await scene.redeem(await stepped(scene, model, 2))
+        found = scene.service.models.of_id(model)
+        assert found is not None
+        await until(lambda: found.lane.idle)
+        await scene.service.reaper.reap(time.time() + 3 * 86400)
+        await scene.redeem(await passed(scene, model, 3))
+        assert (await scene.redeem(await stepped(scene, model, 4)))["metrics"]["policy_version:max"] == 2
+
+
 @proves("session:silent")
 async def test_an_adapter_that_nobody_asked_for_in_days_is_forgotten_and_says_so(tmp_path: Path) -> None:
     async with serving(tmp_path, AT_ONCE) as scene:
@@ -302,7 +339,8 @@ async def test_an_adapter_that_nobody_asked_for_in_days_is_forgotten_and_says_so
         found = scene.service.models.of_id(model)
         assert found is not None
         await until(lambda: found.lane.idle)
-        await scene.service.reaper.reap(time.time() + 3 * 86400)
+        for _ in range(2):  # it leaves the engine, then it is forgotten
+            await scene.service.reaper.reap(time.time() + 3 * 86400)
         assert scene.rows("SELECT seq FROM requests") == []
         assert not list((tmp_path / "points").glob("*/*"))
         assert "Resume from a checkpoint" in (await scene.redeem(await passed(scene, model, 3)))["error"]
@@ -430,7 +468,8 @@ async def test_an_adapter_that_was_forgotten_and_loaded_again_is_forgotten_whole
         path = (await scene.redeem((await scene.post("save_weights", save))[1]["request_id"]))["path"]
         for days in (3, 6):
             await until(lambda: found.lane.idle)
-            await scene.service.reaper.reap(time.time() + days * 86400)
+            for _ in range(2):
+                await scene.service.reaper.reap(time.time() + days * 86400)
             seq = 2 if days == 3 else 5
             if days == 3:
                 load = {"model_id": model, "seq_id": seq, "path": path, "optimizer": True}
@@ -488,7 +527,8 @@ async def test_what_a_forgotten_training_run_published_without_a_name_goes_with_
         assert found is not None
         await until(lambda: found.lane.idle)
         assert list((tmp_path / "spill").iterdir())
-        await scene.service.reaper.reap(time.time() + 3 * 86400)
+        for _ in range(2):
+            await scene.service.reaper.reap(time.time() + 3 * 86400)
         assert not list((tmp_path / "spill").iterdir())
         assert scene.rows("SELECT count(*) FROM samplers") == [(0,)]
 

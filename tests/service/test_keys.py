@@ -194,6 +194,11 @@ async def test_no_key_is_written_anywhere(
 # The file
 
 
+def test_the_state_directory_that_the_first_key_makes_is_its_owners_alone(tmp_path: Path) -> None:
+    KeyFile(tmp_path / "state").create("alice")
+    assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
+
+
 @proves("keys:hashed")
 def test_the_file_holds_hashes_and_is_its_owners_alone(keys: KeyFile) -> None:
     made = keys.create("alice", tenant="team", note="laptop")

@@ -117,6 +117,20 @@ async def test_a_service_trains_through_its_engine_process_and_ends_in_order(tmp
         assert gone(card["engine_pid"])
 
 
+async def test_what_a_service_and_its_engine_write_is_their_owners_alone(tmp_path: Path) -> None:
+    """Also where the state directory was made by somebody else, and is open."""
+    tmp_path.chmod(0o755)
+    with running(tmp_path) as process:
+        async with asyncio.timeout(WAIT_S):
+            client = await asyncio.to_thread(tinker.ServiceClient, base_url=process.url, api_key=KEY)
+            async with closing(client):
+                training = await trainer(client)
+                await training.save_state("first")
+    written = [path for path in tmp_path.rglob("*") if not path.is_symlink()]
+    assert "adapter_model.safetensors" in {path.name for path in written}
+    assert [path for path in written if path.stat().st_mode & 0o077] == []
+
+
 async def test_ctrl_c_ends_it_while_a_client_waits(tmp_path: Path) -> None:
     with running(tmp_path) as process:
         engine = (await process.info())["engine"]["pid"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .scenes import Clock, Json, Scene, group, marks, opened
+from .scenes import ENV, TRAINER, Clock, Json, Scene, ServerProcess, group, marks, opened
 
 
 async def lend(scene: Scene, lease: float = 60, **params: Any) -> Json:
@@ -122,6 +123,32 @@ async def test_a_question_that_is_held_gets_the_batch_whose_lease_ends(tmp_path:
         await begun(scene, 2)
         await lend(scene, 0.2)
         assert marks(await scene.batch(wait=9)) == [1, 2]
+
+
+JUMPING_CLOCK = """
+import pathlib, time
+real, jumped = time.time, pathlib.Path(__file__).with_name("jumped")
+time.time = lambda: real() + 2 * 86400 * jumped.exists()
+"""
+
+
+def test_a_wall_clock_that_jumps_by_days_ends_no_lease_and_silences_no_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(JUMPING_CLOCK)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with closing(ServerProcess(tmp_path / "queue.sqlite")) as server:
+        server.ask("/register", TRAINER)
+        server.ask("/batch")
+        server.ask("/register-env", ENV)
+        for mark in range(1, 7):
+            server.ask("/scored_data", group(mark=mark))
+        first = server.ask("/batch?lease=60")
+        (tmp_path / "jumped").touch()
+        assert marks(server.ask("/batch?lease=60")["batch"]) == [3, 4]
+        assert server.ask(f"/v1/batches/{first['batch_id']}/ack", {})["step"] == 1
+        (env,) = server.ask("/v1/diagnostics")["environments"]
+        assert env["connected"]
 
 
 async def test_leases_survive_the_server(tmp_path: Path) -> None:

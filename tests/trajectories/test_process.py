@@ -48,6 +48,15 @@ def test_whoever_is_held_is_answered_when_it_ends(server: ServerProcess, number:
     assert b"Traceback" not in stderr.read()
 
 
+def test_the_files_of_a_queue_are_their_owners_alone(server: ServerProcess, tmp_path: Path) -> None:
+    server.ask("/register", TRAINER)
+    server.ask("/batch")
+    server.ask("/scored_data", group())
+    written = list(tmp_path.rglob("*"))
+    assert {".seg", ".sqlite", ".lock"} <= {path.suffix for path in written}
+    assert [path for path in written if path.stat().st_mode & 0o077] == []
+
+
 def all_of(connection: socket.socket) -> bytes:
     """Everything that comes until the server closes."""
     connection.settimeout(10)

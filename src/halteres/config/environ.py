@@ -55,6 +55,11 @@ def trajectory_token() -> str | None:
     return os.environ.get("HALTERES_TRAJECTORY_TOKEN") or None
 
 
+def database_url() -> str | None:
+    """HALTERES_DATABASE_URL: the database of `halteres serve trajectories`, where `--database` names none."""
+    return os.environ.get("HALTERES_DATABASE_URL") or None
+
+
 def threads() -> int | None:
     """HALTERES_THREADS: threads of the engine (default: cores - 1, at least 1)."""
     value = os.environ.get("HALTERES_THREADS")

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 def main() -> int:
     """Run until SIGTERM, SIGINT or the end of the lifeline; exit code 0, or 1 with one sentence."""
     arguments = _parser().parse_args()
-    begin("service")
+    begin("service", private=True)
     try:
         asyncio.run(_run(arguments))
     except HalteresError as error:

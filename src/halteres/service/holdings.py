@@ -6,9 +6,9 @@ Never: ends anything to make room.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
+from halteres.process import steady_time
 from halteres.service.tenancy.tenants import Tenant
 
 if TYPE_CHECKING:
@@ -34,6 +34,6 @@ def refuse_model(service: Service, session: Session, model_id: str, rank: int | 
 
 def _alive(service: Service, tenant: Tenant) -> set[str]:
     """The ids of sessions that have not finished, nor fallen silent."""
-    oldest = time.time() - service.options.silent_s
+    oldest = steady_time() - service.options.silent_s
     known = service.sessions.all(tenant)
     return {session.id for session in known if session.finished is None and session.last_seen >= oldest}

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 
 from halteres.errors import HalteresError, ServerError, boundary
+from halteres.process import steady_time
 from halteres.service.checkpoints.store import Checkpoints
 from halteres.service.durable.journal import Journal
 from halteres.service.options import Options
@@ -43,7 +43,7 @@ class Reaper:
         """Until cancelled."""
         while True:
             await asyncio.sleep(self._options.reap_s)
-            await self.reap(time.time())
+            await self.reap(steady_time())
 
     async def reap(self, now: float) -> None:
         """One look; what cannot be cleared away now stays until the next."""
@@ -58,9 +58,12 @@ class Reaper:
         for session in self._sessions.all():
             for model in self._models.of_session(session.id):
                 silent_s = now - max(session.finished_at or session.last_seen, model.last_request_at)
-                if session.finished is not None or silent_s > self._options.silent_s:
-                    await self._adapters.unload(model)
-                if silent_s > self._options.keep_points_s and model.residence.home is None:
+                if (
+                    model.residence.home is not None
+                ):  # forgotten in a later look: a client may have been held as we were
+                    if session.finished is not None or silent_s > self._options.silent_s:
+                        await self._adapters.unload(model)
+                elif silent_s > self._options.keep_points_s:
                     await self._adapters.forget(model)
                     await self._samplers.forget(model)
 

@@ -6,7 +6,6 @@ Never: ends a silent session: what it made stays usable (its adapters leave the 
 
 from __future__ import annotations
 
-import time
 import uuid
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from sqlalchemy import update
 
 from halteres.errors import NotFound, shortened
+from halteres.process import steady_time
 from halteres.service.durable.journal import Journal
 from halteres.service.durable.tables import SESSIONS
 from halteres.service.tenancy.tenants import Tenant
@@ -52,7 +52,7 @@ class Sessions:
 
     async def open(self) -> None:
         """Know again those of an earlier life of the service."""
-        now = time.time()  # nobody could be heard meanwhile
+        now = steady_time()  # nobody could be heard meanwhile
         for row in await self._journal.rows(SESSIONS):
             self._known[row["id"]] = Session(**row, last_seen=now)
 
@@ -65,7 +65,7 @@ class Sessions:
         display_name: str | None = None,
     ) -> Session:
         """A new session."""
-        now = time.time()
+        now = steady_time()
         session = Session(
             id=str(uuid.uuid4()),
             tenant=tenant,
@@ -90,7 +90,7 @@ class Sessions:
         session = self._known.get(session_id)
         if session is None or session.tenant != tenant:
             raise NotFound(f"There is no session '{shortened(session_id)}' here.", next="Make a new ServiceClient.")
-        session.last_seen = time.time()
+        session.last_seen = steady_time()
         return session
 
     def of_model(self, session_id: str) -> Session:
@@ -100,7 +100,7 @@ class Sessions:
     def finish(self, session: Session, reason: str) -> None:
         """The client is done; the first reason stays."""
         if session.finished is None:
-            session.finished, session.finished_at = reason, time.time()
+            session.finished, session.finished_at = reason, steady_time()
             self._update(session, finished=reason, finished_at=session.finished_at)
 
     def move(self, session: Session, project_id: str) -> None:

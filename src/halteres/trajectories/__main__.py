@@ -48,7 +48,7 @@ def run_api(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    process.begin("api")
+    process.begin("api", private=True)
     process.keep_freed_memory(KEPT_BYTES)
     try:
         options = options_of(arguments)

@@ -7,7 +7,6 @@ Never: decides; `create_app` reads nothing and starts nothing until the server d
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
@@ -21,6 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from halteres.loopback import HOST
+from halteres.process import steady_time
 from halteres.trajectories.options import Options
 from halteres.trajectories.routes import environments, groups, observation, trainer
 from halteres.trajectories.routes.bodies import Bodies
@@ -34,7 +34,7 @@ from halteres.trajectories.wire import openapi
 
 def create_app(
     store: Store,
-    clock: Callable[[], float] = time.time,
+    clock: Callable[[], float] = steady_time,
     on_loss: Callable[[StoreFailed], None] = lambda failure: None,
     *,
     options: Options | None = None,
@@ -45,7 +45,7 @@ def create_app(
 
     Args:
         store: closed by its owner, after the app.
-        clock: unix s.
+        clock: unix s that do not jump.
         on_loss: called when the store neither takes changes nor can be read: nothing can be promised any more, so
             whoever owns the process ends it.
         options: rules, token, names, limits; where it listens is not the app's business.

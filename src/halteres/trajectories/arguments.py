@@ -72,7 +72,7 @@ Add = Callable[..., argparse.Action]
 
 
 def _add_place(add: Add) -> None:
-    add("--database", metavar="FILE|URL", help="SQLite file, or postgresql://... [HALTERES_HOME/trajectories.sqlite]")
+    add("--database", metavar="FILE|URL", help="SQLite file, or postgresql://... [HALTERES_DATABASE_URL]")
     add("--host", default=HOST, help="address to listen on; beyond this machine with a token [%(default)s]")
     add("--port", type=int, default=_OPTIONS.port, help="0 takes a free one [%(default)s]")
     add("--listen-fd", type=int, metavar="FD", help="inherited socket that listens already, instead of host and port")

@@ -34,8 +34,8 @@ _POSTGRES = ("postgresql://", "postgres://")
 
 
 def default_database() -> str:
-    """The SQLite file of a server that is told nothing."""
-    return str(environ.home() / FILE_NAME)
+    """The database of a server that is told nothing: HALTERES_DATABASE_URL, or a SQLite file."""
+    return environ.database_url() or str(environ.home() / FILE_NAME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

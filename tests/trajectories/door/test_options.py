@@ -22,7 +22,8 @@ TOKEN = "correct-horse-battery"
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No test here knows the user's own folder or token."""
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path))
-    monkeypatch.delenv("HALTERES_TRAJECTORY_TOKEN", raising=False)
+    for name in ("HALTERES_TRAJECTORY_TOKEN", "HALTERES_DATABASE_URL"):
+        monkeypatch.delenv(name, raising=False)
     return tmp_path
 
 
@@ -37,6 +38,13 @@ def test_a_server_that_is_told_nothing_has_the_defaults(home: Path) -> None:
     assert options.rules == Rules()
     assert options.database == str(home / "trajectories.sqlite")
     assert (options.host, options.port, options.token) == ("127.0.0.1", 8000, None)
+
+
+def test_the_database_may_be_named_by_a_variable_which_other_users_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A password in a command line is every user's of the machine; a flag goes before the variable."""
+    monkeypatch.setenv("HALTERES_DATABASE_URL", "postgresql://me:hunter22@db/queue")
+    assert given().database == "postgresql://me:hunter22@db/queue"
+    assert given("--database", "postgresql://queue").database == "postgresql://queue"
 
 
 def test_every_flag_reaches_its_option() -> None:

@@ -50,7 +50,9 @@ def export_adapter(run: RunDirectory) -> Path:
     beside, target = run.path / ".adapter", run.path / "adapter"
     shutil.rmtree(beside, ignore_errors=True)
     shutil.copytree(source, beside, ignore=shutil.ignore_patterns(*_TRAINING_ONLY))
-    beside.chmod(stat.S_IMODE(run.path.stat().st_mode))  # the service made its folder for itself alone
+    mode = stat.S_IMODE(run.path.stat().st_mode)
+    for copied in (beside, *beside.iterdir()):  # the service made its files for itself alone
+        copied.chmod(mode if copied.is_dir() else mode & 0o666)
     shutil.rmtree(target, ignore_errors=True)
     beside.rename(target)
     return target

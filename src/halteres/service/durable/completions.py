@@ -10,7 +10,6 @@ life of the service), and what left the memory, the journal tells.
 from __future__ import annotations
 
 import asyncio
-import time
 from bisect import bisect_right
 from collections import OrderedDict
 from contextlib import suppress
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from halteres.process import steady_time
 from halteres.service.durable.journal import Journal
 from halteres.service.durable.promises import SAMPLE, Promise, Promises
 
@@ -131,7 +131,7 @@ class Completions:
     def _stream(self, sampler: str, clone: int) -> Stream:
         stream = self._streams.get((sampler, clone))
         if stream is None:
-            now = round(time.time() * 1e6)
+            now = round(steady_time() * 1e6)
             stream = self._streams[sampler, clone] = Stream(now, now)
             if len(self._streams) > MAX_STREAMS:
                 self._streams.popitem(last=False)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -20,6 +19,7 @@ from sqlalchemy import Connection, bindparam, delete, func, or_, select, update
 from sqlalchemy.dialects.sqlite import insert
 
 from halteres.errors import HalteresError, NotReady
+from halteres.process import steady_time
 from halteres.service.durable.commits import Commits
 from halteres.service.durable.tables import BURNT, MODELS, REQUESTS
 from halteres.service.tenancy.tenants import LOCAL, Tenant
@@ -212,7 +212,7 @@ class Journal(Commits):
 
 def _accept(connection: Connection, entry: Entry) -> str:
     values = {field.name: getattr(entry, field.name) for field in fields(Entry)}
-    values |= {"accepted_at": time.time(), "state": "accepted"}
+    values |= {"accepted_at": steady_time(), "state": "accepted"}
     if connection.execute(_ACCEPT, values).rowcount:
         return entry.id
     return connection.execute(select(REQUESTS.c.id).where(REQUESTS.c.key == entry.key)).scalar_one()

@@ -11,7 +11,6 @@ Never: executes anything; sleeps to find out whether something is done.
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
@@ -21,6 +20,7 @@ from typing import Any, Protocol
 import msgspec
 
 from halteres.errors import HalteresError, UserError, as_promise
+from halteres.process import steady_time
 from halteres.service.durable.journal import Ended, Entry, Journal, Recorded, State
 from halteres.service.tenancy.tenants import Tenant
 from halteres.service.wire.codec import JSON, PROTOBUF
@@ -163,7 +163,7 @@ class Promises:
         if self._closing or promise.outcome is not None:
             return
         promise.outcome = outcome
-        promise.settled_at = self._last_settled_at = max(time.time(), self._last_settled_at + 1e-6)
+        promise.settled_at = self._last_settled_at = max(steady_time(), self._last_settled_at + 1e-6)
         promise.wake.set()
         self._settled.append(promise)
         self._settled_bytes += len(outcome.body)
@@ -238,7 +238,7 @@ class Promises:
         return promise
 
     def _sweep(self) -> None:
-        oldest = time.time() - self._keep_s
+        oldest = steady_time() - self._keep_s
         while self._settled and (self._settled[0].settled_at < oldest or self._settled_bytes > self._keep_bytes):
             promise = self._settled.popleft()
             self._settled_bytes -= len(promise.outcome.body) if promise.outcome else 0

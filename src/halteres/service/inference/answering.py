@@ -7,7 +7,6 @@ Never: knows HTTP, shapes an answer (`routes.inference` does).
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import TypeVar
@@ -16,6 +15,7 @@ import msgspec
 
 from halteres.engine.protocol import SampleResult, SamplingParams
 from halteres.errors import HalteresError, InvalidData, ServerError
+from halteres.process import steady_time
 from halteres.service.durable.journal import Ended, Entry
 from halteres.service.durable.promises import Outcome, failure, new_id
 from halteres.service.host import running
@@ -223,7 +223,7 @@ class Inference:
             told = Ended(
                 id=name,
                 state=outcome.state,
-                settled_at=time.time(),
+                settled_at=steady_time(),
                 outcome_type=JSON,
                 outcome=outcome.body or None,
             )

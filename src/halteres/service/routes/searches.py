@@ -6,13 +6,13 @@ Source: tinker SDK 0.38.0, types/session_search_request.py, session_summary.py a
 from __future__ import annotations
 
 import datetime
-import time
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from halteres.process import steady_time
 from halteres.service.routes.answers import answer, body_of
 from halteres.service.routes.pages import texts, timestamp
 from halteres.service.service import Service
@@ -71,7 +71,7 @@ class SearchRoutes:
         """None: it has not finished, and nothing was heard of its client for a while."""
         if session.finished is not None:
             return {"type": "client_finished", "reason": {"type": session.finished}}
-        alive = time.time() - session.last_seen < self._service.options.silent_s
+        alive = steady_time() - session.last_seen < self._service.options.silent_s
         return {"type": "active"} if alive else None
 
     def _summary(self, session: Session) -> dict[str, Any]:

@@ -139,7 +139,7 @@ class KeyFile:
     def _changing(self) -> Iterator[list[Key]]:
         """The keys, written back when the block ends; one at a time changes them."""
         try:
-            self._state.mkdir(parents=True, exist_ok=True)
+            self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder = os.open(self._state, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 fcntl.flock(folder, fcntl.LOCK_EX)

@@ -7,7 +7,6 @@ Never: executes a training request (`training` does), knows what an engine holds
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ from sqlalchemy import update
 
 from halteres.engine.protocol import LoraConfig
 from halteres.errors import NotFound, unknown
+from halteres.process import steady_time
 from halteres.service.durable.journal import Journal
 from halteres.service.durable.promises import Promise, Promises
 from halteres.service.durable.tables import MODELS
@@ -78,7 +78,9 @@ class Models:
             known = (number for number in (last.get(row["id"]), point, settled) if number is not None)
             next_seq = min(max(known, default=-1) + 1, first_open.get(row["id"], EVERY))
             residence = Residence(point=point, forgotten=covered == EVERY)
-            model = Model(**row, lora=lora, lane=self._lane(next_seq), last_request_at=time.time(), residence=residence)
+            model = Model(
+                **row, lora=lora, lane=self._lane(next_seq), last_request_at=steady_time(), residence=residence
+            )
             self._enter(model)
         for run, seq in await self._journal.burnt():
             if run in self._known:
@@ -103,7 +105,7 @@ class Models:
             known = [model.id for model in self.all(tenant)]
             following = "RestClient.list_training_runs tells them all; to train, make a new training client."
             raise unknown(NotFound, "training run", model_id, known, following)
-        model.last_request_at = time.time()
+        model.last_request_at = steady_time()
         return model
 
     def of_id(self, model_id: str) -> Model | None:
@@ -123,7 +125,7 @@ class Models:
     ) -> Model:
         """The training run of this id: made now, or the one made before."""
         if model_id not in self._known:
-            now = time.time()
+            now = steady_time()
             model = Model(
                 id=model_id,
                 session_id=session_id,
