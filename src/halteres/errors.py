@@ -104,6 +104,12 @@ class EnvironmentFailed(RolloutFailed):
     code = "env_error"
 
 
+class EnvironmentGaveUp(EnvironmentFailed):
+    """Its own code can make nothing to train on; started again, it would come to the same end."""
+
+    code = "env_gave_up"
+
+
 class SamplerFailed(RolloutFailed):
     """Inference gave no usable answer."""
 
