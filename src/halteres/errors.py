@@ -13,6 +13,7 @@ Never: logs, retries, exits.
     ├── NotReady             503  ask again in a moment
     ├── RolloutFailed             one rollout ended without a trajectory; the run goes on
     │   ├── EnvironmentFailed
+    │   │   └── EnvironmentGaveUp
     │   └── SamplerFailed
     ├── ProcessFailed             a process of a run died or never became ready
     └── ServerError          500  ours to mend; the text carries an id that is also in the log

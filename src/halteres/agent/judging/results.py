@@ -18,12 +18,11 @@ from halteres.agent.tool import READS, Result, tool
 from halteres.agent.watching.current_alerts import first_call, left_of
 from halteres.agent.watching.look import Look, look_at
 from halteres.agent.watching.next_call import further, next_after
-from halteres.agent.watching.seed_keys import sink_facts
+from halteres.agent.watching.seed_keys import sink_facts, wandb_names
 from halteres.agent.watching.status import WHY_LENGTH
 from halteres.agent.wording import in_calls, worded
-from halteres.config import environ
 from halteres.errors import HalteresError
-from halteres.runs.directory import RunDirectory, RunUnreadable, runs_home
+from halteres.runs.directory import RunDirectory, runs_home
 from halteres.runs.reading.adapter import vllm_command
 from halteres.runs.reading.outcome import Outcome, Weights, outcome_of
 from halteres.runs.reading.pictures import picture_of
@@ -90,7 +89,7 @@ def rl_get_results(
     notes += [look.progress.no_evaluation] if look.progress.no_evaluation else []
     picture = _picture(run, state, outcome, notes) if plot else None
     facts: dict[str, Any] = {
-        **_seed_keys(run, state),
+        **_seed_keys(look),
         **_figures(outcome, asked),
         "history": history(outcome.rows, asked.names if asked else curves(outcome.rows), points),
         "weights": _weights(run, state, outcome.weights),
@@ -120,22 +119,15 @@ def _picture(run: RunDirectory, state: RunState, outcome: Outcome, notes: list[s
         return None
 
 
-def _seed_keys(run: RunDirectory, state: RunState) -> dict[str, Any]:
+def _seed_keys(look: Look) -> dict[str, Any]:
+    run, state = look.run, look.state
     return {
         "run_id": run.run_id,
         "status": state.status,
         "environment": state.environment,
-        "wandb_project": _project(run),
-        "wandb_run_name": f"{state.environment}-{run.run_id}",
+        **wandb_names(state, look.given),
         **sink_facts(run),
     }
-
-
-def _project(run: RunDirectory) -> str:
-    try:
-        return run.settings().run.wandb_project or environ.wandb_project()
-    except RunUnreadable:  # half a run directory, or one of another version: the figures can still be told
-        return environ.wandb_project()
 
 
 def _figures(outcome: Outcome, asked: Choice | None) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from halteres.agent.watching.look import Look
-from halteres.config import environ
 from halteres.observe.sinks import read_reports
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.lenient_settings import Given
@@ -32,10 +31,9 @@ def seed_facts(look: Look) -> dict[str, Any]:
     }
 
 
-def wandb_names(state: RunState, given: Given) -> dict[str, str | None]:
+def wandb_names(state: RunState, given: Given) -> dict[str, str]:
     """What W&B calls the run."""
-    project = given.run.wandb_project or environ.wandb_project()
-    return {"wandb_project": project, "wandb_run_name": f"{state.environment}-{state.run_id}"}
+    return {"wandb_project": given.run.project, "wandb_run_name": state.default_name}
 
 
 def sink_facts(run: RunDirectory) -> dict[str, Any]:

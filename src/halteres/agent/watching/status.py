@@ -35,6 +35,7 @@ class Looked(Result):
     """
 
     run_id: str
+    name: str = ""  # where it was given one
     status: str = ""
     state: str = ""  # in W&B's words: running, finished, crashed
     phase: str | None = None
@@ -114,6 +115,7 @@ def _occasional(look: Look, woke: str | None) -> dict[str, Any]:
     state = look.state
     restarts = read_restarts(look.run.path / "events.jsonl")
     return {
+        "name": state.own_name,
         "phase": state.phase,
         "code": state.code,
         "note": state.note,
