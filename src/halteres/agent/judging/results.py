@@ -11,7 +11,7 @@ from pydantic import Field
 from halteres.agent.arguments import RunId, ShortNames
 from halteres.agent.caller import Caller
 from halteres.agent.choosing import chosen_run
-from halteres.agent.judging.headline import CORRECT, GREEDY, SCORE, Choice, choose, headline, rounded
+from halteres.agent.judging.headline import CORRECT, GREEDY, LOSS, SCORE, Choice, choose, headline, rounded
 from halteres.agent.judging.history import curves, history
 from halteres.agent.shortening import clipped, shortened
 from halteres.agent.tool import READS, Result, tool
@@ -36,6 +36,10 @@ REMEDIES = 2
 
 MOST_FAILED = 2
 """Evaluations without figures that are told."""
+
+LOSS_MEANS = (
+    f"{LOSS}: minus the mean advantage of a trained token, no error that should fall; reward, eval/* tell progress"
+)
 
 LAST_CHECKPOINTS = 4
 """Checkpoints that are listed; they are counted beyond that."""
@@ -85,7 +89,7 @@ def rl_get_results(
     state = look.state
     outcome = outcome_of(run, state)
     asked = choose(metrics, {name for row in outcome.rows for name in row}) if metrics else None
-    notes = _notes(state, outcome, asked)
+    notes = _notes(look, outcome, asked)
     notes += [look.progress.no_evaluation] if look.progress.no_evaluation else []
     picture = _picture(run, state, outcome, notes) if plot else None
     facts: dict[str, Any] = {
@@ -187,9 +191,18 @@ def _alerts(look: Look) -> list[dict[str, Any]]:
     return told
 
 
-def _notes(state: RunState, outcome: Outcome, asked: Choice | None) -> list[str]:
+def _notes(look: Look, outcome: Outcome, asked: Choice | None) -> list[str]:
+    state, skipped = look.state, look.skipped
     notes = [f"{state.code or state.status}: {shortened(in_calls(state.error), 300)}"] if state.error else []
     notes += asked.notes if asked else ()
+    notes += [look.hardly_moved] if look.hardly_moved else []
+    if skipped:
+        notes.append(
+            f"{skipped['skipped_steps']} of {look.step} steps moved no weight (all scores of each group equal): the "
+            f"policy version is {skipped['policy_version']}"
+        )
+    if LOSS in (asked.names if asked else outcome.final):
+        notes.append(LOSS_MEANS)
     if outcome.baseline and outcome.baseline.step > 0:
         notes.append(f"the first evaluation is of step {outcome.baseline.step}, not of the untrained model")
     if len(outcome.evaluations) == 1:

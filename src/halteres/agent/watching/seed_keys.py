@@ -15,6 +15,9 @@ from halteres.runs.reading.lenient_settings import Given
 from halteres.runs.reading.processes import SEED_ROLES, conditions
 from halteres.runs.state import RunState
 
+AILING = ("failing", "failed")
+"""Health of a run whose logs are worth a look; rl_start_training has told where they are."""
+
 
 def seed_facts(look: Look) -> dict[str, Any]:
     """The keys of the seeds that every look at a run tells."""
@@ -26,7 +29,7 @@ def seed_facts(look: Look) -> dict[str, Any]:
         "processes": conditions(look.state),
         **wandb_names(look.state, look.given),
         **sink_facts(look.run),
-        "logs": {role: str(look.run.log(role)) for role in SEED_ROLES},
+        "logs": {role: str(look.run.log(role)) for role in SEED_ROLES} if look.health in AILING else {},
         "metrics": look.metrics,
     }
 
@@ -44,8 +47,7 @@ def sink_facts(run: RunDirectory) -> dict[str, Any]:
     error = wandb.note if wandb and wandb.state == "failed" else None
     notes = {name: report.line for name, report in reports.items() if report.note and report.note != error}
     return {
-        "wandb_url": wandb.url if wandb else None,
-        **({"wandb": wandb.state} if wandb else {}),
+        **({"wandb_url": wandb.url, "wandb": wandb.state} if wandb else {}),
         **({"wandb_error": error} if error else {}),
         **({"sinks": notes} if notes else {}),
     }

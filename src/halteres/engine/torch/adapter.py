@@ -156,7 +156,9 @@ class Adapter:
     def update_norm(self) -> float:
         """The Frobenius norm of what the adapter adds to the base weights, relative to that of those weights."""
         if self._base_norm is None:
-            self._base_norm = _norm(torch.linalg.vector_norm(one.weight_ED, dtype=torch.float32) for one in self.weights)
+            self._base_norm = _norm(
+                torch.linalg.vector_norm(one.weight_ED, dtype=torch.float32) for one in self.weights
+            )
         return _norm(map(_product_norm, self.weights.values())) / self._base_norm
 
     def _stepped(self, adam: Adam, norm: float) -> Stepped:
