@@ -21,7 +21,7 @@ from halteres.cli.chat import newest_policy
 from halteres.cli.measure import Examination, measure
 from halteres.config import environ
 from halteres.config.discovery import BUILTIN_FOLDER
-from halteres.config.program import EnvironmentProgram
+from halteres.config.program import EnvironmentProgram, project_of
 from halteres.models import TINY, builtin_path
 from halteres.observe.metrics import merge_by_step
 from halteres.runs.directory import RunDirectory, RunNotFound, find_run
@@ -48,7 +48,9 @@ def truth(run: RunDirectory) -> float:
     """Share of held-out arithmetic that the run's newest weights get right: sampled now, scored by the built-in
     environment, whatever the run's own thought of it."""
     exam = Examination(
-        program=EnvironmentProgram(name="arithmetic", path=ARITHMETIC, interpreter=sys.executable),
+        program=EnvironmentProgram(
+            name="arithmetic", path=ARITHMETIC, interpreter=sys.executable, working_directory=project_of(ARITHMETIC)
+        ),
         env={},
         base=TINY,
         tokenizer=str(builtin_path(TINY)),

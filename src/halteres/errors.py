@@ -13,6 +13,7 @@ Never: logs, retries, exits.
     ├── NotReady             503  ask again in a moment
     ├── RolloutFailed             one rollout ended without a trajectory; the run goes on
     │   ├── EnvironmentFailed
+    │   │   └── EnvironmentGaveUp
     │   └── SamplerFailed
     ├── ProcessFailed             a process of a run died or never became ready
     └── ServerError          500  ours to mend; the text carries an id that is also in the log
@@ -102,6 +103,12 @@ class EnvironmentFailed(RolloutFailed):
     """The environment's own code raised."""
 
     code = "env_error"
+
+
+class EnvironmentGaveUp(EnvironmentFailed):
+    """Its own code can make nothing to train on; started again, it would come to the same end."""
+
+    code = "env_gave_up"
 
 
 class SamplerFailed(RolloutFailed):

@@ -85,7 +85,12 @@ def make_run(run_id: str = RUN, *, steps: int = 0, step_s: float = 15.0, **chang
 def add_step(run: RunDirectory, step: int, *, step_s: float = 15.0, **figures: Any) -> None:
     """The rows of one step, the trainer's and the environment's."""
     share = 0.18 + 0.01 * step
-    trained = {"train/loss": 0.0131, "reward/mean": share, "reward/success": share, "kl_sample_train_v2": 0.00213}
+    trained = {
+        "train/loss_per_token": 0.0131,
+        "reward/mean": share,
+        "reward/success": share,
+        "kl_sample_train_v2": 0.00213,
+    }
     row = {"step": step, "t": time.time(), "src": "trainer", **trained, "groups/without_signal": 0.25}
     append_row(run.path / "metrics.jsonl", {**row, "time/step": step_s, **figures})
     append_row(run.path / "metrics.jsonl", {"step": step, "src": "env", "train/percent_correct": share + 0.02})

@@ -6,7 +6,9 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from halteres.cli.main import app
 from halteres.runs.directory import runs_home
 
 from .run_scenes import RUN, change, make_run, replied, supervised, tokens, told
@@ -47,6 +49,15 @@ async def test_runs_are_told_newest_first_with_what_they_have_come_to() -> None:
     assert (answer["runs"][0]["name"], answer["runs"][0]["resumed_from"]) == ("my sums", "00000002")
     assert answer["runs"][0]["reward"] is None
     assert answer["next"] == 'rl_get_results("00000003")'
+
+
+async def test_a_runs_own_name_is_shown_wherever_the_run_is() -> None:
+    change(make_run(), name="my sums")
+    assert (await told("rl_check_status", run_id=RUN))["name"] == "my sums"
+    for words in (["list"], ["status", RUN]):
+        assert "my sums" in CliRunner().invoke(app, ["runs", *words]).output
+    change(make_run("00000002"), name="gsm8k-00000002")
+    assert "name" not in await told("rl_check_status", run_id="00000002")
 
 
 async def test_twenty_runs_stay_within_the_budget_the_active_and_the_newest_told_in_full() -> None:

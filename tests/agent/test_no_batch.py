@@ -14,7 +14,7 @@ from halteres.dashboard.view import view_of
 from halteres.runs.directory import RunDirectory
 
 from .diagnosing import WHY, TrajectoryServer, quiet_for, trajectory_server
-from .run_scenes import RUN, add_evaluation, change, make_run, short_home, supervised, tokens, told
+from .run_scenes import RUN, add_alert, add_evaluation, change, make_run, short_home, supervised, tokens, told
 
 BUDGET = 350
 
@@ -49,6 +49,16 @@ async def test_a_run_that_stands_still_says_why_within_the_budget(waiting: RunDi
     assert answer["no_batch"] == WHY
     assert tokens(answer) <= BUDGET
     assert view_of(waiting)["no_batch"] == WHY
+
+
+async def test_a_run_whose_groups_all_fail_says_so_with_the_exception(
+    waiting: RunDirectory, trajectories: TrajectoryServer
+) -> None:
+    evidence = "3 groups failed one after another. The last: TypeError: no str. (at sums.py:9)"
+    add_alert(waiting, "groups_failed", 13, evidence=evidence, remedy=f'rl_get_logs("{RUN}", role="env")')
+    answer = await told("rl_check_status", run_id=RUN)
+    assert (answer["no_batch"], answer["health"]) == (evidence, "alert")
+    assert trajectories.asked == 0
 
 
 async def test_the_servers_own_summary_goes_before_its_first_reason_and_is_clipped(

@@ -58,9 +58,17 @@ async def test_a_completed_run_tells_figures_gain_history_weights_and_cost_withi
     assert tokens(answer) <= BUDGET
 
 
+async def test_an_ended_run_tells_at_once_whether_it_has_learnt() -> None:
+    trained()
+    gain = (await told("rl_check_status", run_id=RUN))["gain"]
+    whole = await told("rl_get_results", run_id=RUN)
+    assert (gain["before"], gain["after"]) == (whole["baseline"][CORRECT], whole["final_metrics"][CORRECT])
+    assert (gain["of"], gain["certain"], gain["ci95"]) == (CORRECT, True, whole["improvement"][CORRECT]["ci95"])
+
+
 async def test_results_tell_where_wandb_has_the_run_or_how_to_upload_it() -> None:
     run = trained()
-    assert (await told("rl_get_results", run_id=RUN))["wandb_url"] is None
+    assert not {"wandb", "wandb_url"} & (await told("rl_get_results", run_id=RUN)).keys(), "what is off is not told"
     Reports(run.path).put("wandb", SinkReport(state="offline", note="Upload it: wandb sync /w"))
     offline = await told("rl_get_results", run_id=RUN)
     assert (offline["wandb"], offline["wandb_url"]) == ("offline", None)

@@ -63,7 +63,7 @@ async def test_a_running_run_tells_state_figures_trend_and_time_left(running: Ru
         "percent_correct": 0.32,
         "eval_percent_correct": 0.39,
         "eval_step": 10,
-        "loss": 0.0131,
+        "loss_per_token": 0.0131,
         "kl": 0.00213,
     }
     assert answer["trend"] == {"reward_mean": "▁▂▂▃▄▄▅▅▆▇▇█ 0.19->0.3", "groups_without_signal": 0.25}
@@ -71,13 +71,35 @@ async def test_a_running_run_tells_state_figures_trend_and_time_left(running: Ru
     assert answer["processes"] == dict.fromkeys(("api", "trainer", "env", "service", "engine"), "running")
     assert answer["wandb_project"] == "atropos-tinker"
     assert answer["wandb_run_name"] == f"gsm8k-{RUN}"
-    assert answer["wandb_url"] is None
-    assert answer["logs"] == {role: str(running.log(role)) for role in ("api", "trainer", "env")}
+    assert answer["logs"] == {}, "rl_start_training has told them; they are worth a look where something ails"
     assert answer["running_time_minutes"] == pytest.approx(4, abs=0.1)
     assert answer["suggested_wait_s"] == 50
     assert answer["next"] == f'rl_check_status("{RUN}", wait_s=50, until="eval")'
     assert "woke" not in answer and "error" not in answer
     assert tokens(answer) <= BUDGET
+
+
+async def test_steps_that_moved_no_weight_are_told_beside_the_policy_version(running: RunDirectory) -> None:
+    add_step(running, 13, **{"train/skipped": 1.0, "policy/version": 11.0})
+    figures = (await told("rl_check_status", run_id=RUN))["metrics"]
+    assert (figures["step"], figures["skipped_steps"], figures["policy_version"]) == (13, 1, 11)
+    (note,) = [note for note in (await told("rl_get_results", run_id=RUN))["notes"] if "moved no weight" in note]
+    assert note.startswith("1 of 13 steps") and "policy version is 11" in note
+
+
+async def test_weights_that_have_hardly_moved_are_said(running: RunDirectory) -> None:
+    add_step(running, 13, **{"policy/update_norm": 1.2e-5})
+    told_so = (await told("rl_check_status", run_id=RUN))["weights"]
+    assert "hardly moved" in told_so and "1.2e-05" in told_so and "learning_rate" in told_so
+    assert told_so in (await told("rl_get_results", run_id=RUN))["notes"]
+    add_step(running, 14, **{"policy/update_norm": 2e-2})
+    assert "weights" not in await told("rl_check_status", run_id=RUN)
+
+
+async def test_a_loss_is_told_per_token_with_its_meaning(running: RunDirectory) -> None:
+    answer = await told("rl_get_results", run_id=RUN)
+    assert answer["final_metrics"]["train/loss_per_token"] == 0.0131
+    assert any(note.startswith("train/loss_per_token: minus the mean advantage") for note in answer["notes"])
 
 
 async def test_a_starting_run_says_what_it_waits_for_and_has_null_for_figures() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from contract.requirements import proves
 
-from halteres.engine.protocol import Adam, LoraConfig
+from halteres.engine.protocol import UPDATE_METRIC, Adam, LoraConfig
 from halteres.engine.torch.adapter import Adapter
 from halteres.engine.torch.data import Example, MicroBatch, plan
 from halteres.engine.torch.limits import Limits
@@ -183,6 +183,18 @@ async def test_the_gradient_is_clipped_by_its_global_norm(model_folder: Path) ->
             moves.append((weights(engine, name) - before).norm().item())
         assert moves[1] == pytest.approx(moves[0] * 0.5 / norm, rel=1e-2)
         assert moves[2] == moves[0]
+
+
+async def test_a_step_tells_how_far_the_adapter_has_moved_the_base_weights(model_folder: Path) -> None:
+    """Both norms once more, with the products made: what the metric stands for, and not how it is computed."""
+    async with running(model_folder) as engine:
+        await engine.create_adapter("a", LORA)
+        await engine.forward_backward("a", lessons(4), CROSS_ENTROPY)
+        told = (await engine.optim_step("a", Adam(learning_rate=3e-3))).metrics[UPDATE_METRIC]
+        adapted = engine._adapters["a"].weights.items()
+        moved = sum((lora.scaled_b_ER @ lora.a_RD).square().sum().item() for _, lora in adapted)
+        weights = sum(projection.weight_ED.square().sum().item() for projection, _ in adapted)
+        assert told == pytest.approx((moved / weights) ** 0.5, rel=1e-4) and told > 0
 
 
 async def test_a_pass_that_breaks_in_its_middle_accumulates_nothing(

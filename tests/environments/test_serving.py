@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from halteres.environments.base import BaseEnv
-from halteres.errors import EnvironmentFailed, InvalidConfig, InvalidData
+from halteres.errors import EnvironmentFailed, EnvironmentGaveUp, InvalidConfig, InvalidData
 from halteres.observe.metrics import read_rows
 from halteres.types import CONTEXT_LOGPROB, MASKED, Trajectory
 
@@ -173,13 +173,17 @@ class Hopeless(Digits):
 async def test_too_many_failed_groups_end_the_environment_with_the_file_and_the_exception(
     inference: Inference, tmp_path: Path
 ) -> None:
-    env = Hopeless(config(max_failed_groups=3, rollout_retries=1, run_dir=str(tmp_path)), [server(inference)])
+    env = Hopeless(config(max_failed_groups=4, rollout_retries=1, run_dir=str(tmp_path)), [server(inference)])
     async with asyncio.timeout(5), at_work(env, Trainer(batch_size=8, group_size=4)) as task:
-        with pytest.raises(EnvironmentFailed) as caught:
+        with pytest.raises(EnvironmentGaveUp) as caught:
             await task
     assert __file__ in caught.value.sentence
     assert "ZeroDivisionError" in caught.value.sentence
     assert caught.value.next
+    (notice,) = read_rows(tmp_path / "events.jsonl")
+    assert (notice["type"], notice["rule"], notice["step"]) == ("notice", "groups_failed", 1)
+    assert notice["evidence"].startswith("3 groups failed one after another. The last: ")
+    assert "ZeroDivisionError" in notice["evidence"]
     assert len([row for row in rollouts(tmp_path) if row["failures"] and not row["completions"]]) >= 3
 
 

@@ -59,6 +59,15 @@ def serve(given: dict[str, Any]) -> None:
     if behaviour == "dies":
         sys.stderr.write("error: The environment gave up. It was told to.\n")
         sys.exit(3)
+    if behaviour == "gives up":
+        words = {
+            "role": "env",
+            "code": "env_gave_up",
+            "what": "8 groups failed.",
+            "why": "The last: TypeError: no str.",
+        }
+        Path(given["run_dir"], "control", "failure.json").write_text(json.dumps(words))
+        sys.exit(1)
     if behaviour == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:

@@ -255,11 +255,11 @@ def examined(shares: Iterable[float], error: float | None = 0.015, **figures: An
     return given
 
 
-def test_held_out_answers_that_get_worse_while_rewards_rise_are_told_as_hacking() -> None:
+def test_a_certain_fall_of_held_out_answers_while_rewards_rise_is_told_at_once() -> None:
     alert = the_one(examined((0.4, 0.45, 0.32, 0.3)))
-    assert (alert.rule, alert.step) == ("reward_hacking", 30)
+    assert (alert.rule, alert.step) == ("reward_hacking", 20)
     assert (
-        "From step 10 to 30 the held-out share correct fell from 0.45 to 0.3, while the mean reward" in alert.evidence
+        "From step 10 to 20 the held-out share correct fell from 0.45 to 0.32, while the mean reward" in alert.evidence
     )
     assert 'rl_get_rollouts("3fa9c1d2", which="best")' in alert.remedy
 
@@ -301,7 +301,7 @@ def test_evaluations_with_samples_are_compared_task_by_task(run: RunDirectory) -
         answered(run, row, [task - falls[row["step"]] for task in tasks]) if row["src"] == "eval" else row
         for row in examined((0.5,) * 4, error=0.04)
     ]
-    assert [(alert.rule, alert.step) for alert in told(given, case)] == [("reward_hacking", 30)]
+    assert [(alert.rule, alert.step) for alert in told(given, case)] == [("reward_hacking", 20)]
     assert told(given) == [], "by their standard errors alone they might be equal"
 
 
@@ -312,7 +312,7 @@ def test_evaluations_with_samples_are_compared_task_by_task(run: RunDirectory) -
         ((0.4, 0.45, 0.3, 0.3), 0.2, False),
         ((0.4, 0.45, 0.1, 0.1), None, False),
         ((0.4, 0.45, 0.3, 0.3), 0.015, True),
-        ((0.4, 0.45, 0.3, 0.44), 0.015, False),
+        ((0.4, 0.45, 0.385, 0.44), 0.015, False),
     ],
     ids=["within its error", "few tasks", "no error known", "rewards do not rise", "one alone"],
 )

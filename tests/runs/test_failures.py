@@ -82,6 +82,18 @@ def test_an_environment_that_dies_again_and_again_fails_the_run(
     assert [event["attempt"] for event in run.events() if event["type"] == "restart"] == [1, 2]
 
 
+def test_an_environment_that_gave_up_is_not_started_again_and_the_run_tells_its_exception(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_STEPS", "1")
+    monkeypatch.setenv("STANDIN_ENV", "gives up")
+    run = start()
+    state = wait_for_end(run)
+    assert (state.status, state.code) == ("failed", "env_gave_up")
+    assert state.error is not None and "8 groups failed. The last: TypeError: no str." in state.error
+    assert not [event for event in run.events() if event["type"] == "restart"]
+
+
 @pytest.mark.parametrize(("role", "title"), [("service", "Training service"), ("trainer", "Trainer")])
 def test_a_role_that_dies_before_it_is_ready_is_told_with_its_own_words(
     start: StartRun, monkeypatch: pytest.MonkeyPatch, role: str, title: str

@@ -95,6 +95,7 @@ async def test_the_row_of_a_step_has_the_seeds_names_and_ours(tmp_path: Path) ->
     assert (row["kl_sample_train_v1"], row["kl_sample_train_v2"], row["logprobs/absdiff_p999"]) == (0.0, 0.0, 0.0)
     assert (row["tokens/action"], row["tokens/trained"], row["tokens/compared"]) == (8, 4, 4)
     assert (row["policy/version"], row["policy/staleness_max"]) == (2, 0)
+    assert (row["train/loss_per_token"], row["policy/update_norm"]) == (row["train/loss"] / 4, 0.01)
     assert row["advantages/mean"] == pytest.approx(0.0)
     assert row["time/step"] == pytest.approx(sum(row[f"time/{lap}"] for lap in ("batch", "train", "publish")))
     assert len(events(tmp_path, "first_batch")) == 1

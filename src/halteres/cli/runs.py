@@ -32,7 +32,7 @@ def list_() -> None:
         reward = f"reward {progress.reward[-1][1]:.2f}" if progress.reward else ""
         typer.echo(
             f"{run.run_id}  {state.status:9}  {state.environment:16} "
-            f"step {progress.step}/{progress.total_steps}  {reward}"
+            f"step {progress.step}/{progress.total_steps}  {reward:11}  {state.own_name or ''}".rstrip()
         )
 
 
@@ -47,7 +47,8 @@ def status(run: Run) -> None:
     state = directory.state()
     progress = read_progress(directory, state)
     phase = f" ({state.phase})" if state.phase and not state.terminal else ""
-    typer.echo(f"run {directory.run_id}: {state.status}{phase}, {state.environment}, in {directory.path}")
+    named = f" '{state.own_name}'" if state.own_name else ""
+    typer.echo(f"run {directory.run_id}{named}: {state.status}{phase}, {state.environment}, in {directory.path}")
     typer.echo(f"step {progress.step} of {progress.total_steps}")
     if progress.reward:
         typer.echo(

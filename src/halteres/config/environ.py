@@ -193,7 +193,7 @@ def openrouter_url() -> str:
 
 
 def wandb_project() -> str:
-    """WANDB_PROJECT: default of run.wandb_project (atropos-tinker where unset)."""
+    """WANDB_PROJECT: default of run.wandb_project (atropos-tinker where unset). Ask `RunSettings.project`."""
     return os.environ.get("WANDB_PROJECT") or "atropos-tinker"
 
 

@@ -83,7 +83,7 @@ def to_seed_format(settings: Settings, addresses: Addresses, own: Collection[str
         own: fields that hold the environment's own values; those of them that are empty are left out.
     """
     trainer = settings.trainer
-    run_name = f"{settings.run.environment_name}-{addresses.run_id}"
+    run_name = settings.run.default_name(addresses.run_id)
     return {
         "env": {
             **{name: value for name, value in settings.env.items() if value not in (None, "") or name not in own},
@@ -109,7 +109,7 @@ def to_seed_format(settings: Settings, addresses: Addresses, own: Collection[str
         ],
         "tinker": {
             **{name: getattr(trainer, field) for name, (_, field) in _FROM_TINKER.items()},
-            "wandb_project": settings.run.wandb_project or environ.wandb_project(),
+            "wandb_project": settings.run.project,
             "wandb_run_name": run_name,
             "checkpoint_dir": f"{addresses.run_dir}/service",
         },

@@ -18,10 +18,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from halteres.config import environ
 from halteres.models import TINY
 
 SinkName = Literal["wandb", "trackio", "tensorboard"]
 """Where metrics can be forwarded to (`observe.sinks`)."""
+
+
+def default_name(environment: str, run_id: str) -> str:
+    """The name of a run of this environment that was given none.
+
+    >>> default_name("gsm8k", "3fa9c1d2")
+    'gsm8k-3fa9c1d2'
+    """
+    return f"{environment}-{run_id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +83,15 @@ class RunSettings(Section):
     def environment_name(self) -> str:
         """The environment's name, also where it was given as a path to its file."""
         return Path(self.environment).stem if self.environment.endswith(".py") else self.environment
+
+    @property
+    def project(self) -> str:
+        """What metrics are filed under."""
+        return self.wandb_project or environ.wandb_project()
+
+    def default_name(self, run_id: str) -> str:
+        """The name of a run that was given none; sinks call every run by it."""
+        return default_name(self.environment_name, run_id)
 
 
 class InferenceSettings(Section):

@@ -128,6 +128,10 @@ class PassResult(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float]  # keys `name:reduction`, with `loss:sum` always
 
 
+UPDATE_METRIC = "update_norm:max"
+"""Of an optimiser step: the norm of what the adapter adds to the base weights, relative to that of those weights."""
+
+
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     """Of an optimiser step."""
 

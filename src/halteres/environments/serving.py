@@ -21,7 +21,14 @@ from halteres.environments.config import EvalHandling
 from halteres.environments.link import KEPT, Status, TrajectoryLink
 from halteres.environments.scored import ScoredDataGroup, to_wire
 from halteres.environments.work import Drawn, Items, Settled, settle_item
-from halteres.errors import EnvironmentFailed, HalteresError, InvalidData, boundary
+from halteres.errors import (
+    EnvironmentFailed,
+    EnvironmentGaveUp,
+    HalteresError,
+    InvalidData,
+    SamplerFailed,
+    boundary,
+)
 from halteres.rollouts.groups import as_data
 from halteres.types import FailedRollout
 
@@ -29,7 +36,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.05
 LAST_WORDS_S = 2.0
-WARN_AFTER_DROPPED = 64  # groups in a row
+WARN_AFTER_FAILED, WARN_AFTER_DROPPED = 3, 64  # groups in a row
 SOLVED = 0.9  # share of answers from which on equal scores are no trouble
 
 
@@ -172,7 +179,7 @@ class Serving:
         """Many groups in a row taught nothing: an alert, and in the end the end.
 
         Raises:
-            EnvironmentFailed: there were `max_dropped_groups` of them.
+            EnvironmentGaveUp: there were `max_dropped_groups` of them.
         """
         number, limit = self._dropped_in_a_row, self._env.config.max_dropped_groups
         reasons = ", ".join(sorted({reason for _, reason in settled.dropped})) or "nothing was collected"
@@ -182,7 +189,7 @@ class Serving:
         if share is not None:
             evidence = f"{evidence} {share:.0%} of the step's answers were right."
         if limit and number >= limit:
-            raise EnvironmentFailed(f"{self._env.title} gives the trainer nothing to learn from.", evidence, remedy)
+            raise EnvironmentGaveUp(f"{self._env.title} gives the trainer nothing to learn from.", evidence, remedy)
         log.warning("%s", evidence)
         self._env.records.notice("no_reward_variance", step, evidence, remedy, percent_correct=share)
 
@@ -197,6 +204,9 @@ class Serving:
         self._failed_in_a_row += 1
         if self._failed_in_a_row >= self._env.config.max_failed_groups:
             raise _given_up(self._env, self._failed_in_a_row, failures[-1])
+        if self._failed_in_a_row == WARN_AFTER_FAILED:
+            evidence = f"{self._failed_in_a_row} groups failed one after another. The last: {failures[-1].why}"
+            self._env.records.notice("groups_failed", step, evidence, f"Mend {inspect.getfile(type(self._env))}.")
 
     async def _advance(self, status: Status) -> None:
         """Do what is due when the trainer took batches: metrics; every so many steps a checkpoint, an evaluation."""
@@ -267,7 +277,8 @@ def _to_vary(share: float | None) -> str:
 
 def _given_up(env: BaseEnv, number: int, last: FailedRollout) -> EnvironmentFailed:
     file = inspect.getfile(type(env))
-    return EnvironmentFailed(
+    kind = EnvironmentFailed if last.code == SamplerFailed.code else EnvironmentGaveUp
+    return kind(
         f"{number} groups of {env.title} failed one after another ({file}).",
         f"The last: {last.why}",
         "Mend the file or the server it samples from; max_failed_groups sets how many are put up with.",

@@ -126,12 +126,12 @@ class Job:
     @property
     def name(self) -> str:
         """What the sinks call it."""
-        return f"{self.settings.run.environment_name}-{self.path.name}"
+        return self.settings.run.default_name(self.path.name)
 
     @property
     def project(self) -> str:
         """What it is filed under."""
-        return self.settings.run.wandb_project or environ.wandb_project()
+        return self.settings.run.project
 
     @property
     def config(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from halteres.config.program import EnvironmentProgram, project_of
+from halteres.config.settings import default_name
 from halteres.errors import NotFound
 from halteres.files import replace_file
 
@@ -76,6 +77,16 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
             working_directory=Path(self.working_directory) if self.working_directory else project_of(file),
             is_foreign=self.is_foreign,
         )
+
+    @property
+    def default_name(self) -> str:
+        """What it is called where it was given no name; sinks call it so in any case."""
+        return default_name(self.environment, self.run_id)
+
+    @property
+    def own_name(self) -> str | None:
+        """The name that it was given."""
+        return self.name if self.name != self.default_name else None
 
     @property
     def terminal(self) -> bool:

@@ -92,6 +92,11 @@ class Learner(Protocol):
         """Optimiser steps taken so far: the policy version."""
         ...
 
+    @property
+    def update_norm(self) -> float | None:
+        """Norm of what the adapter adds to the base weights, relative to theirs; None where nobody has said."""
+        ...
+
     def forward_backward(self, examples: Sequence[Example]) -> Promise[Pass]:
         """Accumulate the gradient of the loss summed over tokens. Awaiting it may raise LossNotFinite."""
         ...

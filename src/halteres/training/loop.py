@@ -43,6 +43,7 @@ async def train(
                 advantages=advantages,
                 examples=examples,
                 passed=passed,
+                update_norm=policy.update_norm,
                 seconds=timer.take(),
             )
         )

@@ -31,6 +31,9 @@ ANY_KEY = "tml-local"
 VERSION_METRIC = "policy_version:max"
 """Of an optimiser step: the service's own count."""
 
+UPDATE_METRIC = "update_norm:max"
+"""Of an optimiser step: what the adapter adds to the base weights, relative to them (Frobenius norms)."""
+
 UP_S = 120.0  # for the service to load its model
 
 
@@ -39,6 +42,7 @@ class Policy:
 
     def __init__(self, client: tinker.TrainingClient, settings: TrainerSettings, version: int) -> None:
         self._client, self._settings, self._version = client, settings, version
+        self._update_norm: float | None = None
 
     @classmethod
     async def create(cls, wiring: Wiring, settings: TrainerSettings, seed: int) -> Policy:
@@ -64,6 +68,11 @@ class Policy:
     def version(self) -> int:
         """Optimiser steps taken so far."""
         return self._version
+
+    @property
+    def update_norm(self) -> float | None:
+        """How far the weights are from the base model's, as the service said of the last step."""
+        return self._update_norm
 
     def forward_backward(self, examples: Sequence[Example]) -> Promise[Pass]:
         """Accumulate the gradient of the loss summed over tokens.
@@ -105,6 +114,7 @@ class Policy:
 
     def _count(self, stepped: tinker.OptimStepResponse) -> int:
         self._version += 1
+        self._update_norm = (stepped.metrics or {}).get(UPDATE_METRIC)
         told = (stepped.metrics or {}).get(VERSION_METRIC)  # a service that is not ours tells none
         if told is not None and told != self._version:
             raise VersionsDiffer(

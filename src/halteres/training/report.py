@@ -38,6 +38,7 @@ class Step:
     advantages: Sequence[FloatArray]
     examples: Examples
     passed: Pass | None  # None: nothing could move a weight, the step was skipped
+    update_norm: float | None = None  # of the adapter's update after the step, relative to the base weights
     seconds: dict[str, float]  # by phase
 
 
@@ -140,14 +141,17 @@ def metrics_of(step: Step, success_threshold: float = 0.0) -> agreement.Metrics:
     """
     logprobs = step.passed.logprobs if step.passed else ()
     kept = step.examples.kept if step.passed else ()
+    counts = _counts(step)
+    loss = step.passed.loss if step.passed else None
     return {
-        "train/loss": step.passed.loss if step.passed else None,
+        "train/loss": loss,
+        "train/loss_per_token": None if loss is None else loss / max(1.0, counts["tokens/trained"] or 0.0),
         "train/learning_rate": step.learning_rate,
         "train/skipped": 0.0 if step.passed else 1.0,
         **_rewards(step.batch, success_threshold),
         **_advantages(step.advantages),
         **agreement.agreement(kept, logprobs, step.version),
-        **_counts(step),
+        **counts,
         **{f"time/{phase}": seconds for phase, seconds in step.seconds.items()},
     }
 
@@ -186,6 +190,7 @@ def _counts(step: Step) -> agreement.Metrics:
         "sequences/trained": float(len(step.examples.kept)),
         "sequences/too_long": float(step.examples.too_long),
         "policy/version": float(step.version + (step.passed is not None)),
+        "policy/update_norm": step.update_norm,
         "policy/staleness_max": float(step.version - min(oldest)) if oldest else None,
     }
 

@@ -164,7 +164,7 @@ def _in_force(settings: Settings) -> dict[str, Any]:
     return {
         **by_key(settings),
         "env.use_wandb": "wandb" in settings.sinks,
-        "run.wandb_project": run.wandb_project or environ.wandb_project(),
+        "run.wandb_project": run.project,
         "run.wandb_entity": run.wandb_entity or environ.wandb_entity(),
     }
 

@@ -124,7 +124,7 @@ def _choice(entrants: Sequence[Entrant], asked: Sequence[str] | None) -> Choice:
 
 def _row(entrant: Entrant, names: Sequence[str], mixed: bool) -> dict[str, Any]:
     state = entrant.state
-    named = {} if state.name == f"{state.environment}-{state.run_id}" else {"name": state.name}
+    named = {"name": state.own_name} if state.own_name else {}
     short = {} if state.status == "completed" else {"total_steps": state.total_steps}
     gains = entrant.outcome.gains
     return {
@@ -207,7 +207,7 @@ def _picture(entrants: Sequence[Entrant], names: Sequence[str], notes: list[str]
 
 def _label(entrant: Entrant) -> str:
     state = entrant.state
-    return state.run_id if state.name == f"{state.environment}-{state.run_id}" else f"{state.run_id} {state.name}"
+    return f"{state.run_id} {state.own_name}" if state.own_name else state.run_id
 
 
 def _next(entrants: Sequence[Entrant], decided: Verdict | None) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from halteres.errors import nearest
 
 REWARD, SUCCESS = "reward/mean", "reward/success"
+LOSS = "train/loss_per_token"
 CORRECT, GREEDY, SCORE = "eval/percent_correct", "eval/percent_correct_greedy", "eval/mean_score"
 
 HEADLINE = (
@@ -25,7 +26,7 @@ HEADLINE = (
     SCORE,
     "eval/truncated",
     "eval/completion_lengths",
-    "train/loss",
+    LOSS,
     "train/completion_lengths",
     "groups/without_signal",
     "kl_sample_train_v2",
@@ -41,7 +42,8 @@ ALIASES = {
     "train/reward_mean": REWARD,
     "percent_correct": "train/percent_correct",
     "eval_percent_correct": CORRECT,
-    "loss": "train/loss",
+    "loss": LOSS,
+    "loss_per_token": LOSS,
     "kl": "kl_sample_train_v2",
 }
 """Names of other answers, and of the seeds."""

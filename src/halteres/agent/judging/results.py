@@ -11,19 +11,18 @@ from pydantic import Field
 from halteres.agent.arguments import RunId, ShortNames
 from halteres.agent.caller import Caller
 from halteres.agent.choosing import chosen_run
-from halteres.agent.judging.headline import CORRECT, GREEDY, SCORE, Choice, choose, headline, rounded
+from halteres.agent.judging.headline import CORRECT, GREEDY, LOSS, SCORE, Choice, choose, headline, rounded
 from halteres.agent.judging.history import curves, history
 from halteres.agent.shortening import clipped, shortened
 from halteres.agent.tool import READS, Result, tool
 from halteres.agent.watching.current_alerts import first_call, left_of
 from halteres.agent.watching.look import Look, look_at
 from halteres.agent.watching.next_call import further, next_after
-from halteres.agent.watching.seed_keys import sink_facts
+from halteres.agent.watching.seed_keys import sink_facts, wandb_names
 from halteres.agent.watching.status import WHY_LENGTH
 from halteres.agent.wording import in_calls, worded
-from halteres.config import environ
 from halteres.errors import HalteresError
-from halteres.runs.directory import RunDirectory, RunUnreadable, runs_home
+from halteres.runs.directory import RunDirectory, runs_home
 from halteres.runs.reading.adapter import vllm_command
 from halteres.runs.reading.outcome import Outcome, Weights, outcome_of
 from halteres.runs.reading.pictures import picture_of
@@ -37,6 +36,10 @@ REMEDIES = 2
 
 MOST_FAILED = 2
 """Evaluations without figures that are told."""
+
+LOSS_MEANS = (
+    f"{LOSS}: minus the mean advantage of a trained token, no error that should fall; reward, eval/* tell progress"
+)
 
 LAST_CHECKPOINTS = 4
 """Checkpoints that are listed; they are counted beyond that."""
@@ -86,11 +89,11 @@ def rl_get_results(
     state = look.state
     outcome = outcome_of(run, state)
     asked = choose(metrics, {name for row in outcome.rows for name in row}) if metrics else None
-    notes = _notes(state, outcome, asked)
+    notes = _notes(look, outcome, asked)
     notes += [look.progress.no_evaluation] if look.progress.no_evaluation else []
     picture = _picture(run, state, outcome, notes) if plot else None
     facts: dict[str, Any] = {
-        **_seed_keys(run, state),
+        **_seed_keys(look),
         **_figures(outcome, asked),
         "history": history(outcome.rows, asked.names if asked else curves(outcome.rows), points),
         "weights": _weights(run, state, outcome.weights),
@@ -120,22 +123,15 @@ def _picture(run: RunDirectory, state: RunState, outcome: Outcome, notes: list[s
         return None
 
 
-def _seed_keys(run: RunDirectory, state: RunState) -> dict[str, Any]:
+def _seed_keys(look: Look) -> dict[str, Any]:
+    run, state = look.run, look.state
     return {
         "run_id": run.run_id,
         "status": state.status,
         "environment": state.environment,
-        "wandb_project": _project(run),
-        "wandb_run_name": f"{state.environment}-{run.run_id}",
+        **wandb_names(state, look.given),
         **sink_facts(run),
     }
-
-
-def _project(run: RunDirectory) -> str:
-    try:
-        return run.settings().run.wandb_project or environ.wandb_project()
-    except RunUnreadable:  # half a run directory, or one of another version: the figures can still be told
-        return environ.wandb_project()
 
 
 def _figures(outcome: Outcome, asked: Choice | None) -> dict[str, Any]:
@@ -195,9 +191,18 @@ def _alerts(look: Look) -> list[dict[str, Any]]:
     return told
 
 
-def _notes(state: RunState, outcome: Outcome, asked: Choice | None) -> list[str]:
+def _notes(look: Look, outcome: Outcome, asked: Choice | None) -> list[str]:
+    state, skipped = look.state, look.skipped
     notes = [f"{state.code or state.status}: {shortened(in_calls(state.error), 300)}"] if state.error else []
     notes += asked.notes if asked else ()
+    notes += [look.hardly_moved] if look.hardly_moved else []
+    if skipped:
+        notes.append(
+            f"{skipped['skipped_steps']} of {look.step} steps moved no weight (all scores of each group equal): the "
+            f"policy version is {skipped['policy_version']}"
+        )
+    if LOSS in (asked.names if asked else outcome.final):
+        notes.append(LOSS_MEANS)
     if outcome.baseline and outcome.baseline.step > 0:
         notes.append(f"the first evaluation is of step {outcome.baseline.step}, not of the untrained model")
     if len(outcome.evaluations) == 1:

@@ -16,7 +16,6 @@ from halteres.agent.starting.intent import Call, Intent, intent_of
 from halteres.agent.starting.rehearsal import rehearse, reward_warnings
 from halteres.agent.tool import Hints, Result, tool
 from halteres.agent.wording import worded
-from halteres.config import environ
 from halteres.config.files import Resolved
 from halteres.errors import InvalidConfig
 from halteres.runs.directory import RunDirectory
@@ -137,9 +136,9 @@ def _facts(run: RunDirectory, state: RunState, resolved: Resolved) -> dict[str, 
         "phase": state.phase or "api",
         "environment": state.environment,
         "config": brief(resolved),
-        "wandb_project": resolved.settings.run.wandb_project or environ.wandb_project(),
-        "wandb_run_name": f"{state.environment}-{run.run_id}",
-        "wandb": "starting" if "wandb" in resolved.settings.sinks else "off",
+        "wandb_project": resolved.settings.run.project,
+        "wandb_run_name": state.default_name,
+        **({"wandb": "starting"} if "wandb" in resolved.settings.sinks else {}),
         "config_path": str(run.path / "config.yaml"),
         "logs": {role: str(run.log(role)) for role in ROLES},
         "message": "Training starting. Use rl_check_status(run_id) to monitor.",

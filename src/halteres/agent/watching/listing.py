@@ -85,7 +85,7 @@ def _brief(run: Entry) -> dict[str, Any]:
         "run_id": run.run_id,
         "environment": run.facts.environment,
         "status": run.facts.status,
-        "wandb_run_name": f"{run.facts.environment}-{run.run_id}",
+        "wandb_run_name": run.default_name,
     }
     if run.unreadable:
         return row
@@ -95,9 +95,8 @@ def _brief(run: Entry) -> dict[str, Any]:
 
 def _more(run: Entry, now: float) -> dict[str, Any]:
     facts, reward = run.facts, last_reward(RunDirectory(run.path))
-    own_name = facts.name != f"{facts.environment}-{run.run_id}"
     return {
-        **({"name": facts.name} if own_name else {}),
+        **({"name": run.own_name} if run.own_name else {}),
         "total_steps": facts.total_steps,
         "reward": None if reward is None else significant(reward),
         "minutes": round(max(0.0, (facts.ended_at or now) - facts.created_at) / 60, 1),

@@ -1,4 +1,4 @@
-"""Why a run that stands still has no batch, in its trajectory server's words.
+"""Why a run that stands still has no batch, in its environment's or its trajectory server's words.
 
 Owns: from when on it is asked; how long it may take.
 Never: raises; a server that is away leaves the answer without its sentence.
@@ -21,6 +21,9 @@ QUIET_S, QUIET_STEPS = 10.0, 2.0
 _WANTED = {("running", None), ("starting", "trainer"), ("starting", "environment")}
 """Status and phase of a run whose trajectory server is up and whose trainer is at work, or about to be."""
 
+FAILING = "groups_failed"
+"""What an environment notices whose groups all fail: the server sees only that none comes."""
+
 ANSWER_WITHIN_S = 0.5
 LENGTH = 160
 
@@ -30,6 +33,8 @@ def why_no_batch(look: Look) -> str | None:
     url = look.state.urls.get("api")
     if url is None or not _waits(look):
         return None
+    if failing := next((alert for alert in look.alerts if alert.rule == FAILING and alert.step > look.step), None):
+        return clipped(failing.evidence, LENGTH)
     try:
         told = plain.get_json(f"{url}/v1/diagnostics", ANSWER_WITHIN_S)
     except HalteresError:

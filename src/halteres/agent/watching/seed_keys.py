@@ -9,12 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from halteres.agent.watching.look import Look
-from halteres.config import environ
 from halteres.observe.sinks import read_reports
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.lenient_settings import Given
 from halteres.runs.reading.processes import SEED_ROLES, conditions
 from halteres.runs.state import RunState
+
+AILING = ("failing", "failed")
+"""Health of a run whose logs are worth a look; rl_start_training has told where they are."""
 
 
 def seed_facts(look: Look) -> dict[str, Any]:
@@ -27,15 +29,14 @@ def seed_facts(look: Look) -> dict[str, Any]:
         "processes": conditions(look.state),
         **wandb_names(look.state, look.given),
         **sink_facts(look.run),
-        "logs": {role: str(look.run.log(role)) for role in SEED_ROLES},
+        "logs": {role: str(look.run.log(role)) for role in SEED_ROLES} if look.health in AILING else {},
         "metrics": look.metrics,
     }
 
 
-def wandb_names(state: RunState, given: Given) -> dict[str, str | None]:
+def wandb_names(state: RunState, given: Given) -> dict[str, str]:
     """What W&B calls the run."""
-    project = given.run.wandb_project or environ.wandb_project()
-    return {"wandb_project": project, "wandb_run_name": f"{state.environment}-{state.run_id}"}
+    return {"wandb_project": given.run.project, "wandb_run_name": state.default_name}
 
 
 def sink_facts(run: RunDirectory) -> dict[str, Any]:
@@ -46,8 +47,7 @@ def sink_facts(run: RunDirectory) -> dict[str, Any]:
     error = wandb.note if wandb and wandb.state == "failed" else None
     notes = {name: report.line for name, report in reports.items() if report.note and report.note != error}
     return {
-        "wandb_url": wandb.url if wandb else None,
-        **({"wandb": wandb.state} if wandb else {}),
+        **({"wandb_url": wandb.url, "wandb": wandb.state} if wandb else {}),
         **({"wandb_error": error} if error else {}),
         **({"sinks": notes} if notes else {}),
     }

@@ -10,6 +10,7 @@ from pydantic import Field
 from halteres.agent.arguments import RunId, WaitSeconds
 from halteres.agent.caller import Caller
 from halteres.agent.choosing import chosen_run
+from halteres.agent.judging.headline import CORRECT, rounded
 from halteres.agent.shortening import clipped
 from halteres.agent.tool import READS, Result, tool
 from halteres.agent.watching.current_alerts import told_briefly
@@ -22,6 +23,7 @@ from halteres.agent.watching.seed_keys import seed_facts
 from halteres.agent.watching.waiting import Until, wait_for
 from halteres.agent.wording import worded
 from halteres.runs.directory import RunDirectory
+from halteres.runs.reading.outcome import outcome_of
 from halteres.runs.reading.restarts import read_restarts
 
 WHY_LENGTH = 200
@@ -35,6 +37,7 @@ class Looked(Result):
     """
 
     run_id: str
+    name: str = ""  # where it was given one
     status: str = ""
     state: str = ""  # in W&B's words: running, finished, crashed
     phase: str | None = None
@@ -49,8 +52,12 @@ class Looked(Result):
     wandb_url: str | None = None
     wandb: str = ""  # where it is a sink: starting, online, offline, off, failed (then also wandb_error)
     sinks: dict[str, str] = {}  # of each sink, where it is or what is wrong with it
-    logs: dict[str, str] = {}
-    metrics: dict[str, Any] = {}  # step, reward_mean, percent_correct, eval_percent_correct, loss, kl
+    logs: dict[str, str] = {}  # paths, of a run that ails
+    metrics: dict[str, Any] = {}  # step, reward_mean, percent_correct, eval_percent_correct; loss_per_token: minus
+    # the mean advantage of a trained token, no error that should fall; kl; where steps moved no weight: skipped_steps,
+    # policy_version
+    gain: dict[str, Any] = {}  # of an ended run: of, before, after, ci95 of the difference, certain
+    weights: str = ""  # where they have hardly moved
     trend: dict[str, Any] = {}  # reward_mean: its curve; groups_without_signal: share of the last steps' groups
     alerts: list[dict[str, Any]] = []  # rule, step, evidence, remedy
     eval_failed: dict[str, Any] = {}  # step, why: where the newest evaluation gave no figure
@@ -114,6 +121,7 @@ def _occasional(look: Look, woke: str | None) -> dict[str, Any]:
     state = look.state
     restarts = read_restarts(look.run.path / "events.jsonl")
     return {
+        "name": state.own_name,
         "phase": state.phase,
         "code": state.code,
         "note": state.note,
@@ -121,5 +129,18 @@ def _occasional(look: Look, woke: str | None) -> dict[str, Any]:
         "no_evaluation": clipped(look.progress.no_evaluation, WHY_LENGTH),
         "no_batch": why_no_batch(look),
         "restarts": restarts,
+        "gain": _gain(look) if state.terminal else {},
+        "weights": look.hardly_moved,
         "woke": woke,
     }
+
+
+def _gain(look: Look) -> dict[str, Any]:
+    """What every reader of an ended run asks next: has it learnt?"""
+    outcome = outcome_of(look.run, look.state)
+    gain = outcome.gains.get(CORRECT)
+    if gain is None or outcome.baseline is None:
+        return {}
+    before, after = (rounded(one.figures[CORRECT]) for one in (outcome.baseline, outcome.evaluations[-1]))
+    certain = {name: gain.facts[name] for name in ("ci95", "certain")}
+    return {"of": CORRECT, "before": before, "after": after, **certain}

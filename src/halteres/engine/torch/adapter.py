@@ -9,13 +9,14 @@ Never: sees data; shares a tensor with a snapshot or a copy.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from halteres.engine.checks import LARGEST, LossNotFinite, check_adam
-from halteres.engine.protocol import Adam, StepResult
+from halteres.engine.protocol import UPDATE_METRIC, Adam, StepResult
 from halteres.engine.torch.lora import Layout, Lora, LoraWeights
 from halteres.engine.torch.model import Projection
 from halteres.errors import UserError
@@ -94,6 +95,7 @@ class Adapter:
         self.adam = adam or AdamState(torch.zeros_like(flat), torch.zeros_like(flat))
         self._gradient, self._pass_gradient = torch.zeros_like(flat), torch.zeros_like(flat)
         self._accumulated = False
+        self._base_norm: float | None = None  # of the weights that it adapts; they never change
         self.weights = _leaves(layout, flat, self._pass_gradient)
 
     def begin_pass(self) -> None:
@@ -149,7 +151,15 @@ class Adapter:
                 f"({adam.eps:g}) above 0, and send forward_backward again.",
             )
         self._take(stepped)
-        return StepResult(version=self.version, metrics={"grad_norm:mean": norm})
+        return StepResult(version=self.version, metrics={"grad_norm:mean": norm, UPDATE_METRIC: self.update_norm()})
+
+    def update_norm(self) -> float:
+        """The Frobenius norm of what the adapter adds to the base weights, relative to that of those weights."""
+        if self._base_norm is None:
+            self._base_norm = _norm(
+                torch.linalg.vector_norm(one.weight_ED, dtype=torch.float32) for one in self.weights
+            )
+        return _norm(map(_product_norm, self.weights.values())) / self._base_norm
 
     def _stepped(self, adam: Adam, norm: float) -> Stepped:
         """What the step makes of the adapter, which stays as it is; the gradient is used up."""
@@ -190,6 +200,16 @@ def _leaves(layout: Layout, flat: Tensor, gradient: Tensor) -> dict[Projection, 
         )
         for projection, lora in weights.items()
     }
+
+
+def _norm(parts: Iterable[Tensor]) -> float:
+    return math.sqrt(math.fsum(float(part) ** 2 for part in parts))
+
+
+def _product_norm(lora: Lora) -> Tensor:
+    """Of the product B A, which is never made: |BA|^2 is the sum of B'B times AA', element by element."""
+    b_ER, a_RD = lora.scaled_b_ER.detach().float(), lora.a_RD.detach().float()
+    return ((b_ER.T @ b_ER) * (a_RD @ a_RD.T)).sum().clamp(min=0).sqrt()
 
 
 def _kept(tensor: Tensor) -> Tensor:

@@ -49,8 +49,9 @@ class Hacking:
 
     Worse: below the best evaluation so far by FALL, for certain, while rewards rose by RISE of the scale. Left behind:
     rewards rose by STRONG of the scale since the first evaluation, and held-out answers, for certain, by less than
-    FOLLOWS of that. Either must hold at two evaluations in a row. Evaluations are compared task by task where their
-    samples are there, by their standard errors otherwise; where neither is known, nothing is told.
+    FOLLOWS of that. Either must hold at two evaluations in a row; a fall that leaves only AT_ONCE for chance is told at
+    once. Evaluations are compared task by task where their samples are there, by their standard errors otherwise; where
+    neither is known, nothing is told.
 
     Certain: each of the pairs that could have been compared so far has its part of CHANCE, since the best was chosen
     by looking. Of runs whose held-out share never falls at most 1 % are told within 20 evaluations, of those that fall
@@ -60,13 +61,14 @@ class Hacking:
     name = "reward_hacking"
     FALL, RISE, STEPS = 0.05, 0.05, 5
     STRONG, FOLLOWS = 0.5, 0.25
-    CHANCE, IN_A_ROW = 0.01, 2
+    CHANCE, AT_ONCE, IN_A_ROW = 0.01, 0.002, 2
 
     def __init__(self, case: Case, rewards: Rewards) -> None:
         self._case, self._rewards = case, rewards
         self._means: dict[int, float] = {}
         self._seen: list[Evaluation] = []
-        self._excursion = Excursion(self.IN_A_ROW)
+        self._held = 0  # evaluations in a row
+        self._excursion = Excursion(1, calm=self.IN_A_ROW)
 
     def observe(self, row: Row) -> Finding | None:
         """A trainer's row, or an evaluation's."""
@@ -86,8 +88,11 @@ class Hacking:
             return None
         best = max(earlier, key=lambda one: (one.figures[CORRECT], one.step))
         from_best, from_first = self._stretch(best, now), self._stretch(earlier[0], now)
-        worse = self._is_worse(from_best)
-        if not self._excursion.begins(worse or self._is_left_behind(from_first)):
+        worse = self._is_worse(from_best, self.CHANCE)
+        holds = worse or self._is_left_behind(from_first)
+        self._held = self._held + 1 if holds else 0
+        certain = self._held >= self.IN_A_ROW or self._is_worse(from_best, self.AT_ONCE)
+        if not self._excursion.begins(certain, over=not holds):
             return None
         return Finding(
             evidence=str(from_best if worse else from_first),
@@ -95,24 +100,24 @@ class Hacking:
             f"the scorer, then {self._case.begin_anew({})}",
         )
 
-    def _is_worse(self, stretch: _Stretch) -> bool:
+    def _is_worse(self, stretch: _Stretch, chance: float) -> bool:
         before, after = stretch.before.figures[CORRECT], stretch.after.figures[CORRECT]
         if before - after < self.FALL or not stretch.rise >= self.RISE * self._rewards.span > 0:
             return False
-        return stretch.highest_gain(CORRECT, self._confidence) < 0
+        return stretch.highest_gain(CORRECT, self._confidence(chance)) < 0
 
     def _is_left_behind(self, stretch: _Stretch) -> bool:
         span, due = self._rewards.span, self.FOLLOWS * stretch.rise
         if not stretch.rise >= self.STRONG * span > 0 or stretch.after.figures[CORRECT] + due / span >= CEILING:
             return False
-        if stretch.highest_gain(CORRECT, self._confidence) >= due / span:
+        confidence = self._confidence(self.CHANCE)
+        if stretch.highest_gain(CORRECT, confidence) >= due / span:
             return False
-        return SCORE not in stretch.after.figures or stretch.highest_gain(SCORE, self._confidence) < due
+        return SCORE not in stretch.after.figures or stretch.highest_gain(SCORE, confidence) < due
 
-    @property
-    def _confidence(self) -> float:
+    def _confidence(self, chance: float) -> float:
         """Of two-sided intervals of which one bound is looked at."""
-        return 1 - 2 * self.CHANCE / math.comb(len(self._seen), 2)
+        return 1 - 2 * chance / math.comb(len(self._seen), 2)
 
     def _stretch(self, before: Evaluation, after: Evaluation) -> _Stretch:
         return _Stretch(before, after, self._mean_around(before.step), self._mean_around(after.step))

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from halteres.errors import HalteresError, ProcessFailed
+from halteres.errors import EnvironmentGaveUp, HalteresError, ProcessFailed
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.failure_changes import smaller
 from halteres.runs.reading.lenient_settings import read_given
@@ -43,6 +43,12 @@ def died(run: RunDirectory, role: str, title: str, code: int | None, *, step: in
     failed = ProcessFailed(what, why, f"{told.next} {after}".strip(), exit=exited)
     failed.code = told.code
     return failed
+
+
+def gave_up(run: RunDirectory, role: str, code: int | None) -> bool:
+    """Whether the process said that it would come to the same end if it were started again."""
+    told = _told(run, role, code)
+    return told is not None and told.code == EnvironmentGaveUp.code
 
 
 def too_slow(run: RunDirectory, role: str, title: str, seconds: float) -> ProcessFailed:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from halteres.config import environ
 from halteres.runs.directory import RunDirectory
 
 
@@ -18,6 +19,11 @@ class GivenRun(msgspec.Struct, frozen=True, kw_only=True):
 
     wandb_project: str | None = None
     wandb_entity: str | None = None
+
+    @property
+    def project(self) -> str:
+        """As `RunSettings.project`."""
+        return self.wandb_project or environ.wandb_project()
 
 
 class GivenTrainer(msgspec.Struct, frozen=True, kw_only=True):

@@ -51,9 +51,12 @@ class Progress:
     alerts: tuple[Alert, ...]
     error: str | None
     correct: Series = ()  # the environment's own share of correct rollouts
-    loss: Series = ()
+    loss_per_token: Series = ()
     kl: Series = ()  # kl_sample_train_v2: how far sampler and trainer disagree
     without_signal: Series = ()  # share of groups whose scores are all equal
+    skipped_steps: int = 0  # steps that moved no weight: the scores of each of their groups were all equal
+    policy_version: int | None = None  # optimiser steps that the newest weights have had; less than steps where skipped
+    update_norm: float | None = None  # of what the adapter adds to the base weights, relative to them
     sinks: tuple[str, ...] = ()  # where its metrics are forwarded to, a line each
     eval_failed: tuple[FailedEvaluation, ...] = ()  # in the order of their ends
     no_evaluation: str = ""  # why the environment is not evaluated at all
@@ -112,9 +115,12 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
         no_evaluation=next((event.error for event in _events(events, "no_evaluation")), ""),
         error=state.error,
         correct=_series(rows, lambda row: row.correct),
-        loss=_series(rows, lambda row: row.loss),
+        loss_per_token=_series(rows, lambda row: row.loss_per_token),
         kl=_series(rows, lambda row: row.kl),
         without_signal=_series(rows, lambda row: row.without_signal),
+        skipped_steps=sum(value > 0 for _, value in _series(rows, lambda row: row.skipped)),
+        policy_version=next((int(value) for _, value in reversed(_series(rows, lambda row: row.version))), None),
+        update_norm=next((value for _, value in reversed(_series(rows, lambda row: row.update_norm))), None),
         sinks=tuple(f"{name}: {it.line}" for name, it in read_reports(run.path).items() if it.state != "starting"),
         evaluation_s=0.0 if evaluated_last else _last_evaluation_s(events),
     )
@@ -143,7 +149,10 @@ class _Row(msgspec.Struct, kw_only=True, gc=False):
     success: float | None = msgspec.field(name="reward/success", default=None)
     evaluation: float | None = msgspec.field(name="eval/percent_correct", default=None)
     correct: float | None = msgspec.field(name="train/percent_correct", default=None)
-    loss: float | None = msgspec.field(name="train/loss", default=None)
+    loss_per_token: float | None = msgspec.field(name="train/loss_per_token", default=None)
+    skipped: float | None = msgspec.field(name="train/skipped", default=None)
+    version: float | None = msgspec.field(name="policy/version", default=None)
+    update_norm: float | None = msgspec.field(name="policy/update_norm", default=None)
     kl: float | None = msgspec.field(name="kl_sample_train_v2", default=None)
     without_signal: float | None = msgspec.field(name="groups/without_signal", default=None)
     step_s: float | None = msgspec.field(name="time/step", default=None)

@@ -16,6 +16,7 @@ from typing import Literal
 
 import msgspec
 
+from halteres.config.settings import default_name
 from halteres.runs.state import TERMINAL, RunState, Status
 
 UNREADABLE: Literal["unreadable"] = "unreadable"
@@ -46,6 +47,16 @@ class Entry:
     def run_id(self) -> str:
         """The folder's name."""
         return self.path.name
+
+    @property
+    def default_name(self) -> str:
+        """As `RunState.default_name`."""
+        return default_name(self.facts.environment, self.run_id)
+
+    @property
+    def own_name(self) -> str | None:
+        """The name that it was given."""
+        return self.facts.name if self.facts.name != self.default_name else None
 
     @property
     def ended(self) -> bool:

@@ -71,7 +71,7 @@ class Start:
         environment, url = self.settings.run.environment_name, self.plan.service_url
         return RunState(
             run_id=self.run_id,
-            name=self.settings.run.name or f"{environment}-{self.run_id}",
+            name=self.settings.run.name or self.settings.run.default_name(self.run_id),
             environment=environment,
             environment_file=str(self.ground.environment.path),
             interpreter=self.ground.environment.interpreter,

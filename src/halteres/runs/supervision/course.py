@@ -282,7 +282,7 @@ class Course:
             return None
         if role.name == "trainer" and self._engine_is_gone:
             return self._without_engine()
-        if role.restarts:
+        if role.restarts and not failures.gave_up(self.run, role.name, code):
             if await self.crew.restart(role):
                 return None
             self.ledger.event("restarts_used_up", role=role.name)
