@@ -47,7 +47,7 @@ def test_the_gain_is_told_with_its_interval(run: RunDirectory, drawn: Drawn) -> 
     results = run.results() or {}
     gain = results["improvement"]["eval/percent_correct"]
     assert gain["ci95"][0] < gain["delta"] < gain["ci95"][1]
-    assert (gain["n_tasks"], gain["certain"], gain["method"]) == (64, True, "paired")
+    assert (gain["num_tasks"], gain["certain"], gain["method"]) == (64, True, "paired")
     difference = results["final_metrics"]["eval/percent_correct"] - results["baseline"]["eval/percent_correct"]
     assert gain["delta"] == pytest.approx(difference, abs=1e-4)
     assert results["weights"]["step"] == 50

@@ -229,6 +229,8 @@ async def test_warnings_tell_what_an_edit_brings_with_it(selected: Path) -> None
         "thinking_mode has no effect here"
     ]
     assert "warnings" not in await told("rl_edit_config", field="seed", value=2)
+    never = await told("rl_edit_config", changes={"stop_when": 0.9, "eval_every": 0})
+    assert "eval_every 0 leaves only its two ends" in never["warnings"][-1]
 
 
 @pytest.mark.parametrize("field", ["trainer.lora_rank", "lora_rank"])

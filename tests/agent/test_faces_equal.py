@@ -51,6 +51,8 @@ WITHOUT_A_RUN: Calls = (
     ("rl_check_status", {"run": "abc12345"}),
     ("rl_stop_training", {"run_id": "abc12345"}),
     ("rl_get_results", {"run_id": "abc12345", "plot": True}),
+    ("rl_evaluate", {"run_id": "abc12345"}),
+    ("rl_evaluate", {"evaluation_id": "e-00000000"}),
     ("rl_get_logs", {"run_id": "abc12345"}),
     ("rl_get_rollouts", {"run_id": "../.."}),
     ("rl_compare_runs", {"run_ids": ["abc12345", "def67890"]}),
@@ -108,7 +110,7 @@ def test_an_answer_says_what_to_do_next_and_an_error_what_went_wrong(expected: l
 def test_a_success_fits_the_schema_that_was_promised(expected: list[Answer]) -> None:
     """MCP clients refuse one that does not; errors are exempt."""
     fitting = [(name, answer) for (name, _), answer in zip(CALLS, expected, strict=True) if "error" not in answer]
-    assert {name for name, _ in fitting} == set(BY_NAME) - {"rl_test_inference", "rl_start_training"}
+    assert {name for name, _ in fitting} == set(BY_NAME) - {"rl_test_inference", "rl_start_training", "rl_evaluate"}
     for name, answer in fitting:
         jsonschema.validate(answer, BY_NAME[name].output_schema())
 

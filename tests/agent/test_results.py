@@ -44,7 +44,7 @@ async def test_a_completed_run_tells_figures_gain_history_weights_and_cost_withi
     gain = answer["improvement"][CORRECT]
     assert gain["delta"] == pytest.approx(answer["final_metrics"][CORRECT] - answer["baseline"][CORRECT], abs=2e-4)
     assert gain["ci95"][0] <= gain["delta"] <= gain["ci95"][1]
-    assert (gain["n_tasks"], gain["certain"], gain["method"]) == (64, True, "paired")
+    assert (gain["num_tasks"], gain["certain"], gain["method"]) == (64, True, "paired")
     assert answer["cost"]["minutes"] == pytest.approx(4, abs=0.1)
     assert answer["cost"]["tokens"] == 50 * 4718
     (alert,) = answer["alerts"]

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from halteres.cli.chat import newest_policy
 from halteres.cli.doctor import checks
 from halteres.errors import NotFound
 from halteres.runs.directory import RunDirectory
+from halteres.runs.reading.adapter import newest_policy
 
 Program = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -92,5 +92,5 @@ def test_the_doctor_finds_this_machine_ready(finished: RunDirectory) -> None:
 def test_the_newest_weights_are_the_ones_to_talk_to(finished: RunDirectory) -> None:
     assert newest_policy(finished) == "tinker://x/sampler_weights/final"
     (finished.path / "checkpoints.jsonl").unlink()
-    with pytest.raises(NotFound, match="has no weights to talk to"):
+    with pytest.raises(NotFound, match="has no weights to sample from"):
         newest_policy(finished)

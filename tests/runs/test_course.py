@@ -220,6 +220,23 @@ def test_after_step_leaves_the_trainer_to_end_by_itself(start: StartRun, monkeyp
     assert wait_for_end(run).status == "stopped"
 
 
+def test_a_run_completes_early_once_its_held_out_figure_is_reached(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_STEPS", "2")
+    monkeypatch.setenv("STANDIN_TRAINER", "obeys")
+    run = start("trainer.eval_every=2", "run.stop_when=0.9")
+    state = wait_for_end(run)
+    assert (state.status, state.step, state.error) == ("completed", 2, None)
+    assert (
+        state.note == "eval/percent_correct was 1 at step 2: stop_when (0.9) is reached; the run ended at step 2 of 4."
+    )
+    assert [event["step"] for event in run.events() if event["type"] == "goal_reached"] == [2]
+    assert [event["step"] for event in run.events() if event["type"] == "eval"] == [0, 2]
+    assert (run.path / "adapter" / "adapter_config.json").is_file()
+    assert not survivors(state)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_supervisor_stops_the_run(
     start: StartRun, monkeypatch: pytest.MonkeyPatch, number: signal.Signals

@@ -37,12 +37,14 @@ def test_the_difference_is_that_of_the_reported_figures(tmp_path: Path) -> None:
     assert (found.delta, found.method, found.num_tasks, found.certain) == (0.5, "paired", 40, True)
 
 
-def test_tasks_asked_twice_count_once_and_the_difference_stays_that_of_the_figures(tmp_path: Path) -> None:
+def test_a_gain_speaks_of_as_many_tasks_as_the_evaluation_and_its_difference_is_that_of_the_figures(
+    tmp_path: Path,
+) -> None:
     twice = {"again": [1.0] * 4, **tasks(10, 2)}
     before, after = evaluation(tmp_path, 0, {**twice, "again": [0.0] * 4}), evaluation(tmp_path, 9, twice)
     found = differences(before, after)["eval/percent_correct"]
     assert found.delta == pytest.approx(after.figures["eval/percent_correct"] - before.figures["eval/percent_correct"])
-    assert found.num_tasks == 11
+    assert found.num_tasks == 12, "one of them was asked twice"
 
 
 def test_a_success_is_what_scores_above_the_runs_threshold(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_repeated_tasks_are_one_observation_of_more_weight() -> None:
     assert heavy.delta == pytest.approx(many.delta) == pytest.approx(differences.mean())
     assert heavy.interval and many.interval
     assert heavy.interval[1] - heavy.interval[0] > 1.5 * (many.interval[1] - many.interval[0])
-    assert heavy.num_tasks == 40
+    assert heavy.num_tasks == many.num_tasks == 120
 
 
 def test_tasks_that_all_came_out_alike_are_no_certainty() -> None:
@@ -106,7 +106,7 @@ def test_standard_errors_of_separate_means_add_in_squares() -> None:
 
 def test_without_errors_there_is_no_interval() -> None:
     found = unpaired((0.3, 0.0), (0.5, 0.0))
-    assert found.facts == {"delta": 0.2, "ci95": None, "n_tasks": None, "certain": False, "method": "none"}
+    assert found.facts == {"delta": 0.2, "ci95": None, "num_tasks": None, "certain": False, "method": "none"}
 
 
 def test_a_higher_confidence_is_a_wider_interval() -> None:

@@ -3,7 +3,7 @@
 Owns: the bounds below; they are held whenever something new is begun.
 Never: removes a run, a model, a test under way, or anything that somebody gave a name; fails anybody.
 
-    tests/             the newest TESTS, and those under way
+    tests/             the newest TESTS of tests, and of evaluations, and those under way
     drafts/mcp-*       of stdio servers, which make one each: so long after the last edit
     looks/             as long as their run goes on
     cache/*.png        the newest PICTURES; they are drawn again when asked for
@@ -18,9 +18,10 @@ import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import get_args
 
 from halteres.agent.drafting.drafts import drafts_home, lock_of
-from halteres.agent.trial.folder import TestFolder, tests_home
+from halteres.agent.trial.folder import Kind, TestFolder, tests_home
 from halteres.agent.watching.interval import looks_home
 from halteres.config import environ
 from halteres.errors import Conflict, NotFound
@@ -44,7 +45,8 @@ def tidy() -> None:
 
 
 def _tests() -> None:
-    for folder in _oldest(tests_home().glob("t-*"), beyond=TESTS):
+    old = [folder for kind in get_args(Kind) for folder in _oldest(tests_home().glob(f"{kind}-*"), beyond=TESTS)]
+    for folder in old:
         if not lock.held(TestFolder(folder).lock):
             folder.rename(folder.with_name(GOING + folder.name))  # no reader sees half of it
     for folder in tests_home().glob(f"{GOING}*"):

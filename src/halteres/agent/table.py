@@ -6,6 +6,7 @@ from halteres.agent.drafting.configuring import rl_edit_config, rl_get_current_c
 from halteres.agent.drafting.environments import rl_list_environments, rl_select_environment
 from halteres.agent.health import rl_health_check
 from halteres.agent.judging.comparing import rl_compare_runs
+from halteres.agent.judging.evaluation import rl_evaluate
 from halteres.agent.judging.results import rl_get_results
 from halteres.agent.judging.rollouts import rl_get_rollouts
 from halteres.agent.starting.start_training import rl_start_training
@@ -25,6 +26,7 @@ TOOLS = (
     rl_check_status,
     rl_stop_training,
     rl_get_results,
+    rl_evaluate,
     rl_list_runs,
     rl_health_check,
     rl_get_logs,

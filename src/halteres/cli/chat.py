@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from halteres.errors import NotFound
-
 if TYPE_CHECKING:
     from halteres.runs.directory import RunDirectory
 
@@ -48,6 +46,7 @@ def chat(
     policy is told nothing of those before.
     """
     from halteres.runs.directory import find_run
+    from halteres.runs.reading.adapter import newest_policy
     from halteres.runs.served import post, served
 
     directory = find_run(run)
@@ -64,18 +63,6 @@ def chat(
                 path, asked = "completions", {"prompt": words.around(text), "add_special_tokens": False}
             (answer,) = post(f"{url}/runs/{directory.run_id}/v1/{path}", {**body, **asked})["choices"]
             typer.echo(answer["message"]["content"] if words is None else answer["text"])
-
-
-def newest_policy(run: RunDirectory) -> str:
-    """The tinker:// path of the newest sampler weights of a run."""
-    paths = [row["sampler_path"] for row in run.checkpoints() if row.get("sampler_path")]
-    if not paths:
-        raise NotFound(
-            f"Run {run.run_id} has no weights to talk to.",
-            f"It is {run.state().status} and has written no checkpoint.",
-            f"Look at it with: halteres runs status {run.run_id}",
-        )
-    return paths[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

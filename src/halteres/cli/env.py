@@ -55,8 +55,8 @@ def eval_(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure a policy on held-out tasks, at temperature 1 and greedy."""
-    from halteres.cli.measure import examination, measure
     from halteres.runs.directory import find_run
+    from halteres.runs.measurement import examination, measure
     from halteres.runs.served import served
 
     exam = examination(environment, find_run(run) if run else None, model)

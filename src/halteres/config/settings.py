@@ -70,6 +70,15 @@ class RunSettings(Section):
         float | None,
         Field(gt=0, description="minutes of training, after which the run ends with a checkpoint; default: no limit"),
     ] = None
+    stop_when: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            le=1,
+            description="held-out share of right answers (eval/percent_correct) at which the run ends early, with a"
+            " checkpoint; default: never",
+        ),
+    ] = None
     sinks: Annotated[
         tuple[SinkName, ...], Field(description="where metrics are forwarded to, beside the run's own metrics.jsonl")
     ] = ()

@@ -27,6 +27,7 @@ _TOLD: dict[str, tuple[str, ...]] = {
     "restart": ("role", "attempt"),
     "restarts_used_up": ("role",),
     "policy_cap": ("note",),
+    "goal_reached": ("note",),
     "conclusion_failed": ("error",),
     "sink": ("sink", "state", "url", "note"),
 }

@@ -42,12 +42,13 @@ def served(
 
     Args:
         model: the base model: a built-in name or a folder.
-        run: whose state it works on; its own service is used where it is alive.
+        run: whose state it works on; its own service is used where it is alive, or somebody else's that it was given.
         arguments: further ones of `python -m halteres.service`.
         log: the service's log; its state lies beside it where there is no run. Default: both end with it.
         given_up: set by another thread, it ends the wait for a service that is loading: that raises NotReady.
     """
-    if run is not None and not run.state().terminal and (url := run.state().urls.get("service")):
+    known = run.state() if run is not None else None
+    if known and (known.service_given or not known.terminal) and (url := known.urls.get("service")):
         yield url
         return
     with tempfile.TemporaryDirectory(prefix="halteres-") as folder:

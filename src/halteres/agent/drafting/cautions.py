@@ -35,6 +35,8 @@ def cautions(before: Resolved, after: Resolved) -> list[str]:
         found.append(_too_long(env.get("max_token_length"), trainer.max_token_trainer_length))
     if _changed(before, after, "max_token_length") or _changed(before, after, "max_new_tokens"):
         found.append(_no_room(env.get("max_token_length"), env.get("max_new_tokens")))
+    if after.settings.run.stop_when is not None and trainer.eval_every == 0 and after.settings != before.settings:
+        found.append("stop_when is looked at where the run is evaluated, and eval_every 0 leaves only its two ends")
     if after.settings.inference.engine == "scripted" != before.settings.inference.engine:
         found.append("engine scripted: it has no weights and learns nothing")
     if after.settings.inference.model != before.settings.inference.model:

@@ -133,6 +133,19 @@ def rl_get_results(
 
 
 @_tool
+def rl_evaluate(
+    run_id: str | None = None,
+    weights: str | None = None,
+    base: bool = False,
+    num_tasks: int | None = None,
+    evaluation_id: str | None = None,
+    wait_s: float = 45,
+    draft: str | None = None,
+) -> None:
+    """Evaluate weights."""
+
+
+@_tool
 def rl_list_runs(status: str | None = None, limit: int = 20) -> None:
     """List runs."""
 

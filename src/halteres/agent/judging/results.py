@@ -58,7 +58,7 @@ class Results(Result):
     sinks: dict[str, str] = {}  # of each sink, where it is or what is wrong with it
     final_metrics: dict[str, Any] = {}
     baseline: dict[str, Any] = {}  # the first evaluation; of the untrained model where `step` is 0
-    improvement: dict[str, Any] = {}  # metric -> {delta, ci95: [low, high], n_tasks, certain, method}
+    improvement: dict[str, Any] = {}  # metric -> {delta, ci95: [low, high], num_tasks, certain, method}
     eval_failed: list[dict[str, Any]] = []  # step, why: evaluations that gave no figure, the newest first
     history: list[dict[str, Any]] = []
     weights: dict[str, Any] = {}  # step, sampler, state, peft_dir, use

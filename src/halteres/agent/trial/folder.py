@@ -31,6 +31,9 @@ from halteres.runs import lock
 
 Phase = Literal["running", "done", "failed", "lost"]
 
+Kind = Literal["t", "e"]
+"""A test of an environment; an evaluation, whose folder is kept and read alike."""
+
 
 @dataclass(frozen=True, slots=True)
 class TestFolder:
@@ -42,7 +45,7 @@ class TestFolder:
 
     @property
     def test_id(self) -> str:
-        """t- and eight hex digits; the folder's name."""
+        """Its kind and eight hex digits; the folder's name."""
         return self.path.name
 
     @property
@@ -96,10 +99,10 @@ def tests_home() -> Path:
     return environ.home() / "tests"
 
 
-def new_folder() -> TestFolder:
+def new_folder(kind: Kind = "t") -> TestFolder:
     """A fresh folder, with a lock that nobody holds yet."""
     while True:
-        path = tests_home() / f"t-{secrets.token_hex(4)}"
+        path = tests_home() / f"{kind}-{secrets.token_hex(4)}"
         try:
             path.mkdir(0o700, parents=True)  # its relay's address lies in it, which the endpoint bills us for
             return TestFolder(path)

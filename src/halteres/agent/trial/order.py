@@ -73,12 +73,12 @@ class Order:
             prompts=tuple(self.prompts),
             max_tokens=self.max_tokens,
             temperature=self.temperature,
-            service=_service(settings.inference),
+            service=service_arguments(settings.inference),
             model_within_s=limits.MODEL_WITHIN_S,
         )
 
 
-def _service(inference: InferenceSettings) -> tuple[str, ...]:
+def service_arguments(inference: InferenceSettings) -> tuple[str, ...]:
     """What a service of our own is started with."""
     threads = ("--threads", str(inference.threads)) if inference.threads else ()
     return ("--engine", inference.engine, *threads)

@@ -1,8 +1,8 @@
-"""Starting a test.
+"""Starting a test, or an evaluation.
 
-Owns: everything or nothing: a test whose tester cannot be started leaves no folder; the detached tester, which holds
-the lock before anybody knows of the test; which variables it gets.
-Never: waits for the test.
+Owns: everything or nothing: one whose process cannot be started leaves no folder; the detached process, which holds
+the lock before anybody knows of its folder; which variables a tester gets.
+Never: waits for its end.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Callable
 
 import msgspec
 
-from halteres.agent.trial.folder import TestFolder, new_folder, tests_home
+from halteres.agent.trial.folder import Kind, TestFolder, new_folder, tests_home
 from halteres.agent.trial.links import link_test
 from halteres.agent.trial.order import ADDRESS, KEY
 from halteres.agent.trial.request import Request
@@ -29,13 +30,34 @@ def start(request: Request) -> TestFolder:
     Raises:
         ServerError: it cannot be started; there is no folder.
     """
-    folder = held = None
-    try:
-        folder = new_folder()
+
+    def prepare(folder: TestFolder) -> None:
         folder.write("request.json", msgspec.structs.replace(request, test_id=folder.test_id))
         link_test(folder, request)
+
+    needs_key = not all(one.is_local for one in request.candidates)
+    return begin("t", "halteres.agent.trial", prepare, *([KEY, ADDRESS] if needs_key else []))
+
+
+def begin(kind: Kind, module: str, prepare: Callable[[TestFolder], None], *keys: str) -> TestFolder:
+    """Start a detached process in a fresh folder that was prepared for it.
+
+    Args:
+        kind: of the folder.
+        module: what the process runs: `python -m MODULE FOLDER --lock-fd N`.
+        prepare: writes what the process reads.
+        keys: variables named like secrets that it gets.
+
+    Raises:
+        ServerError: it cannot be started; there is no folder.
+    """
+    folder = held = None
+    try:
+        folder = new_folder(kind)
+        prepare(folder)
         held = lock.take(folder.lock)
-        _spawn(folder, held, needs_key=not all(one.is_local for one in request.candidates))
+        command = (sys.executable, "-m", module, str(folder.path), "--lock-fd", str(held))
+        detach(command, folder.path, folder.path / "tester.log", environ.with_keys(*keys), held)
         return folder
     except OSError as error:
         if folder is not None:
@@ -44,9 +66,3 @@ def start(request: Request) -> TestFolder:
     finally:
         if held is not None:
             os.close(held)
-
-
-def _spawn(folder: TestFolder, held: int, *, needs_key: bool) -> None:
-    command = (sys.executable, "-m", "halteres.agent.trial", str(folder.path), "--lock-fd", str(held))
-    variables = environ.with_keys(*([KEY, ADDRESS] if needs_key else []))
-    detach(command, folder.path, folder.path / "tester.log", variables, held)

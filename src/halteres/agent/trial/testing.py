@@ -101,7 +101,7 @@ async def rl_test_inference(
             backend=backend,
         )
         folder, discarded = await _started(caller, order, max(wait_s, STARTED_WITHIN_S))
-    await _until_ended(folder, ends_at)
+    await until_ended(folder, ends_at)
     told = await asyncio.to_thread(_answer, folder)
     if discarded:
         told["discarded_edits"] = dict(discarded)
@@ -130,7 +130,8 @@ def _requested(caller: Caller, order: Order) -> tuple[Request, Mapping[str, Any]
     return replace(order, draft=kept.draft).request(), kept.discarded
 
 
-async def _until_ended(folder: TestFolder, ends_at: float) -> None:
+async def until_ended(folder: TestFolder, ends_at: float) -> None:
+    """Wait until nothing goes on in this folder, or until this time (monotonic s)."""
     while True:
         phase, left = await asyncio.to_thread(folder.phase), ends_at - time.monotonic()
         if phase != "running" or left <= 0:

@@ -41,7 +41,7 @@ function gains({ improvement = {}, baseline = {} }) {
   return h("ul", { class: "gains" }, rows);
 }
 
-function gained(name, { delta, ci95, certain, n_tasks }, before) {
+function gained(name, { delta, ci95, certain, num_tasks }, before) {
   const isShare = name.includes("percent_correct");
   const points = (value) => `${value > 0 ? "+" : ""}${isShare ? `${figure(100 * value)}` : figure(value)}`;
   const unit = isShare ? " points" : "";
@@ -50,7 +50,7 @@ function gained(name, { delta, ci95, certain, n_tasks }, before) {
     "li", null, `${NAMES[name] ?? name}: `, h("b", null, `${points(delta)}${unit}`),
     ci95 ? ` (95 %: ${points(ci95[0])} to ${points(ci95[1])})` : "",
     before === undefined ? "" : `, from ${isShare ? share(before) : figure(before)}`,
-    n_tasks ? `, ${n_tasks} tasks` : "", " ",
+    num_tasks ? `, ${num_tasks} tasks` : "", " ",
     ci95 ? h("span", { class: `verdict ${certain ? (delta > 0 ? "good" : "bad") : ""}` }, verdict) : null,
   );
 }

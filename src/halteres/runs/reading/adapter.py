@@ -1,6 +1,7 @@
 """Which adapter is meant: a run's result, a checkpoint's tinker:// path, a folder.
 
-Owns: where each of them lies on this disk, which base model belongs to it, how vLLM serves the two.
+Owns: where each of them lies on this disk, which base model belongs to it, how vLLM serves the two; which run's service
+can sample from it, and by which path.
 Never: reads weights.
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 
 from halteres.config import environ
 from halteres.errors import NotFound
-from halteres.runs.directory import RunDirectory, find_run, list_runs
+from halteres.runs.directory import RunDirectory, find_run, list_runs, runs_home
 from halteres.service.base import BaseModel, base_model
 from halteres.service.checkpoints.paths import folder_of
 
@@ -31,6 +32,64 @@ class Adapter:
 
     folder: Path
     model: str | None  # the base model it was trained on, as it was called there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyWeights:
+    """Weights that the service of a run can sample from."""
+
+    run: RunDirectory
+    path: str  # tinker://
+    step: int | None = None  # optimiser steps they have had; None: nobody says
+
+
+def weights_of(named: str) -> PolicyWeights:
+    """The weights that a name means: of a run (id, unique beginning, name) the newest; a tinker:// path of a run; the
+    adapter folder of a run, or the run's own folder.
+
+    Raises:
+        NotFound: there are none, or they are no run's.
+        InvalidData: a broken tinker:// path.
+    """
+    if named.startswith("tinker://"):
+        return _in_a_run(named)
+    folder = Path(named).expanduser()
+    if not folder.is_dir():
+        return newest_weights(find_run(named))
+    run = (folder.parent if (folder / CONFIG).is_file() else folder).resolve()
+    if run.parent != runs_home().resolve() or not (run / "run.json").is_file():
+        raise NotFound(f"{folder} belongs to no run.", NO_RUN, "halteres runs list")
+    return newest_weights(find_run(run.name))
+
+
+NO_RUN = "A run's own service samples them: give the run's id, a tinker:// path of rl_get_results, or its adapter/."
+
+
+def newest_policy(run: RunDirectory) -> str:
+    """The tinker:// path of the newest sampler weights of a run. NotFound: it has none."""
+    return newest_weights(run).path
+
+
+def newest_weights(run: RunDirectory) -> PolicyWeights:
+    """The newest weights of a run. NotFound: it has none."""
+    rows = [row for row in run.checkpoints() if row.get("sampler_path")]
+    if not rows:
+        raise NotFound(
+            f"Run {run.run_id} has no weights to sample from.",
+            f"It is {run.state().status} and has written no checkpoint.",
+            f"Look at it with: halteres runs status {run.run_id}",
+        )
+    return PolicyWeights(run=run, path=rows[-1]["sampler_path"], step=rows[-1]["step"])
+
+
+def _in_a_run(path: str) -> PolicyWeights:
+    for run in list_runs():
+        for row in run.checkpoints():
+            if path in (row.get("sampler_path"), row.get("state_path")):
+                return PolicyWeights(run=run, path=path, step=row["step"])
+        if folder_of(run.path / "service", path).is_dir():
+            return PolicyWeights(run=run, path=path)
+    raise NotFound(f"No run has weights {path}.", NO_RUN, "halteres runs list")
 
 
 def adapter_of(named: str, state: Path | None = None) -> Adapter:

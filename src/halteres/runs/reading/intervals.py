@@ -30,7 +30,7 @@ class Difference:
 
     delta: float
     interval: tuple[float, float] | None = None  # None: nothing is known about its size
-    num_tasks: int | None = None  # distinct ones; None where they are not known one by one
+    num_tasks: int | None = None  # a repeated one counts as often as it was asked; None: not known one by one
     method: Literal["paired", "unpaired", "none"] = "none"
 
     @property
@@ -42,7 +42,7 @@ class Difference:
     def facts(self) -> dict[str, Any]:
         """As answers and results.json have it; four decimals."""
         ci95 = [round(bound, 4) + 0.0 for bound in self.interval] if self.interval else None  # + 0: no -0.0
-        facts = {"delta": round(self.delta, 4) + 0.0, "ci95": ci95, "n_tasks": self.num_tasks}
+        facts = {"delta": round(self.delta, 4) + 0.0, "ci95": ci95, "num_tasks": self.num_tasks}
         return {**facts, "certain": self.certain, "method": self.method}
 
 
@@ -71,7 +71,7 @@ def paired(pairs: Sequence[Pair], spread: float, confidence: float = CONFIDENCE)
     squares = math.fsum((weight * (difference - centre)) ** 2 for difference, weight in adjusted)
     margin = _quantile(confidence) * math.sqrt(squares) / (num + 2)
     low, high = max(-spread, centre - margin), min(spread, centre + margin)
-    return Difference(delta=delta, interval=(low, high), num_tasks=len(pairs), method="paired")
+    return Difference(delta=delta, interval=(low, high), num_tasks=round(num), method="paired")
 
 
 def unpaired(before: tuple[float, float], after: tuple[float, float], confidence: float = CONFIDENCE) -> Difference:

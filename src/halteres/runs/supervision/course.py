@@ -25,6 +25,7 @@ from halteres.runs.diagnosis import HEARTBEAT_S, Diagnosis
 from halteres.runs.diagnosis.case import Case
 from halteres.runs.diagnosis.refused_calls import Calls
 from halteres.runs.reading import failures
+from halteres.runs.reading.evaluations import CORRECT
 from halteres.runs.state import Phase
 from halteres.runs.supervision import budgets
 from halteres.runs.supervision.budgets import Budget, Cap
@@ -79,6 +80,7 @@ class Course:
         self.forwarding = Forwarding(self.run, stage.scene.settings.sinks, self.lifeline)
         self.stop_asked: StopAsked | None = None
         self.cap: Cap | None = None  # of the policy, for which the run is ended
+        self.goal: str | None = None  # that the held-out figure of `stop_when` is reached, in words
         self.engine_watch: asyncio.Task[None] | None = None
         self.service_lost = False
 
@@ -181,13 +183,15 @@ class Course:
     async def _on(self, message: Message) -> Verdict | None:
         match message:
             case StopAsked(mode="after_step") if "trainer" in self.crew.ready:
-                self.ledger.update(status="stopping", phase=None)  # the trainer reads the request itself
+                if self.goal is None:  # the trainer reads the request itself
+                    self.ledger.update(status="stopping", phase=None)
             case StopAsked():
                 return Verdict(status="stopped")
             case GraceOver():
                 return Verdict(status="stopped")
             case LookedAround():
                 await self.news.read()
+                self._mind_the_goal()
                 return self._mind_the_budget()
             case Ready(role):
                 self._on_ready(role.name)
@@ -261,21 +265,35 @@ class Course:
         if "trainer" in self.crew.ready:
             self.cap = cap
             self.ledger.event("policy_cap", cap=cap, note=self.budget.why(cap))
-            with suppress(OSError):  # on a full disk the grace ends it
-                write_stop_request(self.run.path / "control" / "stop.json", "after_step")
-            self.ask_to_stop(StopAsked("after_step", f"the policy's {cap}"))
+            self._ask_trainer_to_end(f"the policy's {cap}")
             asyncio.get_running_loop().call_later(self.budget.grace_s, self.inbox.put_nowait, GraceOver())
         elif cap == "max_hours":
             self.cap = cap
             return Verdict(status="stopped")
         return None
 
+    def _mind_the_goal(self) -> None:
+        """At the held-out figure that was wanted the trainer is asked to end after its step: the run has completed."""
+        wanted, row = self.stage.scene.settings.run.stop_when, self.news.evaluation
+        if wanted is None or self.stop_asked or "trainer" not in self.crew.ready or row.get(CORRECT, 0.0) < wanted:
+            return
+        self.goal = f"{CORRECT} was {row[CORRECT]:.4g} at step {row['step']}: stop_when ({wanted:g}) is reached"
+        self.ledger.event("goal_reached", step=row["step"], note=self.goal)
+        self._ask_trainer_to_end("stop_when")
+
+    def _ask_trainer_to_end(self, why: str) -> None:
+        """After its step, with a checkpoint."""
+        with suppress(OSError):  # on a full disk the grace ends it
+            write_stop_request(self.run.path / "control" / "stop.json", "after_step")
+        self.ask_to_stop(StopAsked("after_step", why))
+
     async def _on_exit(self, exited: Exited) -> Verdict | None:
         await self.news.read()  # what it wrote last tells how it ended
         role, code = exited.role, exited.code
         if role.name == "trainer" and code == 0:
             limit = self.stage.scene.settings.run.max_minutes
-            return trainer_ended(self.run, self.ledger.state, limit, stop_asked=self.stop_asked is not None)
+            asked = self.stop_asked is not None
+            return trainer_ended(self.run, self.ledger.state, limit, stop_asked=asked, goal=self.goal)
         if self.ledger.state.status == "stopping":
             return Verdict(status="stopped", note=f"{role.title} {failures.how(code)} while the run was stopping.")
         if role.name == "env" and code == 0 and await self._queue_suffices():

@@ -1,6 +1,7 @@
 """What the trainer's end in order means for its run.
 
-Owns: that a run has completed only with all steps (or the time that was given) and final weights.
+Owns: that a run has completed only with all steps (or the time that was given, or the held-out figure that was wanted)
+and final weights.
 Never: judges a trainer that was killed, or failed (`failures`).
 """
 
@@ -13,11 +14,17 @@ from halteres.runs.supervision.conclusion import final_checkpoint
 from halteres.runs.supervision.messages import Verdict
 
 
-def trainer_ended(run: RunDirectory, state: RunState, max_minutes: float | None, *, stop_asked: bool) -> Verdict:
-    """How a run ends whose trainer exited with code 0."""
+def trainer_ended(
+    run: RunDirectory, state: RunState, max_minutes: float | None, *, stop_asked: bool, goal: str | None = None
+) -> Verdict:
+    """How a run ends whose trainer exited with code 0; `goal`: that its held-out figure was reached, in words."""
     final = final_checkpoint(run)
     if final and final["step"] >= state.total_steps:
         return Verdict(status="completed")
+    if final and goal:
+        return Verdict(
+            status="completed", note=f"{goal}; the run ended at step {final['step']} of {state.total_steps}."
+        )
     if stop_asked:
         return Verdict(status="stopped")
     why = _why(run)

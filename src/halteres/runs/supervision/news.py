@@ -28,6 +28,7 @@ class News:
         self._events, self._metrics = (Tail(ledger.run.path / name) for name in ("events.jsonl", "metrics.jsonl"))
         self._events.fresh()
         carried_over = self._metrics.fresh()
+        self.evaluation: dict[str, Any] = {}  # the newest row of an evaluation
         diagnosis.remember(carried_over)
         budget.remember(carried_over)
 
@@ -57,6 +58,8 @@ class News:
         step = row.get("step")
         if row.get("src") == "trainer" and isinstance(step, int):
             self._ledger.update(step=max(step, self._ledger.state.step))
+        if row.get("src") == "eval":
+            self.evaluation = row
         self._budget.see(row)
         for alert in self._diagnosis.observe(row):
             self.tell(alert)

@@ -7,23 +7,24 @@ Never: starts a service (`served`), writes into a run's directory.
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from halteres.cli.chat import newest_policy
-from halteres.config import environ
 from halteres.config.program import EnvironmentProgram, find_program
 from halteres.config.projection import ENV_WIRING
+from halteres.config.stranger import Ended, run_caught
 from halteres.errors import EnvironmentFailed
 from halteres.models import builtin_path
-from halteres.runs.directory import RunDirectory, RunState
+from halteres.runs.directory import RunDirectory
+from halteres.runs.reading.adapter import newest_policy
 from halteres.runs.reading.figures import LOGGED, figures_of
+from halteres.runs.state import RunState
 
 WITHIN_S = 3600.0
 """How long a measurement may take."""
@@ -44,15 +45,22 @@ class Examination:
     run: RunDirectory | None = None
 
 
-def examination(environment: str, run: RunDirectory | None, model: str) -> Examination:
-    """What to measure. A run's settings hold in its own environment; in another one, that one's defaults do."""
+def examination(environment: str, run: RunDirectory | None, model: str, policy: str | None = None) -> Examination:
+    """What to measure. A run's settings hold in its own environment; in another one, that one's defaults do.
+
+    Args:
+        environment: its name, or its file.
+        run: whose weights; None: the base model's.
+        model: the base model, where there is no run.
+        policy: which of the run's weights, or its base model; None: its newest.
+    """
     if run is None:
         tokenizer = str(builtin_path(model) or model)
         return Examination(program=find_program(environment), env={}, base=model, tokenizer=tokenizer, policy=model)
     state = run.state()
     program, env = _own(run, state) if _is_own(environment, state) else (find_program(environment), {})
-    base, policy = run.settings().inference.model, newest_policy(run)
-    return Examination(program=program, env=env, base=base, tokenizer=state.tokenizer, policy=policy, run=run)
+    base, asked = run.settings().inference.model, policy or newest_policy(run)
+    return Examination(program=program, env=env, base=base, tokenizer=state.tokenizer, policy=asked, run=run)
 
 
 def _is_own(environment: str, state: RunState) -> bool:
@@ -66,48 +74,41 @@ def _own(run: RunDirectory, state: RunState) -> tuple[EnvironmentProgram, dict[s
     return state.program, env
 
 
-def measure(exam: Examination, url: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+def measure(exam: Examination, url: str, wanted: Mapping[str, Any], keep_in: Path | None = None) -> dict[str, Any]:
     """Run the environment's `evaluate` verb against a service; its figures.
 
     Args:
         exam: who, on what.
         url: of the service.
         wanted: settings of the environment that beat all others.
+        keep_in: an existing folder for the evaluation's files, the samples among them; None: they are not kept.
 
     Raises:
         EnvironmentFailed: it ended with an error, not in time, or without figures.
     """
     server = {"model_name": exam.policy, "base_url": f"{url}/runs/eval/v1", "api_key": "x", "server_type": "sglang"}
     env = {**exam.env, **wanted, "tokenizer_name": exam.tokenizer, "use_wandb": False}
-    with tempfile.TemporaryDirectory(prefix="halteres-") as name:
-        folder = Path(name)
+    with ExitStack() as held:
+        folder = keep_in or Path(held.enter_context(tempfile.TemporaryDirectory(prefix="halteres-")))
         settings = folder / "config.yaml"
         settings.write_text(yaml.safe_dump({"env": env, "openai": [server]}))
         ended = _run(exam.program, settings, folder)
-        if ended.returncode != 0:
-            last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
-            what = f"{exam.program.path.name} evaluate ended with exit code {ended.returncode}."
-            raise EnvironmentFailed(what, last)
-        return figures_of(exam.program, folder, ended.stdout)
+        if ended.code != 0:
+            last = (ended.err.strip().splitlines() or ["no message"])[-1]
+            what = f"{exam.program.path.name} evaluate ended with exit code {ended.code}."
+            raise EnvironmentFailed(what, last.removeprefix("error: "))
+        return figures_of(exam.program, folder, ended.out)
 
 
-def _run(program: EnvironmentProgram, settings: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+def _run(program: EnvironmentProgram, settings: Path, folder: Path) -> Ended:
     command = program.command_in_run(
         *("evaluate", "--config", str(settings), "--env.data_dir_to_save_evals", str(folder)),
         metrics=folder / LOGGED,
         name=program.name,
     )
     try:
-        return subprocess.run(
-            command,
-            cwd=program.working_directory,
-            capture_output=True,
-            text=True,
-            env=environ.for_child(),
-            timeout=WITHIN_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
+        return run_caught(command, program.working_directory, WITHIN_S)
+    except TimeoutError as error:
         raise EnvironmentFailed(
             f"{program.path.name} evaluate took more than {WITHIN_S:g} s.",
             "It was ended.",
