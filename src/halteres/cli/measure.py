@@ -24,6 +24,7 @@ from halteres.errors import EnvironmentFailed
 from halteres.models import builtin_path
 from halteres.runs.directory import RunDirectory, RunState
 from halteres.runs.reading.figures import LOGGED, figures_of
+from halteres.runs.servers import Server
 
 WITHIN_S = 3600.0
 """How long a measurement may take."""
@@ -66,18 +67,19 @@ def _own(run: RunDirectory, state: RunState) -> tuple[EnvironmentProgram, dict[s
     return state.program, env
 
 
-def measure(exam: Examination, url: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+def measure(exam: Examination, service: Server, wanted: Mapping[str, Any]) -> dict[str, Any]:
     """Run the environment's `evaluate` verb against a service; its figures.
 
     Args:
         exam: who, on what.
-        url: of the service.
+        service: that has the weights.
         wanted: settings of the environment that beat all others.
 
     Raises:
         EnvironmentFailed: it ended with an error, not in time, or without figures.
     """
-    server = {"model_name": exam.policy, "base_url": f"{url}/runs/eval/v1", "api_key": "x", "server_type": "sglang"}
+    url, key = f"{service.url}/runs/eval/v1", service.key or "x"
+    server = {"model_name": exam.policy, "base_url": url, "api_key": key, "server_type": "sglang"}
     env = {**exam.env, **wanted, "tokenizer_name": exam.tokenizer, "use_wandb": False}
     with tempfile.TemporaryDirectory(prefix="halteres-") as name:
         folder = Path(name)

@@ -35,7 +35,7 @@ def start(request: Request) -> TestFolder:
         folder.write("request.json", msgspec.structs.replace(request, test_id=folder.test_id))
         link_test(folder, request)
         held = lock.take(folder.lock)
-        _spawn(folder, held, needs_key=not all(one.is_local for one in request.candidates))
+        _spawn(folder, held, keys_for(request))
         return folder
     except OSError as error:
         if folder is not None:
@@ -46,7 +46,12 @@ def start(request: Request) -> TestFolder:
             os.close(held)
 
 
-def _spawn(folder: TestFolder, held: int, *, needs_key: bool) -> None:
+def keys_for(request: Request) -> list[str]:
+    """Names of the variables with the keys of those that its models are asked of."""
+    remote = [KEY, ADDRESS] if not all(one.is_local for one in request.candidates) else []
+    return [*remote, environ.API_KEY] if any(one.service_url for one in request.candidates) else remote
+
+
+def _spawn(folder: TestFolder, held: int, keys: list[str]) -> None:
     command = (sys.executable, "-m", "halteres.agent.trial", str(folder.path), "--lock-fd", str(held))
-    variables = environ.with_keys(*([KEY, ADDRESS] if needs_key else []))
-    detach(command, folder.path, folder.path / "tester.log", variables, held)
+    detach(command, folder.path, folder.path / "tester.log", environ.with_keys(*keys), held)
