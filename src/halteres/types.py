@@ -71,6 +71,7 @@ class Batch:
     """What the trajectory server delivered for one optimiser step."""
 
     groups: tuple[Group, ...]
+    run_id: str | None = None  # whose it is; empty: of a trainer that named no run; None: the server does not tell
 
     @property
     def num_sequences(self) -> int:

@@ -304,6 +304,16 @@ async def test_an_environment_goes_on_where_the_server_has_lost_its_database(
     assert len(batch.groups) == len({group.tokens for group in batch.groups}) == 4
 
 
+@pytest.mark.parametrize("name", ["Prüfung-数学", "two\twords", "two\nlines", "n" * 300])
+async def test_groups_of_an_environment_of_any_name_arrive(inference: Inference, tmp_path: Path, name: str) -> None:
+    file = write_config(tmp_path, inference, group_size=4, batch_size=4, wandb_name=name)
+    async with asyncio.timeout(40), trajectory_server(tmp_path, batch_size=4, num_steps=9) as trajectories:
+        address = f"--env.rollout_server_url={trajectories.url}"
+        async with environment(ARITHMETIC, "serve", "--config", str(file), address):
+            batch = await trajectories.take(0)
+    assert batch.num_sequences == 4
+
+
 GIVES_UP = """
 import random
 from halteres.environments.single_turn import SingleTurnEnv

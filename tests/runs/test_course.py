@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import time
 from pathlib import Path
 
@@ -260,25 +259,6 @@ def test_a_child_that_will_not_end_is_killed_with_its_group(start: StartRun, mon
     assert state.status == "stopped"
     assert state.processes["env"]["exit"] == -signal.SIGKILL
     assert not survivors(state)
-
-
-def test_busy_default_ports_mean_other_ones(start: StartRun) -> None:
-    taken = []
-    for port in (8000, 8001):
-        try:
-            taken.append(socket.create_server(("127.0.0.1", port)))
-        except OSError:
-            continue  # somebody else has it: as good
-    try:
-        run = start()
-        state = wait_for_end(run)
-    finally:
-        for server in taken:
-            server.close()
-    assert state.status == "completed"
-    assert not {state.processes[role]["port"] for role in ("service", "api")} & {8000, 8001}
-    assert state.urls["api"] in (run.path / "config.yaml").read_text()
-    assert state.urls["service"] in (run.path / "wiring.json").read_text()
 
 
 def test_two_runs_at_once_do_not_meet(start: StartRun) -> None:

@@ -17,6 +17,7 @@ from halteres.errors import InvalidConfig, NotFound
 from halteres.service.options import Options
 from halteres.service.tenancy.key_file import KeyFile, lifetime_s
 from halteres.service.tenancy.keys import KeyRefused, Keys
+from halteres.service.tenancy.tenants import LOCAL
 
 from .scenes import Scene, serving
 
@@ -262,3 +263,18 @@ def test_a_key_in_bytes_that_are_no_text_is_unknown(tmp_path: Path, keys: KeyFil
     keys.create("alice")
     with pytest.raises(KeyRefused, match="not known"):
         Keys(tmp_path).tenant("tml-\udcff-\x00")
+
+
+OWN = "tml-run-0123456789abcdef"
+
+
+async def test_a_key_of_its_own_makes_its_bearer_the_one_tenant_and_others_are_told_whose_it_is(tmp_path: Path) -> None:
+    """What was made without keys stays reachable with it: both are the tenant `local`."""
+    async with serving(tmp_path, options=Options(own_key=OWN)) as scene:
+        for headers in ({"X-API-Key": OWN}, {"Authorization": f"Bearer {OWN}"}):
+            assert (await asked(scene, **headers))[0] == 200
+        for headers in ({}, {"X-API-Key": "tml-local"}, {"X-API-Key": OWN + "0"}, {"X-API-Key": "tml-ü"}):
+            status, text = await asked(scene, **headers)
+            assert (status, "halteres runs connect" in text, OWN in text) == (401, True, False)
+    assert Keys(tmp_path, own=OWN).tenant(OWN) == LOCAL
+    assert "own" not in repr(Options(own_key=OWN))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,18 @@ import pytest
 from halteres.clients.trajectories import TrainerRegistration
 from halteres.errors import NotReady
 from halteres.training.experience import GROUP_S, SEEN_S, Patience, Sighted, Trajectories
-from halteres.training.failures import NoExperience
+from halteres.training.failures import BatchNotOurs, NoExperience
 from halteres.training.stopping import StopRequest
+from halteres.types import Batch
 
 from .standins import REGISTRATION, FakeServer, batch, stopping
 
+WHOLE = [0.0, 1.0, 2.0, 3.0]
+"""Scores of as many sequences as REGISTRATION asks for."""
+
 
 async def test_each_step_gets_one_batch_asked_for_under_the_present_version(tmp_path: Path) -> None:
-    server = FakeServer(lambda version: batch([float(version), 0.0]))
+    server = FakeServer(lambda version: batch([float(version), 0.0], [0.0, 1.0]))
     source, versions = Trajectories(server, REGISTRATION, stopping(tmp_path)), [5]
     seen = []
     async for step, delivered in source.batches(range(6, 9), lambda: versions[-1]):
@@ -27,11 +32,36 @@ async def test_each_step_gets_one_batch_asked_for_under_the_present_version(tmp_
 
 
 async def test_the_server_is_asked_again_until_a_batch_is_complete(tmp_path: Path) -> None:
-    answers = iter([None, None, None, batch([0.0, 1.0])])
+    answers = iter([None, None, None, batch(WHOLE)])
     server = FakeServer(lambda _: next(answers))
     source = Trajectories(server, REGISTRATION, stopping(tmp_path))
     assert [step async for step, _ in source.batches([1], lambda: 0)] == [1]
     assert server.versions == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("delivered", "why"),
+    [
+        (batch([0.0, 1.0]), "It has 2 sequences; the run's batches have 4."),
+        (batch([0.0, 1.0], [0.0, 1.0], [1.0]), "It has 5 sequences; the run's batches have 4."),
+        (replace(batch(WHOLE), run_id="r2"), "It is of run r2."),
+        (replace(batch(WHOLE), run_id=""), "It is of a trainer that named no run."),
+    ],
+)
+async def test_a_batch_that_is_not_the_runs_is_refused_in_words(tmp_path: Path, delivered: Batch, why: str) -> None:
+    source = Trajectories(FakeServer(lambda _: delivered), REGISTRATION, stopping(tmp_path))
+    with pytest.raises(BatchNotOurs) as refused:
+        async for _ in source.batches([1], lambda: 0):
+            raise AssertionError("it was trained on")
+    assert refused.value.what == "The trajectory server delivered a batch that is not of run r1."
+    assert refused.value.why.startswith(why)
+
+
+async def test_a_batch_of_the_run_and_of_a_server_that_names_none_is_taken(tmp_path: Path) -> None:
+    for run_id in ("r1", None):
+        ours = replace(batch(WHOLE), run_id=run_id)
+        source = Trajectories(FakeServer(lambda _, ours=ours: ours), REGISTRATION, stopping(tmp_path))
+        assert [delivered async for _, delivered in source.batches([1], lambda: 0)] == [ours]
 
 
 async def test_a_wait_without_any_new_group_ends_with_the_servers_reason(tmp_path: Path) -> None:
@@ -89,7 +119,7 @@ async def test_a_server_that_is_away_for_a_while_costs_patience_and_no_more(tmp_
         def diagnostics(self) -> dict[str, object]:
             raise NotReady("Nobody answers.")
 
-    answers = iter([None, None, batch([0.0, 1.0])])
+    answers = iter([None, None, batch(WHOLE)])
     source = Trajectories(Away(lambda _: next(answers)), REGISTRATION, stopping(tmp_path), patience_s=5)
     assert [step async for step, _ in source.batches([1], lambda: 0)] == [1]
 
@@ -108,7 +138,7 @@ async def test_asked_to_stop_now_it_waits_for_no_batch(tmp_path: Path) -> None:
 
 async def test_asked_to_stop_after_the_step_it_still_serves_the_batch_under_way(tmp_path: Path) -> None:
     stop = stopping(tmp_path)
-    answers = iter([None, None, batch([0.0, 1.0]), batch([0.0, 1.0])])
+    answers = iter([None, None, batch(WHOLE), batch(WHOLE)])
     source = Trajectories(FakeServer(lambda _: next(answers)), REGISTRATION, stop)
     stop.ask(StopRequest("after_step", "test"))
     assert [step async for step, _ in source.batches([1, 2], lambda: 0)] == [1]

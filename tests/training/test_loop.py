@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ async def run(
     folder: Path, policy: FakePolicy, config: TrainerSettings = CONFIG, done: int = 0, scores: Any = MIXED
 ) -> int:
     server = FakeServer(lambda version: batch(*scores, version=version))
-    source = Trajectories(server, REGISTRATION, stopping(folder))
+    registration = replace(REGISTRATION, batch_size=sum(map(len, scores)))
+    source = Trajectories(server, registration, stopping(folder))
     return await train(policy, source, Report(RunFolder(folder)), config, done)
 
 
@@ -198,7 +200,9 @@ async def test_groups_of_an_environment_that_writes_no_rollouts_are_written_from
         versions=(),
     )
     rollouts.mkdir()
-    source = Trajectories(FakeServer(lambda _: Batch(groups=(group,))), REGISTRATION, stopping(tmp_path))
+    source = Trajectories(
+        FakeServer(lambda _: Batch(groups=(group,))), replace(REGISTRATION, batch_size=2), stopping(tmp_path)
+    )
     report = Report(RunFolder(tmp_path), rollouts=Rollouts(rollouts, tokenizer))
     await train(FakePolicy(), source, report, TrainerSettings(total_steps=1))
     (found,) = [rollouts_of(RunDirectory(tmp_path), step) for step in steps_of(RunDirectory(tmp_path))]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import shutil
+import socket
 import sys
 from collections.abc import Iterator
 
@@ -18,8 +19,7 @@ from halteres.config.policies import load_policy
 from halteres.models import TINY, builtin_path
 from halteres.runs.starting import machine
 from halteres.runs.starting.check import Check, attempt
-from halteres.runs.starting.preflight import is_free
-from halteres.runs.supervision.ports import API_PORT, SERVICE_PORT
+from halteres.runs.supervision.ports import WELL_KNOWN
 
 MIN_FREE_BYTES = 1 << 30
 PACKAGES = ("torch", "transformers", "tinker")
@@ -38,8 +38,8 @@ def machine_checks(there: machine.Machine | None = None) -> Iterator[Check]:
     yield _builtin_model()
     yield _home()
     yield _policy()
-    for port, what in ((SERVICE_PORT, "service"), (API_PORT, "trajectory server")):
-        yield _port(port, what)
+    for port, command in zip(WELL_KNOWN, ("serve trajectories", "serve"), strict=True):
+        yield _port(port, command)
     yield _machine(there)
     yield _models(there)
 
@@ -77,9 +77,20 @@ def _policy() -> Check:
     return Check(name="policy", found=policy.name)
 
 
-def _port(port: int, what: str) -> Check:
-    busy = f"busy; a run takes another port, `halteres serve` wants --port (default of the {what})"
-    return Check(name=f"port {port}", found="free" if is_free(port) else busy)
+def _port(port: int, command: str) -> Check:
+    busy = f"busy: `halteres {command}` wants --port (runs have ports of their own)"
+    return Check(name=f"port {port}", found="free" if _is_free(port) else busy)
+
+
+def _is_free(port: int) -> bool:
+    """Whether a server could listen on this port of 127.0.0.1 now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 def _machine(there: machine.Machine) -> Check:

@@ -54,14 +54,14 @@ def chat(
     model = base if before else newest_policy(directory)
     words = wording_of(directory)
     typer.echo(_explained(words), err=True)
-    with served(base, directory) as url:
+    with served(base, directory) as service:
         for text in [question] if question else _questions(words.example if words else ""):
             body = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
             if words is None:
                 path, asked = "chat/completions", {"messages": _messages(directory, text)}
             else:
                 path, asked = "completions", {"prompt": words.around(text), "add_special_tokens": False}
-            (answer,) = post(f"{url}/runs/{directory.run_id}/v1/{path}", {**body, **asked})["choices"]
+            (answer,) = post(service, f"/runs/{directory.run_id}/v1/{path}", {**body, **asked})["choices"]
             typer.echo(answer["message"]["content"] if words is None else answer["text"])
 
 

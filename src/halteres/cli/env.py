@@ -61,8 +61,8 @@ def eval_(
 
     exam = examination(environment, find_run(run) if run else None, model)
     wanted = {"eval_tasks": tasks, "eval_samples": samples}
-    with served(exam.base, exam.run) as url:
-        figures = measure(exam, url, {name: value for name, value in wanted.items() if value is not None})
+    with served(exam.base, exam.run) as service:
+        figures = measure(exam, service, {name: value for name, value in wanted.items() if value is not None})
     if as_json:
         typer.echo(json.dumps(figures))
         return

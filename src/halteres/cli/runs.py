@@ -1,4 +1,4 @@
-"""`halteres runs`: list, look, read logs, stop."""
+"""`halteres runs`: list, look, read logs, connect to, stop."""
 
 from __future__ import annotations
 
@@ -108,3 +108,37 @@ def stop(
     typer.echo(f"run {directory.run_id}: {state.status}")
     if state.resumable:
         typer.echo(f"next: halteres train --resume {directory.run_id}")
+
+
+@app.command()
+def connect(run: Run) -> None:
+    """Print the addresses and the key of a run's servers, as variables: eval "$(halteres runs connect RUN)".
+
+    For a client that you start by hand: an environment, a script with the `tinker` SDK, curl. The key is the run's own,
+    and ends with it; who has it can change what the run learns.
+    """
+    import shlex
+
+    from halteres.errors import NotReady
+    from halteres.runs.directory import find_run
+    from halteres.runs.servers import servers_of, with_login
+
+    directory = find_run(run)
+    state, servers = directory.state(), servers_of(directory)
+    if state.terminal or servers.service is None or servers.trajectories is None:
+        raise NotReady(
+            f"Run {directory.run_id} has no servers now.",
+            f"It is {state.status}.",
+            f"Look at it with: halteres runs status {directory.run_id}",
+        )
+    service, trajectories = servers.service, servers.trajectories
+    login = with_login(trajectories.url, trajectories.key) if trajectories.key else trajectories.url
+    base_url = f"{service.url}/runs/{directory.run_id}/v1"
+    for name, value, why in (
+        ("TINKER_BASE_URL", service.url, "the training service, for the tinker SDK"),
+        ("TINKER_API_KEY", service.key or "tml-local", "... and its key"),
+        ("ROLLOUT_SERVER_URL", login, "the trajectory server: --env.rollout_server_url of an environment"),
+        ("OPENAI_BASE_URL", base_url, "the policy's newest weights: --openai.base_url"),
+        ("OPENAI_API_KEY", service.key or "x", "... and its key: --openai.api_key"),
+    ):
+        typer.echo(f"export {name}={shlex.quote(value)}  # {why}")

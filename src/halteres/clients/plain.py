@@ -10,7 +10,6 @@ import http.client
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
 from typing import Any
 
 from halteres.errors import InvalidConfig, NotReady, ProcessFailed
@@ -33,24 +32,30 @@ def get_json(url: str, deadline_s: float, key: str | None = None) -> dict[str, A
     Args:
         url: http or https.
         deadline_s: seconds to wait for the connection, and for each part of the answer.
-        key: of a training service that asks for one.
+        key: of a server that asks for one.
 
     Raises:
         Refused: the server answered with an error. NotReady: it gave no usable answer in time.
         InvalidConfig: this is no address of a web server.
     """
-    return _answer(_request(url, headers={"X-API-Key": key} if key else {}), deadline_s)
+    return _answer(_request(url, key=key), deadline_s)
 
 
-def post_json(url: str, body: Any, deadline_s: float) -> dict[str, Any]:
+def post_json(url: str, body: Any, deadline_s: float, key: str | None = None) -> dict[str, Any]:
     """POST a JSON body; otherwise as `get_json`."""
-    return _answer(_request(url, json.dumps(body).encode(), {"Content-Type": "application/json"}), deadline_s)
+    return _answer(_request(url, json.dumps(body).encode(), key), deadline_s)
 
 
-def _request(url: str, body: bytes | None = None, headers: Mapping[str, str] = {}) -> urllib.request.Request:
+def _request(url: str, body: bytes | None = None, key: str | None = None) -> urllib.request.Request:
     if not url.startswith(("http://", "https://")):
         raise InvalidConfig(f"'{url}' is no service address.", next="It begins with http:// or https://.")
-    return urllib.request.Request(url, data=body, headers=dict(headers))  # noqa: S310 - scheme checked
+    request = urllib.request.Request(url, data=body)  # noqa: S310 - scheme checked
+    if body is not None:
+        request.add_header("Content-Type", "application/json")
+    if key:  # the SDK's header is what a service of any make reads, Bearer what our trajectory server does
+        request.add_unredirected_header("X-API-Key", key)
+        request.add_unredirected_header("Authorization", f"Bearer {key}")
+    return request
 
 
 def _answer(request: urllib.request.Request, deadline_s: float) -> dict[str, Any]:

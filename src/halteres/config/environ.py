@@ -45,14 +45,36 @@ def service_url() -> str | None:
     return os.environ.get("TINKER_BASE_URL") or None
 
 
+API_KEY = "TINKER_API_KEY"
+
+
 def api_key() -> str | None:
     """TINKER_API_KEY: the key sent to the training service."""
-    return os.environ.get("TINKER_API_KEY") or None
+    return os.environ.get(API_KEY) or None
+
+
+TRAJECTORY_TOKEN, SERVICE_KEY = "HALTERES_TRAJECTORY_TOKEN", "HALTERES_SERVICE_KEY"
+_RUN_SECRET = "HALTERES_RUN_SECRET"  # noqa: S105 - a name
 
 
 def trajectory_token() -> str | None:
-    """HALTERES_TRAJECTORY_TOKEN: what a trajectory server beyond this machine asks its clients for."""
-    return os.environ.get("HALTERES_TRAJECTORY_TOKEN") or None
+    """HALTERES_TRAJECTORY_TOKEN: what a trajectory server of a run, or beyond this machine, asks its clients for."""
+    return os.environ.get(TRAJECTORY_TOKEN) or None
+
+
+def service_key() -> str | None:
+    """HALTERES_SERVICE_KEY: a key that a training service takes from its one user, beside those of its file."""
+    return os.environ.get(SERVICE_KEY) or None
+
+
+def run_secret() -> str:
+    """HALTERES_RUN_SECRET: what the servers of the run that this process supervises ask for."""
+    return os.environ[_RUN_SECRET]
+
+
+def set_run_secret(secret: str) -> None:
+    """Make it known to this process, which then strikes it out of whatever it writes, and hands it to no child."""
+    os.environ[_RUN_SECRET] = secret
 
 
 def database_url() -> str | None:

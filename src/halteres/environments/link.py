@@ -140,7 +140,7 @@ class TrajectoryLink:
             InvalidData: the server refuses the group.
             NotReady: the server stayed away, and the group could not be kept.
         """
-        letter = Letter(key=f"{self._incarnation}/{self._name}/{place}", body=body)
+        letter = Letter(key=f"{self._incarnation}/{place}", body=body)
         try:
             return await self._post_in_time(letter)
         except NotReady:

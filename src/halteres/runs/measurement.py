@@ -24,6 +24,7 @@ from halteres.models import builtin_path
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.adapter import newest_policy
 from halteres.runs.reading.figures import LOGGED, figures_of
+from halteres.runs.servers import Server
 from halteres.runs.state import RunState
 
 WITHIN_S = 3600.0
@@ -74,19 +75,22 @@ def _own(run: RunDirectory, state: RunState) -> tuple[EnvironmentProgram, dict[s
     return state.program, env
 
 
-def measure(exam: Examination, url: str, wanted: Mapping[str, Any], keep_in: Path | None = None) -> dict[str, Any]:
+def measure(
+    exam: Examination, service: Server, wanted: Mapping[str, Any], keep_in: Path | None = None
+) -> dict[str, Any]:
     """Run the environment's `evaluate` verb against a service; its figures.
 
     Args:
         exam: who, on what.
-        url: of the service.
+        service: that has the weights.
         wanted: settings of the environment that beat all others.
         keep_in: an existing folder for the evaluation's files, the samples among them; None: they are not kept.
 
     Raises:
         EnvironmentFailed: it ended with an error, not in time, or without figures.
     """
-    server = {"model_name": exam.policy, "base_url": f"{url}/runs/eval/v1", "api_key": "x", "server_type": "sglang"}
+    url, key = f"{service.url}/runs/eval/v1", service.key or "x"
+    server = {"model_name": exam.policy, "base_url": url, "api_key": key, "server_type": "sglang"}
     env = {**exam.env, **wanted, "tokenizer_name": exam.tokenizer, "use_wandb": False}
     with ExitStack() as held:
         folder = keep_in or Path(held.enter_context(tempfile.TemporaryDirectory(prefix="halteres-")))

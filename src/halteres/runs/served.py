@@ -1,6 +1,6 @@
 """A training service for the length of a block: the run's own while it is alive, else one started on its state.
 
-Owns: the service process it started, and its end.
+Owns: the service process it started, and its end; which key is sent to the one that there is.
 Never: touches a service that somebody else started.
 """
 
@@ -23,6 +23,7 @@ from halteres.errors import NotReady, ProcessFailed
 from halteres.files import tail
 from halteres.process import Lifeline
 from halteres.runs.directory import RunDirectory
+from halteres.runs.servers import Server, servers_of
 
 READY_WITHIN_S = 300.0  # a large model takes its time to load
 ASK_EVERY_S, ANSWERS_WITHIN_S = 0.1, 5.0
@@ -37,40 +38,45 @@ def served(
     arguments: Sequence[str] = (),
     log: Path | None = None,
     given_up: threading.Event | None = None,
-) -> Iterator[str]:
-    """The URL of a service that can sample `model` and, given a run, its checkpoints.
+) -> Iterator[Server]:
+    """A service that can sample `model` and, given a run, its checkpoints.
 
     Args:
         model: the base model: a built-in name or a folder.
-        run: whose state it works on; its own service is used where it is alive, or somebody else's that it was given.
+        run: whose state it works on; its own service is used where it is alive, and so is somebody else's that it has
+            trained on.
         arguments: further ones of `python -m halteres.service`.
         log: the service's log; its state lies beside it where there is no run. Default: both end with it.
         given_up: set by another thread, it ends the wait for a service that is loading: that raises NotReady.
     """
-    known = run.state() if run is not None else None
-    if known and (known.service_given or not known.terminal) and (url := known.urls.get("service")):
-        yield url
+    if run is not None and (there := _service_of(run)):
+        yield there
         return
     with tempfile.TemporaryDirectory(prefix="halteres-") as folder:
         log = log or Path(folder) / "service.log"
         state = (run.path if run is not None else log.parent) / "service"
         with _started(("--state", str(state), "--model", model, *arguments), log, given_up or threading.Event()) as url:
-            yield url
+            yield Server(url=url)
 
 
-def post(url: str, body: dict[str, Any], deadline_s: float = 120.0) -> dict[str, Any]:
-    """POST JSON, answer JSON.
+def _service_of(run: RunDirectory) -> Server | None:
+    state = run.state()
+    return None if state.terminal and not state.service_given else servers_of(run).service
+
+
+def post(service: Server, path: str, body: dict[str, Any], deadline_s: float = 120.0) -> dict[str, Any]:
+    """POST JSON to a service, answer JSON.
 
     Raises:
         ProcessFailed: the server refused; its own sentence is in the error.
     """
     try:
-        return plain.post_json(url, body, deadline_s)
+        return plain.post_json(f"{service.url}{path}", body, deadline_s, service.key)
     except plain.Refused as error:
         raise ProcessFailed(f"The service refused the request ({error.answered}).", error.why) from error
     except NotReady as error:
         raise NotReady(
-            f"The service at {url} does not answer.", error.why, "Look at it with: halteres doctor"
+            f"The service at {service.url} does not answer.", error.why, "Look at it with: halteres doctor"
         ) from error
 
 

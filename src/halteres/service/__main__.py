@@ -16,6 +16,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from halteres.config import environ
 from halteres.engine.process import EngineCommand, EngineProcess
 from halteres.errors import HalteresError, InvalidConfig
 from halteres.loopback import HOST, is_loopback, open_listener
@@ -65,6 +66,7 @@ async def _run(arguments: argparse.Namespace) -> None:
 def _options(arguments: argparse.Namespace) -> Options:
     return Options(
         sample_logprobs=arguments.sample_logprobs,
+        own_key=environ.service_key(),
         require_keys=arguments.require_keys,
         refuse_stable_reinforce=arguments.refuse_stable_reinforce,
         replay_s=arguments.replay_s,

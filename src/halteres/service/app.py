@@ -52,7 +52,7 @@ def create_app(service: Service, ending: Ending | None = None) -> Starlette:
         BookRoutes(service),
         counts,
     )
-    keys = Keys(service.state, required=service.options.require_keys)
+    keys = Keys(service.state, required=service.options.require_keys, own=service.options.own_key)
     app = Starlette(
         routes=[route for room in rooms for route in room.table()],
         middleware=[

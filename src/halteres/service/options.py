@@ -17,6 +17,7 @@ from halteres.service.tenancy.limits import Allowances
 class Options:
     """The choices of one service."""
 
+    own_key: str | None = field(default=None, repr=False)  # of its one user, beside those of its file
     require_keys: bool = False  # also where none was made; beyond the loopback always
     limits: Allowances = Allowances()  # noqa: RUF009 - frozen
     sample_logprobs: Literal["raw", "tempered"] = "raw"  # of sampled tokens: at temperature 1, or at the sampling one

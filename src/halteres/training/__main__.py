@@ -25,7 +25,7 @@ from halteres.files import replace_file
 from halteres.redaction import Redactor
 from halteres.text import load_tokenizer
 from halteres.training.experience import Trajectories, registration_of
-from halteres.training.failures import NoExperience
+from halteres.training.failures import BatchNotOurs, NoExperience
 from halteres.training.folder import RunFolder, Wiring
 from halteres.training.loop import close, keep, open_to_environments, train
 from halteres.training.policy import Policy
@@ -66,7 +66,7 @@ async def run(folder: RunFolder) -> None:
     stopping.start_clock()
     try:
         done = await train(policy, trajectories, report, settings.trainer, done)
-    except NoExperience:
+    except (NoExperience, BatchNotOurs):
         await keep(policy, report)  # the service is well: what was learnt need not be lost with the environment
         raise
     request = stopping.request()

@@ -2,7 +2,7 @@
 
 Owns: registering with the trajectory server, asking for the next batch under the newest policy version, and how long to
 wait for one.
-Never: looks into a batch; waits without a deadline.
+Never: looks into a batch further than whether it is the run's; waits without a deadline.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from halteres.clients.trajectories import TrainerRegistration
 from halteres.config.settings import Settings
 from halteres.errors import InvalidConfig, NotReady
-from halteres.training.failures import NoExperience
+from halteres.training.failures import BatchNotOurs, NoExperience
 from halteres.training.folder import Wiring
 from halteres.training.stopping import Stopping
 from halteres.types import Batch
@@ -89,11 +89,13 @@ class Trajectories:
 
         Raises:
             NoExperience: no sign of life for `patience_s`, or no group for GROUP_S; it says why there is no batch.
+            BatchNotOurs: another trainer has registered at the server, for another run or another batch size.
         """
         for step in steps:
             batch = await self._next(version())
             if batch is None:
                 return
+            check_source(batch, self._registration)
             yield step, batch
             if self._stopping.request():
                 return
@@ -115,6 +117,21 @@ class Trajectories:
             return Sighted()
         seen = [env.get("last_seen_s", math.inf) for env in told.get("environments", ()) if env.get("connected", True)]
         return Sighted(num_accepted=told.get("groups_accepted"), alive=min(seen, default=math.inf) <= SEEN_S)
+
+
+def check_source(batch: Batch, registration: TrainerRegistration) -> None:
+    """BatchNotOurs where a batch is of another run than registered, or of another size."""
+    if batch.run_id not in (None, registration.run_id):
+        why = f"It is of {f'run {batch.run_id}' if batch.run_id else 'a trainer that named no run'}."
+    elif batch.num_sequences != registration.batch_size:
+        why = f"It has {batch.num_sequences} sequences; the run's batches have {registration.batch_size}."
+    else:
+        return
+    raise BatchNotOurs(
+        f"The trajectory server delivered a batch that is not of run {registration.run_id}.",
+        f"{why} Another trainer has registered at the run's server.",
+        "End that trainer, or give it a trajectory server of its own; then resume from the last checkpoint.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

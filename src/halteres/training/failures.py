@@ -7,6 +7,7 @@ Never: catches; a failure ends the process with its sentence (`__main__`).
     ├── LossNotFinite     the loss or a log-probability is NaN or infinite
     ├── RequestRefused    the training service refused a request, and says what is wrong with it
     ├── NoExperience      no batch came within the deadline
+    ├── BatchNotOurs      a batch of another size, or of another run
     ├── ServiceFailed     the training service failed or did not answer
     ├── VersionsDiffer    trainer and service count optimiser steps differently
     └── StopTimedOut      a signal asked for an end, and the final checkpoint took too long
@@ -37,6 +38,12 @@ class NoExperience(HalteresError):
     """No batch came within the deadline."""
 
     code = "no_experience"
+
+
+class BatchNotOurs(HalteresError):
+    """The trajectory server delivered a batch that is not this run's; nothing was learnt from it."""
+
+    code = "batch_not_ours"
 
 
 class ServiceFailed(HalteresError):

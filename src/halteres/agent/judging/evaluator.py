@@ -49,8 +49,8 @@ def main() -> int:
 def _figures(folder: TestFolder, request: Request) -> dict[str, Any]:
     exam, wanted = request.exam, {"eval_tasks": request.num_tasks} if request.num_tasks else {}
     state = None if exam.run else folder.path / "service.log"
-    with served(exam.base, exam.run, arguments=request.service, log=state) as url:
-        return measure(exam, url, wanted, folder.path)
+    with served(exam.base, exam.run, arguments=request.service, log=state) as service:
+        return measure(exam, service, wanted, folder.path)
 
 
 if __name__ == "__main__":

@@ -35,8 +35,7 @@ def start(request: Request) -> TestFolder:
         folder.write("request.json", msgspec.structs.replace(request, test_id=folder.test_id))
         link_test(folder, request)
 
-    needs_key = not all(one.is_local for one in request.candidates)
-    return begin("t", "halteres.agent.trial", prepare, *([KEY, ADDRESS] if needs_key else []))
+    return begin("t", "halteres.agent.trial", prepare, *keys_for(request))
 
 
 def begin(kind: Kind, module: str, prepare: Callable[[TestFolder], None], *keys: str) -> TestFolder:
@@ -66,3 +65,9 @@ def begin(kind: Kind, module: str, prepare: Callable[[TestFolder], None], *keys:
     finally:
         if held is not None:
             os.close(held)
+
+
+def keys_for(request: Request) -> list[str]:
+    """Names of the variables with the keys of those that its models are asked of."""
+    remote = [KEY, ADDRESS] if not all(one.is_local for one in request.candidates) else []
+    return [*remote, environ.API_KEY] if any(one.service_url for one in request.candidates) else remote

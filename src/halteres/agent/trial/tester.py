@@ -29,6 +29,7 @@ from halteres.config import environ
 from halteres.errors import HalteresError, NotFound, ServerError, boundary
 from halteres.process import Lifeline
 from halteres.runs.served import served
+from halteres.runs.servers import Server
 
 LOCAL_REQUESTS, REMOTE_REQUESTS = 256, 16  # of one model, under way at once
 
@@ -61,19 +62,20 @@ class Tester:
     async def _locals(self, relay: Relay, candidates: Iterable[Candidate]) -> None:
         for one in candidates:
             try:
-                async with self._service(one) as url:
-                    to = self._destination(one, f"{url}/runs/{self._asked.test_id}/v1", LOCAL_REQUESTS)
+                async with self._service(one) as service:
+                    url = f"{service.url}/runs/{self._asked.test_id}/v1"
+                    to = self._destination(one, url, LOCAL_REQUESTS, service.key)
                     await self._sit(one, *relay.open(to))
             except HalteresError as error:
                 self._end(one, Ended(error=error.what, why=error.why, fault="model"))
 
     @asynccontextmanager
-    async def _service(self, one: Candidate) -> AsyncIterator[str]:
+    async def _service(self, one: Candidate) -> AsyncIterator[Server]:
         """A service for one model: a new one, unless one was given."""
         if one.problem:
             raise NotFound(one.problem)
         if one.service_url:
-            yield one.service_url
+            yield Server(url=one.service_url, key=environ.api_key())
             return
         stack, log, given_up = ExitStack(), self._folder.path / "service.log", threading.Event()
         owned = served(one.base, arguments=self._asked.service, log=log, given_up=given_up)

@@ -14,6 +14,7 @@ from halteres.agent.shortening import clipped
 from halteres.agent.watching.look import Look
 from halteres.clients import plain
 from halteres.errors import HalteresError
+from halteres.runs.servers import servers_of
 
 QUIET_S, QUIET_STEPS = 10.0, 2.0
 """So long, and for the time of so many steps, nothing came of it: a run between two steps is no run without a batch."""
@@ -30,13 +31,12 @@ LENGTH = 160
 
 def why_no_batch(look: Look) -> str | None:
     """One sentence, of a run that waits for a batch longer than its steps take; None of any other."""
-    url = look.state.urls.get("api")
-    if url is None or not _waits(look):
+    if not _waits(look) or (server := servers_of(look.run).trajectories) is None:
         return None
     if failing := next((alert for alert in look.alerts if alert.rule == FAILING and alert.step > look.step), None):
         return clipped(failing.evidence, LENGTH)
     try:
-        told = plain.get_json(f"{url}/v1/diagnostics", ANSWER_WITHIN_S)
+        told = plain.get_json(f"{server.url}/v1/diagnostics", ANSWER_WITHIN_S, server.key)
     except HalteresError:
         return None
     sentence = None if told.get("batch_ready") and not told.get("parked") else _sentence(told)

@@ -42,12 +42,15 @@ class BatchReply(msgspec.Struct):
     batch: tuple[Element, ...] | None
     batch_id: int | None = None
     lease_expires: float | None = None  # unix s, where it was leased
+    run_id: str | None = None  # as in `types.Batch`
     status: str = ""
     message: str = ""
 
     def as_batch(self) -> Batch | None:
         """The batch; None where there is none yet."""
-        return Batch(groups=tuple(element.as_group() for element in self.batch)) if self.batch else None
+        if not self.batch:
+            return None
+        return Batch(groups=tuple(element.as_group() for element in self.batch), run_id=self.run_id)
 
 
 decoder = msgspec.json.Decoder(BatchReply)

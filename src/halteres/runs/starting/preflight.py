@@ -7,7 +7,6 @@ Never: writes anything; stops at the first that fails: whoever asks sees all of 
 from __future__ import annotations
 
 import shutil
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,7 +27,6 @@ from halteres.runs.starting.base_model import RunModel, given_model, own_model
 from halteres.runs.starting.check import Check, attempt
 from halteres.runs.starting.resume import ResumePoint, resume_point
 from halteres.runs.starting.workload import Workload, workload_of
-from halteres.runs.supervision.ports import API_PORT, SERVICE_PORT
 
 FREE_BYTES = 256 * 1024 * 1024
 """What a run needs at least: logs, journal and checkpoints of the built-in model take about a tenth of it."""
@@ -112,7 +110,6 @@ def examine(plan: Plan) -> Examined:
     described, environment = attempt("environment", lambda: _environment(plan.settings))
     checks += [described, attempt("batch", lambda: check_batch(plan.settings))[0], *_room(plan.settings), *_caps(plan)]
     checks += _rate(plan.settings, shape)
-    checks += [] if plan.service_url else _ports()
     ground = None
     if model and environment and not any(check.failure for check in checks):
         ground = Ground(environment=environment, model=model, resume=point)
@@ -139,17 +136,6 @@ def check_batch(settings: Settings) -> None:
     if isinstance(batch, int) and isinstance(group, int) and group > 0 and batch % group:
         rule = f"must be a multiple of group_size {group}"
         raise refusal([Problem(field="env.batch_size", got=batch, rule=rule)])
-
-
-def is_free(port: int) -> bool:
-    """Whether a server could listen on this port of 127.0.0.1 now."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
 
 
 def _keys(policy: Policy) -> list[Check]:
@@ -293,10 +279,3 @@ def _told(check: Check, point: ResumePoint | None) -> Check:
     if point is None:
         return check
     return Check(name=check.name, figures={"step": point.step}, found=f"of run {point.run.run_id}")
-
-
-def _ports() -> list[Check]:
-    """For information: a busy one means another."""
-    busy = [str(port) for port in (SERVICE_PORT, API_PORT) if not is_free(port)]
-    found = f"{' and '.join(busy)} busy: others are taken" if busy else f"{SERVICE_PORT} and {API_PORT} free"
-    return [Check(name="ports", found=found)]

@@ -21,14 +21,22 @@ FILE = "config.resolved.json"
 
 
 def config_text(
-    settings: Settings, state: RunState, path: Path, api_key: str | None = None, *, folder: Path | None = None
+    settings: Settings,
+    state: RunState,
+    path: Path,
+    *,
+    api_url: str | None = None,
+    api_key: str | None = None,
+    folder: Path | None = None,
 ) -> str:
     """config.yaml of a run; before its supervisor has ports, with the default ones.
 
     Args:
+        api_url: of the trajectory server, with its login; None: as the state has it.
+        api_key: of the service.
         folder: where the run's files lie, while that is not `path` yet. config.resolved.json is among them.
     """
-    config = to_seed_format(settings, _addresses(state, path, api_key), _own_fields(folder or path))
+    config = to_seed_format(settings, _addresses(state, path, api_url, api_key), _own_fields(folder or path))
     # Through JSON: an environment's values may be of types that only its own interpreter knows.
     return yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False)
 
@@ -62,12 +70,12 @@ def _own_fields(folder: Path) -> frozenset[str]:
     return frozenset(key.removeprefix("env.") for key, source in sources if source == "config_init")
 
 
-def _addresses(state: RunState, path: Path, api_key: str | None = None) -> Addresses:
+def _addresses(state: RunState, path: Path, api_url: str | None = None, api_key: str | None = None) -> Addresses:
     return Addresses(
         run_id=state.run_id,
         run_dir=str(path),
         service_url=state.urls.get("service", "http://127.0.0.1:8001"),
-        api_url=state.urls.get("api", "http://127.0.0.1:8000"),
+        api_url=api_url or state.urls.get("api", "http://127.0.0.1:8000"),
         tokenizer=state.tokenizer,
         api_key=api_key or "x",
     )

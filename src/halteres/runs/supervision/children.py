@@ -13,6 +13,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 from halteres.config import environ
@@ -80,6 +81,7 @@ async def spawn(
     lifeline: Lifeline,
     descriptors: Sequence[int] = (),
     keys: Sequence[str] = (),
+    variables: Mapping[str, str] = MappingProxyType({}),
     answer: IO[bytes] | None = None,
 ) -> Child:
     """Start a command with its output in `log`.
@@ -90,7 +92,8 @@ async def spawn(
         folder: where it runs.
         lifeline: it ends with this.
         descriptors: handed down besides.
-        keys: names of the secret variables that it may have.
+        keys: names of the secret variables of ours that it may have.
+        variables: what it gets besides.
         answer: a file for its stdout, which is then not for the log. No pipe: a child that it leaves behind would keep
             that open, and its exit from being known (CPython 3.11).
 
@@ -101,7 +104,9 @@ async def spawn(
         process = await asyncio.create_subprocess_exec(
             *command,
             cwd=folder,
-            env=environ.with_keys(*keys, HALTERES_LIFELINE_FD=str(lifeline.read_end), PYTHONUNBUFFERED="1"),
+            env=environ.with_keys(
+                *keys, HALTERES_LIFELINE_FD=str(lifeline.read_end), PYTHONUNBUFFERED="1", **variables
+            ),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=answer or output.descriptor,
             stderr=output.descriptor,

@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from halteres.config import environ
 from halteres.config.control import read_stop_request, write_stop_request
 from halteres.process import Lifeline
 from halteres.runs import identity
@@ -152,8 +151,8 @@ class Course:
             return
         scene = self.stage.scene
         service, api = await asyncio.gather(
-            get_json(f"{scene.service_url}/halteres/v1/runs/{self.run.run_id}/requests", key=environ.api_key()),
-            get_json(f"{scene.api.url}/v1/diagnostics"),
+            get_json(f"{scene.inference.url}/halteres/v1/runs/{self.run.run_id}/requests", scene.inference.key),
+            get_json(f"{scene.api.url}/v1/diagnostics", scene.secret),
         )
         heard = [Calls.of_service(service)] if service else []
         heard += [Calls.of_trajectories(api)] if api else []
@@ -313,8 +312,9 @@ class Course:
 
     async def _queue_suffices(self) -> bool:
         """An environment may end early where what was delivered and what waits make all the batches there will be."""
-        told = await get_json(f"{self.stage.scene.api.url}/v1/diagnostics") or {}
-        batch_size = self.stage.scene.settings.env.get("batch_size", 1)
+        scene = self.stage.scene
+        told = await get_json(f"{scene.api.url}/v1/diagnostics", scene.secret) or {}
+        batch_size = scene.settings.env.get("batch_size", 1)
         sequences = told.get("step", 0) * batch_size + told.get("queued_sequences", 0)
         return sequences >= self.ledger.state.total_steps * batch_size
 

@@ -78,6 +78,7 @@ class Crew:
             lifeline=self.lifeline,
             descriptors=(role.listener.descriptor,) if role.listener else (),
             keys=role.keys,
+            variables=role.variables,
         )
         self._children[role.name] = child
         port = role.listener.port if role.listener else None

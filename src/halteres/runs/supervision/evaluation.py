@@ -22,6 +22,7 @@ from halteres.errors import HalteresError, ProcessFailed
 from halteres.files import replace_file
 from halteres.observe.metrics import Row, append_row, read_rows
 from halteres.process import Lifeline
+from halteres.redaction import Redactor
 from halteres.runs.reading.figures import LOGGED, figures_of
 from halteres.runs.supervision.children import spawn
 from halteres.runs.supervision.ledger import Ledger
@@ -103,7 +104,7 @@ class Evaluator:
     async def _evaluate(self, snapshot: Snapshot) -> None:
         run, began = self.ledger.run, time.monotonic()
         folder = run.path / "evals" / f"step_{snapshot.step}"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the command writes down its config, keys and all
         command = self.environment.command_in_run(
             "evaluate",
             *("--config", str(run.path / "config.yaml")),
@@ -143,6 +144,13 @@ class Evaluator:
             raise ProcessFailed(f"The evaluation of step {snapshot.step} took more than {WITHIN_S:.0f} s.") from None
         finally:
             await child.end()
+            strike_keys_out(self.ledger.run.path / "evals" / f"step_{snapshot.step}" / "evaluate_config.yaml")
+
+
+def strike_keys_out(file: Path) -> None:
+    """Take the keys out of what an evaluation says of its config."""
+    if file.is_file():
+        replace_file(file, Redactor.of_this_process().text(file.read_text(errors="replace")).encode())
 
 
 def name_prompts(samples: Path) -> None:

@@ -1,7 +1,7 @@
 """The sockets of a run's servers.
 
 Owns: binding them before any process starts, so that no two runs can race for a port.
-Never: accepts a connection; the servers inherit the sockets.
+Never: accepts a connection; the servers inherit the sockets. Takes a port at which clients look for a server unasked.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
-SERVICE_PORT, API_PORT = 8001, 8000
-"""Tried first; where one is taken, any free port will do."""
+WELL_KNOWN = (8000, 8001)
+"""Ports of `halteres serve trajectories` and `halteres serve`: who calls there does not mean a run."""
 
 BACKLOG = 1024
 
@@ -41,12 +41,12 @@ class Listener:
         self.socket.close()
 
 
-def listen(preferred: int) -> Listener:
-    """The preferred port if it is free, else any."""
-    for port in (preferred, 0):
-        try:
-            return Listener(socket.create_server(("127.0.0.1", port), backlog=BACKLOG))
-        except OSError:
-            if port == 0:
-                raise
-    raise AssertionError("unreachable")
+def listen() -> Listener:
+    """Any free port but the well-known ones."""
+    listener = Listener(socket.create_server(("127.0.0.1", 0), backlog=BACKLOG))
+    if listener.port not in WELL_KNOWN:
+        return listener
+    try:
+        return listen()  # while this one is held, the next is another
+    finally:
+        listener.close()

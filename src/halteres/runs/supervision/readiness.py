@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,10 +32,11 @@ class Answers:
     """An HTTP server answers 200."""
 
     url: str
+    key: str | None = field(default=None, repr=False)
 
     async def __call__(self) -> bool:
         """Ask once."""
-        return await get_json(self.url) is not None
+        return await get_json(self.url, self.key) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +55,11 @@ class Registered:
     """The trajectory server knows an environment."""
 
     api_url: str
+    key: str | None = field(default=None, repr=False)
 
     async def __call__(self) -> bool:
         """Ask once."""
-        told = await get_json(f"{self.api_url}/v1/diagnostics")
+        told = await get_json(f"{self.api_url}/v1/diagnostics", self.key)
         return bool(told and told.get("environments"))
 
 
@@ -70,7 +72,7 @@ async def until_ready(probe: Probe) -> None:
 
 
 async def get_json(url: str, key: str | None = None) -> Mapping[str, Any] | None:
-    """The JSON object behind a URL of ours; None where there is no good answer (yet). `key`: of a training service."""
+    """The JSON object behind a URL of ours; None where there is no good answer (yet). `key`: where one is asked for."""
     return await asyncio.to_thread(_get_json, url, key)
 
 

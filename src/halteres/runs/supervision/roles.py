@@ -7,13 +7,15 @@ Never: starts one.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from halteres.config import environ
 from halteres.config.program import EnvironmentProgram
 from halteres.config.settings import Settings
+from halteres.runs.servers import Server
 from halteres.runs.state import Phase
 from halteres.runs.supervision.children import GRACE_S
 from halteres.runs.supervision.ports import Listener
@@ -39,6 +41,7 @@ class Role:
     restarts: int = 0  # how often it may be started again after dying: only roles that lose nothing
     folder: Path | None = None  # where it runs; None: in the run directory
     keys: tuple[str, ...] = ()  # names of the secret variables that it is given: by default none
+    variables: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # of its own, secrets too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +54,9 @@ class Scene:
     environment: EnvironmentProgram
     base_model: str
     service: Listener | None  # None: somebody else's service is used
-    service_url: str
+    inference: Server  # the service, whoever's it is
     api: Listener
+    secret: str = field(repr=False)  # what the run's own servers ask for
 
 
 Casting = Callable[[Scene], tuple[Role, ...]]
@@ -78,6 +82,7 @@ def _service(scene: Scene, listener: Listener) -> Role:
         ),
         phase="api",
         ready=Answers(f"{listener.url}/api/v1/healthz"),
+        variables={environ.SERVICE_KEY: scene.secret},
         ready_within_s=300,
         listener=listener,
         restarts=2,  # what it accepted is in its journal, and its clients ask again by themselves
@@ -91,7 +96,8 @@ def _api(scene: Scene) -> Role:
         title="API server",
         command=_module("halteres.trajectories", "--database", database, "--listen-fd", str(scene.api.descriptor)),
         phase="api",
-        ready=Answers(f"{scene.api.url}/v1/diagnostics"),
+        ready=Answers(f"{scene.api.url}/v1/diagnostics", scene.secret),
+        variables=_token(scene),
         ready_within_s=60,
         listener=scene.api,
         restarts=2,  # its groups are in the database
@@ -106,9 +112,9 @@ def _trainer(scene: Scene) -> Role:
         phase="trainer",
         ready=Exists(scene.path / "control" / "trainer.ready"),
         ready_within_s=420,
-        # A service of our own asks for no key. Somebody else's gets it from wiring.json; who has the variable too knows
-        # what to strike out of its words.
-        keys=() if scene.service else ("TINKER_API_KEY",),
+        # The keys are in wiring.json; who has the variables too knows what to strike out of its words.
+        keys=() if scene.service else (environ.API_KEY,),
+        variables=_token(scene),
     )
 
 
@@ -122,10 +128,15 @@ def _env(scene: Scene) -> Role:
         ),
         folder=scene.environment.working_directory,
         phase="environment",
-        ready=Registered(scene.api.url),
+        ready=Registered(scene.api.url, scene.secret),
         ready_within_s=480,
         restarts=2,  # it holds nothing but rollouts in flight
+        variables=_token(scene),
     )
+
+
+def _token(scene: Scene) -> dict[str, str]:
+    return {environ.TRAJECTORY_TOKEN: scene.secret}
 
 
 def _module(name: str, *arguments: str) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """The stage of a run: sockets, addresses and the files that tell the roles about them.
 
-Owns: wiring.json and config.yaml as the roles read them, the scene that roles are cast from.
+Owns: wiring.json and config.yaml as the roles read them, for their owner alone; the scene that roles are cast from.
 Never: starts a process.
 """
 
@@ -14,9 +14,10 @@ from pathlib import Path
 
 from halteres.config import environ
 from halteres.files import replace_file
+from halteres.runs.servers import WIRING, Server, with_login
 from halteres.runs.starting.start import config_text, wiring_of_run, write_resolved
 from halteres.runs.supervision.ledger import Ledger
-from halteres.runs.supervision.ports import API_PORT, SERVICE_PORT, listen
+from halteres.runs.supervision.ports import listen
 from halteres.runs.supervision.roles import Scene
 
 
@@ -36,13 +37,14 @@ def set_stage(ledger: Ledger) -> Stage:
     """Bind the sockets, write the addresses into the run's files and its state."""
     run, state, opened = ledger.run, ledger.state, ExitStack()
     settings = run.settings()
-    service = None if state.service_given else listen(SERVICE_PORT)
-    api = listen(API_PORT)
+    service = None if state.service_given else listen()
+    api = listen()
     for listener in (service, api):
         if listener:
             opened.callback(listener.close)
     service_url = service.url if service else state.urls["service"]
     ledger.update(urls={"service": service_url, "api": api.url})
+    secret = environ.run_secret()
     scene = Scene(
         path=run.path,
         run_name=state.name,
@@ -50,37 +52,37 @@ def set_stage(ledger: Ledger) -> Stage:
         environment=state.program,
         base_model=state.base_model,
         service=service,
-        service_url=service_url,
+        inference=Server(url=service_url, key=secret if service else environ.api_key()),
         api=api,
+        secret=secret,
     )
     _write_wiring(ledger, scene)
     return Stage(scene, opened)
 
 
 def _write_wiring(ledger: Ledger, scene: Scene) -> None:
-    """Both files may hold a key: readable by the owner alone then."""
-    key = environ.api_key() if scene.service is None else None  # a service of our own asks for none
+    """Both files hold keys: readable by the owner alone."""
+    key, api_url = scene.inference.key, with_login(scene.api.url, scene.secret)
     wiring = {
         "run_id": ledger.state.run_id,
         "run_dir": str(scene.path),
-        "service_url": scene.service_url,
-        "api_url": scene.api.url,
+        "service_url": scene.inference.url,
+        "api_url": api_url,
         "api_key": key,
         "base_model": scene.base_model,
         "tokenizer": ledger.state.tokenizer,
         "is_foreign": scene.environment.is_foreign,
         "resume_from": ledger.state.resume_point,
     }
-    _write_private(scene.path / "wiring.json", json.dumps(wiring, indent=1), key)
-    config = config_text(scene.settings, ledger.state, scene.path, key)
-    _write_private(scene.path / "config.yaml", config, key)
+    _write_private(scene.path / WIRING, json.dumps(wiring, indent=1))
+    config = config_text(scene.settings, ledger.state, scene.path, api_url=api_url, api_key=key)
+    _write_private(scene.path / "config.yaml", config)
     write_resolved(scene.path, wiring_of_run(scene.settings, ledger.state, scene.path))
 
 
-def _write_private(file: Path, text: str, key: str | None) -> None:
-    before = os.umask(0o077) if key else None
+def _write_private(file: Path, text: str) -> None:
+    before = os.umask(0o077)
     try:
         replace_file(file, text.encode())
     finally:
-        if before is not None:
-            os.umask(before)
+        os.umask(before)

@@ -20,9 +20,11 @@ from typing import Any
 import msgspec
 
 from halteres import process
+from halteres.config import environ
 from halteres.errors import Conflict, HalteresError, ServerError, boundary
 from halteres.runs import identity, lock
 from halteres.runs.directory import RunDirectory
+from halteres.runs.servers import new_secret
 from halteres.runs.state import RESERVE, RunState, Status
 from halteres.runs.stop import WAKE
 from halteres.runs.supervision.conclusion import conclude, export_adapter, final_checkpoint
@@ -37,6 +39,7 @@ _log = logging.getLogger("halteres.runs.supervision.supervisor")
 
 async def supervise(run: RunDirectory, casting: Casting = cast) -> Status:
     """Supervise one run to its end; the lock is the caller's. Returns its final status."""
+    environ.set_run_secret(new_secret())  # first: whatever is written from here on is searched for it
     ledger = Ledger(run)
     if ledger.state.terminal:
         raise Conflict(f"Run {run.run_id} has ended already ({ledger.state.status}).", "", "Resume it as a new run.")

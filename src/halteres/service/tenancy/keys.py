@@ -13,9 +13,11 @@ from pathlib import Path
 
 from halteres.errors import NotReady, ServerError, UserError
 from halteres.service.tenancy.key_file import Key, KeyFile, hash_of, id_of
-from halteres.service.tenancy.tenants import Tenant
+from halteres.service.tenancy.tenants import LOCAL, Tenant
 
 HOW = "`halteres keys create NAME` on the service's machine makes one; set TINKER_API_KEY to it."
+
+OWN = "It is of one run, for its own processes: `halteres runs connect RUN` prints its address and key."
 
 _NO_HASH = "0" * 64
 
@@ -32,10 +34,13 @@ class Keys:
     """The keys as a running service knows them: every request looks whether the file is still the same.
 
     Once a service has asked for keys it goes on asking, also when the file is gone: what is lost opens nothing.
+
+    Args:
+        own: a key that is in no file; who brings it is the tenant of a service without keys.
     """
 
-    def __init__(self, state: Path, *, required: bool = False) -> None:
-        self._file, self._asks = KeyFile(state), required
+    def __init__(self, state: Path, *, required: bool = False, own: str | None = None) -> None:
+        self._file, self._asks, self._own = KeyFile(state), required or own is not None, own
         self._mark: object = None
         self._unreadable = False
         self._known: dict[str, Key] = {}
@@ -58,15 +63,21 @@ class Keys:
             NotReady: the file cannot be read.
         """
         if not presented:
-            raise KeyRefused("This service asks for a key, and the request has none.", next=HOW)
+            raise KeyRefused("This service asks for a key, and the request has none.", next=self._how)
+        if self._own is not None and hmac.compare_digest(presented.encode(), self._own.encode()):
+            return LOCAL
         self._look()
         known = self._known.get(id_of(presented))
         matches = hmac.compare_digest(hash_of(presented), known.sha256 if known else _NO_HASH)
         if known is None or not matches:
-            raise KeyRefused("The key of this request is not known here.", next=HOW)
+            raise KeyRefused("The key of this request is not known here.", next=self._how)
         if (state := known.state(time.time())) != "valid":
             raise KeyRefused(f"The key {known.id} ('{known.name}') is {state}.", next=HOW)
         return known.tenant
+
+    @property
+    def _how(self) -> str:
+        return HOW if self._own is None else OWN
 
     def _look(self) -> None:
         if (mark := self._seen()) != self._mark:

@@ -51,7 +51,7 @@ async def batch(request: Request) -> Response:
         known = service.state.run.registration is not None
         return Response(NO_BATCH, media_type="application/json") if known else reply(NotRegistered())
     try:
-        whole = await replied(request, _written(made, query))
+        whole = await replied(request, _written(made, query, service.state.run.registration))
     except BaseException:
         service.handovers.give_back(made)
         raise
@@ -81,16 +81,16 @@ async def reset_data(request: Request) -> Response:
     return PlainTextResponse("Reset successful")
 
 
-def _written(made: Batch, query: BatchQuery) -> bytes:
+def _written(made: Batch, query: BatchQuery, registration: Registration | None) -> bytes:
     """The reply's body. The elements are JSON already."""
     head = b'{"batch":[' + b",".join(made.elements) + b"]"
     if not query.extended:
         return head + b"}"
-    delivery = made.delivery
+    delivery, run_id = made.delivery, (registration.run_id if registration else None) or ""
     if query.lease is None or delivery.expires_at is None:
-        tail = BatchTail(batch_id=delivery.id, step=made.step)
+        tail = BatchTail(batch_id=delivery.id, step=made.step, run_id=run_id)
     else:
-        tail = BatchTail(batch_id=delivery.id, lease_expires=delivery.expires_at)
+        tail = BatchTail(batch_id=delivery.id, lease_expires=delivery.expires_at, run_id=run_id)
     return head + b"," + msgspec.json.encode(tail)[1:]
 
 

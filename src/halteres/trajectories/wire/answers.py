@@ -90,6 +90,7 @@ class BatchTail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     batch_id: int | UnsetType = UNSET
     step: int | UnsetType = UNSET  # of the run, with this batch; none of a lease, which is not counted yet
     lease_expires: float | UnsetType = UNSET  # unix s
+    run_id: str | UnsetType = UNSET  # of the trainer that registered last; empty where that named none
 
 
 class BatchAnswer(BatchTail, frozen=True, kw_only=True):

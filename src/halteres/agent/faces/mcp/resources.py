@@ -30,6 +30,7 @@ from halteres.errors import HalteresError, NotFound, ServerError, boundary
 from halteres.observe.metrics import Row, merge_by_step
 from halteres.redaction import Redactor
 from halteres.runs.directory import find_run, list_runs
+from halteres.runs.servers import servers_of
 
 Context = ServerRequestContext[Any, Any]
 Contents = types.TextResourceContents | types.BlobResourceContents
@@ -113,8 +114,11 @@ async def _status(uri: str, caller: Caller, run_id: str) -> Contents:
 
 
 async def _config(uri: str, caller: Caller, run_id: str) -> Contents:
-    text = await asyncio.to_thread(lambda: _text_of(find_run(run_id).path / "config.yaml"))
-    return _plain(uri, _YAML, text)
+    def read() -> str:
+        run = find_run(run_id)
+        return servers_of(run).redactor.text(_text_of(run.path / "config.yaml"))
+
+    return _plain(uri, _YAML, await asyncio.to_thread(read))
 
 
 async def _metrics(uri: str, caller: Caller, run_id: str) -> Contents:

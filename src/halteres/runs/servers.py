@@ -1,0 +1,79 @@
+"""A run's servers: where they are, and what a request must bring.
+
+Owns: the secret of a run's own servers, its way to those who may know it: a variable of the run's processes, and two
+files that the run's owner alone may read (wiring.json, and config.yaml for the environment).
+Never: asks a server.
+
+The secret comes in a request's `Authorization`. An inference client of any make sends it as its `api_key`. A client of
+the trajectory server has it as the password of the address: `http://run:SECRET@127.0.0.1:PORT`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import msgspec
+
+from halteres.clients.trajectories.address import Address
+from halteres.redaction import Redactor
+from halteres.runs.directory import RunDirectory
+
+WIRING = "wiring.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """One server."""
+
+    url: str  # without login
+    key: str | None = field(default=None, repr=False)  # None: it asks for none, or we may not know it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Servers:
+    """Those of one run; None: not known yet."""
+
+    service: Server | None = None
+    trajectories: Server | None = None
+
+    @property
+    def redactor(self) -> Redactor:
+        """Strikes their keys out of a text."""
+        return Redactor(one.key for one in (self.service, self.trajectories) if one and one.key)
+
+
+def new_secret() -> str:
+    """Of the form that every version of the SDK takes for a key."""
+    return f"tml-run-{secrets.token_hex(24)}"
+
+
+def with_login(url: str, secret: str) -> str:
+    """The address for a client that knows no keys."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=f"run:{secret}@{parts.netloc}").geturl()
+
+
+def servers_of(run: RunDirectory) -> Servers:
+    """Addresses from run.json, keys from wiring.json; no key where that cannot be read or is older than keys."""
+    urls, keys = run.state().urls, _keys(run)
+    service, api = urls.get("service"), urls.get("api")
+    return Servers(
+        service=Server(url=service, key=keys.api_key) if service else None,
+        trajectories=Server(url=api, key=Address.of(keys.api_url or api).token) if api else None,
+    )
+
+
+class _Keys(msgspec.Struct, frozen=True, kw_only=True):
+    """What of wiring.json is not in run.json."""
+
+    api_key: str | None = None
+    api_url: str | None = None
+
+
+def _keys(run: RunDirectory) -> _Keys:
+    try:
+        return msgspec.json.decode((run.path / WIRING).read_bytes(), type=_Keys)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return _Keys()
