@@ -162,6 +162,27 @@ async def test_without_the_token_nobody_chooses_what_runs(
         assert len(seen) == 1
 
 
+SPENDS_THE_KEY: list[dict[str, Any]] = [
+    {"backend": "openrouter"},
+    {"models": ["qwen/qwen3-8b"]},
+    {"models": ["local:halteres/tiny", "qwen/qwen3-8b"]},
+    {"models": ["local:halteres/tiny"], "backend": "openrouter"},
+]
+
+
+@pytest.mark.parametrize("body", SPENDS_THE_KEY)
+async def test_without_the_token_nobody_spends_the_operators_key(
+    seen: list[tuple[str, dict[str, Any], str]], body: dict[str, Any]
+) -> None:
+    async with control.client(authorization="") as http:
+        answer = (await http.post("/test/inference", json=body)).json()
+        assert (answer["code"], "OPENROUTER_API_KEY" in answer["error"]) == ("unauthorized", True)
+        assert not seen
+        await http.post("/test/inference", json=body, auth=("halteres", token()))
+        await http.post("/test/inference", json={"models": ["halteres/tiny", "local:nowhere"], "backend": "local"})
+    assert len(seen) == 2
+
+
 async def test_without_the_token_a_name_a_setting_and_a_run_are_anybodys(
     seen: list[tuple[str, dict[str, Any], str]], home: Path
 ) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import mcp_types as types
 import msgspec
+import yaml
 from mcp.server import ServerRequestContext
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
@@ -113,8 +114,8 @@ async def _status(uri: str, caller: Caller, run_id: str) -> Contents:
 
 
 async def _config(uri: str, caller: Caller, run_id: str) -> Contents:
-    text = await asyncio.to_thread(lambda: _text_of(find_run(run_id).path / "config.yaml"))
-    return _plain(uri, _YAML, text)
+    config = await asyncio.to_thread(lambda: find_run(run_id).config())
+    return _plain(uri, _YAML, yaml.safe_dump(Redactor.of_this_process().json(config), sort_keys=False))
 
 
 async def _metrics(uri: str, caller: Caller, run_id: str) -> Contents:
