@@ -7,11 +7,11 @@ Never: raises (cancellation aside), knows a wire.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ async def _run(found: Tool, caller: Caller, arguments: Mapping[str, Any]) -> Res
     """A tool that waits runs on the loop, the others in a thread: they read files and ask environments."""
     if inspect.iscoroutinefunction(found.function):
         return await found.function(caller, **arguments)
-    return await asyncio.to_thread(found.function, caller, **arguments)
+    return await caller.in_thread(found.name, partial(found.function, caller, **arguments))
 
 
 def _tool(name: str) -> Tool:

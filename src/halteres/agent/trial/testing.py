@@ -113,7 +113,7 @@ async def _started(caller: Caller, order: Order, within_s: float) -> tuple[TestF
 
     NotReady where the environment takes too long to describe itself; it is not asked twice.
     """
-    asking = asyncio.create_task(asyncio.to_thread(_requested, caller, order))
+    asking = asyncio.create_task(caller.in_thread("rl_test_inference", _requested, caller, order))
     try:
         async with asyncio.timeout(within_s):
             request, discarded = await asyncio.shield(asking)

@@ -57,7 +57,8 @@ class LegacyRoutes:
 
     async def environments(self, request: Request) -> Response:
         """GET /environments: a bare list, which the client wraps itself."""
-        reply = await self._calls.reply(request, "rl_list_environments", {}, LIMIT_S)
+        is_open = not carries_token(request.headers)
+        reply = await self._calls.reply(request, "rl_list_environments", {}, LIMIT_S, is_open=is_open)
         return answer(reply.body if reply.failed else reply.body["environments"])
 
     def _tool(self, name: str, **fixed: Any) -> Endpoint:
@@ -66,10 +67,11 @@ class LegacyRoutes:
         async def endpoint(request: Request) -> Response:
             try:
                 arguments = {**await arguments_of(request), **request.path_params, **fixed}
-                if (refusal := beyond_open(name, arguments)) and not carries_token(request.headers):
+                is_open = not carries_token(request.headers)
+                if is_open and (refusal := beyond_open(name, arguments)):
                     raise refusal
             except UserError as error:
                 return refused(error, 200)
-            return answer((await self._calls.reply(request, name, arguments, LIMIT_S)).body)
+            return answer((await self._calls.reply(request, name, arguments, LIMIT_S, is_open=is_open)).body)
 
         return endpoint
