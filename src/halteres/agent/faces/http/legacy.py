@@ -59,7 +59,7 @@ class LegacyRoutes:
         """GET /environments: a bare list, which the client wraps itself."""
         is_open = not carries_token(request.headers)
         reply = await self._calls.reply(request, "rl_list_environments", {}, LIMIT_S, is_open=is_open)
-        return answer(reply.body if reply.failed else reply.body["environments"])
+        return answer(reply.for_agents if reply.failed else reply.for_agents["environments"])
 
     def _tool(self, name: str, **fixed: Any) -> Endpoint:
         """The endpoint that calls a tool with the path's, the body's and these arguments."""
@@ -72,6 +72,7 @@ class LegacyRoutes:
                     raise refusal
             except UserError as error:
                 return refused(error, 200)
-            return answer((await self._calls.reply(request, name, arguments, LIMIT_S, is_open=is_open)).body)
+            reply = await self._calls.reply(request, name, arguments, LIMIT_S, is_open=is_open)
+            return answer(reply.for_agents)
 
         return endpoint

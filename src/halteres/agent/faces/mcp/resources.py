@@ -26,6 +26,7 @@ from halteres.agent.call import Reply, call
 from halteres.agent.caller import Caller
 from halteres.agent.defects import Defect, recorded
 from halteres.agent.faces.pictures import base64_of
+from halteres.agent.untrusted import fenced, marked
 from halteres.dashboard.view import view_of
 from halteres.errors import HalteresError, NotFound, ServerError, boundary
 from halteres.observe.metrics import Row, merge_by_step
@@ -110,7 +111,7 @@ async def _runs(uri: str, caller: Caller) -> Contents:
 
 async def _status(uri: str, caller: Caller, run_id: str) -> Contents:
     view = await asyncio.to_thread(lambda: view_of(find_run(run_id)))
-    return _plain(uri, _JSON, msgspec.json.encode(view).decode())
+    return _plain(uri, _JSON, msgspec.json.encode(marked(view)).decode())
 
 
 async def _config(uri: str, caller: Caller, run_id: str) -> Contents:
@@ -133,7 +134,7 @@ async def _plot(uri: str, caller: Caller, run_id: str) -> Contents:
 
 async def _log(uri: str, caller: Caller, run_id: str, role: str) -> Contents:
     reply = await _told("rl_get_logs", {"run_id": run_id, "role": role, "lines": 40}, caller)
-    return _plain(uri, _TEXT, "\n".join(reply.body["lines"]))
+    return _plain(uri, _TEXT, fenced("\n".join(reply.body["lines"]), "log"))
 
 
 async def _source(uri: str, caller: Caller, name: str) -> Contents:
@@ -183,7 +184,7 @@ def table(rows: list[Row]) -> str:
 
 
 def _body(uri: str, reply: Reply) -> Contents:
-    return _plain(uri, _JSON, json.dumps(reply.body, ensure_ascii=False, separators=(",", ":")))
+    return _plain(uri, _JSON, json.dumps(reply.for_agents, ensure_ascii=False, separators=(",", ":")))
 
 
 def _plain(uri: str, kind: str, text: str) -> Contents:
