@@ -1,13 +1,14 @@
 """Secrets that must not leave this process: known values become `***` in every text.
 
-Owns: which values are secret (those of variables named like one), how they are struck out of texts and JSON.
-Never: stores a secret, or guesses at one that it was not told.
+Owns: which values are secret (those of variables and of settings that are named like one), how they are struck out of
+texts and JSON.
+Never: stores a secret.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from halteres.config import environ
@@ -18,15 +19,25 @@ SHORTEST = 6
 """A shorter value is no secret (`x`, `tml-x`, an empty one): striking it out would only garble texts."""
 
 
+_TASK = "item"
+"""A key whose value is a task of an environment: what is called `answer_key` in there is no setting."""
+
+_NAMES, _VALUES = ("name", "field"), ("value", "current_value", "locked_value", "default", "got")
+"""Keys by which an answer tells of one setting: what it is called, what it is set to."""
+
+
 class Redactor:
     """Strikes out the values it was made with.
 
     >>> Redactor(["sk-12345678"]).text("key=sk-12345678!")
     'key=***!'
+    >>> Redactor([]).json({"message": "Updated judge_key = sk-12345678", "config": {"env.judge_key": "sk-12345678"}})
+    {'message': 'Updated judge_key = ***', 'config': {'env.judge_key': '***'}}
     """
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        long_enough = sorted({secret for secret in secrets if len(secret) >= SHORTEST}, key=len, reverse=True)
+        self._secrets = frozenset(secrets)
+        long_enough = sorted({one for one in self._secrets if len(one) >= SHORTEST}, key=len, reverse=True)
         self._pattern = re.compile("|".join(re.escape(secret) for secret in long_enough)) if long_enough else None
         self.longest = max(map(len, long_enough), default=0)  # characters; what a stream must hold back
 
@@ -40,13 +51,39 @@ class Redactor:
         return self._pattern.sub(STRUCK, text) if self._pattern else text
 
     def json(self, value: Any) -> Any:
-        """A JSON value without secrets, in keys and in texts."""
+        """A JSON value without secrets, in keys and in texts; what it holds of settings named like secrets is one."""
+        named = set(_secret_settings(value))
+        return (Redactor({*self._secrets, *named}) if named else self)._struck(value)
+
+    def _struck(self, value: Any) -> Any:
         if self._pattern is None:
             return value
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
-            return {self.text(str(name)): self.json(item) for name, item in value.items()}
+            return {self.text(str(name)): self._struck(item) for name, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self.json(item) for item in value]
+            return [self._struck(item) for item in value]
         return value
+
+
+def _secret_settings(value: Any) -> Iterator[str]:
+    """The texts that settings named like secrets are set to, wherever a JSON value shows one."""
+    if isinstance(value, Mapping):
+        about = next((told for key in _NAMES if isinstance(told := value.get(key), str)), "")
+        for name, item in value.items():
+            if environ.is_secret(str(name)) or (name in _VALUES and environ.is_secret(about)):
+                yield from _texts(item)
+            elif name != _TASK:
+                yield from _secret_settings(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _secret_settings(item)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(item)

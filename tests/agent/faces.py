@@ -78,10 +78,13 @@ def body(result: CallToolResult) -> Answer:
     assert text.type == "text"
     assert text.text == json.dumps(result.structured_content, ensure_ascii=False, separators=(",", ":"))
     assert isinstance(result.structured_content, dict)
-    assert result.is_error == (
-        result.structured_content.get("code") is not None and "error" in result.structured_content
-    )
+    assert result.is_error == is_refusal(result.structured_content)
     return result.structured_content
+
+
+def is_refusal(answer: Answer) -> bool:
+    """Whether a call failed: a look at a run that failed tells of an error too, and of a status."""
+    return "error" in answer and answer.get("code") is not None and "status" not in answer
 
 
 def _over(client: Client) -> Call:
@@ -152,7 +155,7 @@ async def http_api() -> AsyncIterator[Call]:
 
         async def call(name: str, arguments: Answer) -> Answer:
             answer = await http.post(f"/api/tools/{name}", json=arguments, timeout=60)
-            assert answer.is_error == ("error" in answer.json() and "code" in answer.json())
+            assert answer.is_error == is_refusal(answer.json())
             return answer.json()
 
         yield call

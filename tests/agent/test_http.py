@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,13 @@ import httpx
 import pytest
 
 from halteres.agent.call import Reply
+from halteres.agent.caller import OPEN_CALLS
 from halteres.agent.faces.http import calls, legacy
 from halteres.agent.faces.token import is_token, token
 from halteres.agent.table import TOOLS
 from halteres.agent.watching import stopping
+from halteres.config import program
+from halteres.config.discovery import EnvironmentBroken
 from halteres.errors import InvalidConfig
 
 from . import control
@@ -172,6 +176,62 @@ async def test_without_the_token_nobody_chooses_what_runs_or_which_folder_is_rea
         assert not seen
         assert (await http.post(path, json=body, auth=("halteres", token()))).status_code == 200
         assert len(seen) == 1
+
+
+SPENDS_THE_KEY: list[dict[str, Any]] = [
+    {"backend": "openrouter"},
+    {"models": ["qwen/qwen3-8b"]},
+    {"models": ["local:halteres/tiny", "qwen/qwen3-8b"]},
+    {"models": ["local:halteres/tiny"], "backend": "openrouter"},
+]
+
+
+@pytest.mark.parametrize("body", SPENDS_THE_KEY)
+async def test_without_the_token_nobody_spends_the_operators_key(
+    seen: list[tuple[str, dict[str, Any], str]], body: dict[str, Any]
+) -> None:
+    async with control.client(authorization="") as http:
+        answer = (await http.post("/test/inference", json=body)).json()
+        assert (answer["code"], "OPENROUTER_API_KEY" in answer["error"]) == ("unauthorized", True)
+        assert not seen
+        await http.post("/test/inference", json=body, auth=("halteres", token()))
+        await http.post("/test/inference", json={"models": ["halteres/tiny", "local:nowhere"], "backend": "local"})
+    assert len(seen) == 2
+
+
+async def test_selections_of_a_slow_environment_without_the_token_hold_up_nobody_else(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each holds a thread until the environment has described itself, also after its client has given up."""
+    folder = home / "environments"
+    folder.mkdir()
+    (folder / "slow.py").write_text("class Slow(BaseEnv): ...\n")
+    ask = program._ask  # pyright: ignore[reportPrivateUsage] - what takes its time
+    loop, asked, go = asyncio.get_running_loop(), asyncio.Semaphore(0), threading.Event()
+
+    def slowly(environment: program.EnvironmentProgram, values: Mapping[str, Any]) -> program.Description:
+        if environment.name == "slow":
+            loop.call_soon_threadsafe(asked.release)
+            assert go.wait(60)
+            raise EnvironmentBroken("It is broken.")
+        return ask(environment, values)
+
+    monkeypatch.setattr(program, "_ask", slowly)
+    loop.set_default_executor(ThreadPoolExecutor(1))  # the bound is no matter of how many threads there are
+    async with control.client(authorization="") as http, asyncio.timeout(60):
+        try:
+            given_up = [asyncio.create_task(http.post("/environments/slow/select")) for _ in range(OPEN_CALLS)]
+            for _ in range(OPEN_CALLS):
+                await asked.acquire()
+            for one in given_up:
+                one.cancel()
+            for answer in await asyncio.gather(*(http.post("/environments/slow/select") for _ in range(12))):
+                assert (answer.json()["code"], "token" in answer.json()["next"]) == ("busy", True)
+            assert (await http.get("/runs")).json()["count"] == 0
+            selected = await http.post("/environments/arithmetic/select", headers=control.bearer())
+            assert selected.json()["environment"] == "arithmetic"
+        finally:
+            go.set()
 
 
 async def test_without_the_token_a_name_a_setting_and_a_run_are_anybodys(

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import anyio
 import pytest
+import yaml
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR, CallToolRequestParams, ImageContent, TextContent
@@ -385,6 +386,17 @@ async def test_a_file_that_a_run_does_not_have_is_not_there(revision: str, run: 
         with pytest.raises(MCPError, match=r"There is no file .*config\.yaml") as raised:
             await client.read_resource("rl://runs/aaaa1111/config")
         assert raised.value.code != INTERNAL_ERROR
+
+
+async def test_a_key_among_a_runs_settings_is_not_told(revision: str, run: RunDirectory) -> None:
+    key = "tml-6f1e8d0c9b2a"
+    config = {"env": {"group_size": 8, "judge_api_key": key}, "openai": [{"api_key": key, "server_type": "sglang"}]}
+    (run.path / "config.yaml").write_text(yaml.safe_dump(config))
+    async with connected(revision) as client:
+        (contents,) = (await client.read_resource("rl://runs/aaaa1111/config")).contents
+    told = yaml.safe_load(contents.model_dump()["text"])
+    assert told["env"] == {"group_size": 8, "judge_api_key": "***"}
+    assert told["openai"] == [{"api_key": "***", "server_type": "sglang"}]
 
 
 async def test_prompts_are_filled_in(revision: str) -> None:

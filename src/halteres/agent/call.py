@@ -7,11 +7,11 @@ Never: raises (cancellation aside), knows a wire.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from halteres.agent.remedies import next_call
 from halteres.agent.shortening import clipped, echoed
 from halteres.agent.table import BY_NAME
 from halteres.agent.tool import Result, Tool
+from halteres.agent.untrusted import marked
 from halteres.errors import HalteresError, UserError, as_answer, boundary, unknown
 from halteres.redaction import Redactor
 
@@ -39,10 +40,15 @@ MOST_PROBLEMS = 8
 class Reply:
     """What a call came to."""
 
-    body: dict[str, Any]  # JSON; `error` and `code` where it failed
+    body: dict[str, Any]  # JSON, for people; `error` and `code` where it failed
     failed: bool = False
     status: int = 200  # for faces that speak HTTP
     images: tuple[Path, ...] = ()  # PNG files
+
+    @property
+    def for_agents(self) -> dict[str, Any]:
+        """The body with the texts of others marked as data: what every face but those for people hands on."""
+        return marked(self.body)
 
 
 async def call(name: str, arguments: Mapping[str, Any] | None, caller: Caller) -> Reply:
@@ -67,7 +73,7 @@ async def _run(found: Tool, caller: Caller, arguments: Mapping[str, Any]) -> Res
     """A tool that waits runs on the loop, the others in a thread: they read files and ask environments."""
     if inspect.iscoroutinefunction(found.function):
         return await found.function(caller, **arguments)
-    return await asyncio.to_thread(found.function, caller, **arguments)
+    return await caller.in_thread(found.name, partial(found.function, caller, **arguments))
 
 
 def _tool(name: str) -> Tool:

@@ -135,12 +135,8 @@ class Job:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Its settings, by section, without those of the environment that are named like secrets."""
-        settings = self.settings.model_dump(mode="json")
-        return {
-            **settings,
-            "env": {name: value for name, value in settings["env"].items() if not environ.is_secret(name)},
-        }
+        """Its settings, by section; those that are named like secrets are struck out."""
+        return Redactor.of_this_process().json(self.settings.model_dump(mode="json"))
 
 
 class Wandb:

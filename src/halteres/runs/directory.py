@@ -93,16 +93,24 @@ class RunDirectory:
             return Resolved(settings=settings, sources=NOTHING_GIVEN)
         return resolve_settings(None, None, edits, base=settings)
 
-    def environment_config(self) -> dict[str, Any]:
-        """The environment's own settings as they held in the run."""
+    def config(self) -> dict[str, Any]:
+        """config.yaml: what the environment ran with. A key may be in it."""
         file = self.path / "config.yaml"
         try:
             config = yaml.safe_load(file.read_text())
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+        except FileNotFoundError as error:
+            raise NotFound(f"There is no file {file}.") from error
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise unreadable(file, " ".join(str(error).split())) from error
-        env = (config.get("env") or {}) if isinstance(config, dict) else None
-        if not isinstance(env, dict):
+        if not isinstance(config, dict):
             raise unreadable(file, "it holds no settings")
+        return config
+
+    def environment_config(self) -> dict[str, Any]:
+        """The environment's own settings as they held in the run."""
+        env = self.config().get("env") or {}
+        if not isinstance(env, dict):
+            raise unreadable(self.path / "config.yaml", "it holds no settings")
         return dict(env)
 
     @property

@@ -93,7 +93,7 @@ def _typed(parameter: Parameter) -> inspect.Parameter:
 def _tell(reply: Reply, *, as_json: bool) -> None:
     """Print the answer; exit code 1 where it holds an error."""
     if as_json:
-        sys.stdout.write(json.dumps(reply.body, ensure_ascii=False, separators=(",", ":")) + "\n")
+        sys.stdout.write(json.dumps(reply.for_agents, ensure_ascii=False, separators=(",", ":")) + "\n")
     else:
         from halteres.agent.faces.readable import show
 

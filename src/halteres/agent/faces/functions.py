@@ -44,7 +44,7 @@ class Tools:
 
     async def call(self, name: str, /, **arguments: Any) -> dict[str, Any]:
         """Call a tool. A failure is an answer with `error`, `code` and `next`."""
-        return (await call(name, arguments, self._caller)).body
+        return (await call(name, arguments, self._caller)).for_agents
 
 
 def _tool(signature: Callable[P, None]) -> Callable[P, Told]:
@@ -56,7 +56,7 @@ def _tool(signature: Callable[P, None]) -> Callable[P, Told]:
     async def answered(*args: P.args, **kwargs: P.kwargs) -> str:
         given = parameters.bind(*args, **kwargs).arguments
         reply = await call(signature.__name__, given, own_caller("python"))
-        return json.dumps(reply.body, ensure_ascii=False, indent=2)
+        return json.dumps(reply.for_agents, ensure_ascii=False, indent=2)
 
     answered.__doc__ = BY_NAME[signature.__name__].description
     return answered

@@ -76,7 +76,7 @@ def registration(tool: Tool) -> dict[str, Any]:
 async def handle(name: str, args: Mapping[str, Any], **_: Any) -> str | dict[str, Any]:
     """Answer one call; what else the host passes (task_id and the like) does not matter here."""
     reply = await call(name, args, own_caller("hermes"))
-    text = json.dumps(reply.body, ensure_ascii=False, indent=2)
+    text = json.dumps(reply.for_agents, ensure_ascii=False, indent=2)
     pictures = [_picture(data) for file in reply.images if (data := base64_of(file))]
     if not pictures:
         return text

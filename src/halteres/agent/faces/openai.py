@@ -38,7 +38,7 @@ async def answer(tool_call: Mapping[str, Any], caller: Caller | None = None) -> 
     asked = tool_call.get("function") or {}
     name = str(asked.get("name") or "")
     try:
-        body = (await call(name, _arguments(name, asked.get("arguments")), caller or own_caller("openai"))).body
+        body = (await call(name, _arguments(name, asked.get("arguments")), caller or own_caller("openai"))).for_agents
     except UserError as error:
         body = {**as_answer(error), "next": next_call(name, error)}
     content = json.dumps(body, ensure_ascii=False, separators=(",", ":"))

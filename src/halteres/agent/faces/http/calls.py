@@ -1,6 +1,7 @@
 """Calls under way.
 
-Owns: that a call ends with its client, with the server, or at its route's limit, whichever is first.
+Owns: that a call ends with its client, with the server, or at its route's limit, whichever is first; that those without
+the token run in threads of their own.
 Never: knows a route, changes an answer.
 """
 
@@ -8,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
 
 from halteres.agent.call import Reply, call
-from halteres.agent.caller import Caller
+from halteres.agent.caller import Caller, OpenThreads
 from halteres.agent.faces.functions import own_caller
 from halteres.errors import NotReady, as_answer
 
@@ -25,11 +27,18 @@ class Calls:
     """The calls of one server."""
 
     def __init__(self) -> None:
+        self._open_threads = OpenThreads()
         self._under_way: set[asyncio.Task[Reply]] = set()
         self.ended = asyncio.Event()  # for what is no call, and waits too
 
     async def reply(
-        self, request: Request, name: str, arguments: Mapping[str, Any], limit_s: float | None = None
+        self,
+        request: Request,
+        name: str,
+        arguments: Mapping[str, Any],
+        limit_s: float | None = None,
+        *,
+        is_open: bool = False,
     ) -> Reply:
         """Call a tool for a request whose body was read.
 
@@ -38,8 +47,9 @@ class Calls:
             name: of the tool.
             arguments: of the tool.
             limit_s: seconds after which the answer is `not_ready`; what a tool does in a thread goes on.
+            is_open: it came without the token.
         """
-        work = asyncio.create_task(call(name, arguments, _caller(request)), name=name)
+        work = asyncio.create_task(call(name, arguments, self._caller(request, is_open)), name=name)
         gone = asyncio.create_task(_departure(request), name=f"client of {name}")
         self._under_way.add(work)
         try:
@@ -53,16 +63,16 @@ class Calls:
             return _cut(name, "The server ends." if done else f"{limit_s:g} s are the limit here; it may still go on.")
         return work.result()
 
+    def _caller(self, request: Request, is_open: bool) -> Caller:
+        session = request.headers.get(SESSION)
+        caller = Caller(draft=session, face="http") if session else own_caller("http")
+        return replace(caller, open_threads=self._open_threads) if is_open else caller
+
     def end(self) -> None:
         """End those that wait; their clients are told to ask again."""
         self.ended.set()
         for work in tuple(self._under_way):
             work.cancel()
-
-
-def _caller(request: Request) -> Caller:
-    session = request.headers.get(SESSION)
-    return Caller(draft=session, face="http") if session else own_caller("http")
 
 
 async def _departure(request: Request) -> None:

@@ -57,8 +57,9 @@ class LegacyRoutes:
 
     async def environments(self, request: Request) -> Response:
         """GET /environments: a bare list, which the client wraps itself."""
-        reply = await self._calls.reply(request, "rl_list_environments", {}, LIMIT_S)
-        return answer(reply.body if reply.failed else reply.body["environments"])
+        is_open = not carries_token(request.headers)
+        reply = await self._calls.reply(request, "rl_list_environments", {}, LIMIT_S, is_open=is_open)
+        return answer(reply.for_agents if reply.failed else reply.for_agents["environments"])
 
     def _tool(self, name: str, **fixed: Any) -> Endpoint:
         """The endpoint that calls a tool with the path's, the body's and these arguments."""
@@ -66,10 +67,12 @@ class LegacyRoutes:
         async def endpoint(request: Request) -> Response:
             try:
                 arguments = {**await arguments_of(request), **request.path_params, **fixed}
-                if (refusal := beyond_open(name, arguments)) and not carries_token(request.headers):
+                is_open = not carries_token(request.headers)
+                if is_open and (refusal := beyond_open(name, arguments)):
                     raise refusal
             except UserError as error:
                 return refused(error, 200)
-            return answer((await self._calls.reply(request, name, arguments, LIMIT_S)).body)
+            reply = await self._calls.reply(request, name, arguments, LIMIT_S, is_open=is_open)
+            return answer(reply.for_agents)
 
         return endpoint

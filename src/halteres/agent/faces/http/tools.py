@@ -44,7 +44,7 @@ class ToolRoutes:
     async def call(self, request: Request) -> Response:
         """POST /api/tools/{name}: its arguments as a JSON object; an error's status fits its kind."""
         reply = await self._calls.reply(request, request.path_params["name"], await arguments_of(request))
-        return answer(reply.body, reply.status)
+        return answer(reply.for_agents, reply.status)
 
     async def openapi(self, _: Request) -> Response:
         """GET /openapi.json."""

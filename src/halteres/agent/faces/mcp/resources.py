@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import mcp_types as types
 import msgspec
+import yaml
 from mcp.server import ServerRequestContext
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
@@ -25,6 +26,7 @@ from halteres.agent.call import Reply, call
 from halteres.agent.caller import Caller
 from halteres.agent.defects import Defect, recorded
 from halteres.agent.faces.pictures import base64_of
+from halteres.agent.untrusted import fenced, marked
 from halteres.dashboard.view import view_of
 from halteres.errors import HalteresError, NotFound, ServerError, boundary
 from halteres.observe.metrics import Row, merge_by_step
@@ -110,13 +112,14 @@ async def _runs(uri: str, caller: Caller) -> Contents:
 
 async def _status(uri: str, caller: Caller, run_id: str) -> Contents:
     view = await asyncio.to_thread(lambda: view_of(find_run(run_id)))
-    return _plain(uri, _JSON, msgspec.json.encode(view).decode())
+    return _plain(uri, _JSON, msgspec.json.encode(marked(view)).decode())
 
 
 async def _config(uri: str, caller: Caller, run_id: str) -> Contents:
     def read() -> str:
         run = find_run(run_id)
-        return servers_of(run).redactor.text(_text_of(run.path / "config.yaml"))
+        shown = yaml.safe_dump(Redactor.of_this_process().json(run.config()), sort_keys=False)
+        return servers_of(run).redactor.text(shown)
 
     return _plain(uri, _YAML, await asyncio.to_thread(read))
 
@@ -136,7 +139,7 @@ async def _plot(uri: str, caller: Caller, run_id: str) -> Contents:
 
 async def _log(uri: str, caller: Caller, run_id: str, role: str) -> Contents:
     reply = await _told("rl_get_logs", {"run_id": run_id, "role": role, "lines": 40}, caller)
-    return _plain(uri, _TEXT, "\n".join(reply.body["lines"]))
+    return _plain(uri, _TEXT, fenced("\n".join(reply.body["lines"]), "log"))
 
 
 async def _source(uri: str, caller: Caller, name: str) -> Contents:
@@ -186,7 +189,7 @@ def table(rows: list[Row]) -> str:
 
 
 def _body(uri: str, reply: Reply) -> Contents:
-    return _plain(uri, _JSON, json.dumps(reply.body, ensure_ascii=False, separators=(",", ":")))
+    return _plain(uri, _JSON, json.dumps(reply.for_agents, ensure_ascii=False, separators=(",", ":")))
 
 
 def _plain(uri: str, kind: str, text: str) -> Contents:

@@ -70,12 +70,13 @@ async def _list_tools(_: Context, __: types.PaginatedRequestParams | None) -> ty
 
 def result(reply: Reply) -> types.CallToolResult:
     """An answer on this wire: compact JSON as text and as structure, then its pictures."""
-    text = json.dumps(reply.body, ensure_ascii=False, separators=(",", ":"))
+    body = reply.for_agents
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
     pictures = [
         types.ImageContent(data=data, mime_type="image/png") for file in reply.images if (data := base64_of(file))
     ]
     return types.CallToolResult(
         content=[types.TextContent(text=text), *pictures],
-        structured_content=reply.body,
+        structured_content=body,
         is_error=reply.failed,
     )
