@@ -166,7 +166,7 @@ class OneLength:
     """ASGI middleware: 400, and the connection's end, for a request with Content-Length and Transfer-Encoding.
 
     A proxy may have believed the one, and the server's parser the other: what one of them takes for the body's rest is
-    the next request to the other, with somebody else's rights. httptools refuses it by itself; h11 0.16 takes the second.
+    the next request to the other, with somebody else's rights. httptools refuses it by itself, h11 0.16 does not.
     """
 
     def __init__(self, app: ASGIApp) -> None:
