@@ -51,7 +51,8 @@ def tail(file: Path, lines: int, since: int = 0) -> list[str]:
     """The last lines of a text file, of what stands after `since` bytes; none where there is no file."""
     try:
         with file.open("rb") as stream:
-            stream.seek(max(since, stream.seek(0, 2) - TAIL_BYTES))
+            end = stream.seek(0, 2)
+            stream.seek(max(since if since <= end else 0, end - TAIL_BYTES))  # it may have been cut meanwhile
             return stream.read().decode(errors="replace").splitlines()[-lines:]
     except OSError:
         return []

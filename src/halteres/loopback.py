@@ -2,7 +2,7 @@
 
 Owns: listening sockets of our servers, the sentence for a port that is taken, the check that a request names this
 machine and comes from no foreign page (DNS rebinding, cross-site requests); that a signal ends a server in order;
-a bound on what a server reads.
+a bound on what a server reads, and that a request says but once how long it is.
 Never: routes, authenticates anybody, listens on another address unless its caller does (`beyond`).
 """
 
@@ -128,6 +128,7 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, config: uvicorn.Config, on_end: Callable[[], None] = lambda: None) -> None:
+        config.app = OneLength(config.app)  # type: ignore[arg-type] - all our servers hand over an app, not its name
         super().__init__(config)
         self._on_end = on_end
         logging.getLogger("uvicorn").setLevel(logging.WARNING)  # our own processes say where they serve
@@ -148,6 +149,38 @@ class Server(uvicorn.Server):
         """Answer what is under way, then close."""
         self._on_end()
         await super().shutdown(sockets)
+
+
+class AmbiguousLength(UserError):
+    """A request whose body ends in two places."""
+
+    code, status = "ambiguous_length", 400
+
+
+TWO_LENGTHS = AmbiguousLength(
+    "This request was not read.", "It has Content-Length and Transfer-Encoding both.", "Send one of them."
+)
+
+
+class OneLength:
+    """ASGI middleware: 400, and the connection's end, for a request with Content-Length and Transfer-Encoding.
+
+    A proxy may have believed the one, and the server's parser the other: what one of them takes for the body's rest is
+    the next request to the other, with somebody else's rights. httptools refuses it by itself, h11 0.16 does not.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on or refuse."""
+        if scope["type"] == "http" and {b"content-length", b"transfer-encoding"} <= {
+            name for name, _ in scope["headers"]
+        }:
+            answer = {**as_http(TWO_LENGTHS), **as_answer(TWO_LENGTHS)}
+            await JSONResponse(answer, TWO_LENGTHS.status, {"Connection": "close"})(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
 
 
 class LocalOnly:

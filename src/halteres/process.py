@@ -1,8 +1,8 @@
 """How every process of ours begins and ends.
 
 Owns: the lifeline (a pipe whose end of file means: whoever started us is gone), the process that outlives its maker,
-the ban on torch where nobody but us would import it, thread counts, logging to stderr without secrets, the clock by
-which silence is measured.
+what descendants leave behind, the ban on torch where nobody but us would import it, thread counts, logging to stderr
+without secrets, the clock by which silence is measured.
 Never: decides what a process does in between.
 """
 
@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from halteres.redaction import Redactor
 GRACE_S = 10.0
 """How long a process may take to end in order after its lifeline broke; then it ends at once."""
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 _WALL_AHEAD_S = time.time() - time.monotonic()
 
@@ -165,6 +166,49 @@ def steady_time() -> float:
     process runs ends none of them.
     """
     return _WALL_AHEAD_S + time.monotonic()
+
+
+def adopt_orphans(reap_s: float = 10.0) -> None:
+    """From here on this process is the parent of whatever its descendants leave behind (Linux), also of what left its
+    process group; `end_orphans` ends that. Every `reap_s` seconds those that have ended are taken note of."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        threading.Thread(target=_reap, args=(reap_s,), name="orphans", daemon=True).start()
+
+
+def _reap(every_s: float) -> None:
+    """Zombies that nobody has waited for between two looks: the exit of a child of ours is its waiter's to take."""
+    before = set[int]()
+    while True:
+        time.sleep(every_s)
+        zombies = {child for child in _children() if _is_zombie(child)}
+        for child in zombies & before:
+            with suppress(ChildProcessError):
+                os.waitpid(child, os.WNOHANG)
+        before = zombies
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].startswith(b"Z")
+    except OSError:
+        return False
+
+
+def end_orphans(within_s: float = GRACE_S) -> None:
+    """Kill every child of this process, and theirs as they become ours. For a process that waits for none of them."""
+    ends = time.monotonic() + within_s
+    while (children := _children()) and time.monotonic() < ends:
+        for child in children:
+            with suppress(ProcessLookupError, PermissionError, ChildProcessError):
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+
+
+def _children() -> list[int]:
+    """Children of every thread of this process; none where there is no /proc."""
+    told = [file.read_text() for file in Path("/proc/self/task").glob("*/children")]
+    return [int(pid) for pid in " ".join(told).split()]
 
 
 def usable_cores() -> int:

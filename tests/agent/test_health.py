@@ -14,7 +14,10 @@ from typer.testing import CliRunner
 from halteres.agent import checks
 from halteres.agent.call import call
 from halteres.agent.caller import Caller
+from halteres.agent.checks import machine_checks
 from halteres.cli.main import app
+from halteres.config import environ
+from halteres.errors import InvalidConfig
 from halteres.models import TINY
 from halteres.runs.starting import machine
 
@@ -100,6 +103,7 @@ def test_a_gpu_counts_if_torch_can_use_it(
     smi.write_text(SMI)
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("HALTERES_DEVICE", "cuda")
     monkeypatch.setattr(machine.importlib.metadata, "version", lambda package: torch)
     found = machine.gpu()
     assert (found is not None) is seen
@@ -108,10 +112,30 @@ def test_a_gpu_counts_if_torch_can_use_it(
         assert machine.look().model_memory == found.memory
 
 
+def test_the_engine_takes_the_cpu_beside_a_gpu_unless_its_user_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its CUDA path is not verified yet; the check says so, and how to take it."""
+    (tmp_path / "nvidia-smi").write_text(SMI)
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("HALTERES_DEVICE", raising=False)
+    monkeypatch.setattr(machine.importlib.metadata, "version", lambda package: "2.13.0")
+    assert (environ.device(), machine.gpu()) == ("cpu", None)
+    told = next(check.found for check in machine_checks() if check.name == "machine")
+    assert "NVIDIA H200" in told and "HALTERES_DEVICE=cuda" in told
+    monkeypatch.setenv("HALTERES_DEVICE", "cuda")
+    assert environ.device() == "cuda"
+    monkeypatch.setenv("HALTERES_DEVICE", "tpu")
+    with pytest.raises(InvalidConfig, match="HALTERES_DEVICE"):
+        environ.check()
+
+
 def test_a_driver_that_does_not_answer_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smi = tmp_path / "nvidia-smi"
     smi.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
     smi.chmod(0o755)
+    monkeypatch.setenv("HALTERES_DEVICE", "cuda")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(machine.importlib.metadata, "version", lambda package: "2.13.0")
     assert machine.gpu() is None

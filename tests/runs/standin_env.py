@@ -70,6 +70,9 @@ def serve(given: dict[str, Any]) -> None:
         sys.exit(1)
     if behaviour == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if behaviour == "leaves a session":
+        left = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
+        Path(given["run_dir"], "left").write_text(str(left.pid))
     while True:
         signal.pause()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -199,6 +200,26 @@ def test_stop_ends_a_run_with_a_checkpoint_and_no_orphan(start: StartRun, monkey
     assert state.last_checkpoint is not None and state.last_checkpoint["step"] == 1
     assert not survivors(state)
     assert stop_run(run) == state, "stopping again changes nothing"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
+def test_a_process_that_left_its_group_ends_with_the_run(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STANDIN_STEPS", "1")
+    monkeypatch.setenv("STANDIN_ENV", "leaves a session")
+    run = start()
+    wait(run, lambda state: state.status == "running" and state.step == 1)
+    left = int(wait_until(lambda: (file := run.path / "left").exists() and file.read_text()))
+    assert not is_gone(left)
+    stop_run(run)
+    wait_until(lambda: is_gone(left))
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
 
 
 def test_stop_works_while_the_run_is_still_starting(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from halteres.config import environ
+from halteres.files import tail
 from halteres.process import Lifeline
 from halteres.redaction import Redactor
 from halteres.runs import identity
@@ -127,6 +128,23 @@ async def test_without_a_secret_a_child_writes_its_log_itself(tmp_path: Path, mo
     child = await run(tmp_path, "import os; print(os.readlink('/proc/self/fd/1'))")
     assert child.output.thread is None
     assert (tmp_path / "log").read_text().strip() == str(tmp_path / "log")
+
+
+def test_a_log_that_grows_without_end_is_cut_while_its_run_goes_on_and_keeps_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logpipe, "LOG_BYTES", 100_000)
+    monkeypatch.setattr(logpipe, "KEPT_BYTES", 20_000)
+    log = tmp_path / "env.log"
+    with log.open("ab", buffering=0) as child:  # as a child has it
+        child.write(b"".join(b"line %d\n" % number for number in range(20_000)))
+        logpipe.cut_logs(tmp_path)
+        assert log.stat().st_size < 30_000
+        child.write(b"the last\n")
+    first, second, *_, newest, last = log.read_text().splitlines()
+    assert "cut" in first and second.startswith("line ")
+    assert (newest, last) == ("line 19999", "the last")
+    assert tail(log, 1, since=10**9) == ["the last"]
 
 
 async def test_a_child_is_given_the_secrets_that_are_named_and_no_other(

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
+from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from halteres.errors import Conflict, InvalidConfig
-from halteres.loopback import LocalOnly, open_listener, url_of
+from halteres.loopback import LocalOnly, Server, open_listener, url_of
+from halteres.trajectories.connection import Reader
 
 
 async def asked(**headers: str) -> int:
@@ -91,3 +96,30 @@ def test_this_machine_by_name_is_its_loopback() -> None:
         open_listener(0, host="no such name")
     with pytest.raises(Conflict, match=r"of 192\.0\.2\.1 cannot be used"):
         open_listener(0, host="192.0.2.1", beyond=True)
+
+
+@pytest.mark.parametrize("http", ["h11", "httptools", Reader])
+async def test_a_request_that_tells_two_lengths_is_refused_and_nothing_behind_it_is_read(http: Any) -> None:
+    """A proxy before the server may have believed the other one: what follows could be somebody else's request."""
+    served = list[str]()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        served.append(scope["path"])
+        await Response()(scope, receive, send)
+
+    with open_listener(0) as bound:
+        server = Server(uvicorn.Config(app, http=http, lifespan="off", loop="none", log_config=None))
+        serving = asyncio.create_task(server.serve(sockets=[bound]))
+        async with asyncio.timeout(20):
+            reader, writer = await asyncio.open_connection(*bound.getsockname())
+            lengths = b"Host: 127.0.0.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+            writer.write(
+                b"POST /first HTTP/1.1\r\n" + lengths + b"0\r\n\r\nGET /second HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+            )
+            answer = await reader.read()
+            writer.close()
+            server.end()
+            await serving
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert served == []

@@ -204,6 +204,9 @@ def test_a_folder_that_cannot_be_served_is_refused_with_the_reason(shelf: Shelf,
     (own / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
     with pytest.raises(UserError, match="model_type is 'mamba'"):
         shelf.add(own, "mine")
+    (own / "config.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match="nested too deeply"):
+        shelf.add(own, "mine")
     (own / "config.json").write_text(json.dumps(config))
     (own / "tokenizer.json").unlink()
     with pytest.raises(UserError, match=r"tokenizer\.json is missing"):

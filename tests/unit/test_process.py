@@ -23,6 +23,28 @@ def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+ORPHANS = """
+import pathlib, subprocess, sys, time
+from halteres import process
+process.adopt_orphans(reap_s=0.01)
+leave = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]], start_new_session=True)"
+def left():
+    return [pid for file in pathlib.Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()]
+subprocess.run([sys.executable, "-c", leave, "pass"], check=True)
+while left():
+    time.sleep(0.01)
+subprocess.run([sys.executable, "-c", leave, "import signal; signal.pause()"], check=True)
+print(len(left()))
+process.end_orphans()
+print(len(left()))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
+def test_what_descendants_leave_behind_is_reaped_and_ended_with_this_process() -> None:
+    assert run(ORPHANS).stdout.split() == ["1", "0"]
+
+
 @contextmanager
 def child(code: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A child with a lifeline, once it has said a line; and the end of the lifeline that keeps it alive."""

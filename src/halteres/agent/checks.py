@@ -96,6 +96,9 @@ def _is_free(port: int) -> bool:
 def _machine(there: machine.Machine) -> Check:
     free, total = there.memory.free, there.memory.total
     told = f"{there.cores} cores, {_gb(free)} of {_gb(total)} GB memory free, "
+    if there.unused_gpu is not None:
+        unverified = f"{there.unused_gpu.name} is not used: its path is not verified yet (HALTERES_DEVICE=cuda uses it)"
+        return Check(name="machine", found=told + unverified)
     if there.gpu is None:
         return Check(name="machine", found=f"{told}no GPU: the engine runs on the CPU")
     return Check(name="machine", found=f"{told}{there.gpu.name} with {_gb(there.gpu.memory.free)} GB free")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,7 +49,7 @@ def add(
 ) -> None:
     """Register a base model: it can be served by name, and clients find its tokenizer by that name without a hub."""
     file = Path(model).expanduser()
-    if file.suffix.lower() == ".gguf" or file.is_file():
+    if file.suffix.lower() == ".gguf" or os.path.isfile(file):  # False for what can be no path, too
         added = _convert(file.absolute(), name or file.stem)
     else:
         source, own_name = _source(model)
@@ -99,7 +100,7 @@ def _source(named: str) -> tuple[Path, str]:
     path = Path(named).expanduser()
     if known is not None and known != path.absolute():
         return known, named
-    if path.is_dir() or path.is_absolute() or named.startswith("."):
+    if os.path.isdir(path) or path.is_absolute() or named.startswith("."):
         return path.absolute(), suggested_name(path.absolute())
     return download(checked_name(named), environ.hub_cache()), named
 

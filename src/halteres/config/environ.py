@@ -14,6 +14,7 @@ from pathlib import Path
 from halteres.errors import InvalidConfig
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+DEVICES = ("cpu", "cuda")
 LOOPBACK = ("127.0.0.1", "localhost")
 
 
@@ -92,6 +93,14 @@ def threads() -> int | None:
     return int(value)
 
 
+def device() -> str:
+    """HALTERES_DEVICE: what the engine computes on, `cpu` or `cuda` (default cpu: `cuda` is not verified yet)."""
+    name = os.environ.get("HALTERES_DEVICE") or "cpu"
+    if name not in DEVICES:
+        raise _misread("HALTERES_DEVICE", name, f"It is one of {', '.join(DEVICES)}.")
+    return name
+
+
 def set_threads(count: int) -> None:
     """Fix the thread count of numeric libraries; call before they are imported."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -108,6 +117,7 @@ def check() -> None:
     """Read every variable that can be wrong. InvalidConfig names it."""
     log_level()
     threads()
+    device()
 
 
 def for_child(**changes: str) -> dict[str, str]:

@@ -54,7 +54,7 @@ def _load(options: argparse.Namespace) -> Engine:
         return ScriptedEngine(options.model, options.name, options.threads)
     from halteres.engine.torch.engine import TorchEngine
 
-    return TorchEngine(options.model, options.name, options.threads)
+    return TorchEngine(options.model, options.name, options.threads, device=environ.device())
 
 
 def _say_ready() -> None:

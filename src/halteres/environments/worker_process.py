@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -50,6 +51,7 @@ class WorkerProcess:
     def __init__(self, command: Sequence[str], *, start_within_s: float) -> None:
         self._command, self._start_within_s = tuple(command), start_within_s
         self._child: subprocess.Popen[bytes] | None = None
+        self._output: socket.socket | None = None  # the child's; unlike a pipe's, its end can be shut whoever holds it
         self._turn = asyncio.Lock()
 
     async def ask(self, question: Mapping[str, Any], within_s: float) -> Mapping[str, Any]:
@@ -74,6 +76,11 @@ class WorkerProcess:
             with contextlib.suppress(OSError):  # what was not written yet goes nowhere
                 if child.stdin is not None:
                     child.stdin.close()
+            if self._output is not None:  # a thread that reads ends, though a grandchild may hold the other end
+                with contextlib.suppress(OSError):
+                    self._output.shutdown(socket.SHUT_RDWR)
+                self._output.close()
+                self._output = None
             if child.stdout is not None and not self._turn.locked():  # else the thread that reads closes it
                 child.stdout.close()
 
@@ -84,14 +91,18 @@ class WorkerProcess:
 
     def _spawned(self) -> subprocess.Popen[bytes]:
         # No secrets, and a group of its own; should this process die, the kernel ends the child.
-        return subprocess.Popen(
-            self._command,
-            env=environ.for_stranger(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            process_group=0,
-            preexec_fn=die_with_parent,
-        )
+        self._output, theirs = socket.socketpair()
+        with theirs:
+            child = subprocess.Popen(
+                self._command,
+                env=environ.for_stranger(),
+                stdin=subprocess.PIPE,
+                stdout=theirs,
+                process_group=0,
+                preexec_fn=die_with_parent,
+            )
+        child.stdout = self._output.makefile("rb")
+        return child
 
     async def _answer(
         self, child: subprocess.Popen[bytes], question: Mapping[str, Any] | None, within_s: float

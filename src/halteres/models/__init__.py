@@ -8,6 +8,7 @@ The shelf is a folder of models (HALTERES_HOME/models): `SHELF/qwen3-0.6b/config
 part, whoever its owner.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,4 +53,4 @@ def on_shelf(shelf: Path) -> Iterator[tuple[str, Path]]:
 
 def is_model(folder: Path) -> bool:
     """Whether a folder is laid out as one of Hugging Face's."""
-    return (folder / "config.json").is_file()
+    return os.path.isfile(folder / "config.json")  # False for what can be no path, too

@@ -111,7 +111,7 @@ def _header(file: Path) -> list[tuple[str, list[int]]]:
         (length,) = struct.unpack("<Q", stream.read(8).ljust(8, b"\xff"))
         if length > _MAX_HEADER:
             raise ValueError(f"{file} is no safetensors file")
-        header = json.loads(stream.read(length))
+        header = _parsed(file, stream.read(length))
     try:
         tensors = [(n, e["shape"], e["data_offsets"][1]) for n, e in header.items() if n != "__metadata__"]
     except (AttributeError, KeyError, TypeError, IndexError) as error:
@@ -123,10 +123,17 @@ def _header(file: Path) -> list[tuple[str, list[int]]]:
 
 
 def _object(file: Path) -> Mapping[str, Any]:
-    told = json.loads(file.read_bytes())
+    told = _parsed(file, file.read_bytes())
     if not isinstance(told, dict):
         raise ValueError(f"{file} holds no JSON object")
     return told
+
+
+def _parsed(file: Path, text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"{file} is nested too deeply") from error
 
 
 def _number(config: Mapping[str, Any], name: str, default: int | None = None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -299,3 +300,22 @@ def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
     with sqlite3.connect(file) as connection:
         assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("notes",)]
     connection.close()
+
+
+def test_a_database_that_is_refused_gets_no_lock_beside_it(tmp_path: Path) -> None:
+    (file := tmp_path / "notes.sqlite").write_bytes(b"no database, and longer than its head would be" * 40)
+    with pytest.raises(StoreFailed):
+        SqliteStore(file)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.sqlite"]
+
+
+def test_a_database_without_its_tokens_is_warned_of_when_it_is_opened(
+    open_store: OpenStore, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after a copy of the database alone."""
+    open_store().commit([arrived(1, b"tokens")])
+    open_store()
+    assert caplog.text == ""
+    shutil.rmtree(tokens(file))
+    open_store()
+    assert str(tokens(file)) in caplog.text and "1 of 1" in caplog.text

@@ -47,14 +47,16 @@ from halteres.engine.torch.sampler import Sampler
 from halteres.engine.torch.worker import Call, Slices, Worker
 from halteres.engine.torch.writing import Writer
 from halteres.engine.wants import check_streamed
-from halteres.errors import Conflict, HalteresError, NotFound
+from halteres.errors import Conflict, HalteresError, InvalidConfig, NotFound
 from halteres.text import load_tokenizer
 
 
 class TorchEngine:
     """One base model in memory; see `Engine` for what each call promises."""
 
-    def __init__(self, folder: Path, name: str, threads: int = 1, limits: Limits | None = None) -> None:
+    def __init__(
+        self, folder: Path, name: str, threads: int = 1, limits: Limits | None = None, device: str = "cpu"
+    ) -> None:
         """Read a model folder; takes seconds.
 
         Raises:
@@ -64,8 +66,13 @@ class TorchEngine:
         torch.set_num_threads(threads)
         with suppress(RuntimeError):  # it can be set once per process only
             torch.set_num_interop_threads(1)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # cuda: not verified yet
-        self._base = load_base(folder, torch.float32, device)
+        if device == "cuda" and not torch.cuda.is_available():
+            raise InvalidConfig(
+                "The engine cannot use CUDA here.",
+                f"torch {torch.__version__} finds no GPU.",
+                "Unset HALTERES_DEVICE for the CPU, or install a torch build for your GPU.",
+            )
+        self._base = load_base(folder, torch.float32, torch.device(device))
         self._info = _info(self._base, folder, name, threads)
         self._limits = limits or Limits()
         self._adapters: dict[str, Adapter] = {}

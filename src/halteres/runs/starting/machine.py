@@ -14,6 +14,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from halteres.config import environ
 from halteres.process import usable_cores
 
 NVIDIA_SMI = "nvidia-smi"
@@ -45,6 +46,7 @@ class Machine:
     cores: int
     memory: Memory
     gpu: Gpu | None
+    unused_gpu: Gpu | None = None  # there, and left alone by the engine
 
     @property
     def model_memory(self) -> Memory:
@@ -59,7 +61,8 @@ class Machine:
 
 def look() -> Machine:
     """This machine, now."""
-    return Machine(cores=usable_cores(), memory=main_memory(), gpu=gpu())
+    used = gpu()
+    return Machine(cores=usable_cores(), memory=main_memory(), gpu=used, unused_gpu=None if used else _usable_gpu())
 
 
 def gb(count: int | None) -> float | None:
@@ -79,6 +82,11 @@ def main_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> Memory:
 
 
 def gpu() -> Gpu | None:
+    """The first GPU, if the engine will use it."""
+    return _usable_gpu() if environ.device() == "cuda" else None
+
+
+def _usable_gpu() -> Gpu | None:
     """The first GPU, if the installed torch can use it."""
     program = shutil.which(NVIDIA_SMI)
     if program is None or _torch_is_for_cpu():

@@ -21,6 +21,7 @@ from halteres.redaction import Redactor
 from halteres.runs.diagnosis import HEARTBEAT_S
 from halteres.runs.directory import RunDirectory
 from halteres.runs.state import RunState, read_state, write_state
+from halteres.runs.supervision.logpipe import cut_logs
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class Ledger:
     async def _beat(self, every_s: float) -> None:
         while True:
             self._touch()
+            await asyncio.to_thread(cut_logs, self.run.path / "logs")
             await asyncio.sleep(every_s)
 
     def _touch(self) -> None:

@@ -2,7 +2,8 @@
 
 Owns: what a child gets for its standard output, the thread that empties it, what of a stream must wait for its next
 bytes.
-Never: decides what is secret; makes a child wait longer than the log's disk does; ends one because a log is full.
+Never: decides what is secret; makes a child wait longer than the log's disk does; ends one because a log is full; lets
+a log grow without end.
 
 A child gets the log file itself where nothing is known to be secret. Otherwise it gets a pipe, emptied by a thread of
 its own, so that no child waits for whatever else its supervisor does. The pipe ends with its last writer, so a child's
@@ -26,6 +27,9 @@ from pathlib import Path
 
 from halteres.config import environ
 from halteres.redaction import SHORTEST, STRUCK
+
+LOG_BYTES, KEPT_BYTES = 64 * 1024 * 1024, 16 * 1024 * 1024
+"""What a log may grow to, and what is then kept of it: the newest."""
 
 CHUNK_BYTES = 64 * 1024
 PIPE_BYTES = 1024 * 1024
@@ -152,3 +156,21 @@ def _write(sink: int, data: bytes) -> None:
     with contextlib.suppress(OSError):
         while data:
             data = data[os.write(sink, data) :]
+
+
+def cut_logs(folder: Path) -> None:
+    """Of every log in this folder that has grown too large, keep the end. Whoever writes it appends, and goes on; what
+    comes in between the reading and the cutting is lost."""
+    for log in folder.glob("*.log"):
+        with contextlib.suppress(OSError):  # a disk that takes nothing: the next look tries again
+            if log.stat().st_size > LOG_BYTES:
+                _cut(log)
+
+
+def _cut(log: Path) -> None:
+    with log.open("rb+") as stream:
+        size = stream.seek(-KEPT_BYTES, os.SEEK_END) + KEPT_BYTES
+        kept = stream.read().partition(b"\n")[2]  # whole lines
+        stream.truncate(0)
+    with log.open("ab", buffering=0) as appending:
+        appending.write(b"[%d bytes of this log were cut away]\n" % (size - len(kept)) + kept)

@@ -139,7 +139,11 @@ def main(arguments: Sequence[str] | None = None, casting: Casting = cast) -> int
             lock.take(run.path / "lock")  # held until this process ends
         else:
             os.set_inheritable(given.lock_fd, False)  # children must not hold it after us
-        status = asyncio.run(supervise(run, casting))
+        process.adopt_orphans()
+        try:
+            status = asyncio.run(supervise(run, casting))
+        finally:
+            process.end_orphans()
         _log.info("Run %s: %s.", run.run_id, status)
     except HalteresError as error:
         sys.stderr.write(f"error: {error.sentence}\n")

@@ -76,6 +76,11 @@ class Segments:
         return sum(self._sizes.values())
 
     @property
+    def numbers(self) -> set[int]:
+        """Numbers of the files that are there."""
+        return set(self._sizes)
+
+    @property
     def newest(self) -> int:
         """Number of the file that is appended to."""
         return self._number

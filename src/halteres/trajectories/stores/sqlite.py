@@ -77,6 +77,12 @@ class SqliteStore:
                 vouched, end = _vouched(connection)
             self._vouched = max(vouched, default=0)  # the newest file that has a row
             self._segments = Segments(file.with_name(f"{file.name}.tokens"), vouched, end, segment_bytes)
+            if gone := vouched - self._segments.numbers:
+                _log.warning(
+                    "%d of %d files of tokens are missing in %s: groups in them are set aside when a batch wants them."
+                    " Put the folder back beside the database; a copy needs both.",
+                    *(len(gone), len(vouched), self._segments.folder),
+                )
             self._evidence = Evidence(self._database, self._segments, keep_bytes)
         except OSError as error:
             self._database.close()

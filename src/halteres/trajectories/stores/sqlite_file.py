@@ -46,7 +46,9 @@ class SqliteFile:
         self.file = file
         self._synchronous = SYNCHRONOUS[durability]
         self._closing = ExitStack()
-        self._closing.enter_context(_lock(file))
+        lock = file.with_name(f"{file.name}.lock")
+        is_new = not lock.exists()
+        self._closing.enter_context(_lock(file, lock))
         self._engine = create_engine(URL.create("sqlite", database=str(file)))  # a path may hold anything
         self._closing.callback(self._engine.dispose)
         event.listen(self._engine, "connect", self._set_up)
@@ -56,11 +58,12 @@ class SqliteFile:
             self.driver: sqlite3.Connection = self.connection.connection.driver_connection  # type: ignore[assignment]
             with self.transaction():
                 self._make(wanted)
-        except (DBAPIError, sqlite3.Error) as error:
+        except BaseException as error:
+            if is_new:  # what cannot be opened is left as it was; nobody else holds this lock
+                lock.unlink(missing_ok=True)
             self.close()
-            raise unusable(file, cause_of(error)) from error
-        except BaseException:
-            self.close()
+            if isinstance(error, DBAPIError | sqlite3.Error):
+                raise unusable(file, cause_of(error)) from error
             raise
 
     def transaction(self) -> _Transaction:
@@ -166,7 +169,7 @@ def unusable(file: Path, why: object) -> StoreFailed:
     )
 
 
-def _lock(file: Path) -> IO[bytes]:
+def _lock(file: Path, lock: Path) -> IO[bytes]:
     """Hold the file until closed: two servers would each think that they know what is in it."""
     try:
         if file.exists() and file.stat().st_nlink > 1:  # a lock, and the folder of tokens, go by the name
@@ -176,7 +179,7 @@ def _lock(file: Path) -> IO[bytes]:
                 "Remove one of the names.",
             )
         file.parent.mkdir(parents=True, exist_ok=True)
-        held = file.with_name(f"{file.name}.lock").open("ab")
+        held = lock.open("ab")
     except OSError as error:
         raise unusable(file, error.strerror) from error
     try:
