@@ -190,8 +190,11 @@ def _sandbox() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
-    environment.filters[_counted.__name__] = _counted
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+    filters: dict[str, Any] = {
+        _counted.__name__: _counted,
+        "tojson": lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent),
+    }
+    environment.filters.update(filters)
 
     def raise_exception(message: str) -> None:
         raise TemplateError(message)
