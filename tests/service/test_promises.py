@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
 import tinker
 from contract.requirements import proves
-
 
 from .scenes import DATA, Scene, closing, trainer
 from .test_order import passed
