@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +16,13 @@ from halteres import errors
 from halteres.errors import nearest
 from halteres.models import TINY
 from halteres.service.inference import chats
+from halteres.service.options import Options
 from halteres.service.routes.inference import completions, logprobs
 from halteres.service.tenancy.threads import LONG, MOST_THREADS, Threads
 from halteres.service.wire import bodies
 from halteres.text import Tokenizer
 
-from .scenes import Scene
+from .scenes import Scene, serving
 from .speaking import TOKENIZER
 
 WAIT_S = 20
@@ -229,3 +232,15 @@ async def test_headers_are_bounded_before_any_key_is_asked_for(scene: Scene) -> 
         async with asyncio.timeout(WAIT_S):
             assert (await reading.readline()).split()[1] == status
         writing.close()
+
+
+@pytest.mark.parametrize(("journal_bytes", "kept"), [(1, 0), (2**30, 1)])
+async def test_a_journal_that_has_grown_large_keeps_settled_requests_for_a_minute(
+    tmp_path: Path, journal_bytes: int, kept: int
+) -> None:
+    async with serving(tmp_path, Options(journal_bytes=journal_bytes)) as scene:
+        assert (await scene.ask("/generate", text="Hi"))[0] == 200
+        await scene.service.journal.caught_up()
+        for later_s, rows in ((30, 1), (90, kept)):
+            await scene.service.reaper.reap(time.time() + later_s)
+            assert len(scene.rows("SELECT id FROM requests")) == rows

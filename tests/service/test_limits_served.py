@@ -11,6 +11,7 @@ from typing import Any
 
 import tinker
 from contract.requirements import proves
+from deadlines import until
 
 from halteres.engine.protocol import SampleResult
 from halteres.engine.scripted.engine import ScriptedEngine
@@ -81,6 +82,31 @@ async def test_samples_beyond_a_tenants_number_are_429_and_the_others_go_on(tmp_
         assert (await scene.post("asample", sample(hers, 1), **alice))[0] == 200, "a repetition is no further one"
         assert (await scene.post("asample", sample(his, 0), **bob))[0] == 200
         held.release()
+
+
+@proves("keys:limits")
+async def test_requests_that_wait_are_bounded_in_bytes_and_the_one_they_wait_for_is_let_in(tmp_path: Path) -> None:
+    async with limited(tmp_path, waiting_bytes=300) as scene:
+        model, sampler = await scene.model(), await base_sampler(scene)
+        for seq in (3, 4, 5):
+            step = {"model_id": model, "seq_id": seq, "optimizer_params": {"x": "x" * 100}}
+            assert (await scene.post("optim_step", step))[0] == (429 if seq == 5 else 200)
+        status, answer = await scene.post("asample", sample(sampler, 0))
+        assert (status, "wait for their turn" in answer["detail"]) == (429, True)
+        for seq in (1, 2):
+            _, promised = await scene.post("optim_step", {"model_id": model, "seq_id": seq})
+            await scene.redeem(promised["request_id"])
+        await until(lambda: scene.service.promises.open_bytes("local") == 0)
+        assert (await scene.post("asample", sample(sampler, 0)))[0] == 200
+
+
+@proves("keys:limits")
+async def test_sampling_sessions_are_bounded_and_a_repetition_is_none_more(tmp_path: Path) -> None:
+    async with limited(tmp_path, samplers=2) as scene:
+        body = {"session_id": await scene.session(), "base_model": TINY}
+        for seq, status in ((0, 200), (1, 200), (2, 400), (1, 200)):
+            answered = await scene.post("create_sampling_session", {**body, "sampling_session_seq_id": seq})
+            assert answered[0] == status, answered
 
 
 async def test_a_body_that_is_too_large_is_413_whether_or_not_it_says_so(tmp_path: Path) -> None:

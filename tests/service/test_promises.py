@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
 import tinker
 from contract.requirements import proves
-
-from halteres.service.routes import answers
 
 from .scenes import DATA, Scene, closing, trainer
 from .test_order import passed
@@ -91,12 +88,6 @@ async def test_health_is_503_until_the_engine_is_ready(scene: Scene) -> None:
     scene.host.state = "starting"
     status, why = await scene.get("/api/v1/healthz")
     assert (status, why["detail"]) == (503, "The engine is not ready. It is starting.")
-
-
-async def test_a_body_beyond_all_bounds_is_refused(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "MAX_BODY_BYTES", 1000)
-    status, refusal = await scene.post("create_session", {"tags": ["x" * 1000]})
-    assert (status, "too large" in refusal["detail"]) == (400, True)
 
 
 @proves("session:finish")

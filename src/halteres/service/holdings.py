@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from halteres.process import steady_time
+from halteres.service.sampling.samplers import sampler_id
 from halteres.service.tenancy.tenants import Tenant
 
 if TYPE_CHECKING:
@@ -30,6 +31,12 @@ def refuse_model(service: Service, session: Session, model_id: str, rank: int | 
     limits.check_models(sum(model.session_id in alive for model in service.models.all(session.tenant)))
     if rank is not None:
         limits.check_rank(rank)
+
+
+def refuse_sampler(service: Service, session: Session, seq: int) -> None:
+    """Raise LimitReached if a tenant has as many sampling sessions as it may have; a repetition is not refused."""
+    if sampler_id(session.id, seq) not in service.samplers.of_session(session.id):
+        service.options.limits.of(session.tenant).check_samplers(service.samplers.known(session.tenant))
 
 
 def _alive(service: Service, tenant: Tenant) -> set[str]:

@@ -25,6 +25,7 @@ class Options:
     replay_s: float = 1.0  # engine time after which a restore point is due; 0: after every request
     silent_s: float = 600.0  # without a word from its client: a session's adapters leave the engine
     keep_requests_s: float = 3600.0  # how long a settled request may be asked for again
+    journal_bytes: int = 16 * 2**30  # a larger journal keeps settled requests for a minute
     keep_points_s: float = 24 * 3600.0  # how long the adapters of a finished or silent session can be brought back
     reap_s: float = 30.0  # between two looks at what has ended
     client_flags: Mapping[str, bool] = field(default_factory=dict[str, bool])  # other than `routes.connection` has them

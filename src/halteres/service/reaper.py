@@ -20,6 +20,9 @@ from halteres.service.sessions import Session, Sessions
 from halteres.service.training.adapters import Adapters
 from halteres.service.training.models import Models
 
+FULL_KEEP_S = 60.0
+"""How long a settled request may be asked for again of a journal that has grown too large."""
+
 log = logging.getLogger(__name__)
 
 
@@ -68,7 +71,8 @@ class Reaper:
                     await self._samplers.forget(model)
 
     async def _clear_requests(self, now: float) -> None:
-        await self._journal.forget(now - self._options.keep_requests_s)
+        full = await self._journal.used_bytes() > self._options.journal_bytes
+        await self._journal.forget(now - (FULL_KEEP_S if full else self._options.keep_requests_s))
 
     async def retire(self, session: Session) -> None:
         """The adapters of a session that nothing runs or waits for leave the engine; they come back when asked for."""

@@ -183,6 +183,18 @@ class Journal(Commits):
         statement = delete(REQUESTS).where(old, or_(others, REQUESTS.c.seq <= covered))
         return await self.transact(lambda connection: connection.execute(statement).rowcount)
 
+    async def used_bytes(self) -> int:
+        """Of its file, without what is free to be written again."""
+
+        def used(connection: Connection) -> int:
+            pages, free, size = (
+                connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
+                for name in ("page_count", "freelist_count", "page_size")
+            )
+            return (pages - free) * size
+
+        return await self.transact(used)
+
     async def _select(self, query: Any, **values: Any) -> list[Recorded]:
         return await self.transact(
             lambda connection: [Recorded(**row) for row in connection.execute(query, values).mappings()]

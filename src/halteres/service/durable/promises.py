@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -81,6 +81,7 @@ class Promise:
     subject: str  # training run or sampling session
     tenant: Tenant
     seq: int | None
+    size: int = 0  # bytes of its body
     place: Callable[[], Place] = Place  # told to a client whose poll ends before it is settled
     outcome: Outcome | None = None
     recorded: asyncio.Event = field(default_factory=asyncio.Event)  # the journal has its row, or refused it
@@ -111,6 +112,7 @@ class Promises:
         self._by_key: dict[str, Promise] = {}
         self._settled: deque[Promise] = deque()
         self._settled_bytes = 0
+        self._open_bytes: Counter[Tenant] = Counter()
         self._last_settled_at = 0.0
         self._closing = False
         self._redraw: Callable[[Recorded], Awaitable[Promise]] | None = None
@@ -163,6 +165,7 @@ class Promises:
         if self._closing or promise.outcome is not None:
             return
         promise.outcome = outcome
+        self._open_bytes[promise.tenant] -= promise.size
         promise.settled_at = self._last_settled_at = max(steady_time(), self._last_settled_at + 1e-6)
         promise.wake.set()
         self._settled.append(promise)
@@ -211,6 +214,10 @@ class Promises:
         """Those not settled yet."""
         return (promise for promise in self._by_id.values() if promise.outcome is None)
 
+    def open_bytes(self, tenant: Tenant) -> int:
+        """Of the bodies of a tenant's requests that are not settled yet."""
+        return self._open_bytes[tenant]
+
     @property
     def closing(self) -> bool:
         """The service ends."""
@@ -235,6 +242,7 @@ class Promises:
 
     def _enter(self, entry: Entry) -> Promise:
         promise = self._by_id[entry.id] = self._by_key[entry.key] = _promise(entry, entry.id)
+        self._open_bytes[promise.tenant] += promise.size
         return promise
 
     def _sweep(self) -> None:
@@ -245,6 +253,8 @@ class Promises:
             self._forget(promise)
 
     def _forget(self, promise: Promise) -> None:
+        if promise.outcome is None:
+            self._open_bytes[promise.tenant] -= promise.size
         self._by_id.pop(promise.request_id, None)
         self._by_key.pop(promise.key, None)
 
@@ -257,6 +267,7 @@ def _promise(entry: Entry, request_id: str) -> Promise:
         subject=entry.subject,
         tenant=entry.tenant,
         seq=entry.seq,
+        size=len(entry.body),
     )
 
 

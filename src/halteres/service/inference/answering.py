@@ -35,8 +35,8 @@ T = TypeVar("T")
 MAX_PROMPTS, MAX_SEQUENCES = 1024, 4096
 """Of one request."""
 
-MAX_SCORES, MAX_STREAMED_SCORES = 2**20, 2**16
-"""Log-probabilities of prompts that one answer tells: some 60 MB of JSON, made aside; those of a stream are not."""
+MAX_SCORES, MAX_STREAMED_SCORES = 2**19, 2**16
+"""Log-probabilities of prompts that one answer tells: some 20 MB of JSON, made aside; those of a stream are not."""
 
 CHARACTERS_PER_TOKEN = 64
 """No text that is meant to be read has more of them on average; a longer one is refused before it is tokenised."""

@@ -14,6 +14,7 @@ from starlette.routing import Route
 from halteres.service.durable.completions import CLONE
 from halteres.service.durable.journal import Entry
 from halteres.service.durable.promises import SAMPLE, new_id
+from halteres.service.holdings import refuse_sampler
 from halteres.service.routes.answers import answer, body_of
 from halteres.service.sampling.samples import MAX_SAMPLES, drawn_for
 from halteres.service.service import Service
@@ -44,6 +45,7 @@ class SamplingRoutes:
         """POST create_sampling_session: answered at once."""
         asked = bodies.read(await body_of(request), bodies.CreateSamplingSession)
         session = self._service.sessions.find(asked.session_id, tenant_of(request))
+        refuse_sampler(self._service, session, asked.sampling_session_seq_id)
         sampler = await self._service.samplers.create(
             session, asked.sampling_session_seq_id, asked.base_model, asked.model_path
         )
@@ -72,6 +74,8 @@ class SamplingRoutes:
         key = f"{sampler.id}/{asked.seq_id}"
         if self._service.promises.known(key) is None:
             self._service.samples.refuse_if_full(sampler.tenant)
+            waiting = self._service.promises.open_bytes(sampler.tenant)
+            self._service.options.limits.of(sampler.tenant).check_waiting(waiting)
         entry = Entry(
             id=new_id(),
             key=key,

@@ -203,6 +203,10 @@ class Samplers:
             )
         return found
 
+    def known(self, tenant: Tenant) -> int:
+        """How many sampling sessions a tenant has."""
+        return sum(sampler.tenant == tenant for sampler in self._known.values())
+
     def of_session(self, session_id: str) -> list[str]:
         """The ids of a session's sampling sessions."""
         return [sampler.id for sampler in self._known.values() if sampler.session_id == session_id]

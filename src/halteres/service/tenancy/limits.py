@@ -46,7 +46,9 @@ class Limits:
     samples: int = 2048  # sampling requests under way; one client of the SDK sends up to 2000
     body_bytes: int = 256 * 2**20  # of one request
     incoming_bytes: int = 2**30  # bodies that are being received at a time
+    waiting_bytes: int = 2**30  # bodies of accepted requests that are not settled
     sessions: int = 1024  # that are alive
+    samplers: int = 65536  # sampling sessions, those of published weights too
     models: int = 256  # training runs of sessions that are alive
     rank: int = 512  # of an adapter
     checkpoint_bytes: int = 2**40  # of named weights on disk
@@ -58,6 +60,21 @@ class Limits:
                 f"{under_way} sampling requests are under way.",
                 f"{self.samples} is the limit.",
                 "Wait a second and send it again.",
+            )
+
+    def check_waiting(self, size: int) -> None:
+        """Raise Overloaded if no further request can be taken beside those that wait for their turn."""
+        if size >= self.waiting_bytes:
+            most = size_text(self.waiting_bytes)
+            raise overloaded(f"{size_text(size)} of your requests wait for their turn.", f"{most} are the limit.", 1)
+
+    def check_samplers(self, known: int) -> None:
+        """Raise LimitReached if no further sampling session can be made beside those there are."""
+        if known >= self.samplers:
+            raise LimitReached(
+                f"You have {known} sampling sessions.",
+                f"{self.samplers} is the limit.",
+                "Use one again: the same weights need no second one.",
             )
 
     def check_sessions(self, alive: int) -> None:

@@ -16,7 +16,7 @@ from halteres.errors import HalteresError, InvalidData
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.asking import Ask, Call, Prompt
 from halteres.service.inference.written import Scores, Written
-from halteres.service.routes.answers import answer
+from halteres.service.routes.answers import answer, encoded
 from halteres.service.routes.inference.envelope import Count, Envelope
 from halteres.service.routes.inference.events import DONE, Events, begun, data
 from halteres.service.routes.inference.logprobs import completion_logprobs, names, vllm_prompt_logprobs
@@ -48,7 +48,8 @@ class CompletionRoute:
         if asked.stream:
             return Events(await begun(self._inference.stream(ask)), Chunks(asked, choices, envelope), failed)
         return await self._inference.write(
-            ask, lambda written: answer(envelope.whole([choices.shape(one) for one in written], Count.of(written)))
+            ask,
+            lambda written: answer(envelope.whole([encoded(choices.shape(one)) for one in written], Count.of(written))),
         )
 
     def _ask(self, call: Call, asked: Completions, prompts: tuple[Prompt, ...]) -> Ask:

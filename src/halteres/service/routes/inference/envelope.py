@@ -61,7 +61,7 @@ class Envelope:
         created = int(time.time())
         self._facts = {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": created, "model": model}
 
-    def whole(self, choices: list[dict[str, Any]], count: Count) -> dict[str, Any]:
+    def whole(self, choices: Sequence[Any], count: Count) -> dict[str, Any]:
         """An answer."""
         return {**self._facts, "choices": choices, "usage": count.usage, "policy_version": count.policy_version}
 

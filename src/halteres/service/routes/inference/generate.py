@@ -19,7 +19,7 @@ from halteres.errors import HalteresError, InvalidData, as_http
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.asking import Ask, Call
 from halteres.service.inference.written import Row, Scores, Written
-from halteres.service.routes.answers import answer
+from halteres.service.routes.answers import answer, encoded
 from halteres.service.routes.inference.envelope import Count
 from halteres.service.routes.inference.events import DONE, Events, begun, data
 from halteres.service.routes.inference.logprobs import by_id, sglang_row, sglang_top
@@ -63,7 +63,8 @@ class GenerateRoute:
             return Events(await begun(self._inference.stream(ask)), shape.events, _failed_event)
         alone = not asked.many and params.n == 1
         return await self._inference.write(
-            ask, lambda written: answer(shape.item(written[0]) if alone else [shape.item(one) for one in written])
+            ask,
+            lambda written: answer(shape.item(written[0]) if alone else [encoded(shape.item(one)) for one in written]),
         )
 
     async def _vllm(self, call: Call, asked: Vllm) -> Response:
