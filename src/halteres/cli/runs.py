@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from halteres.errors import unknown
+
+if TYPE_CHECKING:
+    from halteres.runs.directory import RunDirectory
 
 app = typer.Typer(help="List, look at and stop runs.", no_args_is_help=True)
 
@@ -16,24 +19,33 @@ Run = Annotated[str, typer.Argument(help="Run id (a unique beginning will do) or
 @app.command("list")
 def list_() -> None:
     """Every run, newest first."""
-    from halteres.runs.directory import RunDirectory, known_runs
-    from halteres.runs.reading.progress import read_progress
+    from halteres.errors import boundary
+    from halteres.runs.directory import RunDirectory, RunUnreadable, known_runs
+    from halteres.runs.reading.roster import UNREADABLE
 
     entries = known_runs()
     if not entries:
         typer.echo("No runs yet. Try: halteres quickstart")
     for entry in entries:
         if entry.unreadable:
-            typer.echo(f"{entry.run_id}  {entry.facts.status}  {entry.path / 'run.json'} is damaged")
+            typer.echo(f"{entry.run_id}  {entry.facts.status}  {entry.error}")
             continue
-        run = RunDirectory(entry.path)
-        state = run.state()
-        progress = read_progress(run, state)
-        reward = f"reward {progress.reward[-1][1]:.2f}" if progress.reward else ""
-        typer.echo(
-            f"{run.run_id}  {state.status:9}  {state.environment:16} "
-            f"step {progress.step}/{progress.total_steps}  {reward}"
-        )
+        try:
+            with boundary(RunUnreadable, f"Reading run {entry.run_id}"):  # one that is damaged hides no other
+                typer.echo(_line(RunDirectory(entry.path)))
+        except RunUnreadable as error:
+            typer.echo(f"{entry.run_id}  {UNREADABLE}  {error.what}")
+
+
+def _line(run: RunDirectory) -> str:
+    """A run in a list."""
+    from halteres.runs.reading.progress import read_progress
+
+    state = run.state()
+    progress = read_progress(run, state)
+    reward = f"reward {progress.reward[-1][1]:.2f}" if progress.reward else ""
+    steps = f"step {progress.step}/{progress.total_steps}"
+    return f"{run.run_id}  {state.status:9}  {state.environment:16} {steps}  {reward}"
 
 
 @app.command()
