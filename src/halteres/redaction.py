@@ -1,7 +1,7 @@
 """Secrets that must not leave this process: known values become `***` in every text.
 
 Owns: which values are secret (those of variables and of settings that are named like one), how they are struck out of
-texts and JSON.
+texts and JSON; what a terminal must not get of a text that others wrote.
 Never: stores a secret.
 """
 
@@ -17,6 +17,19 @@ STRUCK = "***"
 
 SHORTEST = 6
 """A shorter value is no secret (`x`, `tml-x`, an empty one): striking it out would only garble texts."""
+
+
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """A text that others wrote, for a terminal or a page of Markdown: it moves no cursor, sets no title, hides nothing.
+
+    >>> printable("10 %\\r\\x1b[32mdone\\x1b[0m\\x07")
+    '10 %?done?'
+    """
+    return _CONTROL.sub("?", _ESCAPES.sub("", text))
 
 
 _TASK = "item"

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from halteres.redaction import printable
+
 if TYPE_CHECKING:
     from halteres.runs.directory import RunDirectory
 
@@ -53,7 +55,7 @@ def chat(
     base = directory.settings().inference.model
     model = base if before else newest_policy(directory)
     words = wording_of(directory)
-    typer.echo(_explained(words), err=True)
+    typer.echo(printable(_explained(words)), err=True)
     with served(base, directory) as service:
         for text in [question] if question else _questions(words.example if words else ""):
             body = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
@@ -62,7 +64,7 @@ def chat(
             else:
                 path, asked = "completions", {"prompt": words.around(text), "add_special_tokens": False}
             (answer,) = post(service, f"/runs/{directory.run_id}/v1/{path}", {**body, **asked})["choices"]
-            typer.echo(answer["message"]["content"] if words is None else answer["text"])
+            typer.echo(printable(answer["message"]["content"] if words is None else answer["text"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from halteres.observe.plots import sparkline
+from halteres.redaction import printable
 from halteres.runs.directory import RunDirectory, RunState
 from halteres.runs.reading.progress import Progress, Series, read_progress
 from halteres.runs.stop import stop_run
@@ -116,7 +117,7 @@ class PlainView:
 
     def say(self, text: str) -> None:
         """Print a remark."""
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
     def _once(self, line: str) -> None:
         if line not in self._said:
@@ -147,7 +148,7 @@ class LiveView:
 
     def say(self, text: str) -> None:
         """Show a remark under the panel."""
-        self._remark = text
+        self._remark = printable(text)
 
     def _draw(self, progress: Progress) -> Group:
         table = Table.grid(padding=(0, 2))

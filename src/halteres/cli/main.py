@@ -35,6 +35,7 @@ from halteres.cli import (
     watch,
 )
 from halteres.errors import HalteresError
+from halteres.redaction import printable
 
 app = typer.Typer(
     name="halteres",
@@ -86,7 +87,7 @@ def main() -> None:
     try:
         app()
     except HalteresError as error:
-        typer.echo(f"error: {error.sentence}", err=True)
+        typer.echo(f"error: {printable(error.sentence)}", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

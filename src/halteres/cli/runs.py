@@ -2,38 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from halteres.errors import unknown
+from halteres.redaction import printable
+
+if TYPE_CHECKING:
+    from halteres.runs.directory import RunDirectory
 
 app = typer.Typer(help="List, look at and stop runs.", no_args_is_help=True)
 
 Run = Annotated[str, typer.Argument(help="Run id (a unique beginning will do) or name.")]
 
 
+def _say(text: str) -> None:
+    """A line, parts of which environments, models and other programs wrote."""
+    typer.echo(printable(text))
+
+
 @app.command("list")
 def list_() -> None:
     """Every run, newest first."""
-    from halteres.runs.directory import RunDirectory, known_runs
-    from halteres.runs.reading.progress import read_progress
+    from halteres.errors import boundary
+    from halteres.runs.directory import RunDirectory, RunUnreadable, known_runs
+    from halteres.runs.reading.roster import UNREADABLE
 
     entries = known_runs()
     if not entries:
-        typer.echo("No runs yet. Try: halteres quickstart")
+        _say("No runs yet. Try: halteres quickstart")
     for entry in entries:
         if entry.unreadable:
-            typer.echo(f"{entry.run_id}  {entry.facts.status}  {entry.path / 'run.json'} is damaged")
+            _say(f"{entry.run_id}  {entry.facts.status}  {entry.error}")
             continue
-        run = RunDirectory(entry.path)
-        state = run.state()
-        progress = read_progress(run, state)
-        reward = f"reward {progress.reward[-1][1]:.2f}" if progress.reward else ""
-        typer.echo(
-            f"{run.run_id}  {state.status:9}  {state.environment:16} "
-            f"step {progress.step}/{progress.total_steps}  {reward:11}  {state.own_name or ''}".rstrip()
-        )
+        try:
+            with boundary(RunUnreadable, f"Reading run {entry.run_id}"):  # one that is damaged hides no other
+                _say(_line(RunDirectory(entry.path)))
+        except RunUnreadable as error:
+            _say(f"{entry.run_id}  {UNREADABLE}  {error.what}")
+
+
+def _line(run: RunDirectory) -> str:
+    """A run in a list."""
+    from halteres.runs.reading.progress import read_progress
+
+    state = run.state()
+    progress = read_progress(run, state)
+    reward = f"reward {progress.reward[-1][1]:.2f}" if progress.reward else ""
+    steps = f"step {progress.step}/{progress.total_steps}"
+    return (
+        f"{run.run_id}  {state.status:9}  {state.environment:16} {steps}  {reward:11}  {state.own_name or ''}".rstrip()
+    )
 
 
 @app.command()
@@ -48,28 +68,26 @@ def status(run: Run) -> None:
     progress = read_progress(directory, state)
     phase = f" ({state.phase})" if state.phase and not state.terminal else ""
     named = f" '{state.own_name}'" if state.own_name else ""
-    typer.echo(f"run {directory.run_id}{named}: {state.status}{phase}, {state.environment}, in {directory.path}")
-    typer.echo(f"step {progress.step} of {progress.total_steps}")
+    _say(f"run {directory.run_id}{named}: {state.status}{phase}, {state.environment}, in {directory.path}")
+    _say(f"step {progress.step} of {progress.total_steps}")
     if progress.reward:
-        typer.echo(
-            f"reward {progress.reward[0][1]:.3f} at step {progress.reward[0][0]}, {progress.reward[-1][1]:.3f} now"
-        )
+        _say(f"reward {progress.reward[0][1]:.3f} at step {progress.reward[0][0]}, {progress.reward[-1][1]:.3f} now")
     for step, share in progress.evaluation:
-        typer.echo(f"evaluation after step {step}: {share:.1%} correct on held-out tasks")
+        _say(f"evaluation after step {step}: {share:.1%} correct on held-out tasks")
     for told in (*progress.eval_failed, progress.no_evaluation):
         if told:
-            typer.echo(f"{told}")
+            _say(f"{told}")
     for role, condition in conditions(state).items():
-        typer.echo(f"  {role:8} pid {state.processes.get(role, {}).get('pid') or '-'}  {condition}")
+        _say(f"  {role:8} pid {state.processes.get(role, {}).get('pid') or '-'}  {condition}")
     for alert in progress.alerts:
-        typer.echo(f"alert: {alert}")
+        _say(f"alert: {alert}")
     for sink in progress.sinks:
-        typer.echo(sink)
+        _say(sink)
     for label, text in (("note", state.note), ("error", state.error)):
         if text:
-            typer.echo(f"{label}: {text}")
+            _say(f"{label}: {text}")
     if state.resumable:
-        typer.echo(f"next: halteres train --resume {directory.run_id}")
+        _say(f"next: halteres train --resume {directory.run_id}")
 
 
 @app.command()
@@ -89,9 +107,9 @@ def logs(
         raise unknown(NotFound, "log", role, files)
     for name in [role] if role else files:
         if role is None:
-            typer.echo(f"== {name}")
+            _say(f"== {name}")
         for line in tail(files[name], lines):
-            typer.echo(line)
+            _say(line)
 
 
 @app.command()
@@ -105,9 +123,9 @@ def stop(
 
     directory = find_run(run)
     state = stop_run(directory, mode="after_step" if after_step else "now")
-    typer.echo(f"run {directory.run_id}: {state.status}")
+    _say(f"run {directory.run_id}: {state.status}")
     if state.resumable:
-        typer.echo(f"next: halteres train --resume {directory.run_id}")
+        _say(f"next: halteres train --resume {directory.run_id}")
 
 
 @app.command()

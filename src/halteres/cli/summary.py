@@ -16,6 +16,7 @@ from halteres.cli.chat import wording_of
 from halteres.errors import ProcessFailed
 from halteres.observe.metrics import Row, merge_by_step
 from halteres.observe.sinks import read_reports
+from halteres.redaction import printable
 from halteres.runs.directory import RunDirectory, RunState
 from halteres.runs.reading.answers import Compared, before_and_after
 from halteres.runs.reading.progress import read_progress
@@ -103,4 +104,4 @@ def _one_line(text: str) -> str:
 
 
 def _say(console: Console, text: str, style: str = "") -> None:
-    console.print(Text(text, style=style), soft_wrap=True)
+    console.print(Text(printable(text), style=style), soft_wrap=True)

@@ -7,11 +7,11 @@ Never: judges a run (`runs.directory`).
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 from halteres.dashboard.sparks import spark_of
-from halteres.errors import NotFound
+from halteres.errors import NotFound, boundary
 from halteres.runs.directory import known_runs
 from halteres.runs.reading.alerts import read_alerts
 from halteres.runs.reading.roster import UNREADABLE, Entry
@@ -24,22 +24,28 @@ ERROR_LENGTH = 200
 def listed(only: Collection[str] | None = None) -> dict[str, Any]:
     """Every run, newest first, or those among these ids that there are; `now` is the clock that their times are of."""
     return {
-        "runs": [row for run in known_runs() if only is None or run.run_id in only for row in _row(run)],
+        "runs": [row for run in known_runs() if only is None or run.run_id in only if (row := _row(run)) is not None],
         "now": time.time(),
     }
 
 
-def _row(run: Entry) -> Iterator[dict[str, Any]]:
-    """One row; none of a run that was removed while we looked."""
+def _row(run: Entry) -> dict[str, Any] | None:
+    """One row, also of a run that cannot be read; None of one that was removed while we looked."""
+    if run.unreadable:
+        return _damaged(run, run.error)
     try:
-        state = read_state(run.path / "run.json")
+        with boundary(RunUnreadable, f"Reading run {run.run_id}"):  # whatever is wrong with one run, the others stay
+            return _read(run)
     except RunUnreadable as error:
-        yield _damaged(run, error)
-        return
+        return _damaged(run, error.what)
     except NotFound:
-        return
+        return None
+
+
+def _read(run: Entry) -> dict[str, Any]:
+    state = read_state(run.path / "run.json")
     spark = spark_of(run.path / "metrics.jsonl")
-    yield {
+    return {
         "run_id": run.run_id,
         "name": state.name,
         "environment": state.environment,
@@ -58,8 +64,8 @@ def _row(run: Entry) -> Iterator[dict[str, Any]]:
     }
 
 
-def _damaged(run: Entry, error: RunUnreadable) -> dict[str, Any]:
-    """The row of a run whose run.json cannot be read."""
+def _damaged(run: Entry, error: str) -> dict[str, Any]:
+    """The row of a run that cannot be read."""
     return {
         "run_id": run.run_id,
         "name": run.facts.name,
@@ -75,7 +81,7 @@ def _damaged(run: Entry, error: RunUnreadable) -> dict[str, Any]:
         "evaluation": None,
         "curve": [],
         "alerts": [],
-        "error": error.what,
+        "error": error,
     }
 
 

@@ -14,6 +14,9 @@ from typing import BinaryIO
 
 import msgspec
 
+from halteres.files import open_regular
+from halteres.observe.metrics import decoded
+
 POINTS = 40
 """Points of a curve that is a hundred pixels wide."""
 
@@ -50,7 +53,7 @@ def spark_of(metrics: Path) -> Spark:
 
 @lru_cache(maxsize=2048)
 def _read(metrics: Path, size: int, mtime_ns: int) -> Spark:
-    with metrics.open("rb") as stream:
+    with open_regular(metrics) as stream:
         if size <= WHOLE_BYTES:
             rows = list(_rows(stream.read()))
             rewards = _spread([row.reward for row in rows if row.reward is not None])
@@ -61,11 +64,8 @@ def _read(metrics: Path, size: int, mtime_ns: int) -> Spark:
 
 def _rows(text: bytes) -> Iterator[_Row]:
     for line in text.split(b"\n"):
-        try:
-            if line:
-                yield _decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            continue  # torn, or of another kind
+        if line and (row := decoded(_decoder, line)) is not None:
+            yield row
 
 
 def _spread(values: list[float]) -> tuple[float, ...]:

@@ -17,6 +17,7 @@ from halteres.agent.watching.look import Look, look_at
 from halteres.agent.watching.next_call import next_after
 from halteres.agent.watching.no_batch import why_no_batch
 from halteres.dashboard.timeline import marks_of, timeline_of
+from halteres.files import NOT_JSON, read_regular
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.alerts import Alert
 from halteres.runs.reading.processes import conditions
@@ -115,7 +116,7 @@ def settings_of(run: RunDirectory) -> dict[str, Any]:
 def _resolved(run: RunDirectory) -> Mapping[str, Any]:
     """Nothing where it cannot be read: half a run directory, or one of another version."""
     try:
-        told = json.loads((run.path / "config.resolved.json").read_bytes())
-    except (OSError, ValueError):
+        told = json.loads(read_regular(run.path / "config.resolved.json"))
+    except (OSError, *NOT_JSON):
         return {}
     return told if isinstance(told, dict) else {}

@@ -12,14 +12,20 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from halteres.errors import HalteresError
+from halteres.files import MOST_BYTES, NOT_JSON, lines_of, open_regular
 
+T = TypeVar("T")
 Row = dict[str, Any]
 """One line. In metrics.jsonl: `step` (1-based), `t` (unix seconds), `src` ("trainer", "env", "eval"), then numbers."""
+
+
+LONGEST_ROW = 4 * 1024 * 1024
+"""Bytes of a line; a longer one is no row of ours."""
 
 
 class WriteFailed(HalteresError):
@@ -46,12 +52,25 @@ def append_row(file: Path, row: Mapping[str, Any]) -> None:
 
 
 def read_rows(file: Path) -> list[Row]:
-    """Every whole row in the order of writing; none where the file does not exist. A torn line is left out."""
+    """Every whole row in the order of writing; none where the file cannot be read. A torn line is left out."""
+    return [row for line in read_lines(file) if (row := decoded(_decoder, line)) is not None]
+
+
+def read_lines(file: Path) -> list[bytes]:
+    """The lines of a file; none where it cannot be read. What is longer than a row can be is left out."""
     try:
-        lines = file.read_bytes().split(b"\n")
-    except FileNotFoundError:
+        with open_regular(file) as stream:
+            return [line for line in lines_of(stream, LONGEST_ROW) if line != b"\n"]
+    except OSError:
         return []
-    return [row for line in lines if line and (row := _decode(line)) is not None]
+
+
+def decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T | None:
+    """A line, decoded; None for a torn or damaged one, or one of another kind."""
+    try:
+        return decoder.decode(line)
+    except NOT_JSON:
+        return None
 
 
 @dataclass(slots=True)
@@ -64,14 +83,14 @@ class Tail:
     def fresh(self) -> list[Row]:
         """Rows appended since the last look; an unfinished or broken line is left out."""
         try:
-            with self.file.open("rb") as stream:
+            with open_regular(self.file) as stream:
                 stream.seek(self.offset)
-                data = stream.read()
-        except FileNotFoundError:
+                data = stream.read(MOST_BYTES)
+        except OSError:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self.offset += len(whole)
-        return [row for line in whole.splitlines() if (row := _decode(line)) is not None]
+        return [row for line in whole.splitlines() if (row := decoded(_decoder, line)) is not None]
 
 
 def merge_by_step(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
@@ -105,14 +124,6 @@ def _append(file: Path, line: bytes) -> None:
         os.close(descriptor)
 
 
-def _decode(line: bytes) -> Row | None:
-    try:
-        row = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    return row if isinstance(row, dict) else None
-
-
 def _plain(value: Any) -> Any:
     """numpy scalars are numbers, paths are text; anything else is a mistake of the caller's."""
     if isinstance(value, Path):
@@ -120,4 +131,5 @@ def _plain(value: Any) -> Any:
     return value.item()
 
 
+_decoder = msgspec.json.Decoder(Row)
 _encoder = msgspec.json.Encoder(enc_hook=_plain)

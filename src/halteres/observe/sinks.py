@@ -27,7 +27,7 @@ from halteres import process
 from halteres.config import environ
 from halteres.config.settings import Settings, SinkName
 from halteres.errors import HalteresError, boundary
-from halteres.files import replace_file
+from halteres.files import NOT_JSON, read_regular, replace_file
 from halteres.observe.metrics import Row, Tail, WriteFailed, append_row, merge_by_step
 from halteres.redaction import Redactor
 
@@ -97,8 +97,8 @@ class Reports:
 def read_reports(run: Path) -> dict[SinkName, SinkReport]:
     """The sinks of the run in this folder; none where it has none, or where they cannot be read."""
     try:
-        return msgspec.json.decode((run / FILE).read_bytes(), type=dict[SinkName, SinkReport])
-    except (OSError, msgspec.DecodeError):
+        return msgspec.json.decode(read_regular(run / FILE), type=dict[SinkName, SinkReport])
+    except (OSError, *NOT_JSON):
         return {}
 
 
@@ -314,7 +314,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run = parser.parse_args(arguments).run.absolute()
     ending = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
-    forward(Job(path=run, settings=Settings.model_validate_json((run / "settings.json").read_bytes())), ending)
+    forward(Job(path=run, settings=Settings.model_validate_json(read_regular(run / "settings.json"))), ending)
     sys.stdout.flush()
     os._exit(0)  # what a package registered for the exit would wait for a server that does not answer
 

@@ -21,8 +21,8 @@ from halteres.config import environ
 from halteres.config.files import Resolved, resolve_settings
 from halteres.config.settings import Settings
 from halteres.config.sources import NOTHING_GIVEN
-from halteres.errors import Conflict, NotFound, nearest
-from halteres.files import tail
+from halteres.errors import Conflict, NotFound, boundary, nearest
+from halteres.files import NOT_JSON, read_regular, tail
 from halteres.observe.metrics import Row, read_rows
 from halteres.runs import identity, lock
 from halteres.runs.reading.lost import verdict_over
@@ -97,7 +97,7 @@ class RunDirectory:
         """config.yaml: what the environment ran with. A key may be in it."""
         file = self.path / "config.yaml"
         try:
-            config = yaml.safe_load(file.read_text())
+            config = yaml.safe_load(read_regular(file))
         except FileNotFoundError as error:
             raise NotFound(f"There is no file {file}.") from error
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -149,14 +149,14 @@ class RunDirectory:
     def results(self) -> dict[str, Any] | None:
         """The final answer, once the run has ended."""
         try:
-            return json.loads((self.path / "results.json").read_bytes())
-        except OSError:
+            return json.loads(read_regular(self.path / "results.json"))
+        except (OSError, *NOT_JSON):
             return None
 
     def _settings(self) -> Settings:
         file = self.path / "settings.json"
         try:
-            return Settings.model_validate_json(file.read_bytes())
+            return Settings.model_validate_json(read_regular(file))
         except OSError as error:
             raise unreadable(file, error.strerror or str(error)) from error
         except ValidationError as error:
@@ -217,9 +217,10 @@ def _active(entries: Sequence[Entry]) -> list[RunDirectory]:
 
 def _as_it_is(entry: Entry) -> Entry | None:
     try:
-        return entry.with_state(RunDirectory(entry.path).state())
-    except RunUnreadable:
-        return entry.damaged
+        with boundary(RunUnreadable, f"Reading run {entry.run_id}"):  # whatever is wrong with one run, the others stay
+            return entry.with_state(RunDirectory(entry.path).state())
+    except RunUnreadable as error:
+        return entry.damaged(error.what)
     except NotFound:  # removed while we looked
         return None
 

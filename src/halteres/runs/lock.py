@@ -37,7 +37,7 @@ def take(file: Path) -> int:
 def held(file: Path) -> bool:
     """Whether a process holds the lock. Whoever only asks hinders nobody who asks too."""
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     except OSError:  # we may not look: nothing speaks against it

@@ -11,14 +11,14 @@ Never: decides a transition; that is the supervisor's, or a reader's who found t
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from halteres.config.program import EnvironmentProgram, project_of
 from halteres.config.settings import default_name
 from halteres.errors import NotFound
-from halteres.files import replace_file
+from halteres.files import NOT_JSON, read_regular, replace_file
 
 Status = Literal["pending", "starting", "running", "stopping", "stopped", "completed", "failed"]
 Phase = Literal["api", "trainer", "environment", "evaluation"]
@@ -26,6 +26,12 @@ Phase = Literal["api", "trainer", "environment", "evaluation"]
 
 TERMINAL: frozenset[Status] = frozenset(("stopped", "completed", "failed"))
 SCHEMA = 1
+
+Time = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+"""Unix seconds of a year that calendars know."""
+
+MOST_STATE_BYTES = 1 << 20
+"""A run.json is a few kilobytes; what is larger was not written by a supervisor."""
 
 RESERVE, RESERVE_BYTES = ".reserve", 128 * 1024
 """A file given up at the end: how a run ended can be written even when the disk is full."""
@@ -42,7 +48,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     base_model: str
     tokenizer: str  # folder of the base model, or its name where only the service has it
     total_steps: int
-    created_at: float
+    created_at: Time
     working_directory: str = ""  # of the environment's commands
     is_foreign: bool = False  # the environment is written for atroposlib
     status: Status = "pending"
@@ -54,8 +60,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     note: str | None = None  # what a person should know though nothing failed
     resumable: bool = False
     last_checkpoint: dict[str, Any] | None = None
-    started_at: float | None = None
-    ended_at: float | None = None
+    started_at: Time | None = None
+    ended_at: Time | None = None
     supervisor: dict[str, Any] | None = None  # pid, start_time, boot_id
     processes: dict[str, dict[str, Any]] = {}
     urls: dict[str, str] = {}
@@ -114,14 +120,14 @@ def unreadable(file: Path, why: str) -> RunUnreadable:
 def read_state(file: Path) -> RunState:
     """The state in this run.json. NotFound where there is none, RunUnreadable where it is damaged."""
     try:
-        content = file.read_bytes()
+        content = read_regular(file, MOST_STATE_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFound(f"There is no run in {file.parent}.", "It has no run.json.") from error
     except OSError as error:
         raise unreadable(file, error.strerror or str(error)) from error
     try:
         return msgspec.json.decode(content, type=RunState)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except NOT_JSON as error:
         raise unreadable(file, str(error) if content.strip() else "it is empty") from error
 
 

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from halteres.agent.call import Reply
 from halteres.agent.faces.commands import as_commands
+from halteres.redaction import printable
 
 LONG = 60
 """Characters from which a text has a line of its own instead of a table's cell."""
@@ -122,4 +123,4 @@ def _word(value: Any) -> str:
         return _inline(value) or "–"
     if isinstance(value, list):
         return ", ".join(map(_word, value)) or "–"
-    return as_commands(str(value))
+    return printable(as_commands(str(value)))

@@ -19,7 +19,7 @@ from halteres.agent.watching.look import Look
 from halteres.config import environ
 from halteres.config.policies import load_policy
 from halteres.errors import HalteresError, NotReady
-from halteres.files import replace_file
+from halteres.files import NOT_JSON, read_regular, replace_file
 from halteres.runs.lock import locked
 
 LOCK = ".lock"
@@ -94,8 +94,8 @@ def _interval_s() -> float:
 
 def _read(file: Path) -> LastLook | None:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=LastLook)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return msgspec.json.decode(read_regular(file), type=LastLook)
+    except (OSError, *NOT_JSON):
         return None
 
 

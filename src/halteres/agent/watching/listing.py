@@ -13,13 +13,14 @@ from typing import Annotated, Any, get_args
 from pydantic import Field
 
 from halteres.agent.caller import Caller
+from halteres.agent.shortening import clipped
 from halteres.agent.tool import READS, Result, tool
 from halteres.agent.wording import significant, worded
-from halteres.errors import UserError, unknown
+from halteres.errors import UserError, boundary, unknown
 from halteres.runs.directory import RunDirectory, known_runs
 from halteres.runs.reading.progress import last_reward
 from halteres.runs.reading.roster import UNREADABLE, Entry
-from halteres.runs.state import Status
+from halteres.runs.state import RunUnreadable, Status
 
 ACTIVE = "active"
 STATUSES: tuple[str, ...] = (ACTIVE, *get_args(Status), UNREADABLE)
@@ -29,11 +30,14 @@ LENGTH, LONGEST, USUAL = 2200, 7000, 20
 older ones in brief, and the oldest are left out."""
 
 
+ERROR_LENGTH = 200
+
+
 class Runs(Result):
     """Runs, newest first. One is {run_id, environment, status, wandb_run_name} (seed keys) and {name, step,
     total_steps, reward, started, minutes, resumed_from}: name and resumed_from where they say something new, step and
     started always, the others as far as the answer stays short (active and newest runs first). Of an unreadable run,
-    whose run.json is damaged, only the four are told."""
+    whose run.json is damaged, the four are told, and the error."""
 
     runs: list[dict[str, Any]]
     count: int  # of all that fit, also where fewer are listed
@@ -71,7 +75,7 @@ def _rows(runs: Sequence[Entry], room: int) -> list[dict[str, Any]]:
     kept = first[: max(1, bisect_right(ends, room))]
     length, now = ends[len(kept) - 1] if kept else 0, time.time()
     for run in (run for run in kept if not run.unreadable):
-        row = {**rows[run.run_id], **_more(run, now)}
+        row = _full(rows[run.run_id], run, now)
         length += _length(row) - _length(rows[run.run_id])
         if length > room:
             break
@@ -88,9 +92,18 @@ def _brief(run: Entry) -> dict[str, Any]:
         "wandb_run_name": run.default_name,
     }
     if run.unreadable:
-        return row
+        return {**row, "error": clipped(run.error, ERROR_LENGTH)}
     started = datetime.fromtimestamp(run.facts.created_at, UTC).strftime("%Y-%m-%dT%H:%MZ")
     return {**row, "step": run.facts.step, "started": started}
+
+
+def _full(brief: dict[str, Any], run: Entry, now: float) -> dict[str, Any]:
+    """Whatever is wrong with one run's files, it is told in its row, and the other runs are listed."""
+    try:
+        with boundary(RunUnreadable, f"Reading run {run.run_id}"):
+            return {**brief, **_more(run, now)}
+    except RunUnreadable as error:
+        return {**brief, "error": clipped(error.what, ERROR_LENGTH)}
 
 
 def _more(run: Entry, now: float) -> dict[str, Any]:

@@ -8,11 +8,9 @@ the whole server, and nobody could end it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
-_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+from halteres.redaction import printable
 
 
 def cleaned(line: str) -> str:
@@ -22,7 +20,7 @@ def cleaned(line: str) -> str:
     'done'
     """
     last = line.rstrip("\r\n").rpartition("\r")[2]
-    return _CONTROL.sub("?", _ESCAPES.sub("", last)).rstrip()
+    return printable(last).rstrip()
 
 
 def matching(wanted: str) -> Callable[[str], bool]:

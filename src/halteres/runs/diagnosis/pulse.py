@@ -125,7 +125,7 @@ def _last_step(run: RunDirectory) -> int:
 def _step(line: str) -> int | None:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     step = row.get("step") if isinstance(row, dict) else None
     return step if isinstance(step, int) else None

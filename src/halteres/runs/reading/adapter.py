@@ -15,6 +15,7 @@ from typing import Any
 
 from halteres.config import environ
 from halteres.errors import NotFound
+from halteres.files import NOT_JSON, read_regular
 from halteres.runs.directory import RunDirectory, find_run, list_runs, runs_home
 from halteres.service.base import BaseModel, base_model
 from halteres.service.checkpoints.paths import folder_of
@@ -176,7 +177,7 @@ def _model_in(folder: Path) -> str | None:
 def _config_in(folder: Path) -> dict[str, Any]:
     """The adapter's configuration; {} where it cannot be read."""
     try:
-        found = json.loads((folder / CONFIG).read_bytes())
-    except (OSError, ValueError):
+        found = json.loads(read_regular(folder / CONFIG))
+    except (OSError, *NOT_JSON):
         return {}
     return found if isinstance(found, dict) else {}

@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from halteres.observe.metrics import Row, decoded, read_lines
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
@@ -32,11 +34,8 @@ class Alert:
 
 def read_alerts(file: Path) -> tuple[Alert, ...]:
     """One alert for each rule that has spoken, in the order of their first words; none where there is no file."""
-    try:
-        lines = file.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return ()
-    return alerts_of(row for line in lines if b'"alert"' in line and (row := _row(line)) is not None)
+    lines = (line for line in read_lines(file) if b'"alert"' in line)
+    return alerts_of(row for line in lines if (row := decoded(_decoder, line)) is not None)
 
 
 def alerts_of(events: Iterable[Mapping[str, Any]]) -> tuple[Alert, ...]:
@@ -56,9 +55,4 @@ def alerts_of(events: Iterable[Mapping[str, Any]]) -> tuple[Alert, ...]:
     return tuple(by_rule.values())
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    return row if isinstance(row, dict) else None
+_decoder = msgspec.json.Decoder(Row)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from halteres.files import NOT_JSON, read_regular
 from halteres.runs.directory import RunDirectory
 
 _CHOSEN = ("file", "edit", "draft")
@@ -20,8 +21,8 @@ _ITS_OWN = ("run.environment", "run.name")
 def chosen(run: RunDirectory) -> dict[str, Any]:
     """section.field -> value; nothing where the file that tells cannot be read."""
     try:
-        told = json.loads((run.path / "config.resolved.json").read_bytes())
-    except (OSError, ValueError):
+        told = json.loads(read_regular(run.path / "config.resolved.json"))
+    except (OSError, *NOT_JSON):
         return {}
     rows = told.items() if isinstance(told, dict) else ()
     given = {name: row.get("value") for name, row in rows if isinstance(row, dict) and row.get("source") in _CHOSEN}

@@ -18,7 +18,8 @@ from typing import Any
 
 import msgspec
 
-from halteres.observe.metrics import Row
+from halteres.files import lines_of, open_regular
+from halteres.observe.metrics import LONGEST_ROW, Row, decoded
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.intervals import CONFIDENCE, Difference, Pair, paired, unpaired
 
@@ -144,14 +145,11 @@ def _measured(evaluation: Evaluation) -> dict[str, _Measured]:
 def _read(file: Path, size: int, mtime_ns: int, success_threshold: float) -> Mapping[str, _Measured]:
     """Every figure of the samples; a file is read once, however many runs it is compared with."""
     found: defaultdict[str, _Measured] = defaultdict(_Measured)
-    with file.open("rb") as lines:
-        for line in lines:
-            try:
-                sample = _decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                continue  # torn, or of another kind
-            if not sample.prompt:
-                continue  # it cannot be told which task it answers
+    with open_regular(file) as stream:
+        for line in lines_of(stream, LONGEST_ROW):
+            sample = decoded(_decoder, line)
+            if sample is None or not sample.prompt:
+                continue  # torn, of another kind, or of a task that is not told
             prompt = hashlib.blake2b(sample.prompt, digest_size=16).digest()
             for name, value in _values(sample, success_threshold):
                 found[name].add(prompt, value)

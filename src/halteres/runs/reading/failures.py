@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from halteres.errors import EnvironmentGaveUp, HalteresError, ProcessFailed
+from halteres.files import NOT_JSON, read_regular
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.failure_changes import smaller
 from halteres.runs.reading.lenient_settings import read_given
@@ -139,8 +140,8 @@ def _told(run: RunDirectory, role: str, code: int | None) -> LastWords | None:
     if code != 1:
         return None
     try:
-        words = msgspec.json.decode((run.path / "control" / "failure.json").read_bytes(), type=LastWords)
-    except (OSError, msgspec.DecodeError):
+        words = msgspec.json.decode(read_regular(run.path / "control" / "failure.json"), type=LastWords)
+    except (OSError, *NOT_JSON):
         return None
     return words if words.role == role else None
 

@@ -16,6 +16,7 @@ import msgspec
 
 from halteres.config.program import EnvironmentProgram
 from halteres.errors import EnvironmentFailed
+from halteres.files import NOT_JSON, read_regular
 from halteres.observe.metrics import read_rows
 
 LOGGED = "logged.jsonl"
@@ -71,7 +72,7 @@ def _reported(folder: Path) -> Mapping[str, Any] | None:
     rows = read_rows(folder / LOGGED)
     logged = {name: value for row in rows for name, value in row.items() if name.startswith(EVAL)}
     try:
-        reported = msgspec.json.decode((folder / "metrics.json").read_bytes(), type=_Report).results.all
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        reported = msgspec.json.decode(read_regular(folder / "metrics.json"), type=_Report).results.all
+    except (OSError, *NOT_JSON):
         reported = {}
     return {**logged, **reported} or None

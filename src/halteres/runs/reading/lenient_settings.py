@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from halteres.config import environ
+from halteres.files import NOT_JSON, read_regular
 from halteres.runs.directory import RunDirectory
 
 
@@ -44,6 +45,6 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
 def read_given(run: RunDirectory) -> Given:
     """The run's settings, as far as they matter here; nothing was given where they cannot be read."""
     try:
-        return msgspec.json.decode((run.path / "settings.json").read_bytes(), type=Given)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return msgspec.json.decode(read_regular(run.path / "settings.json"), type=Given)
+    except (OSError, *NOT_JSON):
         return Given()

@@ -7,12 +7,12 @@ Never: prints, writes, waits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
+from halteres.files import open_regular
+from halteres.observe.metrics import decoded, read_lines
 from halteres.observe.sinks import read_reports
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.alerts import Alert, read_alerts
@@ -96,8 +96,8 @@ class Progress:
 def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
     """Look at the run now; `state`: where it was read just before."""
     state = state or run.state()
-    rows = _rows(run.path / "metrics.jsonl")
-    events = _lines(run.path / "events.jsonl")
+    rows = [row for line in read_lines(run.path / "metrics.jsonl") if (row := decoded(_decoder, line)) is not None]
+    events = read_lines(run.path / "events.jsonl")
     reward, evaluation = _series(rows, lambda row: row.reward), _series(rows, lambda row: row.evaluation)
     evaluated_last = bool(evaluation) and evaluation[-1][0] >= state.total_steps
     return Progress(
@@ -129,12 +129,12 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
 def last_reward(run: RunDirectory) -> float | None:
     """The newest reward alone, from the end of the file: a list of runs asks for many."""
     try:
-        with (run.path / "metrics.jsonl").open("rb") as stream:
+        with open_regular(run.path / "metrics.jsonl") as stream:
             stream.seek(max(0, stream.seek(0, 2) - _END_BYTES))
             lines = stream.read().split(b"\n")
     except OSError:
         return None
-    rows = (row for line in reversed(lines) if (row := _row(line)) is not None)
+    rows = (row for line in reversed(lines) if (row := decoded(_decoder, line)) is not None)
     return next((row.reward for row in rows if row.reward is not None), None)
 
 
@@ -177,9 +177,8 @@ def _events(lines: Sequence[bytes], kind: str) -> list[_Event]:
     """Events of this kind; most lines are looked at and not decoded."""
     mark, found = b'"' + kind.encode() + b'"', list[_Event]()
     for line in lines:
-        if mark in line:
-            with suppress(msgspec.DecodeError, UnicodeDecodeError):
-                found.append(_event_decoder.decode(line))
+        if mark in line and (event := decoded(_event_decoder, line)) is not None:
+            found.append(event)
     return [event for event in found if event.type == kind]
 
 
@@ -187,25 +186,6 @@ def _last_evaluation_s(lines: Sequence[bytes]) -> float:
     """How long the newest evaluation took; 0 before the first."""
     evaluated = _events(lines, "eval")
     return evaluated[-1].took_s if evaluated else 0.0
-
-
-def _rows(file: Path) -> list[_Row]:
-    return [row for line in _lines(file) if (row := _row(line)) is not None]
-
-
-def _lines(file: Path) -> list[bytes]:
-    try:
-        return file.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return []
-
-
-def _row(line: bytes) -> _Row | None:
-    """A row; None for a torn line, and for one without a step or with something else where a number belongs."""
-    try:
-        return _decoder.decode(line) if line else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
 
 
 def _series(rows: Sequence[_Row], value_of: Callable[[_Row], float | None]) -> Series:

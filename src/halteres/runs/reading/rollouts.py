@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from halteres.files import open_regular
+from halteres.observe.metrics import decoded
 from halteres.runs.directory import RunDirectory
 
 READ_BYTES = 256 * 1024 * 1024
@@ -69,7 +71,7 @@ class StepOfRollouts:
 
     def rollouts(self, marks: Sequence[Mark]) -> list[Rollout]:
         """These in full."""
-        with self.file.open("rb") as stream:
+        with open_regular(self.file) as stream:
             return [_rollout(_line_at(stream, mark.offset), mark.place) for mark in marks]
 
 
@@ -98,7 +100,8 @@ _decoder = msgspec.json.Decoder(_Line)
 
 def steps_of(run: RunDirectory) -> list[int]:
     """The steps whose rollouts there are, ascending."""
-    names = (file.stem.removeprefix("step_") for file in (run.path / "rollouts").glob("step_*.jsonl"))
+    files = (file for file in (run.path / "rollouts").glob("step_*.jsonl") if file.is_file())
+    names = (file.stem.removeprefix("step_") for file in files)
     return sorted(int(name) for name in names if name.isdecimal())
 
 
@@ -120,7 +123,7 @@ def rollouts_of(run: RunDirectory, step: int) -> StepOfRollouts:
 
 
 def _lines(found: StepOfRollouts) -> Iterator[tuple[int, bytes]]:
-    with found.file.open("rb") as stream:
+    with open_regular(found.file) as stream:
         while line := stream.readline(LINE_BYTES):
             if stream.tell() > READ_BYTES:
                 found.whole = False
@@ -134,10 +137,7 @@ def _line_at(stream: Any, offset: int) -> _Line:
 
 
 def _group(line: bytes) -> _Line | None:
-    try:
-        return _decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+    return decoded(_decoder, line)
 
 
 def _rollout(group: _Line, place: int) -> Rollout:

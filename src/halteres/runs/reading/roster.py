@@ -17,7 +17,8 @@ from typing import Literal
 import msgspec
 
 from halteres.config.settings import default_name
-from halteres.runs.state import TERMINAL, RunState, Status
+from halteres.files import NOT_JSON, read_regular
+from halteres.runs.state import MOST_STATE_BYTES, TERMINAL, RunState, Status, Time
 
 UNREADABLE: Literal["unreadable"] = "unreadable"
 UNKNOWN = "unknown"
@@ -29,10 +30,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     environment: str
     status: Status | Literal["unreadable"]
-    created_at: float
+    created_at: Time
     total_steps: int
     step: int = 0
-    ended_at: float | None = None
+    ended_at: Time | None = None
     resumed_from: str | None = None
 
 
@@ -42,6 +43,7 @@ class Entry:
 
     path: Path  # of its folder
     facts: Facts
+    why: str = ""  # it is unreadable
 
     @property
     def run_id(self) -> str:
@@ -78,10 +80,14 @@ class Entry:
         facts = msgspec.structs.replace(self.facts, status=state.status, step=state.step, ended_at=state.ended_at)
         return Entry(self.path, facts)
 
+    def damaged(self, why: str) -> Entry:
+        """The same run, where a closer look has found that it cannot be read."""
+        return Entry(self.path, msgspec.structs.replace(self.facts, status=UNREADABLE), why)
+
     @property
-    def damaged(self) -> Entry:
-        """The same run, where a closer look has found its run.json damaged."""
-        return Entry(self.path, msgspec.structs.replace(self.facts, status=UNREADABLE))
+    def error(self) -> str:
+        """Of an unreadable run: what is damaged."""
+        return self.why or f"{self.path / 'run.json'} is damaged."
 
 
 def roster(home: Path) -> list[Entry]:
@@ -97,17 +103,11 @@ def roster(home: Path) -> list[Entry]:
 
 def _facts(file: str) -> Facts | None:
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        return _decoder.decode(read_regular(Path(file), MOST_STATE_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError:
+    except (OSError, *NOT_JSON):
         return _unreadable(file)
-    try:
-        return _decoder.decode(os.read(descriptor, min(os.fstat(descriptor).st_size, _AT_MOST_BYTES)))
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return _unreadable(file)
-    finally:
-        os.close(descriptor)
 
 
 def _unreadable(file: str) -> Facts | None:
@@ -121,9 +121,6 @@ def _unreadable(file: str) -> Facts | None:
         return None
     return Facts(name=os.path.basename(folder), environment=UNKNOWN, status=UNREADABLE, created_at=since, total_steps=0)
 
-
-_AT_MOST_BYTES = 1 << 20
-"""A run.json is a few kilobytes; what is larger was not written by a supervisor."""
 
 _RUN_ID = re.compile(r"[0-9a-f]{8}")
 

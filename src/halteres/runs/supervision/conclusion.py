@@ -18,6 +18,7 @@ from halteres.errors import HalteresError, NotFound
 from halteres.files import replace_file
 from halteres.observe.metrics import Row
 from halteres.observe.sinks import read_reports
+from halteres.redaction import printable
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.answers import before_and_after
 from halteres.runs.reading.intervals import Difference
@@ -115,9 +116,13 @@ def _results(run: RunDirectory, state: RunState, outcome: Outcome) -> dict[str, 
 
 
 def _summary(run: RunDirectory, state: RunState, outcome: Outcome, progress: Progress) -> str:
-    lines = [f"# Run {state.run_id}: {state.name}", "", f"**{state.status}** at step {state.step}/{state.total_steps}"]
+    lines = [
+        f"# Run {state.run_id}: {printable(state.name)}",
+        "",
+        f"**{state.status}** at step {state.step}/{state.total_steps}",
+    ]
     told = (state.error, state.note, progress.no_evaluation, *progress.eval_failed)
-    lines += [f"\n{text}" for text in told if text]
+    lines += [f"\n{printable(str(text))}" for text in told if text]
     lines += ["", "| metric | before | after | gain (95 % interval) |", "|---|---|---|---|"]
     before, gains = outcome.baseline.figures if outcome.baseline else {}, outcome.gains
     lines += [
