@@ -17,7 +17,6 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.agent.task import ENVIRONMENTS, Check, Place
-from halteres.cli.chat import newest_policy
 from halteres.config import environ
 from halteres.config.discovery import BUILTIN_FOLDER
 from halteres.config.program import EnvironmentProgram
@@ -25,6 +24,7 @@ from halteres.models import TINY, builtin_path
 from halteres.observe.metrics import merge_by_step
 from halteres.runs.directory import RunDirectory, RunNotFound, find_run
 from halteres.runs.measurement import Examination, measure
+from halteres.runs.reading.adapter import newest_policy
 from halteres.runs.served import served
 
 ARITHMETIC = BUILTIN_FOLDER / "arithmetic.py"
@@ -48,7 +48,9 @@ def truth(run: RunDirectory) -> float:
     """Share of held-out arithmetic that the run's newest weights get right: sampled now, scored by the built-in
     environment, whatever the run's own thought of it."""
     exam = Examination(
-        program=EnvironmentProgram(name="arithmetic", path=ARITHMETIC, interpreter=sys.executable),
+        program=EnvironmentProgram(
+            name="arithmetic", path=ARITHMETIC, interpreter=sys.executable, working_directory=ARITHMETIC.parent
+        ),
         env={},
         base=TINY,
         tokenizer=str(builtin_path(TINY)),

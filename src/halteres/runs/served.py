@@ -19,6 +19,7 @@ from typing import Any
 
 from halteres.clients import plain
 from halteres.config import environ
+from halteres.config.settings import InferenceSettings
 from halteres.errors import NotReady, ProcessFailed
 from halteres.files import tail
 from halteres.process import Lifeline
@@ -56,6 +57,12 @@ def served(
         state = (run.path if run is not None else log.parent) / "service"
         with _started(("--state", str(state), "--model", model, *arguments), log, given_up or threading.Event()) as url:
             yield url
+
+
+def service_arguments(inference: InferenceSettings) -> tuple[str, ...]:
+    """The further arguments with which a service computes as these settings say."""
+    threads = ("--threads", str(inference.threads)) if inference.threads else ()
+    return ("--engine", inference.engine, *threads)
 
 
 def post(url: str, body: dict[str, Any], deadline_s: float = 120.0) -> dict[str, Any]:

@@ -42,11 +42,12 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     model: str  # as answers name it: an endpoint's id, or "local:<name>"
     name: str  # for people
     scale: str  # small, medium, large, custom, local
-    base: str  # as its server names it: a built-in name, a folder, an endpoint's id
+    base: str  # as its server names it: a built-in name, a folder, a tinker:// path, an endpoint's id
     is_local: bool
     tokenizer: str  # folder; empty: the base model is not here, and lengths are counted in characters
     stem: str  # of its files
     wandb_run: str  # the seeds' name of the attempt
+    run: str = ""  # id of the run whose weights they are; its service has them
     service_url: str | None = None  # of a service that has it, instead of one of our own
     problem: str = ""  # why it cannot be tried at all
 

@@ -12,7 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -28,7 +28,8 @@ from halteres.agent.trial.upstream import Destination, Upstream
 from halteres.config import environ
 from halteres.errors import HalteresError, NotFound, ServerError, boundary
 from halteres.process import Lifeline
-from halteres.runs.served import served
+from halteres.runs.directory import find_run
+from halteres.runs.served import served, service_arguments
 
 LOCAL_REQUESTS, REMOTE_REQUESTS = 256, 16  # of one model, under way at once
 
@@ -76,7 +77,7 @@ class Tester:
             yield one.service_url
             return
         stack, log, given_up = ExitStack(), self._folder.path / "service.log", threading.Event()
-        owned = served(one.base, arguments=self._asked.service, log=log, given_up=given_up)
+        owned = self._served(one, log, given_up)
         starting = asyncio.ensure_future(asyncio.to_thread(stack.enter_context, owned))
         try:
             yield await asyncio.shield(starting)
@@ -85,6 +86,14 @@ class Tester:
             await asyncio.gather(starting, return_exceptions=True)  # its thread goes on where the task is cancelled
             await asyncio.to_thread(stack.close)
             shutil.rmtree(log.with_suffix(""), ignore_errors=True)  # its state
+
+    def _served(self, one: Candidate, log: Path, given_up: threading.Event) -> AbstractContextManager[str]:
+        """A service that has the model: for weights of a run its own, or one on its state."""
+        if not one.run:
+            return served(one.base, arguments=self._asked.service, log=log, given_up=given_up)
+        run = find_run(one.run)
+        inference = run.settings().inference
+        return served(inference.model, run, arguments=service_arguments(inference), log=log, given_up=given_up)
 
     def _destination(self, one: Candidate, base_url: str, parallel: int, key: str | None = None) -> Destination:
         """An environment of ours is told the limits of answers; for another they are set on its requests."""
