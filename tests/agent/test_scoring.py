@@ -8,6 +8,7 @@ import pytest
 
 from halteres.agent.trial import scoring
 
+from . import testing_scenes
 from .run_scenes import tokens, told
 from .testing_scenes import draft, write_environment
 
@@ -60,3 +61,18 @@ def test_odd_answers_that_are_paid_or_fail_are_said() -> None:
         "its scorer fails on odd answers (symbols: ValueError: no.)",
     ]
     assert scoring.odd_caveats({"empty": 0.0, "boxless": 1.0}, 0.0) == []
+
+
+async def test_a_test_of_an_environment_tries_empty_boxless_and_odd_answers_by_itself(tmp_path: Path) -> None:
+    draft("arithmetic")
+    answer = await testing_scenes.answered(num_steps=1, group_size=2)
+    odd = answer["summary"]["odd_answers"]
+    assert {"empty", "blank", "boxless", "no_answer", "open_box", "prompt", "symbols", "long"} == set(odd)
+    assert set(odd.values()) == {0}
+    assert "its scorer" not in answer["summary"]["why"]
+    draft(write_environment(tmp_path, "if len(text) > 9999:\n    raise ValueError('too long')\nreturn float(not text)"))
+    cheated = (await testing_scenes.answered(num_steps=1, group_size=2))["summary"]
+    assert cheated["odd_answers"]["empty"] == 1
+    assert "its scorer pays for answers that say nothing (empty)" in cheated["why"]
+    assert "its scorer fails on odd answers (long: " in cheated["why"]
+    assert "too long" in cheated["odd_answers"]["long"]

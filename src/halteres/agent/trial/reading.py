@@ -23,6 +23,17 @@ REFERENCES = ("answer", "solution", "target", "expected", "reference", "ground_t
 """What the right answer is called in an item; the first that is there."""
 
 
+ODD_ANSWERS = "odd_answers.json"
+
+
+def read_odd_answers(folder: TestFolder) -> dict[str, Any]:
+    """What the scorer gives for odd answers (`scoring.odd_scores`); nothing where it was not tried, or not yet."""
+    try:
+        return msgspec.json.decode((folder.path / ODD_ANSWERS).read_bytes(), type=dict[str, Any])
+    except OSError:
+        return {}
+
+
 def read_outcome(folder: TestFolder, request: Request, candidate: Candidate) -> Outcome:
     """What a model's files say now."""
     work, output = folder.work(candidate), folder.groups(candidate)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from halteres.config.program import EnvironmentProgram
 
 LOCAL = "local:"
 """What the names of this machine's models begin with in answers."""
@@ -83,6 +86,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     def _arguments(self) -> Request:
         candidates = tuple(msgspec.structs.replace(one, wandb_run="") for one in self.candidates)
         return msgspec.structs.replace(self, test_id="", created_at=0.0, candidates=candidates)
+
+    @property
+    def program(self) -> EnvironmentProgram:
+        """The environment, and what runs it."""
+        return EnvironmentProgram(
+            name=self.environment,
+            path=Path(self.environment_file),
+            interpreter=self.interpreter,
+            working_directory=Path(self.working_directory),
+            is_foreign=self.is_foreign,
+        )
 
     @property
     def counts_characters(self) -> bool:

@@ -21,6 +21,7 @@ from halteres.agent.drafting import drafts
 from halteres.agent.shortening import shortened
 from halteres.agent.tool import READS, LongArguments, Result, tool
 from halteres.agent.trial.environment_config import character_tokenizer
+from halteres.agent.trial.request import Request
 from halteres.config.discovery import read_environment
 from halteres.config.program import EnvironmentProgram, describe, program_of
 from halteres.config.settings import ENV_WIRING
@@ -31,6 +32,9 @@ from halteres.runs.starting.base_model import shelf
 
 WITHIN_S = 45.0
 """How long an environment may take to load its tasks and score."""
+
+ODD_WITHIN_S, LONGEST_ODD = 30.0, 160
+"""Likewise for the odd answers of a test, which does not depend on them; characters of why one has no score."""
 
 ECHOED, LONGEST_ECHO, LONGEST_PROMPT = 8, 60, 240
 """Texts of a call that are told back with their scores; characters of one, and of the prompt."""
@@ -89,7 +93,11 @@ def _told(row: Mapping[str, Any], completions: list[str]) -> dict[str, Any]:
 
 
 def scored(
-    program: EnvironmentProgram, env: Mapping[str, Any], tokenizer: str, asked: Mapping[str, Any]
+    program: EnvironmentProgram,
+    env: Mapping[str, Any],
+    tokenizer: str,
+    asked: Mapping[str, Any],
+    within_s: float | None = None,
 ) -> dict[str, Any]:
     """What the scorer's process says: prompt, reference, scores (see `scorer.score`).
 
@@ -98,10 +106,12 @@ def scored(
         env: its settings.
         tokenizer: folder of the base model; empty: it is not here.
         asked: `completions` (none: the odd answers), `prompt`.
+        within_s: how long it may take; None: WITHIN_S.
 
     Raises:
         EnvironmentFailed: it cannot score texts, or not in time.
     """
+    within_s = within_s or WITHIN_S
     declared = read_environment(program.path)
     with tempfile.TemporaryDirectory(prefix="halteres-score-") as name:
         folder = Path(name)
@@ -111,14 +121,30 @@ def scored(
         (folder / "asked.json").write_text(json.dumps(dict(asked)))
         files = (str(folder / "config.yaml"), str(folder / "asked.json"), str(program.path))
         command = (program.interpreter, "-m", "halteres.agent.trial.scorer", *files)
+        command += (declared.class_name if declared else "",)
         try:
-            ended = run_caught((*command, declared.class_name if declared else ""), program.working_directory, WITHIN_S)
+            ended = run_caught(command, program.working_directory, within_s)
         except TimeoutError:
-            raise EnvironmentFailed(f"{program.path} did not score within {WITHIN_S:g} s.") from None
+            raise EnvironmentFailed(f"{program.path} did not score within {within_s:g} s.") from None
     if ended.code != 0:
         last = (ended.err.strip().splitlines() or ["It said nothing."])[-1].removeprefix("error: ")
         raise EnvironmentFailed(f"{program.path} cannot score these texts.", last)
     return json.loads(ended.out.strip().splitlines()[-1])
+
+
+def odd_scores(request: Request) -> dict[str, Any]:
+    """What the scorer of a tested environment gives for odd answers: name -> score, or why there is none. Empty where
+    it cannot be tried so: it scores episodes, it is atroposlib's, it has no time."""
+    if request.is_foreign or request.prompts:
+        return {}
+    within_s, tokenizer = min(ODD_WITHIN_S, request.model_within_s), request.candidates[0].tokenizer
+    try:
+        found = scored(request.program, request.env, tokenizer, {}, within_s)
+    except EnvironmentFailed:
+        return {}
+    return {
+        row["of"]: shortened(row["note"], LONGEST_ODD) if "note" in row else row["score"] for row in found["scores"]
+    }
 
 
 def odd_caveats(scores: Mapping[str, Any], success_above: float) -> list[str]:
@@ -129,5 +155,5 @@ def odd_caveats(scores: Mapping[str, Any], success_above: float) -> list[str]:
     said = [f"its scorer pays for answers that say nothing ({', '.join(wrong)})"] if wrong else []
     if failed:
         first = next(iter(failed))
-        said.append(f"its scorer fails on odd answers ({', '.join(failed)}: {shortened(failed[first], 160)})")
+        said.append(f"its scorer fails on odd answers ({', '.join(failed)}: {failed[first]})")
     return said

@@ -20,9 +20,10 @@ import msgspec
 from halteres.agent.trial.ending import Ended
 from halteres.agent.trial.environment_config import command_of, variables_of
 from halteres.agent.trial.folder import TestFolder
-from halteres.agent.trial.reading import read_outcome
+from halteres.agent.trial.reading import ODD_ANSWERS, read_outcome
 from halteres.agent.trial.relay import Relay, relaying
 from halteres.agent.trial.request import COMPLETIONS_PER_ROLLOUT, REMOTE_AT_ONCE, Candidate, Request
+from halteres.agent.trial.scoring import odd_scores
 from halteres.agent.trial.sitting import GRACE_S, Sitting
 from halteres.agent.trial.upstream import Destination, Upstream
 from halteres.config import environ
@@ -51,8 +52,14 @@ class Tester:
                 tasks.create_task(self._locals(relay, local), name="models of this machine")
                 for one in remote:
                     tasks.create_task(self._remote(relay, one), name=one.model)
+            await self._try_odd_answers()
         finally:
             self._lifeline.close()
+
+    async def _try_odd_answers(self) -> None:
+        """Of a scorer that has scored anything: after the models, whose time is measured."""
+        if any(read_outcome(self._folder, self._asked, one).completions for one in self._asked.candidates):
+            self._folder.write(ODD_ANSWERS, await asyncio.to_thread(odd_scores, self._asked))
 
     async def _remote(self, relay: Relay, one: Candidate) -> None:
         async with self._places:
