@@ -17,7 +17,6 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.agent.task import ENVIRONMENTS, Check, Place
-from halteres.cli.chat import newest_policy
 from halteres.config import environ
 from halteres.config.discovery import BUILTIN_FOLDER
 from halteres.config.program import EnvironmentProgram, project_of
@@ -25,6 +24,7 @@ from halteres.models import TINY, builtin_path
 from halteres.observe.metrics import merge_by_step
 from halteres.runs.directory import RunDirectory, RunNotFound, find_run
 from halteres.runs.measurement import Examination, measure
+from halteres.runs.reading.adapter import newest_policy
 from halteres.runs.served import served
 
 ARITHMETIC = BUILTIN_FOLDER / "arithmetic.py"

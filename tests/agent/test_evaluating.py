@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from halteres.agent.trial.candidates import Bench
 from halteres.runs.directory import RunDirectory, find_run
 from halteres.runs.reading.adapter import weights_of
 
@@ -78,6 +79,22 @@ async def test_weights_are_named_in_every_form_that_the_results_offer(run: RunDi
     assert {one.path for one in named} == {offered["sampler"], offered["state"]}
     answer = await evaluated(weights=offered["state"])
     assert (answer["status"], answer["weights"], answer["step"]) == ("done", offered["state"], 1), answer
+
+
+async def test_an_environment_is_tested_with_weights_in_every_form_that_the_results_offer(run: RunDirectory) -> None:
+    offered = (await told("rl_get_results", run_id=run.run_id))["weights"]
+    names = [run.run_id, offered["sampler"], offered["state"], offered["peft_dir"], "tinker://nobody/weights/x", "a/b"]
+    *ours, nobody, remote = Bench("arithmetic", run.settings(), None).seat(names)
+    assert {(one.is_local, one.run, one.problem) for one in ours} == {(True, run.run_id, "")}
+    assert nobody.is_local and not remote.is_local
+    await told("rl_select_environment", name="arithmetic", changes=SMALL)
+    answer = await told("rl_test_inference", models=[run.run_id, nobody.model], num_steps=1, group_size=2)
+    while answer["status"] == "running":
+        answer = await told("rl_test_inference", test_id=answer["test_id"])
+    trained, missing = answer["models_tested"]
+    assert (trained["model"], trained["total_completions"]) == (run.run_id, 2), answer
+    assert "error" not in trained
+    assert "or its adapter/" in missing["error"]
 
 
 async def test_the_base_model_is_measured_on_a_drafts_tasks(run: RunDirectory) -> None:

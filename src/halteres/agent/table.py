@@ -10,6 +10,7 @@ from halteres.agent.judging.evaluation import rl_evaluate
 from halteres.agent.judging.results import rl_get_results
 from halteres.agent.judging.rollouts import rl_get_rollouts
 from halteres.agent.starting.start_training import rl_start_training
+from halteres.agent.trial.scoring import rl_score
 from halteres.agent.trial.testing import rl_test_inference
 from halteres.agent.watching.listing import rl_list_runs
 from halteres.agent.watching.logs import rl_get_logs
@@ -21,6 +22,7 @@ TOOLS = (
     rl_select_environment,
     rl_get_current_config,
     rl_edit_config,
+    rl_score,
     rl_test_inference,
     rl_start_training,
     rl_check_status,

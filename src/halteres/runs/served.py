@@ -19,6 +19,7 @@ from typing import Any
 
 from halteres.clients import plain
 from halteres.config import environ
+from halteres.config.settings import InferenceSettings
 from halteres.errors import NotReady, ProcessFailed
 from halteres.files import tail
 from halteres.process import Lifeline
@@ -62,6 +63,12 @@ def served(
 def _service_of(run: RunDirectory) -> Server | None:
     state = run.state()
     return None if state.terminal and not state.service_given else servers_of(run).service
+
+
+def service_arguments(inference: InferenceSettings) -> tuple[str, ...]:
+    """The further arguments with which a service computes as these settings say."""
+    threads = ("--threads", str(inference.threads)) if inference.threads else ()
+    return ("--engine", inference.engine, *threads)
 
 
 def post(service: Server, path: str, body: dict[str, Any], deadline_s: float = 120.0) -> dict[str, Any]:

@@ -87,6 +87,13 @@ def rl_edit_config(
 
 
 @_tool
+def rl_score(
+    completions: list[str], environment: str | None = None, prompt: str | None = None, draft: str | None = None
+) -> None:
+    """Score texts."""
+
+
+@_tool
 def rl_test_inference(
     num_steps: int = 3,
     group_size: int = 16,

@@ -25,7 +25,6 @@ from halteres.agent.judging.headline import CORRECT, GREEDY, SCORE, rounded
 from halteres.agent.keeping import tidy
 from halteres.agent.tool import Hints, Result, tool
 from halteres.agent.trial.folder import TestFolder, tests_home
-from halteres.agent.trial.order import service_arguments
 from halteres.agent.trial.start import begin
 from halteres.agent.trial.testing import until_ended
 from halteres.agent.wording import worded
@@ -37,6 +36,7 @@ from halteres.runs.directory import RunDirectory
 from halteres.runs.measurement import Examination, examination
 from halteres.runs.reading.adapter import newest_weights, weights_of
 from halteres.runs.reading.evaluations import Evaluation, differences, evaluations
+from halteres.runs.served import service_arguments
 from halteres.runs.starting.base_model import own_model
 
 MODULE = "halteres.agent.judging.evaluator"

@@ -39,11 +39,16 @@ async def ask(config: Path, prompts: Sequence[str], out: Path, scorer: Sequence[
 
 
 def _asking(config: Path, file: Path, class_name: str) -> Asking:
+    made = environment_of(config, file, class_name)
+    return Scoring(made) if isinstance(made, SingleTurnEnv) else Asking(made.server, made.config.system_prompt)
+
+
+def environment_of(config: Path, file: Path, class_name: str) -> BaseEnv:
+    """The environment of this class in this file, made with the settings of a config file."""
     kind = _kind(file, class_name)
     env, servers = kind.config_init()
     settings = effective(env, servers[0] if servers else APIServerConfig(), read_file(config)).checked()
-    made = kind(settings.env, [settings.openai])
-    return Scoring(made) if isinstance(made, SingleTurnEnv) else Asking(made.server, settings.env.system_prompt)
+    return kind(settings.env, [settings.openai])
 
 
 def _kind(file: Path, class_name: str) -> type[BaseEnv]:

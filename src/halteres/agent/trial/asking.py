@@ -84,13 +84,18 @@ class Scoring(Asking):
 
     async def answer(self, prompt: str) -> dict[str, Any]:
         """One prompt, answered in the words of its task and scored; as any other prompt where there is no task."""
-        item = self._tasks.get(prompt.strip())
+        item = self.task(prompt)
         if item is None:
             return await super().answer(prompt)
         (turn,) = await self._sampler.chat(self._env.messages(item))
-        return _row(prompt, turn, await self._judged(item, turn.text))
+        return _row(prompt, turn, await self.judged(item, turn.text))
 
-    async def _judged(self, item: Any, text: str) -> dict[str, Any]:
+    def task(self, prompt: str) -> Any:
+        """The task that asks this, of those gathered; None where none does."""
+        return self._tasks.get(prompt.strip())
+
+    async def judged(self, item: Any, text: str) -> dict[str, Any]:
+        """The score of a text as an answer to this task; null and why, where the scorer fails."""
         where = f"{self._env.title}.score"
         try:
             with boundary(EnvironmentFailed, where):

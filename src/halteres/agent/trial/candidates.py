@@ -1,6 +1,7 @@
 """Which models sit a test.
 
-Owns: the models of the seeds, what a name means (one of this machine's, or an endpoint's id), the names of their files.
+Owns: the models of the seeds, what a name means (a model of this machine, weights of a run, or an endpoint's id), the
+names of their files.
 Never: refuses an endpoint's id, asks the endpoint.
 """
 
@@ -20,6 +21,8 @@ from halteres.config import environ
 from halteres.config.settings import InferenceSettings, Settings
 from halteres.errors import HalteresError
 from halteres.models import model_folder
+from halteres.runs.directory import RunAmbiguous, RunNotFound, find_run
+from halteres.runs.reading.adapter import CONFIG, weights_of
 from halteres.runs.starting.base_model import ModelMissing, RunModel, given_model, own_model, shelf
 
 Backend = Literal["local", "openrouter"]
@@ -46,12 +49,27 @@ class Bench:
         """The models to test. ModelMissing where none is named and the draft's base model is not there."""
         if models:
             named = list(dict.fromkeys(models))
-            made = [self._local(name) if self._is_local(name) else self._remote(name) for name in named]
+            made = [self._named(name) for name in named]
         elif self.backend == "openrouter":
             made = [self._remote(name) for name in DEFAULTS]
         else:
             made = [self._base(self.settings.inference.model)]
         return _with_own_files(made)
+
+    def _named(self, name: str) -> Candidate:
+        if self.backend != "openrouter" and _names_weights(name):
+            return self._of_run(name)
+        return self._local(name) if self._is_local(name) else self._remote(name)
+
+    def _of_run(self, name: str) -> Candidate:
+        """Weights of a run. Those that are not there are a candidate too, as with models."""
+        try:
+            found = weights_of(name)
+            model = RunModel(name=found.path, tokenizer=found.run.state().tokenizer)
+            return self._candidate(name, f"weights of run {found.run.run_id}", "local", model, run=found.run.run_id)
+        except HalteresError as error:
+            missing = RunModel(name=name, tokenizer="")
+            return self._candidate(name, name, "local", missing, problem=f"{error.what} {error.why}".strip())
 
     def _is_local(self, name: str) -> bool:
         if self.backend == "openrouter":
@@ -91,7 +109,15 @@ class Bench:
         return tokenizer if Path(tokenizer).is_dir() else ""
 
     def _candidate(
-        self, model: str, name: str, scale: str, found: RunModel, *, service_url: str | None = None, problem: str = ""
+        self,
+        model: str,
+        name: str,
+        scale: str,
+        found: RunModel,
+        *,
+        run: str = "",
+        service_url: str | None = None,
+        problem: str = "",
     ) -> Candidate:
         return Candidate(
             model=model,
@@ -102,6 +128,7 @@ class Bench:
             tokenizer=found.tokenizer,
             stem=_stem(self.environment, model),
             wandb_run=f"test_inference_RSIAgent_{self.environment}_{secrets.token_hex(4)}",
+            run=run,
             service_url=service_url,
             problem=problem,
         )
@@ -116,6 +143,21 @@ def _found(asked: InferenceSettings) -> tuple[str | None, RunModel]:
         if url is None:
             raise
         return url.rstrip("/"), given_model(asked, url.rstrip("/"))
+
+
+def _names_weights(name: str) -> bool:
+    """Whether it is one of the forms in which rl_get_results names weights: tinker://, an adapter folder, a run."""
+    if name.startswith("tinker://") or (Path(name).expanduser() / CONFIG).is_file():
+        return True
+    if "/" in name or model_folder(name, shelf()) is not None:
+        return False
+    try:
+        find_run(name)
+    except RunAmbiguous:
+        return True  # `weights_of` says which they are
+    except RunNotFound:
+        return False
+    return True
 
 
 def _stem(environment: str, model: str) -> str:

@@ -18,7 +18,6 @@ import yaml
 
 from halteres.agent.trial.folder import TestFolder
 from halteres.agent.trial.request import Candidate, Request
-from halteres.config.program import EnvironmentProgram
 from halteres.models import TINY, builtin_path
 
 PATIENCE = {"rollout_retries": 1, "max_failed_groups": 3, "max_dropped_groups": 6}
@@ -38,13 +37,7 @@ def command_of(folder: TestFolder, request: Request, candidate: Candidate, addre
     config.write_text(yaml.safe_dump(_config(folder, request, candidate, address), sort_keys=False))
     if request.prompts:
         return _asking(folder, request, candidate, config)
-    program = EnvironmentProgram(
-        name=request.environment,
-        path=Path(request.environment_file),
-        interpreter=request.interpreter,
-        working_directory=Path(request.working_directory),
-    )
-    return program.command("process", "--config", str(config))
+    return request.program.command("process", "--config", str(config))
 
 
 def character_tokenizer(folder: Path) -> Path:

@@ -6,6 +6,7 @@ Never: runs a test, writes more than a new folder.
     request.json            what was asked
     <stem>.jsonl, .log      a model's groups, one line each, and what its environment said
     <stem>/                 config.yaml, rollouts/, ended.json (how it came to its end)
+    odd_answers.json        what the scorer gives for answers that no model gave
     lock                    held by the tester as long as it lives
     result.json             the whole answer; written last
     collected               empty; there once somebody was given the whole answer

@@ -18,7 +18,8 @@ from halteres.config import environ
 from halteres.config.discovery import read_environment
 from halteres.config.policies import load_policy
 from halteres.config.program import describe, program_of
-from halteres.config.settings import ENV_WIRING, InferenceSettings
+from halteres.config.settings import ENV_WIRING
+from halteres.runs.served import service_arguments
 from halteres.runs.starting.preflight import MissingKey
 
 KEY, ADDRESS = "OPENROUTER_API_KEY", "OPENROUTER_BASE_URL"
@@ -76,12 +77,6 @@ class Order:
             service=service_arguments(settings.inference),
             model_within_s=limits.MODEL_WITHIN_S,
         )
-
-
-def service_arguments(inference: InferenceSettings) -> tuple[str, ...]:
-    """What a service of our own is started with."""
-    threads = ("--threads", str(inference.threads)) if inference.threads else ()
-    return ("--engine", inference.engine, *threads)
 
 
 def _check_set(*keys: str, always: bool) -> None:

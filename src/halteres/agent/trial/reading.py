@@ -6,6 +6,7 @@ Never: writes, or trips over a line that is none.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,17 @@ from halteres.observe.metrics import Row, read_rows
 
 REFERENCES = ("answer", "solution", "target", "expected", "reference", "ground_truth", "gold", "label")
 """What the right answer is called in an item; the first that is there."""
+
+
+ODD_ANSWERS = "odd_answers.json"
+
+
+def read_odd_answers(folder: TestFolder) -> dict[str, Any]:
+    """What the scorer gives for odd answers (`scoring.odd_scores`); nothing where it was not tried, or not yet."""
+    try:
+        return msgspec.json.decode((folder.path / ODD_ANSWERS).read_bytes(), type=dict[str, Any])
+    except OSError:
+        return {}
 
 
 def read_outcome(folder: TestFolder, request: Request, candidate: Candidate) -> Outcome:
@@ -58,7 +70,7 @@ def _groups(output: Path, rollouts: Sequence[Row]) -> Iterator[Group]:
 
 
 def _group(line: _Line, row: Row) -> Group:
-    scores, chats, reference = tuple(line.scores), line.messages or [], _reference(row.get("item"))
+    scores, chats, reference = tuple(line.scores), line.messages or [], reference_of(row.get("item"))
     if len(chats) == len(scores) and all(isinstance(chat, list) and len(chat) > 1 for chat in chats):
         answers = tuple(str(chat[-1].get("content")) for chat in chats)
         return Group(scores=scores, prompt=str(chats[0][-2].get("content")), answers=answers, reference=reference)
@@ -67,8 +79,10 @@ def _group(line: _Line, row: Row) -> Group:
     return Group(scores=scores, prompt=row.get("prompt", ""), answers=whole, reference=reference)
 
 
-def _reference(item: Any) -> str:
-    """Of an item that is a dataclass or a mapping: in JSON both are objects."""
+def reference_of(item: Any) -> str:
+    """The right answer of an item that is a dataclass or a mapping (in JSON both are objects); else nothing."""
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        item = {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
     if not isinstance(item, Mapping):
         return ""
     return next((str(item[name]) for name in REFERENCES if item.get(name) not in (None, "")), "")

@@ -12,8 +12,9 @@ from typing import Any
 from halteres.agent.shortening import shortened
 from halteres.agent.trial.folder import TestFolder
 from halteres.agent.trial.outcome import Group, Outcome, plain
-from halteres.agent.trial.reading import read_outcome
+from halteres.agent.trial.reading import read_odd_answers, read_outcome
 from halteres.agent.trial.request import LOCAL, Request
+from halteres.agent.trial.scoring import odd_caveats
 from halteres.agent.trial.verdict import Verdict, judge, judge_prompts
 
 SAMPLES = 2
@@ -27,6 +28,8 @@ def report(folder: TestFolder, request: Request, status: str) -> dict[str, Any]:
     outcomes = [read_outcome(folder, request, candidate) for candidate in request.candidates]
     verdicts = [judge_prompts(outcome) if request.prompts else judge(outcome) for outcome in outcomes]
     told, verdict = _deciding(request, outcomes, verdicts)
+    odd = read_odd_answers(folder)
+    why = "; ".join([verdict.why.rstrip("."), *odd_caveats(odd, request.success_above)]) + "."
     return {
         "status": status,
         "test_id": request.test_id,
@@ -35,7 +38,12 @@ def report(folder: TestFolder, request: Request, status: str) -> dict[str, Any]:
         "draft": request.draft,
         "test_config": _config(request),
         "models_tested": [_facts(outcome, judged) for outcome, judged in zip(outcomes, verdicts, strict=True)],
-        "summary": _summary(folder, request, outcomes) | {"trainable": verdict.trainable, "why": verdict.why},
+        "summary": {
+            **_summary(folder, request, outcomes),
+            **({"odd_answers": odd} if odd else {}),
+            "trainable": verdict.trainable,
+            "why": why if odd else verdict.why,
+        },
         **({"responses": _responses(outcomes)} if request.prompts else {"samples": _samples(told)}),
         **({"note": IN_CHARACTERS.format(model=request.base_model)} if request.counts_characters else {}),
         "next": verdict.next,

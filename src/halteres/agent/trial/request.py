@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from halteres.config.program import EnvironmentProgram
 
 LOCAL = "local:"
 """What the names of this machine's models begin with in answers."""
@@ -42,11 +45,12 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     model: str  # as answers name it: an endpoint's id, or "local:<name>"
     name: str  # for people
     scale: str  # small, medium, large, custom, local
-    base: str  # as its server names it: a built-in name, a folder, an endpoint's id
+    base: str  # as its server names it: a built-in name, a folder, a tinker:// path, an endpoint's id
     is_local: bool
     tokenizer: str  # folder; empty: the base model is not here, and lengths are counted in characters
     stem: str  # of its files
     wandb_run: str  # the seeds' name of the attempt
+    run: str = ""  # id of the run whose weights they are; its service has them
     service_url: str | None = None  # of a service that has it, instead of one of our own
     problem: str = ""  # why it cannot be tried at all
 
@@ -82,6 +86,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     def _arguments(self) -> Request:
         candidates = tuple(msgspec.structs.replace(one, wandb_run="") for one in self.candidates)
         return msgspec.structs.replace(self, test_id="", created_at=0.0, candidates=candidates)
+
+    @property
+    def program(self) -> EnvironmentProgram:
+        """The environment, and what runs it."""
+        return EnvironmentProgram(
+            name=self.environment,
+            path=Path(self.environment_file),
+            interpreter=self.interpreter,
+            working_directory=Path(self.working_directory),
+            is_foreign=self.is_foreign,
+        )
 
     @property
     def counts_characters(self) -> bool:

@@ -12,7 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -20,15 +20,17 @@ import msgspec
 from halteres.agent.trial.ending import Ended
 from halteres.agent.trial.environment_config import command_of, variables_of
 from halteres.agent.trial.folder import TestFolder
-from halteres.agent.trial.reading import read_outcome
+from halteres.agent.trial.reading import ODD_ANSWERS, read_outcome
 from halteres.agent.trial.relay import Relay, relaying
 from halteres.agent.trial.request import COMPLETIONS_PER_ROLLOUT, REMOTE_AT_ONCE, Candidate, Request
+from halteres.agent.trial.scoring import odd_scores
 from halteres.agent.trial.sitting import GRACE_S, Sitting
 from halteres.agent.trial.upstream import Destination, Upstream
 from halteres.config import environ
 from halteres.errors import HalteresError, NotFound, ServerError, boundary
 from halteres.process import Lifeline
-from halteres.runs.served import served
+from halteres.runs.directory import find_run
+from halteres.runs.served import served, service_arguments
 from halteres.runs.servers import Server
 
 LOCAL_REQUESTS, REMOTE_REQUESTS = 256, 16  # of one model, under way at once
@@ -51,8 +53,14 @@ class Tester:
                 tasks.create_task(self._locals(relay, local), name="models of this machine")
                 for one in remote:
                     tasks.create_task(self._remote(relay, one), name=one.model)
+            await self._try_odd_answers()
         finally:
             self._lifeline.close()
+
+    async def _try_odd_answers(self) -> None:
+        """Of a scorer that has scored anything: after the models, whose time is measured."""
+        if any(read_outcome(self._folder, self._asked, one).completions for one in self._asked.candidates):
+            self._folder.write(ODD_ANSWERS, await asyncio.to_thread(odd_scores, self._asked))
 
     async def _remote(self, relay: Relay, one: Candidate) -> None:
         async with self._places:
@@ -78,7 +86,7 @@ class Tester:
             yield Server(url=one.service_url, key=environ.api_key())
             return
         stack, log, given_up = ExitStack(), self._folder.path / "service.log", threading.Event()
-        owned = served(one.base, arguments=self._asked.service, log=log, given_up=given_up)
+        owned = self._served(one, log, given_up)
         starting = asyncio.ensure_future(asyncio.to_thread(stack.enter_context, owned))
         try:
             yield await asyncio.shield(starting)
@@ -87,6 +95,14 @@ class Tester:
             await asyncio.gather(starting, return_exceptions=True)  # its thread goes on where the task is cancelled
             await asyncio.to_thread(stack.close)
             shutil.rmtree(log.with_suffix(""), ignore_errors=True)  # its state
+
+    def _served(self, one: Candidate, log: Path, given_up: threading.Event) -> AbstractContextManager[str]:
+        """A service that has the model: for weights of a run its own, or one on its state."""
+        if not one.run:
+            return served(one.base, arguments=self._asked.service, log=log, given_up=given_up)
+        run = find_run(one.run)
+        inference = run.settings().inference
+        return served(inference.model, run, arguments=service_arguments(inference), log=log, given_up=given_up)
 
     def _destination(self, one: Candidate, base_url: str, parallel: int, key: str | None = None) -> Destination:
         """An environment of ours is told the limits of answers; for another they are set on its requests."""

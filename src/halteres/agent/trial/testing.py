@@ -62,7 +62,8 @@ async def rl_test_inference(
     models: Annotated[
         list[str] | None,
         Field(
-            description="default: the draft's base model, no key needed; else local or OpenRouter model ids",
+            description="default: the draft's base model, no key needed; else local or OpenRouter model ids, or weights"
+            " that were trained: a run id, tinker:// path or adapter folder",
             max_length=5,
         ),
     ] = None,
