@@ -82,7 +82,7 @@ def test_a_runs_secret_is_in_two_files_of_its_owner_and_nowhere_else(home: Path)
     run = start_run(load_settings("arithmetic", None, [*EDITS, "trainer.total_steps=2", "trainer.eval_every=1"]))
     state = wait(run, lambda state: state.status == "running", within_s=60)
     secret = (_both(run)[0].key or "").encode()
-    assert len(secret) > 40
+    assert len(secret) == 32
     pids = [facts["pid"] for facts in state.processes.values() if facts.get("pid")]
     assert not [pid for pid in pids if secret in _read(Path(f"/proc/{pid}/cmdline"))]
     assert wait_for_end(run, within_s=60).status == "completed"
