@@ -8,13 +8,17 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
-from halteres.agent.trial import upstream
-from halteres.agent.trial.relay import relaying
+from halteres.agent.trial import folder, tester, upstream
+from halteres.agent.trial.relay import Relay, relaying
+from halteres.agent.trial.request import Candidate, Request
+from halteres.agent.trial.start import keys_for
 from halteres.agent.trial.traffic import Traffic
 from halteres.agent.trial.upstream import Destination
 
@@ -163,3 +167,42 @@ async def test_only_a_doors_name_opens_it_and_only_completions_go_through() -> N
         async with it.client.post(f"{it.address}/chat/completions", data=b"no JSON") as reply:
             assert reply.status == 400
         assert not it.endpoint.requests
+
+
+async def test_a_model_of_a_service_that_has_keys_is_asked_with_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tester is handed that key alone; a model of an endpoint needs the endpoint's."""
+    monkeypatch.setenv("TINKER_API_KEY", "tml-of-the-service")
+    seen: list[Destination] = []
+
+    def opened(_: Relay, to: Destination) -> tuple[str, None]:
+        seen.append(to)
+        return "http://relay", None
+
+    async def sit(*_: Any) -> None:
+        return None
+
+    monkeypatch.setattr(Relay, "open", opened)
+    monkeypatch.setattr(tester.Tester, "_sit", sit)
+    common: dict[str, Any] = {"name": "m", "base": "m", "tokenizer": "", "stem": "m", "wandb_run": "w"}
+    local = Candidate(model="local:m", scale="local", is_local=True, service_url="http://127.0.0.1:9", **common)
+    request = Request(
+        draft="d",
+        environment="e",
+        environment_file="e.py",
+        class_name="",
+        interpreter="python",
+        env={},
+        is_foreign=False,
+        num_steps=1,
+        group_size=2,
+        candidates=(local,),
+        base_model="m",
+        created_at=0.0,
+    )
+    await tester.Tester(folder.TestFolder(tmp_path), request).run()
+    assert [(to.base_url, to.key) for to in seen] == [("http://127.0.0.1:9/runs//v1", "tml-of-the-service")]
+    assert keys_for(request) == ["TINKER_API_KEY"]
+    remote = Candidate(model="m", scale="custom", is_local=False, **common)
+    assert "TINKER_API_KEY" not in keys_for(msgspec.structs.replace(request, candidates=(remote,)))

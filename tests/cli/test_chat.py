@@ -17,6 +17,7 @@ from halteres.cli.summary import tell
 from halteres.models import TINY, builtin_path
 from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunDirectory
+from halteres.runs.servers import Server
 from halteres.text import load_tokenizer
 
 Program = Callable[..., subprocess.CompletedProcess[str]]
@@ -57,11 +58,11 @@ def posted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     asked: list[tuple[str, dict[str, Any]]] = []
 
     @contextmanager
-    def served(*_: Any) -> Iterator[str]:
-        yield "http://service"
+    def served(*_: Any) -> Iterator[Server]:
+        yield Server(url="http://service")
 
-    def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
-        asked.append((url.rpartition("/v1/")[2], body))
+    def post(service: Server, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        asked.append((path.rpartition("/v1/")[2], body))
         return {"choices": [{"text": "42", "message": {"content": "42"}}]}
 
     monkeypatch.setattr("halteres.runs.served.served", served)

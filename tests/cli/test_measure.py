@@ -14,6 +14,7 @@ from halteres.errors import EnvironmentFailed
 from halteres.runs import measurement
 from halteres.runs.directory import RunDirectory
 from halteres.runs.measurement import examination
+from halteres.runs.servers import Server
 from halteres.runs.state import read_state, write_state
 
 TELLS = """
@@ -52,7 +53,7 @@ def test_a_run_is_measured_with_its_own_settings_by_its_own_interpreter(
     file.write_text(TELLS)
     exam = examination(str(file) if named == "FILE" else named, trained(finished, file, python), "unused")
     assert exam.program.interpreter == python
-    figures = measurement.measure(exam, "http://127.0.0.1:2", {"eval_samples": 2})
+    figures = measurement.measure(exam, Server(url="http://127.0.0.1:2"), {"eval_samples": 2})
     assert figures == {"eval/percent_correct": 0.5, "eval/worked": 1}
     told = json.loads((tmp_path / "told.json").read_bytes())
     assert (told["verb"], told["folder"]) == ("evaluate", str(tmp_path)), "in its project's folder"
@@ -92,4 +93,4 @@ def test_a_measurement_that_goes_wrong_is_told_in_a_sentence(
         monkeypatch.setattr(measurement, "WITHIN_S", 0.2)
     exam = examination("sums", trained(finished, file, python), "unused")
     with pytest.raises(EnvironmentFailed, match=says):
-        measurement.measure(exam, "http://127.0.0.1:2", {})
+        measurement.measure(exam, Server(url="http://127.0.0.1:2"), {})

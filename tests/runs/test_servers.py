@@ -22,6 +22,7 @@ from halteres.config.files import load_settings
 from halteres.observe.metrics import merge_by_step, series
 from halteres.runs.directory import RunDirectory
 from halteres.runs.servers import Server, servers_of, with_login
+from halteres.runs.starting.base_model import ServiceUnusable
 from halteres.runs.starting.start import start_run
 from halteres.runs.stop import stop_run
 from halteres.runs.supervision import ports
@@ -81,7 +82,7 @@ def test_a_runs_secret_is_in_two_files_of_its_owner_and_nowhere_else(home: Path)
     run = start_run(load_settings("arithmetic", None, [*EDITS, "trainer.total_steps=2", "trainer.eval_every=1"]))
     state = wait(run, lambda state: state.status == "running", within_s=60)
     secret = (_both(run)[0].key or "").encode()
-    assert len(secret) > 40
+    assert len(secret) == 32
     pids = [facts["pid"] for facts in state.processes.values() if facts.get("pid")]
     assert not [pid for pid in pids if secret in _read(Path(f"/proc/{pid}/cmdline"))]
     assert wait_for_end(run, within_s=60).status == "completed"
@@ -134,6 +135,27 @@ def test_the_tools_ask_a_runs_trajectory_server_with_its_secret(
     api = servers_of(run).trajectories
     assert api is not None and api.key
     assert asked == [(f"{api.url}/v1/diagnostics", api.key)]
+
+
+def test_a_run_trains_on_a_service_that_has_keys_and_chat_and_measurements_bring_its_key(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = start_run(load_settings("arithmetic", None, [*EDITS, "trainer.total_steps=1000"]))
+    wait(host, lambda state: state.status == "running", within_s=60)
+    service, _ = _both(host)
+    with pytest.raises(ServiceUnusable, match="refuses the key"):
+        start_run(load_settings("arithmetic", None, [*EDITS]), service_url=service.url)
+    monkeypatch.setenv("TINKER_API_KEY", str(service.key))
+    guest = start_run(load_settings("arithmetic", None, [*EDITS, "trainer.total_steps=2"]), service_url=service.url)
+    state = wait_for_end(guest, within_s=60)
+    assert (state.status, state.step) == ("completed", 2)
+    monkeypatch.delenv("TINKER_API_KEY")
+    for run in (host, guest):  # one that goes on, one that has ended
+        asked = CliRunner().invoke(app, ["chat", run.run_id, "3 * 4"])
+        assert asked.exit_code == 0, asked.output
+        measured = CliRunner().invoke(app, ["env", "eval", "arithmetic", "--run", run.run_id, "--json"])
+        assert measured.exit_code == 0, measured.output
+    stop_run(host)
 
 
 def test_a_login_is_put_into_an_address_and_found_there_again() -> None:

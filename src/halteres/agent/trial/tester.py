@@ -96,7 +96,7 @@ class Tester:
             await asyncio.to_thread(stack.close)
             shutil.rmtree(log.with_suffix(""), ignore_errors=True)  # its state
 
-    def _served(self, one: Candidate, log: Path, given_up: threading.Event) -> AbstractContextManager[str]:
+    def _served(self, one: Candidate, log: Path, given_up: threading.Event) -> AbstractContextManager[Server]:
         """A service that has the model: for weights of a run its own, or one on its state."""
         if not one.run:
             return served(one.base, arguments=self._asked.service, log=log, given_up=given_up)
