@@ -11,7 +11,7 @@ import asyncio
 import shutil
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -36,8 +36,10 @@ LOCAL_REQUESTS, REMOTE_REQUESTS = 256, 16  # of one model, under way at once
 class Tester:
     """One test, from its relay's first request to the last candidate's end."""
 
-    def __init__(self, folder: TestFolder, request: Request) -> None:
-        self._folder, self._asked = folder, request
+    def __init__(self, folder: TestFolder, request: Request, done: Callable[[], None] = lambda: None) -> None:
+        """`done` is called once every candidate has ended; services may still be closing then."""
+        self._folder, self._asked, self._done = folder, request, done
+        self._left = {one.stem for one in request.candidates}
         self._lifeline = Lifeline.open()
         self._places = asyncio.Semaphore(REMOTE_AT_ONCE)
 
@@ -132,3 +134,6 @@ class Tester:
     def _end(self, one: Candidate, ended: Ended) -> None:
         self._folder.work(one).mkdir(exist_ok=True)
         self._folder.write(f"{one.stem}/ended.json", ended)
+        self._left.discard(one.stem)
+        if not self._left:
+            self._done()
