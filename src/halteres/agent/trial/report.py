@@ -55,8 +55,9 @@ def _config(request: Request) -> dict[str, Any]:
 
 
 def _facts(outcome: Outcome, verdict: Verdict, *, alone: bool) -> dict[str, Any]:
-    """Of the only model the summary tells the verdict."""
-    return outcome.facts() if alone else {**outcome.facts(), "trainable": verdict.trainable, "verdict": verdict.why}
+    """Of the only model the summary tells why."""
+    told = {**outcome.facts(), "trainable": verdict.trainable}
+    return told if alone else {**told, "verdict": verdict.why}
 
 
 def _deciding(request: Request, outcomes: list[Outcome], verdicts: list[Verdict]) -> tuple[Outcome, Verdict]:
