@@ -87,9 +87,9 @@ async def rl_check_status(
         ),
     ] = None,
 ) -> Looked:
-    """Look at a run, or at several: state, step, reward, trend, alerts with remedies, time left.
+    """Look at a run: state, step, reward, trend, alerts with remedies, time left. Waits up to `wait_s` for `until`.
 
-    Waits up to `wait_s` for `until`; of several runs until it holds of all of them, or any has an alert or change.
+    Several runs (`run_ids`) are told in brief; their wait ends once `until` holds of all, or any has an alert or change.
     """
     if run_ids:
         return await _several(run_id, run_ids, wait_s, Until.parse(until or "terminal"))
