@@ -89,7 +89,7 @@ async def rl_check_status(
 ) -> Looked:
     """Look at a run: state, step, reward, trend, alerts with remedies, time left. Waits up to `wait_s` for `until`.
 
-    Several runs (`run_ids`) are told in brief; their wait ends once `until` holds of all, or any has an alert or change.
+    Several runs (`run_ids`) are told in brief; their wait ends once `until` holds of all (an alert or change: of any).
     """
     if run_ids:
         return await _several(run_id, run_ids, wait_s, Until.parse(until or "terminal"))
