@@ -25,6 +25,8 @@ from halteres.agent.table import BY_NAME
 Body = dict[str, Any]
 ENDED = ("stopped", "completed", "failed")
 MOST_LOOKS = 12
+WAIT_S = 280
+"""What a call may take, as Codex is set up by `install-agent`."""
 
 
 class Agent:
@@ -59,7 +61,7 @@ def _named(asked: Asked) -> dict[str, Any]:
 
 
 async def solve_train(agent: Agent) -> Body:
-    """From the machine to the results, by `next`; longer where the target is missed."""
+    """From the machine to the gain, by `next`; longer where the target is missed."""
     told = await agent.call("rl_health_check")
     told = await agent.follow(told["next"])  # environments
     told = await agent.follow(told["next"])  # select the one there is
@@ -70,11 +72,10 @@ async def solve_train(agent: Agent) -> Body:
     told = await agent.follow(told["next"])
     while True:
         told = await agent.until_ended(told)
-        told = await agent.follow(told["next"], "rl_get_results")
-        share = told["final_metrics"]["eval/percent_correct"]
+        share = told["gain"]["after"]
         if share >= train.TARGET:
             return {"run_id": told["run_id"], "share_correct": share}
-        more = {"total_steps": told["weights"]["step"] + 15}
+        more = {"total_steps": told["step"] + 15}
         told = await agent.call("rl_start_training", resume_from=told["run_id"], changes=more)
 
 
@@ -97,15 +98,17 @@ async def solve_repair(agent: Agent) -> Body:
 
 
 async def solve_choose(agent: Agent) -> Body:
-    """Run both, compare."""
+    """Start both, wait for both, compare."""
     runs: dict[str, float] = {}
-    told: Body = {}
     for rate in choose.RATES:
         changes = {"total_steps": 10, "learning_rate": rate}
         told = await agent.call("rl_start_training", environment="arithmetic", changes=changes)
         runs[told["run_id"]] = rate
-        told = await agent.until_ended(told)
-    told = await agent.follow(told["next"], "rl_get_results")
+    told = await agent.call("rl_check_status", run_ids=[*runs], wait_s=WAIT_S)
+    for _ in range(MOST_LOOKS):
+        if all(run["status"] in ENDED for run in told["runs"]):
+            break
+        told = await agent.follow(told["next"], "rl_check_status")
     told = await agent.follow(told["next"], "rl_compare_runs")
     rows = [
         {"learning_rate": runs[row["run_id"]], "run_id": row["run_id"], "share_correct": _share(row)}
@@ -124,7 +127,7 @@ async def solve_hacking(agent: Agent) -> Body:
     for _ in range(MOST_LOOKS):
         if alert := next((one for one in told["alerts"] if one["rule"] == "reward_hacking"), None):
             break
-        told = await agent.call("rl_check_status", run_id=told["run_id"], wait_s=50, until="alert")
+        told = await agent.call("rl_check_status", run_id=told["run_id"], wait_s=WAIT_S, until="alert")
     else:
         raise GaveUp("nothing is said against the run")
     run_id, environment = told["run_id"], told["environment"]
@@ -194,7 +197,7 @@ class Scripted:
 async def mcp_tools(place: Place) -> AsyncIterator[CallTool]:
     """`halteres mcp` as a host starts it."""
     program = Path(sys.executable).with_name("halteres")
-    variables = {"HALTERES_LOG": "WARNING", **place.variables()}
+    variables = {"HALTERES_LOG": "WARNING", "HALTERES_LONGEST_WAIT_S": str(WAIT_S), **place.variables()}
     async with Client(StdioServerParameters(command=str(program), args=["mcp"], env=variables)) as client:
 
         async def call(name: str, arguments: Arguments) -> Told:

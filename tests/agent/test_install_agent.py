@@ -45,14 +45,18 @@ def settled(here: Land, host: Written, text: str | None = None) -> Path:
     return file
 
 
+WAITS = {client: {"HALTERES_LONGEST_WAIT_S": seconds} for client, seconds in {"codex": "280", "gemini": "540"}.items()}
+"""How long a call may wait in hosts whose time-out is known."""
+
+
 @each_host
 def test_a_host_without_settings_gets_a_server_and_the_skills_and_loses_them_again(here: Land, host: Written) -> None:
     told = here.install(host.client, *host.scope)
     file = settled(here, host)
     entry = host.servers(file.read_text())["halteres"]
     assert (entry["command"], entry["args"]) == (SCRIPT, ["mcp"])
-    own = {"HALTERES_ENVIRONMENTS": str(here.project / "environments")} if host.scope else None
-    assert entry.get("env") == own
+    own = {"HALTERES_ENVIRONMENTS": str(here.project / "environments")} if host.scope else {}
+    assert entry.get("env", {}) == {**own, **WAITS.get(host.client, {})}
     assert told.done("wrote", file)
     for skill in skills():
         copied = here.home.parent / host.skills / skill.name / "SKILL.md"
@@ -123,7 +127,11 @@ def test_our_entry_is_brought_up_to_date_and_keeps_what_somebody_wrote_into_it(
     now = host.servers(file.read_text())["halteres"]
     own = f"{here.project / 'environments'}:" if host.scope else ""
     assert file.read_text().count("# mine") == comments
-    assert now == {**first, "command": SCRIPT, "env": {"HALTERES_ENVIRONMENTS": f"{own}/some/folder"}}
+    assert now == {
+        **first,
+        "command": SCRIPT,
+        "env": {**WAITS.get(host.client, {}), "HALTERES_ENVIRONMENTS": f"{own}/some/folder"},
+    }
     assert not file.with_name(file.name + BACKUP).exists()  # what was there before us was nothing
 
 

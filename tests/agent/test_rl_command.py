@@ -127,7 +127,7 @@ def test_the_help_of_a_command_tells_what_its_arguments_mean() -> None:
         ("stop-training a --mode softly", "mode"),
         ("edit-config --changes {group_size}", "changes"),
         ("select-environment", "name"),
-        ("check-status --wait-s 51", "wait_s"),
+        ("check-status --wait-s 3601", "wait_s"),
     ],
 )
 def test_a_wrong_value_is_answered_as_on_every_face(words: str, field: str) -> None:

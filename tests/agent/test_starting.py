@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from halteres.agent.starting import rehearsal
 from halteres.agent.trial.tests_store import TestOutcome
 from halteres.cli.main import app
+from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunDirectory, find_run
 from halteres.runs.starting import start
 from halteres.runs.stop import stop_run
@@ -54,7 +55,7 @@ def policy(home: Path, **fields: Any) -> None:
 async def test_a_started_run_answers_with_the_keys_of_the_seeds_and_is_seen_at_once(home: Path) -> None:
     await select()
     started = await told("rl_start_training", name="first try")
-    assert started.keys() >= SEED_KEYS | {"phase", "wandb", "next"}
+    assert started.keys() >= SEED_KEYS | {"phase", "next"}
     run_id = started["run_id"]
     assert (started["status"], started["phase"], started["environment"]) == ("starting", "api", "standin_env")
     assert (started["wandb_project"], started["wandb_run_name"]) == ("atropos-tinker", f"standin_env-{run_id}")
@@ -71,7 +72,7 @@ async def test_a_started_run_answers_with_the_keys_of_the_seeds_and_is_seen_at_o
 async def test_a_run_with_wandb_says_so_when_it_is_started(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STANDIN_SINKS", "variables")
     await select()
-    assert (await told("rl_start_training"))["wandb"] == "off"
+    assert "wandb" not in await told("rl_start_training"), "what is off is not told"
     started = await told("rl_start_training", changes={"use_wandb": True})
     assert (started["wandb"], started["config"]["use_wandb"]) == ("starting", True)
 
@@ -288,9 +289,15 @@ async def test_a_run_that_was_stopped_goes_on_with_changes_and_says_from_which_s
     assert refused["code"] == "invalid_config"
     assert refused["next"] == f'rl_start_training(resume_from="{old.run_id}", {mended}'
     assert rehearsed["next"] == f'rl_start_training(resume_from="mine", {mended}'
+    append_row(old.path / "metrics.jsonl", {"step": 3, "src": "trainer", "reward/mean": 0.5})
     started = await told("rl_start_training", resume_from=old.run_id, changes={"total_steps": 6})
     assert (started["resumed_from"], started["step"]) == (old.run_id, 2)
     assert started["config"]["total_steps"] == 6
+    assert started["message"] == (
+        f"Training goes on after step 2 of run {old.run_id}, as a new run. "
+        "Step 3 is done again: no checkpoint has what was learnt there. "
+        "Its settings are that run's, but total_steps 4 -> 6; your draft plays no part."
+    )
     new = find_run(started["run_id"])
     assert new.state().name != "mine", "two runs of one name could not be told apart"
     stop_run(new)

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from halteres.agent.caller import Caller
 from halteres.agent.drafting.drafts import choose, load_draft
 from halteres.agent.trial import folder, request, tester, testing
 from halteres.agent.trial.candidates import DEFAULTS
+from halteres.agent.trial.ending import Ended
 from halteres.agent.trial.environment_config import character_tokenizer
 from halteres.agent.trial.order import Order
 from halteres.agent.trial.tests_store import latest_test
@@ -327,7 +329,7 @@ async def test_the_model_of_this_machine_is_tested_without_a_key(home: Path) -> 
     assert answer["next"] == "rl_start_training(dry_run=true)"
     assert one["tokens_per_s"] > 0
     assert 0 < one["groups_with_variance"] <= 1
-    assert {"prompt", "best", "worst", "reference", "scores"} == answer["samples"][0].keys()
+    assert {"step", "prompt", "best", "worst", "reference"} == answer["samples"][0].keys()
     assert "\\boxed{" in answer["samples"][0]["best"]
     told = latest_test("arithmetic", "halteres/tiny")
     assert told is not None
@@ -448,6 +450,33 @@ async def test_a_tester_that_is_ended_while_its_service_loads_leaves_no_service(
     assert sitting.cancelled()
     assert not Path(f"/proc/{pid}").exists()
     os.close(reading)
+
+
+async def test_a_test_is_done_once_all_is_measured_though_its_service_is_still_closing(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft(write_environment(tmp_path))
+    asked: dict[str, Any] = dict.fromkeys(("models", "max_tokens", "temperature", "backend"))
+    order = Order(draft=load_draft(Caller(), None), num_steps=1, group_size=2, prompts=(), **asked)
+    new, wanted = folder.new_folder(), await asyncio.to_thread(order.request)
+    closing, closed, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @asynccontextmanager
+    async def slow_to_close(self: tester.Tester, one: request.Candidate) -> AsyncIterator[str]:
+        yield "http://127.0.0.1:9"
+        closing.set()
+        await closed.wait()
+
+    async def measured(self: tester.Tester, one: request.Candidate, *rest: Any) -> None:
+        self._end(one, Ended(seconds=1.0))
+
+    monkeypatch.setattr(tester.Tester, "_service", slow_to_close)
+    monkeypatch.setattr(tester.Tester, "_sit", measured)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        tasks.create_task(tester.Tester(new, wanted, done=done.set).run())
+        await closing.wait()
+        assert done.is_set()
+        closed.set()
 
 
 async def test_a_test_outlives_the_host_that_started_it(endpoint: OpenRouter, home: Path, tmp_path: Path) -> None:

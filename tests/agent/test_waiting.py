@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from runs.scenes import STANDIN_SUPERVISOR, settings
 
-from halteres.agent.watching import waiting
+from halteres.agent.watching import status, waiting
 from halteres.agent.watching.waiting import Until, Watch, wait_for
 from halteres.errors import UserError
 from halteres.observe.metrics import append_row
@@ -71,6 +71,56 @@ class Waiter:
 @pytest.fixture
 async def waiter(monkeypatch: pytest.MonkeyPatch) -> Waiter:
     return Waiter(monkeypatch)
+
+
+async def test_several_runs_are_waited_for_in_one_call_until_all_have_ended(
+    running: RunDirectory, waiter: Waiter
+) -> None:
+    other = "0000aaaa"
+    with supervised(make_run(other, steps=3)) as second:
+        call = told("rl_check_status", run_ids=[RUN, other, RUN[:4]], wait_s=LONG_S)
+        task = asyncio.create_task(call)
+        await waiter.looks(2)
+        change(second, status="completed")
+        await waiter.looks(3)
+        assert not task.done(), "one of them goes on"
+        change(running, status="stopped")
+        answer = await task
+    assert [(run["run_id"], run["status"]) for run in answer["runs"]] == [(RUN, "stopped"), (other, "completed")]
+    assert answer["woke"] == "terminal"
+    assert answer["next"] == f'rl_compare_runs(["{RUN}","{other}"])'
+    assert "run_id" not in answer
+
+
+async def test_an_alert_of_any_of_several_runs_ends_the_wait_with_its_remedy(
+    running: RunDirectory, waiter: Waiter
+) -> None:
+    with supervised(make_run("0000aaaa", steps=3)):
+        task = asyncio.create_task(told("rl_check_status", run_ids=[RUN, "0000aaaa"], until="alert", wait_s=LONG_S))
+        await waiter.looks(2)
+        add_alert(running, "truncation", 3, remedy=f'rl_stop_training("{RUN}")')
+        answer = await task
+    assert (answer["woke"], answer["runs"][0]["alerts"]) == ("alert", ["truncation"])
+    assert answer["next"] == f'rl_stop_training("{RUN}")'
+
+
+async def test_a_wait_is_as_long_as_the_host_lets_a_call_be(
+    running: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    async def seen(run: RunDirectory, until: Until, wait_s: float) -> str:
+        waits.append(wait_s)
+        return "wait_s"
+
+    monkeypatch.setattr(status, "wait_for", seen)
+    await told("rl_check_status", run_id=RUN, wait_s=600)
+    monkeypatch.setenv("HALTERES_LONGEST_WAIT_S", "280")
+    answer = await told("rl_check_status", run_id=RUN, wait_s=600)
+    assert waits == [50, 280]
+    assert 'wait_s=150, until="eval"' in answer["next"], "ten of its steps"
+    monkeypatch.setenv("HALTERES_LONGEST_WAIT_S", "soon")
+    assert (await told("rl_check_status", run_id=RUN, wait_s=1))["code"] == "invalid_config"
 
 
 WAKING: dict[str, Callable[[RunDirectory], None]] = {

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
+from halteres.config import environ
+
 LONGEST_NAME = 100  # characters
 
 
@@ -30,4 +32,18 @@ Changes = Annotated[
     dict[str, Any] | None,
     Field(description='settings to change, all or none: {"group_size": 16, "trainer.learning_rate": 0.001}'),
 ]
-WaitSeconds = Annotated[float, Field(ge=0, le=50, description="seconds to wait; 0 answers at once")]
+RunIds = Annotated[
+    list[str] | None, ShortNames, Field(min_length=1, max_length=8, description="several runs, instead of run_id")
+]
+
+
+def _within_host(wait_s: float) -> float:
+    """As long as the host of these tools lets a call take: it would break off a longer one."""
+    return min(wait_s, environ.longest_wait_s())
+
+
+WaitSeconds = Annotated[
+    float,
+    Field(ge=0, le=3600, description="seconds to wait; 0 answers at once; your host's limit, mostly 50, holds"),
+    AfterValidator(_within_host),
+]

@@ -244,6 +244,17 @@ def agent_session() -> str | None:
     return os.environ.get("HALTERES_SESSION") or None
 
 
+def longest_wait_s() -> float:
+    """HALTERES_LONGEST_WAIT_S: seconds that a tool's call may wait at most, which is less than the host of the tools
+    gives a call (default 50; 45 to 3600). `halteres install-agent` sets it for hosts whose time-out is known."""
+    value = os.environ.get("HALTERES_LONGEST_WAIT_S")
+    if not value:
+        return 50.0
+    if not value.isdecimal() or not 45 <= int(value) <= 3600:
+        raise _misread("HALTERES_LONGEST_WAIT_S", value, "It is a number of seconds from 45 to 3600.")
+    return float(value)
+
+
 def hermes_home() -> Path | None:
     """HERMES_HOME: where links to logs are made too, under logs/rl_training, where it is set."""
     given = os.environ.get("HERMES_HOME")

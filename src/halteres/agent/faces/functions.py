@@ -123,7 +123,9 @@ def rl_start_training(
 
 
 @_tool
-def rl_check_status(run_id: str | None = None, wait_s: float = 0, until: str | None = None) -> None:
+def rl_check_status(
+    run_id: str | None = None, run_ids: list[str] | None = None, wait_s: float = 0, until: str | None = None
+) -> None:
     """Look at a run."""
 
 

@@ -4,8 +4,9 @@ Owns: its places and its form: `[mcp_servers.halteres]` in CODEX_HOME/config.tom
 `.codex/config.toml`, which it reads once the project is trusted; skills in `.agents/skills` of the project or the home.
 Never: relies on its own time-outs.
 
-Time-outs: by itself it gives a server 10 s to start and a call 60 s; a loaded machine needs more for the first, and
-our longest wait is 50 s. `$CODEX_HOME/skills` is read still, and deprecated (codex-rs, core-skills/src/loader.rs).
+Time-outs: by itself it gives a server 10 s to start and a call 60 s; a loaded machine needs more for the first, and a
+call that waits for a run is better long. `$CODEX_HOME/skills` is read still, and deprecated (codex-rs,
+core-skills/src/loader.rs).
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ CODEX = Host(
     name="codex",
     title="Codex",
     form=TomlText(),
-    registration=ServerEntry(among=("mcp_servers",), once={"startup_timeout_sec": 30, "tool_timeout_sec": 120}),
+    registration=ServerEntry(
+        among=("mcp_servers",), once={"startup_timeout_sec": 30, "tool_timeout_sec": 300}, longest_wait_s=280
+    ),
     place=_place,
     then=_then,
 )

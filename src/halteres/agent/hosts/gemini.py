@@ -27,7 +27,7 @@ GEMINI = Host(
     name="gemini",
     title="Gemini CLI",
     form=JsonText(),
-    registration=ServerEntry(among=("mcpServers",)),
+    registration=ServerEntry(among=("mcpServers",), longest_wait_s=540),
     place=_place,
     then=_then,
 )

@@ -1,7 +1,7 @@
 """What is written into a host's settings: how to start `halteres mcp`.
 
 Owns: the command of this installation, the variables that go with it, the entry among a host's servers.
-Never: writes a key, nor any variable but our own two; changes what somebody else wrote into our entry.
+Never: writes a key, nor any variable but our own three; changes what somebody else wrote into our entry.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from halteres.agent.hosts.host import CannotEdit, Drop, Edit, Keys, Put, Server,
 from halteres.config import environ
 
 NAME: Final = "halteres"
-HOME, ENVIRONMENTS = "HALTERES_HOME", "HALTERES_ENVIRONMENTS"
+HOME, ENVIRONMENTS, WAIT = "HALTERES_HOME", "HALTERES_ENVIRONMENTS", "HALTERES_LONGEST_WAIT_S"
 
 
 def this_server(project: Path | None) -> Server:
@@ -50,6 +50,7 @@ class ServerEntry:
 
     among: Keys  # where the host lists its servers
     once: Mapping[str, Any] = field(default_factory=dict)  # said when the entry is made; whoever changes it later, may
+    longest_wait_s: int | None = None  # a little less than the host gives a call, where that is known; said once, too
 
     @property
     def keys(self) -> Keys:
@@ -60,7 +61,8 @@ class ServerEntry:
         """Command, arguments and our two variables are as they must be; whatever else stands there stays."""
         there = value_at(settings, self.keys)
         if there is None:
-            env = {"env": dict(server.env)} if server.env else {}
+            wait = {WAIT: str(self.longest_wait_s)} if self.longest_wait_s else {}
+            env = {"env": {**server.env, **wait}} if server.env or wait else {}
             return [Put(self.keys, {"command": server.command, "args": list(server.args), **self.once, **env})]
         if not isinstance(there, dict) or "command" not in there:
             raise CannotEdit(f"It has a server '{NAME}' that is not started by a command, so not one of ours")

@@ -15,6 +15,7 @@ from halteres.agent.drafting.drafts import choose, editing, load_draft, save_dra
 from halteres.agent.drafting.headline import diff
 from halteres.agent.drafting.refused_edits import mended_call, mending
 from halteres.agent.drafting.sifting import current, sifted
+from halteres.agent.watching.look import look_at
 from halteres.agent.wording import worded
 from halteres.config import environ
 from halteres.config.discovery import EnvironmentNotFound
@@ -75,6 +76,20 @@ class Intent:
     def plan(self) -> Plan:
         """For checks and estimates."""
         return plan_of(self.resolved.settings, service_url=environ.service_url(), resume=self.old)
+
+    @property
+    def going_on(self) -> str | None:
+        """Of a run that goes on from a checkpoint: from which step, what is done again, and whose settings hold."""
+        checkpoint = self.old.newest_checkpoint() if self.old else None
+        if self.old is None or checkpoint is None:
+            return None
+        step, reached = checkpoint["step"], look_at(self.old).step
+        redone = f"Steps {step + 1} to {reached} are" if reached > step + 1 else f"Step {reached} is"
+        again = f" {redone} done again: no checkpoint has what was learnt there." if reached > step else ""
+        changed = ", ".join(f"{name} {before} -> {now}" for name, (before, now) in self.changed.items())
+        settings = f"that run's{f', but {changed}' if changed else ''}; your draft plays no part"
+        goes_on = f"Training goes on after step {step} of run {self.old.run_id}, as a new run."
+        return f"{goes_on}{again} Its settings are {settings}."
 
     @property
     def changed(self) -> dict[str, list[Any]]:

@@ -34,6 +34,8 @@ def rehearse(call: Call, intent: Intent) -> dict[str, Any]:
         "checks": [check.facts for check in checks],
         "config_diff": intent.changed,
     }
+    if going_on := intent.going_on:
+        told["message"] = going_on
     if intent.discarded:
         told["discarded_edits"] = dict(intent.discarded)
     if examined.ground and (found := estimate(plan, examined.ground, may_measure=True)):

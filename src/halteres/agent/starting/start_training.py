@@ -109,6 +109,8 @@ def _start(intent: Intent, key: str | None, warnings: list[str]) -> Started:
         return _again(run)
     state = run.state()
     told = _facts(run, state, intent.resolved)
+    if going_on := intent.going_on:
+        told["message"] = going_on
     if intent.discarded:
         told["discarded_edits"] = dict(intent.discarded)
     if expected is not None:

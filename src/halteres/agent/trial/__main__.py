@@ -42,9 +42,9 @@ def main() -> int:
             asyncio.run(_test(folder, request))
     except HalteresError as error:
         sys.stderr.write(f"error: {Redactor.of_this_process().text(error.sentence)}\n")
-        _write(folder, request, error)
+        if folder.result() is None:  # else all was measured, and only what comes after it went wrong
+            _write(folder, request, error)
         return 1
-    _write(folder, request, None)
     return 0
 
 
@@ -56,7 +56,7 @@ class Interrupted(HalteresError):
 
 async def _test(folder: TestFolder, request: Request) -> None:
     """Test until it is done. SIGTERM and the deadline end it in order."""
-    loop, testing = asyncio.get_running_loop(), asyncio.ensure_future(Tester(folder, request).run())
+    loop, testing = asyncio.get_running_loop(), asyncio.ensure_future(_tester(folder, request).run())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, testing.cancel)
     try:
@@ -65,6 +65,11 @@ async def _test(folder: TestFolder, request: Request) -> None:
         raise Interrupted("The test was ended at its deadline.", f"It had {request.within_s:.0f} s.") from error
     except asyncio.CancelledError as error:
         raise Interrupted("The test was ended by a signal.") from error
+
+
+def _tester(folder: TestFolder, request: Request) -> Tester:
+    """Its result is there as soon as all is measured, before services are closed: who waits for it waits no longer."""
+    return Tester(folder, request, done=lambda: _write(folder, request, None))
 
 
 def _write(folder: TestFolder, request: Request, error: HalteresError | None) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from halteres.agent.shortening import shortened
 from halteres.agent.trial.folder import TestFolder
-from halteres.agent.trial.outcome import Group, Outcome, plain
+from halteres.agent.trial.outcome import Group, Outcome
 from halteres.agent.trial.reading import read_odd_answers, read_outcome
 from halteres.agent.trial.request import LOCAL, Request
 from halteres.agent.trial.scoring import odd_caveats
@@ -37,7 +37,10 @@ def report(folder: TestFolder, request: Request, status: str) -> dict[str, Any]:
         "environment_file": request.environment_file,
         "draft": request.draft,
         "test_config": _config(request),
-        "models_tested": [_facts(outcome, judged) for outcome, judged in zip(outcomes, verdicts, strict=True)],
+        "models_tested": [
+            _facts(outcome, judged, alone=len(outcomes) == 1)
+            for outcome, judged in zip(outcomes, verdicts, strict=True)
+        ],
         "summary": {
             **_summary(folder, request, outcomes),
             **({"odd_answers": odd} if odd else {}),
@@ -59,8 +62,10 @@ def _config(request: Request) -> dict[str, Any]:
     return {**steps, "rollouts_per_model": each, "total_rollouts": total}
 
 
-def _facts(outcome: Outcome, verdict: Verdict) -> dict[str, Any]:
-    return {**outcome.facts(), "trainable": verdict.trainable, "verdict": verdict.why}
+def _facts(outcome: Outcome, verdict: Verdict, *, alone: bool) -> dict[str, Any]:
+    """Of the only model the summary tells why."""
+    told = {**outcome.facts(), "trainable": verdict.trainable}
+    return told if alone else {**told, "verdict": verdict.why}
 
 
 def _deciding(request: Request, outcomes: list[Outcome], verdicts: list[Verdict]) -> tuple[Outcome, Verdict]:
@@ -89,17 +94,18 @@ def _summary(folder: TestFolder, request: Request, outcomes: list[Outcome]) -> d
 
 def _samples(outcome: Outcome) -> list[dict[str, Any]]:
     """Groups to look at: those whose answers differ first."""
-    told = sorted((group for group in outcome.groups if group.answers), key=lambda group: not group.varies)
-    return [_sample(group) for group in told[:SAMPLES]]
+    answered = [(step, group) for step, group in enumerate(outcome.groups, 1) if group.answers]
+    return [_sample(*one) for one in sorted(answered, key=lambda one: not one[1].varies)[:SAMPLES]]
 
 
-def _sample(group: Group) -> dict[str, Any]:
+def _sample(step: int, group: Group) -> dict[str, Any]:
+    """A group's best and worst answer; its scores are among the model's steps."""
     ranked = sorted(range(len(group.scores)), key=lambda place: group.scores[place])
     best = group.answers[ranked[-1]]
     worst = next((group.answers[place] for place in ranked if group.answers[place] != best), best)
     texts = {"prompt": group.prompt, "best": best, "worst": worst}
     texts |= {"reference": group.reference} if group.reference else {}
-    return {**{name: shortened(text, LONGEST) for name, text in texts.items()}, "scores": plain(group.scores)}
+    return {"step": step, **{name: shortened(text, LONGEST) for name, text in texts.items()}}
 
 
 def _responses(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:

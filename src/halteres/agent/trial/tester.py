@@ -11,7 +11,7 @@ import asyncio
 import shutil
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -39,8 +39,10 @@ LOCAL_REQUESTS, REMOTE_REQUESTS = 256, 16  # of one model, under way at once
 class Tester:
     """One test, from its relay's first request to the last candidate's end."""
 
-    def __init__(self, folder: TestFolder, request: Request) -> None:
-        self._folder, self._asked = folder, request
+    def __init__(self, folder: TestFolder, request: Request, done: Callable[[], None] = lambda: None) -> None:
+        """`done` is called once all is measured; services may still be closing then."""
+        self._folder, self._asked, self._done = folder, request, done
+        self._left, self._measured = {one.stem for one in request.candidates}, asyncio.Event()
         self._lifeline = Lifeline.open()
         self._places = asyncio.Semaphore(REMOTE_AT_ONCE)
 
@@ -53,14 +55,16 @@ class Tester:
                 tasks.create_task(self._locals(relay, local), name="models of this machine")
                 for one in remote:
                     tasks.create_task(self._remote(relay, one), name=one.model)
-            await self._try_odd_answers()
+                tasks.create_task(self._conclude(), name="the scorer")
         finally:
             self._lifeline.close()
 
-    async def _try_odd_answers(self) -> None:
-        """Of a scorer that has scored anything: after the models, whose time is measured."""
+    async def _conclude(self) -> None:
+        """Try odd answers on a scorer that has scored anything: after the models, whose time is measured."""
+        await self._measured.wait()
         if any(read_outcome(self._folder, self._asked, one).completions for one in self._asked.candidates):
             self._folder.write(ODD_ANSWERS, await asyncio.to_thread(odd_scores, self._asked))
+        self._done()
 
     async def _remote(self, relay: Relay, one: Candidate) -> None:
         async with self._places:
@@ -150,3 +154,6 @@ class Tester:
     def _end(self, one: Candidate, ended: Ended) -> None:
         self._folder.work(one).mkdir(exist_ok=True)
         self._folder.write(f"{one.stem}/ended.json", ended)
+        self._left.discard(one.stem)
+        if not self._left:
+            self._measured.set()

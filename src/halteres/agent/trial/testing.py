@@ -48,7 +48,7 @@ class Tested(Result):
     summary: dict[str, Any]
     status: str  # running, done, failed
     test_id: str
-    samples: list[dict[str, Any]] = []  # prompt, best, worst, scores, reference
+    samples: list[dict[str, Any]] = []  # step, prompt, best, worst, reference
     note: str = ""  # how prompts were counted, where the base model is not here
     discarded_edits: dict[str, Any] = {}  # of the draft: locked by now, or gone; told once
     responses: list[dict[str, Any]] = []  # of `prompts`: prompt, completion, score

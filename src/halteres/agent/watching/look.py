@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from halteres.agent.watching.current_alerts import GRAVE, alarms, in_force, pressing
 from halteres.agent.wording import significant
+from halteres.config import environ
 from halteres.observe.plots import sparkline
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.alerts import Alert
@@ -154,7 +155,7 @@ class Look:
             return 0
         if self.progress.step_s is None or self.state.status != "running":
             return 20
-        return max(5, min(50, math.ceil(10 * self.progress.step_s)))
+        return max(5, min(int(environ.longest_wait_s()), math.ceil(10 * self.progress.step_s)))
 
     @property
     def _is_limping(self) -> bool:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from halteres.agent.watching.current_alerts import FOR_GOOD, first_call, left_of
 from halteres.agent.watching.look import Look
 from halteres.agent.wording import worded
+from halteres.config import environ
 from halteres.runs.reading.chosen import chosen
 from halteres.runs.reading.failure_changes import mending
 
-LONGEST_WAIT_S, EDITS = 50, 8
+EDITS = 8
 
 
 def next_after(look: Look) -> str:
@@ -22,7 +23,7 @@ def next_after(look: Look) -> str:
         case "pending" | "starting":
             return worded("rl_check_status", run_id, wait_s=look.suggested_wait_s, until="running")
         case "stopping":
-            return _until_it_ends(look)
+            return until_it_ends(run_id)
         case "running":
             return (look.pressing and first_call(look.pressing.remedy)) or _watching(look)
         case "completed":
@@ -68,17 +69,17 @@ def going_on(look: Look) -> str:
 def _watching(look: Look) -> str:
     """Wake at the end where it is near, else at the next evaluation, if there will be one."""
     left, every = look.progress.remaining_s, look.given.trainer.eval_every
-    if left is not None and left < LONGEST_WAIT_S:
-        return _until_it_ends(look)
+    if left is not None and left < environ.longest_wait_s():
+        return until_it_ends(look.run.run_id)
     evaluates = every > 0 and (look.step // every + 1) * every <= look.state.total_steps
     if not evaluates:
-        return _until_it_ends(look)
+        return until_it_ends(look.run.run_id)
     return worded("rl_check_status", look.run.run_id, wait_s=look.suggested_wait_s, until="eval")
 
 
-def _until_it_ends(look: Look) -> str:
+def until_it_ends(run_id: str) -> str:
     """It wakes at the end: a longer wait costs nothing."""
-    return worded("rl_check_status", look.run.run_id, wait_s=LONGEST_WAIT_S, until="terminal")
+    return worded("rl_check_status", run_id, wait_s=int(environ.longest_wait_s()), until="terminal")
 
 
 def _mending(look: Look) -> str:

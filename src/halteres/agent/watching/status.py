@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from halteres.agent.arguments import RunId, WaitSeconds
+from halteres.agent.arguments import RunId, RunIds, WaitSeconds
 from halteres.agent.caller import Caller
 from halteres.agent.choosing import chosen_run
 from halteres.agent.judging.headline import CORRECT, rounded
@@ -17,11 +17,13 @@ from halteres.agent.watching.current_alerts import told_briefly
 from halteres.agent.watching.failing import failure_facts, log_tail
 from halteres.agent.watching.interval import limited
 from halteres.agent.watching.look import Look, look_at
-from halteres.agent.watching.next_call import LONGEST_WAIT_S, next_after
+from halteres.agent.watching.next_call import next_after, until_it_ends
 from halteres.agent.watching.no_batch import why_no_batch
 from halteres.agent.watching.seed_keys import seed_facts
-from halteres.agent.watching.waiting import Until, wait_for
+from halteres.agent.watching.waiting import Until, wait_for, wait_for_all
 from halteres.agent.wording import worded
+from halteres.config import environ
+from halteres.errors import UserError
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.outcome import outcome_of
 from halteres.runs.reading.restarts import read_restarts
@@ -36,7 +38,7 @@ class Looked(Result):
     Where the operator's policy limits looks: rate_limited, message, next_check_in_seconds, and what was told last.
     """
 
-    run_id: str
+    run_id: str = ""
     name: str = ""  # where it was given one
     status: str = ""
     state: str = ""  # in W&B's words: running, finished, crashed
@@ -64,6 +66,7 @@ class Looked(Result):
     no_evaluation: str = ""  # why there will be no held-out figure
     no_batch: str = ""  # of a run that stands still: why the trajectory server has no batch for it
     restarts: dict[str, int] = {}  # processes that died and were started again: how often
+    runs: list[dict[str, Any]] = []  # where several were asked about: each in brief
     health: str = ""  # healthy, alert, failing; of a run that has ended, its status
     woke: str | None = None  # what ended the wait: the event asked for, "terminal", or "wait_s"
     suggested_wait_s: int = 0
@@ -74,17 +77,71 @@ class Looked(Result):
 async def rl_check_status(
     caller: Caller,
     run_id: RunId = None,
+    run_ids: RunIds = None,
     wait_s: WaitSeconds = 0,
     until: Annotated[
         str | None,
-        Field(description='wake at "terminal", "running", "eval", "alert", "change" or "step>=N"; default "change"'),
+        Field(
+            description='wake at "terminal", "running", "eval", "alert", "change" or "step>=N"; '
+            'default "change", of several runs "terminal": once all have ended'
+        ),
     ] = None,
 ) -> Looked:
-    """Look at a run: state, step, reward, trend, alerts with remedies, time left. Waits up to `wait_s` for `until`."""
+    """Look at a run: state, step, reward, trend, alerts with remedies, time left. Waits up to `wait_s` for `until`.
+
+    Several runs (`run_ids`) are told in brief; their wait ends once `until` holds of all (an alert or change: of any).
+    """
+    if run_ids:
+        return await _several(run_id, run_ids, wait_s, Until.parse(until or "terminal"))
     wanted = Until.parse(until or "change")
     run = await asyncio.to_thread(chosen_run, run_id)
     woke = await wait_for(run, wanted, wait_s) if wait_s else None
     return await asyncio.to_thread(_told, run, woke)
+
+
+async def _several(run_id: str | None, run_ids: list[str], wait_s: float, until: Until) -> Looked:
+    if run_id:
+        raise UserError("rl_check_status takes run_id or run_ids.", "", worded("rl_check_status", run_ids=run_ids))
+    found = {run.run_id: run for run in await asyncio.to_thread(lambda: [*map(chosen_run, run_ids)])}
+    runs = [*found.values()]
+    woke = await wait_for_all(runs, until, wait_s) if wait_s else None
+    looks = await asyncio.to_thread(lambda: [*map(look_at, runs)])
+    told: dict[str, Any] = {"runs": [_brief(look) for look in looks], **({"woke": woke} if woke else {})}
+    return Looked(**told, next=_next_of_several(looks))
+
+
+def _brief(look: Look) -> dict[str, Any]:
+    """One of several runs."""
+    state, alerts = look.state, [alert.rule for alert in look.alerts]
+    told = {
+        "run_id": look.run.run_id,
+        "name": state.own_name,
+        "environment": state.environment,
+        "status": state.status,
+        "health": None if state.terminal else look.health,
+        "step": look.step,
+        "total_steps": state.total_steps,
+        "eta_minutes": look.eta_minutes,
+        "metrics": {name: value for name, value in look.metrics.items() if value is not None and name != "step"},
+        "gain": _gain(look) if state.terminal else None,
+        "alerts": alerts,
+        "error": clipped(state.error, WHY_LENGTH) if state.error else None,
+    }
+    return {name: value for name, value in told.items() if value not in (None, {}, [])}
+
+
+def _next_of_several(looks: list[Look]) -> str:
+    """What a run that ails, or has failed, asks for; else to wait on; else to compare."""
+    if ailing := next((look for look in looks if _ails(look)), None):
+        return next_after(ailing)
+    ids = [look.run.run_id for look in looks]
+    if all(look.state.terminal for look in looks):
+        return worded("rl_compare_runs", ids) if len(ids) > 1 else next_after(looks[0])
+    return worded("rl_check_status", run_ids=ids, wait_s=int(environ.longest_wait_s()), until="terminal")
+
+
+def _ails(look: Look) -> bool:
+    return look.state.status == "failed" or (look.pressing is not None and not look.state.terminal)
 
 
 def _eval_failure(look: Look) -> dict[str, Any]:
@@ -97,7 +154,7 @@ def _told(run: RunDirectory, woke: str | None) -> Looked:
     look = look_at(run)
     following = next_after(look)
     if too_early := limited(look):
-        return Looked(**too_early, next=worded("rl_check_status", run.run_id, wait_s=LONGEST_WAIT_S, until="terminal"))
+        return Looked(**too_early, next=until_it_ends(run.run_id))
     told: dict[str, Any] = {
         **seed_facts(look),
         "state": look.state_word,

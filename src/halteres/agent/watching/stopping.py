@@ -12,9 +12,8 @@ from halteres.agent.caller import Caller
 from halteres.agent.choosing import chosen_run
 from halteres.agent.tool import Hints, Result, tool
 from halteres.agent.watching.look import Look, look_at
-from halteres.agent.watching.next_call import LONGEST_WAIT_S, next_after
+from halteres.agent.watching.next_call import next_after, until_it_ends
 from halteres.agent.watching.waiting import Until, wait_for
-from halteres.agent.wording import worded
 from halteres.runs.stop import stop_run
 
 WITHIN_S = 24.0
@@ -56,12 +55,8 @@ def _told(look: Look, *, was_going_on: bool) -> Stopped:
         status=look.state.status if look.state.terminal else "stopping",
         step=look.step,
         last_checkpoint=look.last_checkpoint,
-        next=next_after(look) if look.state.terminal else _seeing_it_end(look),
+        next=next_after(look) if look.state.terminal else until_it_ends(look.run.run_id),
     )
-
-
-def _seeing_it_end(look: Look) -> str:
-    return worded("rl_check_status", look.run.run_id, wait_s=LONGEST_WAIT_S, until="terminal")
 
 
 def _message(look: Look, was_going_on: bool) -> str:

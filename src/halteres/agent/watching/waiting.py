@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -70,6 +71,20 @@ async def wait_for(run: RunDirectory, until: Until, wait_s: float) -> str:
             return NOTHING
         await asyncio.sleep(min(LOOK_EVERY_S, left))
         await asyncio.to_thread(watch.look)
+
+
+async def wait_for_all(runs: Sequence[RunDirectory], until: Until, wait_s: float) -> str:
+    """The same of several runs: until it holds of each of them that has not ended; until the first alert or change."""
+    waits = [asyncio.create_task(wait_for(run, until, wait_s), name=f"wait for {run.run_id}") for run in runs]
+    wakes = asyncio.FIRST_COMPLETED if until.kind in ("alert", "change") else asyncio.ALL_COMPLETED
+    try:
+        done, _ = await asyncio.wait(waits, return_when=wakes)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+    reasons = {task.result() for task in done}
+    return next((reason for reason in (NOTHING, str(until)) if reason in reasons), "terminal")
 
 
 class Watch:
