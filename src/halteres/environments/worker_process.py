@@ -97,7 +97,7 @@ class WorkerProcess:
                 self._command,
                 env=environ.for_stranger(),
                 stdin=subprocess.PIPE,
-                stdout=theirs,
+                stdout=theirs.fileno(),
                 process_group=0,
                 preexec_fn=die_with_parent,
             )
