@@ -1,7 +1,7 @@
 # The two commands of a fresh machine are `make quickstart` and `make test`; each installs what it needs into .venv.
 # PYTHON=/path/to/python3 chooses the interpreter, TORCH=torch==... the torch build (see scripts/torch).
 
-.PHONY: help quickstart install test test-clients test-browser test-chaos test-pythons test-pretrained probe-sdk compatibility check bench clean
+.PHONY: help quickstart install test test-clients test-browser test-runs test-chaos test-pythons test-pretrained probe-sdk compatibility check bench clean
 export PYTHON TORCH CHROMIUM
 
 help:            ## this list
@@ -31,6 +31,10 @@ probe-sdk:       ## the newest tinker SDK on the package index against the servi
 compatibility:   ## probe every SDK method and generation; write docs/compatibility.md
 	@scripts/install dev
 	@scripts/compatibility
+
+test-runs:       ## whole runs and tests of inference, in processes of their own; the tutorial among them
+	@scripts/install dev
+	@scripts/test -m runs
 
 test-chaos:      ## kill every process of real runs in turn
 	@scripts/install dev

@@ -39,6 +39,8 @@ from benchmarks.agent.reading import Asked, calls_in  # isort: skip
 from benchmarks.agent.task import ENVIRONMENTS, Place, answer_in, judge, prepare  # isort: skip
 from benchmarks.agent.tasks import TASKS, recover  # isort: skip
 
+pytestmark = pytest.mark.runs
+
 KEY = "sk-planted-0123456789"
 
 

@@ -242,6 +242,7 @@ def test_memory_is_told_as_measured_and_with_what_caches_may_grow_to(home: Path)
     assert told(plan, ground).peak_gb == pytest.approx(by_formula / 1e9, abs=0.01), "the probe saw no whole pass"
 
 
+@pytest.mark.runs
 def test_the_engine_is_measured_once_and_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The built-in model itself; its figures must be such that the recorded truth would have been foretold."""
     plan, ground = planned()

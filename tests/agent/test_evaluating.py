@@ -16,6 +16,8 @@ from halteres.runs.reading.adapter import weights_of
 from .real_runs import told, until
 from .run_scenes import tokens
 
+pytestmark = pytest.mark.runs
+
 BUDGET = 350  # tokens of an answer
 
 SMALL = {

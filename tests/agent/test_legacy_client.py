@@ -23,6 +23,8 @@ from halteres.runs.directory import list_runs
 
 from . import control
 
+pytestmark = pytest.mark.runs
+
 CLIENT = Path(__file__).parents[3] / "shared" / "seeds" / "restored" / "rl_training_tool_http.py"
 
 QUICK = {"inference.engine": "scripted", "group_size": 4, "batch_size": 16, "eval_tasks": 4, "eval_samples": 2}

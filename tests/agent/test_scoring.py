@@ -12,6 +12,8 @@ from . import testing_scenes
 from .run_scenes import tokens, told
 from .testing_scenes import draft, write_environment
 
+pytestmark = pytest.mark.runs
+
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -15,6 +15,8 @@ from halteres.runs.directory import RunDirectory, find_run
 
 from .real_runs import CHANGES, told, until
 
+pytestmark = pytest.mark.runs
+
 ENVIRONMENT = Path(__file__).with_name("leaky_env.py")
 SECRETS = {
     "OPENROUTER_API_KEY": "sk-or-v1-5d1e4b7a9c",

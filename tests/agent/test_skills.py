@@ -171,6 +171,7 @@ def test_the_example_describes_itself(tmp_path: Path) -> None:
     assert described["name"] == "sums"
 
 
+@pytest.mark.runs
 async def test_the_built_in_model_can_be_trained_on_the_example(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from halteres.agent.trial import folder, tester, upstream
+from halteres.agent.trial.ending import Ended
 from halteres.agent.trial.relay import Relay, relaying
 from halteres.agent.trial.request import Candidate, Request
 from halteres.agent.trial.start import keys_for
@@ -180,8 +181,8 @@ async def test_a_model_of_a_service_that_has_keys_is_asked_with_its_key(
         seen.append(to)
         return "http://relay", None
 
-    async def sit(*_: Any) -> None:
-        return None
+    async def sit(self: tester.Tester, one: Candidate, *_: Any) -> None:
+        self._end(one, Ended())
 
     monkeypatch.setattr(Relay, "open", opened)
     monkeypatch.setattr(tester.Tester, "_sit", sit)

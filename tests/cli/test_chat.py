@@ -20,6 +20,8 @@ from halteres.runs.directory import RunDirectory
 from halteres.runs.servers import Server
 from halteres.text import load_tokenizer
 
+pytestmark = pytest.mark.runs
+
 Program = Callable[..., subprocess.CompletedProcess[str]]
 
 MESSAGE = (

@@ -59,7 +59,7 @@ def test_bad_input_is_one_sentence_and_exit_code_1_and_leaves_no_run(
 def test_runs_are_listed_shown_and_read(finished: RunDirectory, halteres: Program) -> None:
     assert "aaaa1111  completed  arithmetic" in halteres("runs", "list").stdout
     shown = halteres("runs", "status", "aaaa").stdout
-    assert "run aaaa1111: completed" in shown
+    assert "run aaaa1111 'sums': completed" in shown
     assert "reward 0.300 at step 1, 0.600 now" in shown
     assert halteres("runs", "logs", "sums", "trainer", "-n", "1").stdout == "last\n"
     assert "Did you mean 'trainer'?" in halteres("runs", "logs", "sums", "traner").stderr

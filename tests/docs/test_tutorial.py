@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.runs
+
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
 
 CHANGED = {

@@ -25,6 +25,8 @@ from .stages import (
     write_config,
 )
 
+pytestmark = pytest.mark.runs
+
 
 async def test_arithmetic_fills_exact_batches_for_each_version_and_ends_with_the_run(
     inference: Inference, tmp_path: Path

@@ -8,6 +8,7 @@ import re
 import signal
 from pathlib import Path
 
+import pytest
 from deadlines import wait_until
 
 from halteres.config.files import load_settings
@@ -16,6 +17,8 @@ from halteres.runs.starting.start import start_run
 from halteres.runs.stop import stop_run
 
 from .scenes import survivors, wait, wait_for_end
+
+pytestmark = pytest.mark.runs
 
 PAGE = Path(__file__).parents[2] / "docs" / "runs.md"
 

@@ -30,6 +30,8 @@ from halteres.runs.supervision.ports import WELL_KNOWN, listen
 
 from .scenes import StartRun, wait, wait_for_end
 
+pytestmark = pytest.mark.runs
+
 EDITS = (
     *("inference.engine=scripted", "env.group_size=4", "env.batch_size=16", "env.eval_tasks=4", "env.eval_samples=2"),
     "trainer.checkpoint_every=2",

@@ -18,6 +18,8 @@ from halteres.runs.state import RunState
 
 from .scenes import StartRun, wait_for_end
 
+pytestmark = pytest.mark.runs
+
 WANDB = "run.sinks=[wandb]"
 KEY = "a1b2c3d4" * 5
 

@@ -8,8 +8,11 @@ import re
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from .test_process import running
+
+pytestmark = pytest.mark.runs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "inference.md").read_text()
 

@@ -16,6 +16,8 @@ from halteres.training.folder import RunFolder
 
 from .world import BATCH, GROUP, Run, World, opened, within
 
+pytestmark = pytest.mark.runs
+
 SPOILT = LossNotFinite("The loss is not finite.", "It diverged.", "Lower trainer.learning_rate.")
 
 
