@@ -59,6 +59,8 @@ SEED_KEYS = {
 }
 """Of seed 002."""
 
+pytestmark = pytest.mark.runs
+
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
@@ -499,8 +501,6 @@ HOST = """
 import asyncio
 from halteres.agent.call import call
 from halteres.agent.caller import Caller
-
-pytestmark = pytest.mark.runs
 async def main():
     arguments = {"models": ["good/one"], "num_steps": 2, "group_size": 4, "wait_s": 0}
     reply = await call("rl_test_inference", arguments, Caller())

@@ -21,10 +21,11 @@ Program = Callable[..., subprocess.CompletedProcess[str]]
 
 PEFT = {"adapter_config.json", "adapter_model.safetensors"}
 MODULE = "model.layers.0.self_attn.q_proj"
-CONVERTER = """#!/usr/bin/env python3
-import pathlib, sys
 
 pytestmark = pytest.mark.runs
+
+CONVERTER = """#!/usr/bin/env python3
+import pathlib, sys
 model, flag, out = sys.argv[1:]
 assert flag == "--outfile" and (pathlib.Path(model) / "model.safetensors").is_file()
 pathlib.Path(out).write_bytes(b"GGUF" + (pathlib.Path(model) / "config.json").read_bytes())
