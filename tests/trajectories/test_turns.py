@@ -30,6 +30,7 @@ class Memory:
     kept: RunRecord = field(default_factory=RunRecord)
     is_shared: bool = False
     is_quick: bool = False
+    is_full: bool = False
     calls: list[Any] = field(default_factory=list)
     others: list[News] = field(default_factory=list)  # what each turn begins with
     may_commit: threading.Event = field(default_factory=threading.Event)

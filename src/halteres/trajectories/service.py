@@ -261,16 +261,24 @@ class TrajectoryService:
         return self.state.run.step + sum(batch_id <= made.id for batch_id in self.state.out)
 
     def _have_room(self, groups: Sequence[Scored]) -> bool:
-        """Whether what is new of the groups fits into the queue; where nothing waits, anything does."""
+        """Whether what is new of the groups fits onto the disk and into the queue; an empty one takes anything."""
         state = self.state
         num_bytes = sum(len(group.element) for group in groups if state.known(group.key) is None)
-        return not num_bytes or not 0 < state.num_bytes > self._rules.max_queue_bytes - num_bytes
+        if not num_bytes:
+            return True
+        return not self._store.is_full and not 0 < state.num_bytes > self._rules.max_queue_bytes - num_bytes
 
     async def _room_for(self, groups: Sequence[Scored]) -> None:
         """Wait until groups fit into the queue."""
         deadline = self._now() + FULL_HOLD_S
         while not self._have_room(groups):
             if not await self._wait_until(deadline, self.turns.changed):
+                if self._store.is_full:
+                    raise StoreFailed(
+                        "The group was not stored.",
+                        "The disk of the trajectory database is full; batches can still be taken.",
+                        "Make room on the disk; the request can be sent again.",
+                    )
                 raise QueueFull(
                     "The queue is full.",
                     f"{self.state.num_bytes} bytes wait for a trainer; --max-queue-bytes is "

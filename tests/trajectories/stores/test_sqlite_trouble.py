@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +20,7 @@ from halteres.errors import Conflict
 from halteres.trajectories.records import DeliverySaved, GroupMoved, Place, RunSaved
 from halteres.trajectories.stores import tables
 from halteres.trajectories.stores.sqlite import SqliteStore
+from halteres.trajectories.stores.sqlite_file import RESERVE_BYTES
 from halteres.trajectories.stores.store import StoreFailed
 from trajectories.postgres.samples import arrived, batch, delivered, group, keyed
 
@@ -73,6 +75,38 @@ def test_a_full_database_takes_nothing_and_the_place_of_the_tokens_is_used_again
         assert [each.id for each in reader.load().waiting] == [1, 2]
         assert reader.bodies([1, 2]) == [b"kept", b"kept as well"]
     assert [path.stat().st_size for path in tokens(file).iterdir()] == [len(b"kept" + b"kept as well")]
+
+
+def test_a_database_whose_log_cannot_grow_is_drained_in_the_room_that_the_log_has(open_store: OpenStore) -> None:
+    """As on a full disk, where this process alone is refused more."""
+    store = open_store()
+    store.commit([arrived(number) for number in range(1, 101)])
+    with largest_file(store.file.with_name(f"{store.file.name}-wal").stat().st_size):
+        for step in range(1, 101):
+            store.commit(delivered(step, step, step=step))
+    for reader in (store, open_store()):
+        assert reader.load().waiting == ()
+        assert reader.load().run.step == 100
+
+
+def test_groups_are_stored_only_beside_room_that_is_kept_for_a_full_disk(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve = store.file.with_name(f"{store.file.name}.reserve")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=2 * RESERVE_BYTES - 1))
+        with pytest.raises(
+            StoreFailed, match=r"It was not stored\. .*No space left on device\. Make room on the disk;"
+        ):
+            store.commit([arrived(1)])
+        assert store.is_full
+        store.commit([batch(1)])
+    assert not reserve.exists()
+    store.commit([arrived(1)])
+    assert reserve.stat().st_blocks * 512 >= RESERVE_BYTES
+    assert not store.is_full
+    store.close()
+    assert reserve.stat().st_size == MEBIBYTE  # to start with, where the disk is full by then
 
 
 def test_a_turn_is_remembered_whole_or_not_at_all(store: SqliteStore) -> None:

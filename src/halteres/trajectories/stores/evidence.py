@@ -62,7 +62,8 @@ class Evidence:
     Args:
         database: whose rows vouch for the tokens.
         segments: the folder.
-        keep_bytes: what all tokens may take before those that nobody wants are removed, the oldest first.
+        keep_bytes: what all tokens may take before those that nobody wants are removed, the oldest first; on a full
+            disk none are kept.
     """
 
     def __init__(self, database: SqliteFile, segments: Segments, keep_bytes: int) -> None:
@@ -71,9 +72,10 @@ class Evidence:
 
     def reclaim(self) -> None:
         """Bring the folder within its bounds, as far as what is wanted allows. A failure is only logged."""
+        keep_bytes = 0 if self._database.reserve.is_full else self._keep_bytes
         try:
             for segment in self._segments.full:
-                if self._segments.num_bytes <= self._keep_bytes:
+                if self._segments.num_bytes <= keep_bytes:
                     return
                 if not self._is_wanted(segment):
                     self._remove(segment)

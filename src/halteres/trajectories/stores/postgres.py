@@ -63,6 +63,7 @@ class PostgresStore:
 
     is_shared = True
     is_quick = False
+    is_full = False  # its server's disk is not ours to see
 
     def __init__(self, url: str, durability: Durability = "process", keep_bytes: int = KEEP_BYTES) -> None:
         self._link = Link(url, durability)

@@ -9,11 +9,13 @@ What was committed survives kill -9 of the process; with durability "power" also
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
 from sqlalchemy import Connection, insert, select
 from sqlalchemy.dialects import sqlite
+from sqlalchemy.exc import DBAPIError
 
 from halteres.trajectories.records import (
     Change,
@@ -26,10 +28,20 @@ from halteres.trajectories.stores import loading, rows, tables, tallies
 from halteres.trajectories.stores.dialects import chunks
 from halteres.trajectories.stores.evidence import Evidence, releases
 from halteres.trajectories.stores.segments import SEGMENT_BYTES, Extent, Segments
-from halteres.trajectories.stores.sqlite_file import Durability, SqliteFile, unusable
+from halteres.trajectories.stores.sqlite_file import (
+    PART_BYTES,
+    RESERVE_BYTES,
+    Durability,
+    SqliteFile,
+    is_full,
+    unusable,
+)
 from halteres.trajectories.stores.store import GroupsQuery, News, StoreFailed
 
 KEEP_BYTES = 1024**3
+
+NUM_TRIES = RESERVE_BYTES // PART_BYTES + 2
+"""On a full disk, of what brings no groups: one, one for each part of the reserve, one with a log begun anew."""
 
 _log = logging.getLogger(__name__)
 
@@ -96,6 +108,11 @@ class SqliteStore:
         """See `Store`."""
         return not self._power
 
+    @property
+    def is_full(self) -> bool:
+        """See `Store`."""
+        return self._database.reserve.is_full
+
     def load(self) -> Remembered:
         """See `Store`."""
         with self._database.reading() as connection:
@@ -114,7 +131,7 @@ class SqliteStore:
             return
         newest = self._segments.newest
         with self._database.told():
-            self._write(changes)
+            self._write_or_make_room(changes)
         if releases(changes) or self._segments.newest > newest:
             self._evidence.reclaim()
 
@@ -172,8 +189,29 @@ class SqliteStore:
         self._segments.close()
         self._database.close()
 
+    def _write_or_make_room(self, changes: Sequence[Change]) -> None:
+        """On a full disk nothing comes in; whatever else is asked for is written into what was reserved."""
+        num_tries = 1 if any(isinstance(change, GroupArrived) for change in changes) else NUM_TRIES
+        while True:
+            try:
+                self._write(changes)
+                if (
+                    self._database.reserve.ran_out
+                ):  # what is reserved is for the file; the log needs no more than a turn
+                    self._database.checkpoint()
+                return
+            except (DBAPIError, sqlite3.Error, OSError) as error:
+                if not is_full(error):
+                    raise
+                self._database.reserve.ran_out, num_tries = True, num_tries - 1
+                if not num_tries:
+                    raise
+                self._database.make_room()
+
     def _write(self, changes: Sequence[Change]) -> None:
         arrived = [change for change in changes if isinstance(change, GroupArrived)]
+        if arrived:
+            self._database.reserve.make()
         extents = self._segments.append([change.body for change in arrived])
         try:
             if self._power:

@@ -1,16 +1,21 @@
 """One SQLite file, held by one server at a time: how it is opened, begun, committed, and what is said when it fails.
 
-Owns: the lock beside the file, its pragmas and version, its connections; turning failures into sentences.
+Owns: the lock and the reserve beside the file, its pragmas and version, its connections; turning failures into
+sentences.
 Never: knows a record.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
+import os
+import shutil
 import sqlite3
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -31,7 +36,67 @@ PRAGMAS = (
 )
 SYNCHRONOUS = {"process": "NORMAL", "power": "FULL"}
 
+RESERVE_BYTES = 8 * 1024**2
+"""Half of what SQLite's log holds before it is put into the file, most of which is pages that the file has already."""
+
+PART_BYTES = 512 * 1024
+"""Given back at once: another program may be as quick to take it."""
+
 _log = logging.getLogger(__name__)
+
+
+class Reserve:
+    """Room on the disk, given back by parts once the disk is full so that what waits can still be taken out.
+
+    It is made before the first group is stored. Groups may not have the room that it left: once the disk was full they
+    are refused until there is as much again beside it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._num_bytes = path.stat().st_size if path.exists() else 0
+        self.ran_out = False  # something could not be written
+
+    @property
+    def is_full(self) -> bool:
+        """The disk has no room for groups."""
+        if self._num_bytes == RESERVE_BYTES and not self.ran_out:
+            return False
+        return shutil.disk_usage(self._path.parent).free < 2 * RESERVE_BYTES - self._num_bytes
+
+    def make(self) -> None:
+        """Have one before a group is stored.
+
+        Raises:
+            OSError: the disk has no room.
+        """
+        if self.is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.ran_out = False
+        if self._num_bytes == RESERVE_BYTES:
+            return
+        try:
+            with self._path.open("ab") as file:
+                if sys.platform == "darwin":  # which has no such call
+                    file.write(bytes(RESERVE_BYTES - self._num_bytes))
+                else:
+                    os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
+        except OSError as error:  # a file system that cannot, or a quota: the queue takes groups all the same
+            self._path.unlink(missing_ok=True)
+            _log.warning("No room is reserved in %s for a full disk: %s", self._path.parent, error.strerror)
+        self._num_bytes = RESERVE_BYTES
+
+    def shrink(self) -> None:
+        """The server ends: keep what it takes to start again, and to begin with taking things out."""
+        with suppress(OSError):
+            while self._num_bytes > 2 * PART_BYTES and not self.is_full:
+                self.give_back()
+
+    def give_back(self) -> None:
+        """Let what is not a group have a part of it."""
+        self._num_bytes = max(0, self._num_bytes - PART_BYTES)
+        with suppress(OSError):
+            os.truncate(self._path, self._num_bytes)
 
 
 class SqliteFile:
@@ -49,15 +114,19 @@ class SqliteFile:
         lock = file.with_name(f"{file.name}.lock")
         is_new = not lock.exists()
         self._closing.enter_context(_lock(file, lock))
+        self.reserve = Reserve(file.with_name(f"{file.name}.reserve"))
         self._engine = create_engine(URL.create("sqlite", database=str(file)))  # a path may hold anything
         self._closing.callback(self._engine.dispose)
         event.listen(self._engine, "connect", self._set_up)
         try:
-            self.connection = self._closing.enter_context(self._engine.connect())
-            self.connection = self.connection.execution_options(isolation_level="AUTOCOMMIT")
-            self.driver: sqlite3.Connection = self.connection.connection.driver_connection  # type: ignore[assignment]
-            with self.transaction():
-                self._make(wanted)
+            try:
+                self._open(wanted)
+            except (DBAPIError, sqlite3.Error) as error:
+                if not is_full(error):
+                    raise
+                self.reserve.ran_out = True
+                self.reserve.give_back()
+                self._open(wanted)
         except BaseException as error:
             if is_new:  # what cannot be opened is left as it was; nobody else holds this lock
                 lock.unlink(missing_ok=True)
@@ -69,6 +138,16 @@ class SqliteFile:
     def transaction(self) -> _Transaction:
         """All or nothing, on the one connection that writes; only one thread may."""
         return _Transaction(self.connection, self.driver)
+
+    def make_room(self) -> None:
+        """On a full disk: give back some of the reserve, and let the log begin anew in the room that it has."""
+        self.reserve.give_back()
+        self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Put the log into the file, as far as that can grow: the next turn begins the log anew."""
+        with suppress(sqlite3.Error):
+            self.driver.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -107,7 +186,15 @@ class SqliteFile:
 
     def close(self) -> None:
         """Let go of the file."""
+        self.reserve.shrink()
         self._closing.close()
+
+    def _open(self, wanted: Sequence[Table]) -> None:
+        self.connection = self._closing.enter_context(self._engine.connect())
+        self.connection = self.connection.execution_options(isolation_level="AUTOCOMMIT")
+        self.driver: sqlite3.Connection = self.connection.connection.driver_connection  # type: ignore[assignment]
+        with self.transaction():
+            self._make(wanted)
 
     def _set_up(self, connection: Any, _: Any) -> None:
         cursor = connection.cursor()
@@ -160,12 +247,20 @@ def cause_of(error: BaseException) -> object:
     return error.strerror if isinstance(error, OSError) else error
 
 
+def is_full(error: BaseException) -> bool:
+    """Whether room may help. SQLite calls a file beside the database that cannot grow, and a quota, an I/O error."""
+    cause = cause_of(error)
+    if isinstance(cause, sqlite3.Error):
+        return getattr(cause, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def unusable(file: Path, why: object) -> StoreFailed:
     """The database cannot be opened."""
     return StoreFailed(
         f"The trajectory database {file} cannot be opened.",
         f"{why}.",
-        "Name a file in a folder that can be written: --database FILE.",
+        "Make room on a full disk, or name a file in a folder that can be written: --database FILE.",
     )
 
 

@@ -58,6 +58,11 @@ class Store(Protocol):
         """A commit waits for no disk and no network: it ends with memory that the kernel will write."""
         ...
 
+    @property
+    def is_full(self) -> bool:
+        """It takes no groups until its disk has room; what waits can be taken out."""
+        ...
+
     def load(self) -> Remembered:
         """Everything the state needs to go on.
 
