@@ -19,7 +19,7 @@ from halteres.service.inference import chats
 from halteres.service.options import Options
 from halteres.service.routes.inference import completions, logprobs
 from halteres.service.tenancy.threads import LONG, MOST_THREADS, Threads
-from halteres.service.wire import bodies
+from halteres.service.wire import bodies, codec
 from halteres.text import Tokenizer
 
 from .scenes import Scene, serving
@@ -142,6 +142,25 @@ async def test_a_long_body_is_read_off_the_event_loop(scene: Scene, monkeypatch:
     assert readers
     assert threading.main_thread() not in readers
     assert all(len(name) <= 200 for name in compared)
+
+
+async def test_a_compressed_body_is_unpacked_off_the_event_loop(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few bytes are sent: 8 KB of zstd may become 256 MiB."""
+    threads = list[threading.Thread]()
+    unpacked = codec._unpacked
+
+    def unpack(body: bytes, size: int) -> tuple[bytes, bool]:
+        threads.append(threading.current_thread())
+        return unpacked(body, size)
+
+    monkeypatch.setattr(codec, "_unpacked", unpack)
+    zeros = zstandard.compress(bytes(2**25))
+    assert len(zeros) < LONG
+    for kind, content_type in (("forward_backward", codec.PROTOBUF), ("optim_step", codec.JSON)):
+        status, _ = await scene.post(kind, zeros, **{"Content-Encoding": "zstd", "Content-Type": content_type})
+        assert status == 400
+    assert len(threads) >= 2
+    assert threading.main_thread() not in threads
 
 
 def test_the_nearest_of_very_many_names_is_looked_for_among_the_last() -> None:
