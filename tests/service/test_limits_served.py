@@ -109,6 +109,27 @@ async def test_sampling_sessions_are_bounded_and_a_repetition_is_none_more(tmp_p
             assert answered[0] == status, answered
 
 
+@proves("keys:limits")
+async def test_sampling_sessions_count_while_their_session_is_alive_also_after_a_restart(tmp_path: Path) -> None:
+    async with limited(tmp_path, samplers=2) as scene:
+        done = await scene.session()
+        for seq in (0, 1):
+            body = {"session_id": done, "sampling_session_seq_id": seq, "base_model": TINY}
+            assert (await scene.post("create_sampling_session", body))[0] == 200
+        await scene.ask(f"/api/v1/sessions/{done}/finish", reason={"type": "success"})
+        assert (await scene.post("create_sampling_session", {**body, "sampling_session_seq_id": 2}))[0] == 400
+        await scene.service.journal.caught_up()
+    async with limited(tmp_path, samplers=2) as scene:
+        session = await scene.session()
+        for seq, status in ((0, 200), (1, 200), (2, 400)):
+            body = {"session_id": session, "sampling_session_seq_id": seq, "base_model": TINY}
+            assert (await scene.post("create_sampling_session", body))[0] == status
+        assert (await scene.get(f"/api/v1/sessions/{done}"))[1]["sampler_ids"] == [
+            f"{done}:sample:0",
+            f"{done}:sample:1",
+        ]
+
+
 async def test_a_body_that_is_too_large_is_413_whether_or_not_it_says_so(tmp_path: Path) -> None:
     async def unannounced() -> AsyncIterator[bytes]:
         for _ in range(4):

@@ -48,7 +48,7 @@ class Limits:
     incoming_bytes: int = 2**30  # bodies that are being received at a time
     waiting_bytes: int = 2**30  # bodies of accepted requests that are not settled
     sessions: int = 1024  # that are alive
-    samplers: int = 65536  # sampling sessions, those of published weights too
+    samplers: int = 65536  # sampling sessions of sessions that are alive, those of published weights too
     models: int = 256  # training runs of sessions that are alive
     rank: int = 512  # of an adapter
     checkpoint_bytes: int = 2**40  # of named weights on disk
@@ -68,13 +68,14 @@ class Limits:
             most = size_text(self.waiting_bytes)
             raise overloaded(f"{size_text(size)} of your requests wait for their turn.", f"{most} are the limit.", 1)
 
-    def check_samplers(self, known: int) -> None:
-        """Raise LimitReached if no further sampling session can be made beside those there are."""
-        if known >= self.samplers:
+    def check_samplers(self, alive: int) -> None:
+        """Raise LimitReached if no further sampling session can be made beside those alive."""
+        if alive >= self.samplers:
             raise LimitReached(
-                f"You have {known} sampling sessions.",
+                f"{alive} sampling sessions of yours are alive.",
                 f"{self.samplers} is the limit.",
-                "Use one again: the same weights need no second one.",
+                "Use one again: the same weights need no second one; close clients that are done"
+                " (ServiceClient.close()).",
             )
 
     def check_sessions(self, alive: int) -> None:
