@@ -147,13 +147,13 @@ async def test_a_long_body_is_read_off_the_event_loop(scene: Scene, monkeypatch:
 async def test_a_compressed_body_is_unpacked_off_the_event_loop(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """However few bytes are sent: 8 KB of zstd may become 256 MiB."""
     threads = list[threading.Thread]()
-    unpacked = codec._unpacked
+    decompressor = zstandard.ZstdDecompressor
 
-    def unpack(body: bytes, size: int) -> tuple[bytes, bool]:
+    def noted(**given: Any) -> zstandard.ZstdDecompressor:
         threads.append(threading.current_thread())
-        return unpacked(body, size)
+        return decompressor(**given)
 
-    monkeypatch.setattr(codec, "_unpacked", unpack)
+    monkeypatch.setattr(codec.zstandard, "ZstdDecompressor", noted)
     zeros = zstandard.compress(bytes(2**25))
     assert len(zeros) < LONG
     for kind, content_type in (("forward_backward", codec.PROTOBUF), ("optim_step", codec.JSON)):

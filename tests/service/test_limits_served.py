@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tinker
 from contract.requirements import proves
 from deadlines import until
@@ -22,6 +23,7 @@ from halteres.service.tenancy.key_file import KeyFile
 from halteres.service.tenancy.limits import Allowances, Limits
 
 from .scenes import DATA, STEP, Scene, closing, serving, trainer
+from .test_order import PROTO, pass_body
 
 WAIT_S = 20
 FLOOD, PASSES = 1000, 500
@@ -98,6 +100,24 @@ async def test_requests_that_wait_are_bounded_in_bytes_and_the_one_they_wait_for
             await scene.redeem(promised["request_id"])
         await until(lambda: scene.service.promises.open_bytes("local") == 0)
         assert (await scene.post("asample", sample(sampler, 0)))[0] == 200
+
+
+@proves("keys:limits")
+async def test_the_next_requests_of_many_training_runs_are_bounded_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halteres.service.tenancy.limits.MAX_BODY_BYTES", 1)
+    async with limited(tmp_path, waiting_bytes=200) as scene:
+        session = await scene.session()
+        models = [await scene.model(session, seq) for seq in range(4)]
+        body = len(pass_body(models[0], 1))
+        assert 200 <= body < 400
+        held = scene.engine.hold("forward_backward")
+        statuses = [(await scene.post("forward_backward", pass_body(model, 1), **PROTO))[0] for model in models]
+        assert statuses == [200, 200, 429, 429]
+        held.release()
+        await until(lambda: scene.service.promises.open_bytes("local") == 0)
+        assert (await scene.post("forward_backward", pass_body(models[3], 1), **PROTO))[0] == 200
 
 
 @proves("keys:limits")

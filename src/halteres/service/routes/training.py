@@ -151,9 +151,9 @@ class TrainingRoutes:
         key = f"{model.id}/{seq}"
         if self._service.promises.known(key) is None:
             model.lane.refuse_if_full(seq)
-            if seq != model.lane.settled + 1:  # the one that the others wait for is let in
-                waiting = self._service.promises.open_bytes(model.tenant)
-                self._service.options.limits.of(model.tenant).check_waiting(waiting)
+            waiting = self._service.promises.open_bytes(model.tenant)
+            limits = self._service.options.limits.of(model.tenant)
+            limits.check_waiting(waiting, is_next=seq == model.lane.settled + 1)
         forward = isinstance(posted.asked, passes.PassRequest) and posted.asked.forward_only
         entry = Entry(
             id=new_id(),
