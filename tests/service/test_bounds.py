@@ -56,6 +56,13 @@ async def test_log_probabilities_of_a_prompt_are_bounded_with_the_number_of_sequ
     assert scene.engine.calls["sample"] == 0
 
 
+async def test_positions_of_a_prompt_that_are_not_told_do_not_count(scene: Scene) -> None:
+    body = {"input_ids": LONG_PROMPT, "return_logprob": True, "top_logprobs_num": 5}
+    params = {"n": 400, "max_new_tokens": 1}
+    for start, status in ((0, 400), (290, 200), (1000, 200)):
+        assert (await scene.ask("/generate", **body, sampling_params=params, logprob_start_len=start))[0] == status
+
+
 async def test_a_stream_tells_fewer_log_probabilities_of_its_prompt_than_an_answer(scene: Scene) -> None:
     body = {"prompt": LONG_PROMPT, "prompt_logprobs": 5, "n": 64, "max_tokens": 1}
     assert (await scene.ask("/v1/completions", **body))[0] == 200
