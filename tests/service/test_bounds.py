@@ -19,7 +19,7 @@ from halteres.service.inference import chats
 from halteres.service.options import Options
 from halteres.service.routes.inference import completions, logprobs
 from halteres.service.tenancy.threads import LONG, MOST_THREADS, Threads
-from halteres.service.wire import bodies
+from halteres.service.wire import bodies, codec
 from halteres.text import Tokenizer
 
 from .scenes import Scene, serving
@@ -54,6 +54,13 @@ async def test_log_probabilities_of_a_prompt_are_bounded_with_the_number_of_sequ
     assert status == 400, answer
     assert "log-probabilities of its prompts" in str(answer)
     assert scene.engine.calls["sample"] == 0
+
+
+async def test_positions_of_a_prompt_that_are_not_told_do_not_count(scene: Scene) -> None:
+    body = {"input_ids": LONG_PROMPT, "return_logprob": True, "top_logprobs_num": 5}
+    params = {"n": 400, "max_new_tokens": 1}
+    for start, status in ((0, 400), (290, 200), (1000, 200)):
+        assert (await scene.ask("/generate", **body, sampling_params=params, logprob_start_len=start))[0] == status
 
 
 async def test_a_stream_tells_fewer_log_probabilities_of_its_prompt_than_an_answer(scene: Scene) -> None:
@@ -144,6 +151,25 @@ async def test_a_long_body_is_read_off_the_event_loop(scene: Scene, monkeypatch:
     assert all(len(name) <= 200 for name in compared)
 
 
+async def test_a_compressed_body_is_unpacked_off_the_event_loop(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few bytes are sent: 8 KB of zstd may become 256 MiB."""
+    threads = list[threading.Thread]()
+    decompressor = zstandard.ZstdDecompressor
+
+    def noted(**given: Any) -> zstandard.ZstdDecompressor:
+        threads.append(threading.current_thread())
+        return decompressor(**given)
+
+    monkeypatch.setattr(codec.zstandard, "ZstdDecompressor", noted)
+    zeros = zstandard.compress(bytes(2**25))
+    assert len(zeros) < LONG
+    for kind, content_type in (("forward_backward", codec.PROTOBUF), ("optim_step", codec.JSON)):
+        status, _ = await scene.post(kind, zeros, **{"Content-Encoding": "zstd", "Content-Type": content_type})
+        assert status == 400
+    assert len(threads) >= 2
+    assert threading.main_thread() not in threads
+
+
 def test_the_nearest_of_very_many_names_is_looked_for_among_the_last() -> None:
     assert nearest("halteres/tinny", [TINY]) == TINY
     assert nearest("last", [*map(str, range(10_000)), "laste"]) == "laste"
@@ -201,7 +227,8 @@ async def test_one_tenants_long_texts_keep_no_other_waiting() -> None:
         threads.close()
 
 
-async def test_a_thread_whose_client_has_gone_counts_until_it_has_ended() -> None:
+@pytest.mark.parametrize("cancellations", [1, 2])
+async def test_a_thread_whose_client_has_gone_counts_until_it_has_ended(cancellations: int) -> None:
     threads, held, begun = Threads(), threading.Event(), list[int]()
 
     def slow() -> None:
@@ -210,12 +237,16 @@ async def test_a_thread_whose_client_has_gone_counts_until_it_has_ended() -> Non
 
     gone = [asyncio.create_task(threads.run("alice", LONG, slow)) for _ in range(MOST_THREADS)]
     await until(lambda: len(begun) == MOST_THREADS)
-    for one in gone:
-        one.cancel()
+    for _ in range(cancellations):
+        for one in gone:
+            one.cancel()
+        await asyncio.wait(gone, timeout=0)
     later = asyncio.create_task(threads.run("alice", LONG, lambda: begun.append(2)))
     try:
-        assert await threads.run("bob", LONG, lambda: "read") == "read"
+        for _ in range(2):
+            assert await threads.run("bob", LONG, lambda: "read") == "read"
         assert not later.done()
+        assert 2 not in begun
     finally:
         held.set()
         await asyncio.gather(*gone, return_exceptions=True)

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tinker
 from contract.requirements import proves
 from deadlines import until
@@ -22,6 +23,7 @@ from halteres.service.tenancy.key_file import KeyFile
 from halteres.service.tenancy.limits import Allowances, Limits
 
 from .scenes import DATA, STEP, Scene, closing, serving, trainer
+from .test_order import PROTO, pass_body
 
 WAIT_S = 20
 FLOOD, PASSES = 1000, 500
@@ -101,12 +103,51 @@ async def test_requests_that_wait_are_bounded_in_bytes_and_the_one_they_wait_for
 
 
 @proves("keys:limits")
+async def test_the_next_requests_of_many_training_runs_are_bounded_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halteres.service.tenancy.limits.MAX_BODY_BYTES", 1)
+    async with limited(tmp_path, waiting_bytes=200) as scene:
+        session = await scene.session()
+        models = [await scene.model(session, seq) for seq in range(4)]
+        body = len(pass_body(models[0], 1))
+        assert 200 <= body < 400
+        held = scene.engine.hold("forward_backward")
+        statuses = [(await scene.post("forward_backward", pass_body(model, 1), **PROTO))[0] for model in models]
+        assert statuses == [200, 200, 429, 429]
+        held.release()
+        await until(lambda: scene.service.promises.open_bytes("local") == 0)
+        assert (await scene.post("forward_backward", pass_body(models[3], 1), **PROTO))[0] == 200
+
+
+@proves("keys:limits")
 async def test_sampling_sessions_are_bounded_and_a_repetition_is_none_more(tmp_path: Path) -> None:
     async with limited(tmp_path, samplers=2) as scene:
         body = {"session_id": await scene.session(), "base_model": TINY}
         for seq, status in ((0, 200), (1, 200), (2, 400), (1, 200)):
             answered = await scene.post("create_sampling_session", {**body, "sampling_session_seq_id": seq})
             assert answered[0] == status, answered
+
+
+@proves("keys:limits")
+async def test_sampling_sessions_count_while_their_session_is_alive_also_after_a_restart(tmp_path: Path) -> None:
+    async with limited(tmp_path, samplers=2) as scene:
+        done = await scene.session()
+        for seq in (0, 1):
+            body = {"session_id": done, "sampling_session_seq_id": seq, "base_model": TINY}
+            assert (await scene.post("create_sampling_session", body))[0] == 200
+        await scene.ask(f"/api/v1/sessions/{done}/finish", reason={"type": "success"})
+        assert (await scene.post("create_sampling_session", {**body, "sampling_session_seq_id": 2}))[0] == 400
+        await scene.service.journal.caught_up()
+    async with limited(tmp_path, samplers=2) as scene:
+        session = await scene.session()
+        for seq, status in ((0, 200), (1, 200), (2, 400)):
+            body = {"session_id": session, "sampling_session_seq_id": seq, "base_model": TINY}
+            assert (await scene.post("create_sampling_session", body))[0] == status
+        assert (await scene.get(f"/api/v1/sessions/{done}"))[1]["sampler_ids"] == [
+            f"{done}:sample:0",
+            f"{done}:sample:1",
+        ]
 
 
 async def test_a_body_that_is_too_large_is_413_whether_or_not_it_says_so(tmp_path: Path) -> None:

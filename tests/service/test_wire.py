@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Literal
 
 import numpy as np
@@ -52,6 +53,17 @@ def test_logprobs_arrive_per_datum_whatever_their_shapes() -> None:
     found = [one["logprobs"].to_numpy().tobytes() for one in output.loss_fn_outputs]
     assert found == [row.data for row in rows]
     assert output.metrics == {"loss:sum": 2.5}
+
+
+def test_a_body_that_is_unpacked_is_in_memory_once() -> None:
+    size = 2**26
+    packed = zstandard.compress(bytes(size))
+    tracemalloc.start()
+    try:
+        assert len(codec.decompressed(packed, "zstd")) == size
+        assert tracemalloc.get_traced_memory()[1] < 1.7 * size
+    finally:
+        tracemalloc.stop()
 
 
 def topk(*rows: list[tuple[int, float]]) -> TopK:

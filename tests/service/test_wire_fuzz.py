@@ -152,8 +152,8 @@ async def never_a_500(scene: Scene, run: str, path: str, body: bytes, **headers:
 @proves("wire:nothing-breaks-it", "error:sentence")
 @pytest.mark.parametrize("path", BODIES)
 async def test_json_that_nobody_means_never_breaks_anything(scene: Scene, path: str) -> None:
-    scene.service.promises.poll_s = 0.01
     ids, dice = await scene_ids(scene), random.Random(SEED)
+    scene.service.promises.poll_s = 0.01
     text = json.dumps(BODIES[path])
     for name, known in ids.items():
         text = text.replace(f'"{name}"', json.dumps(known))

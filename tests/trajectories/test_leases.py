@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from halteres.trajectories.app import clock_of
+from halteres.trajectories.stores.sqlite import SqliteStore
 
 from .scenes import ENV, TRAINER, Clock, Json, Scene, ServerProcess, group, marks, opened
 
@@ -30,6 +34,17 @@ async def step(scene: Scene) -> int:
 async def begun(scene: Scene, num_groups: int = 6) -> None:
     await scene.begin()
     await scene.send(*(group(mark=mark) for mark in range(1, num_groups + 1)))
+
+
+def test_a_server_alone_goes_by_a_clock_that_never_jumps_and_several_by_the_one_of_their_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one server writes down, the others compare with their own time: it must not part for good."""
+    with closing(SqliteStore(tmp_path / "queue.sqlite")) as store:
+        monkeypatch.setattr(time, "time", lambda: 5.0)
+        assert clock_of(store)() > 1e9
+        monkeypatch.setattr(SqliteStore, "is_shared", True)
+        assert clock_of(store)() == 5.0
 
 
 async def test_a_lent_batch_counts_when_it_is_acknowledged(scene: Scene) -> None:

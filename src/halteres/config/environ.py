@@ -69,7 +69,7 @@ def service_key() -> str | None:
 
 
 def run_secret() -> str:
-    """HALTERES_RUN_SECRET: what the servers of the run that this process supervises ask for."""
+    """HALTERES_RUN_SECRET: what a run's own servers ask for; the run sets it itself, never its user."""
     return os.environ[_RUN_SECRET]
 
 
@@ -225,7 +225,7 @@ def openrouter_url() -> str:
 
 
 def wandb_project() -> str:
-    """WANDB_PROJECT: default of run.wandb_project (atropos-tinker where unset). Ask `RunSettings.project`."""
+    """WANDB_PROJECT: default of run.wandb_project (atropos-tinker where unset)."""
     return os.environ.get("WANDB_PROJECT") or "atropos-tinker"
 
 

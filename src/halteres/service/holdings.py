@@ -35,8 +35,10 @@ def refuse_model(service: Service, session: Session, model_id: str, rank: int | 
 
 def refuse_sampler(service: Service, session: Session, seq: int) -> None:
     """Raise LimitReached if a tenant has as many sampling sessions as it may have; a repetition is not refused."""
-    if sampler_id(session.id, seq) not in service.samplers.of_session(session.id):
-        service.options.limits.of(session.tenant).check_samplers(service.samplers.known(session.tenant))
+    of_session = service.samplers.of_session
+    if sampler_id(session.id, seq) not in of_session(session.id):
+        alive = _alive(service, session.tenant) | {session.id}
+        service.options.limits.of(session.tenant).check_samplers(sum(len(of_session(one)) for one in alive))
 
 
 def _alive(service: Service, tenant: Tenant) -> set[str]:

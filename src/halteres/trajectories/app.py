@@ -7,6 +7,7 @@ Never: decides; `create_app` reads nothing and starts nothing until the server d
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
@@ -34,7 +35,7 @@ from halteres.trajectories.wire import openapi
 
 def create_app(
     store: Store,
-    clock: Callable[[], float] = steady_time,
+    clock: Callable[[], float] | None = None,
     on_loss: Callable[[StoreFailed], None] = lambda failure: None,
     *,
     options: Options | None = None,
@@ -45,7 +46,7 @@ def create_app(
 
     Args:
         store: closed by its owner, after the app.
-        clock: unix s that do not jump.
+        clock: unix s; `clock_of` the store where none is given.
         on_loss: called when the store neither takes changes nor can be read: nothing can be promised any more, so
             whoever owns the process ends it.
         options: rules, token, names, limits; where it listens is not the app's business.
@@ -57,7 +58,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         try:
-            service = app.state.service = TrajectoryService(store, clock, chosen.rules)
+            service = app.state.service = TrajectoryService(store, clock or clock_of(store), chosen.rules)
         except StoreFailed as failure:
             on_loss(failure)
             raise
@@ -72,6 +73,12 @@ def create_app(
 
     door = Middleware(Door, keeper=Doorkeeper.of(chosen, address))
     return Starlette(routes=ROUTES, lifespan=lifespan, middleware=[door], exception_handlers=HANDLERS)
+
+
+def clock_of(store: Store) -> Callable[[], float]:
+    """Unix s. One server's never jump. Those of several on one queue are compared with each other, so they are what the
+    machines' clocks say: each server's own steady ones would part for good at the first correction."""
+    return time.time if store.is_shared else steady_time
 
 
 def release(app: Starlette) -> None:

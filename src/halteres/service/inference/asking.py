@@ -66,6 +66,7 @@ class Ask:
     seed: int | None  # None: drawn; prompt i uses seed + i
     top: int = 0  # most likely tokens at each sampled position
     prompt_top: int | None = None  # ... and at each position of the prompt; None: nothing is told of the prompt
+    prompt_start: int = 0  # the first position of the prompt that is told of
 
     @property
     def subject(self) -> str:
@@ -84,7 +85,8 @@ class Ask:
         """Log-probabilities of prompts in the answer, where those of a prompt may stand beside each sequence."""
         if self.prompt_top is None:
             return 0
-        return self.sampled.n * sum(len(prompt.tokens) for prompt in self.prompts) * (1 + self.prompt_top)
+        positions = sum(max(0, len(prompt.tokens) - self.prompt_start) for prompt in self.prompts)
+        return self.sampled.n * positions * (1 + self.prompt_top)
 
     @property
     def scores_only(self) -> bool:

@@ -61,7 +61,7 @@ class RecordRoutes:
         return answer(
             {
                 "training_run_ids": [model.id for model in self._service.models.of_session(session.id)],
-                "sampler_ids": self._service.samplers.of_session(session.id),
+                "sampler_ids": list(self._service.samplers.of_session(session.id)),
                 "user_metadata": texts(session.user_metadata),
                 "display_name": session.display_name,
             }

@@ -24,6 +24,7 @@ from halteres.service.routes.answers import answer, body_of
 from halteres.service.sampling.samples import drawn_seed
 from halteres.service.service import Service
 from halteres.service.tenancy.tenants import Tenant, tenant_of
+from halteres.service.tenancy.threads import LONG
 from halteres.service.training.models import Job, Model, model_id_of
 from halteres.service.wire import bodies, codec, passes
 from halteres.service.wire.requests import PASSES, Asked, Request, address_of, read_request
@@ -150,9 +151,9 @@ class TrainingRoutes:
         key = f"{model.id}/{seq}"
         if self._service.promises.known(key) is None:
             model.lane.refuse_if_full(seq)
-            if seq != model.lane.settled + 1:  # the one that the others wait for is let in
-                waiting = self._service.promises.open_bytes(model.tenant)
-                self._service.options.limits.of(model.tenant).check_waiting(waiting)
+            waiting = self._service.promises.open_bytes(model.tenant)
+            limits = self._service.options.limits.of(model.tenant)
+            limits.check_waiting(waiting, is_next=seq == model.lane.settled + 1)
         forward = isinstance(posted.asked, passes.PassRequest) and posted.asked.forward_only
         entry = Entry(
             id=new_id(),
@@ -177,11 +178,12 @@ class TrainingRoutes:
         content_type = request.headers.get("content-type", codec.JSON).split(";")[0].strip()
         encoding, sent = request.headers.get("content-encoding"), await body_of(request, codec.MAX_BODY_BYTES)
         aside, plain, most = self._service.threads.run, b"", _most_bytes(kind, content_type)
+        size = max(len(sent), LONG) if encoding == "zstd" else len(sent)  # few bytes of zstd may become very many
         try:
-            plain = await aside(tenant, len(sent), lambda: codec.decompressed(sent, encoding, most))
+            plain = await aside(tenant, size, lambda: codec.decompressed(sent, encoding, most))
             asked = await aside(tenant, len(plain), lambda: read_request(kind, content_type, plain))
         except InvalidData:
-            known = plain or codec.head_of(sent, encoding)
+            known = plain or await aside(tenant, size, lambda: codec.head_of(sent, encoding))
             address = await aside(tenant, len(known), lambda: address_of(kind, content_type, known))
             if address is not None:
                 await self._service.models.burn(*address, tenant)

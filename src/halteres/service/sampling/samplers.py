@@ -7,6 +7,7 @@ Never: samples.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,6 +68,7 @@ class Samplers:
         self._journal, self._sessions, self._base = journal, sessions, base
         self._checkpoints, self._snapshots = checkpoints, snapshots
         self._known: dict[str, Sampler] = {}
+        self._of_session: dict[str, dict[str, None]] = {}  # their ids, by session; the oldest first
         self._policies: dict[tuple[Tenant, str], Snapshot] = {}
         self._inflight: dict[str, Target] = {}  # by training run
 
@@ -79,10 +81,7 @@ class Samplers:
         for row in await self._journal.rows(SAMPLERS):
             model = models.of_id(row["model_id"]) if row["model_id"] else None
             facts = {name: row[name] for name in ("id", "session_id", "tenant", "base_model", "model_path")}
-            if model is not None:
-                self._known[row["id"]] = self._unnamed(model, row, facts)
-            else:
-                self._known[row["id"]] = self._named(row, facts)
+            self._add(self._named(row, facts) if model is None else self._unnamed(model, row, facts))
         await self._snapshots.sweep()
 
     def _unnamed(self, model: Model, row: dict[str, Any], facts: dict[str, Any]) -> Sampler:
@@ -164,7 +163,11 @@ class Samplers:
             inflight=inflight,
             created_at=time.time(),
         )
+        self._add(sampler)
+
+    def _add(self, sampler: Sampler) -> None:
         self._known[sampler.id] = sampler
+        self._of_session.setdefault(sampler.session_id, {})[sampler.id] = None
 
     def at(self, sampler: Sampler, weights: int | None) -> Snapshot | None:
         """The weights that a request meant which came earlier, by `Sampler.weights` of that time."""
@@ -181,7 +184,7 @@ class Samplers:
             statement = delete(SAMPLERS).where(SAMPLERS.c.model_id == model.id)
             await self._journal.transact(lambda connection: connection.execute(statement))
         for sampler in gone:
-            del self._known[sampler]
+            del self._of_session[self._known.pop(sampler).session_id][sampler]
 
     async def rename(self, path: str, kept: str) -> None:
         """Named weights got another path: the sampling sessions that mean them mean that one, also after a restart."""
@@ -203,13 +206,9 @@ class Samplers:
             )
         return found
 
-    def known(self, tenant: Tenant) -> int:
-        """How many sampling sessions a tenant has."""
-        return sum(sampler.tenant == tenant for sampler in self._known.values())
-
-    def of_session(self, session_id: str) -> list[str]:
-        """The ids of a session's sampling sessions."""
-        return [sampler.id for sampler in self._known.values() if sampler.session_id == session_id]
+    def of_session(self, session_id: str) -> Collection[str]:
+        """The ids of a session's sampling sessions, oldest first."""
+        return self._of_session.get(session_id, {})
 
     def published(self, session: Session, snapshot: Snapshot) -> None:
         """These are now the newest weights of the session's run."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from halteres.errors import HalteresError, UserError
 from halteres.service.tenancy.tenants import Tenant
+from halteres.service.wire.codec import MAX_BODY_BYTES
 
 MAX_RETRY_AFTER_S = 60
 """The SDK obeys no longer Retry-After."""
@@ -46,9 +47,11 @@ class Limits:
     samples: int = 2048  # sampling requests under way; one client of the SDK sends up to 2000
     body_bytes: int = 256 * 2**20  # of one request
     incoming_bytes: int = 2**30  # bodies that are being received at a time
-    waiting_bytes: int = 2**30  # bodies of accepted requests that are not settled
+    waiting_bytes: int = (
+        2**30
+    )  # bodies of accepted requests that are not settled; twice as much of those that others wait for
     sessions: int = 1024  # that are alive
-    samplers: int = 65536  # sampling sessions, those of published weights too
+    samplers: int = 65536  # sampling sessions of sessions that are alive, those of published weights too
     models: int = 256  # training runs of sessions that are alive
     rank: int = 512  # of an adapter
     checkpoint_bytes: int = 2**40  # of named weights on disk
@@ -62,19 +65,27 @@ class Limits:
                 "Wait a second and send it again.",
             )
 
-    def check_waiting(self, size: int) -> None:
-        """Raise Overloaded if no further request can be taken beside those that wait for their turn."""
-        if size >= self.waiting_bytes:
-            most = size_text(self.waiting_bytes)
-            raise overloaded(f"{size_text(size)} of your requests wait for their turn.", f"{most} are the limit.", 1)
+    def check_waiting(self, size: int, *, is_next: bool = False) -> None:
+        """Raise Overloaded if no further request can be taken beside those that wait for their turn.
 
-    def check_samplers(self, known: int) -> None:
-        """Raise LimitReached if no further sampling session can be made beside those there are."""
-        if known >= self.samplers:
+        Args:
+            size: bytes of those that wait.
+            is_next: others wait for this one. It is let in up to twice the limit: what is above the limit is being
+                executed, so it is let in some time.
+        """
+        most = 2 * max(self.waiting_bytes, MAX_BODY_BYTES) if is_next else self.waiting_bytes
+        if size >= most:
+            why = f"{size_text(most)} are the limit."
+            raise overloaded(f"{size_text(size)} of your requests wait for their turn.", why, 1)
+
+    def check_samplers(self, alive: int) -> None:
+        """Raise LimitReached if no further sampling session can be made beside those alive."""
+        if alive >= self.samplers:
             raise LimitReached(
-                f"You have {known} sampling sessions.",
+                f"{alive} sampling sessions of yours are alive.",
                 f"{self.samplers} is the limit.",
-                "Use one again: the same weights need no second one.",
+                "Use one again: the same weights need no second one; close clients that are done"
+                " (ServiceClient.close()).",
             )
 
     def check_sessions(self, alive: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
 from halteres.service.tenancy.tenants import Tenant
@@ -38,7 +39,9 @@ class Threads:
             try:
                 await asyncio.wait((working,))
             except asyncio.CancelledError:
-                await asyncio.wait((working,))  # nobody can end a thread: its place is free when it has ended
+                while not working.done():  # nobody can end a thread: its place is free when it has ended
+                    with suppress(asyncio.CancelledError):  # one cancellation more
+                        await asyncio.wait((working,))
                 working.exception()
                 raise
             return working.result()

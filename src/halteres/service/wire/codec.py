@@ -6,6 +6,8 @@ Never: knows a message.
 
 from __future__ import annotations
 
+from io import BytesIO
+
 import zstandard
 
 from halteres.errors import InvalidData
@@ -71,9 +73,9 @@ def head_of(body: bytes, content_encoding: str | None) -> bytes:
 def _unpacked(body: bytes, size: int) -> tuple[bytes, bool]:
     """Up to `size` bytes, and whether the body is one whole frame, as the SDK sends it."""
     reading = zstandard.ZstdDecompressor(max_window_size=2**27).decompressobj()
-    parts: list[bytes] = []
-    at, got = 0, 0
-    while at < len(body) and got < size and not reading.eof:
-        parts.append(reading.decompress(body[at : at + PIECE_BYTES]))
-        at, got = at + PIECE_BYTES, got + len(parts[-1])
-    return b"".join(parts)[:size], reading.eof and at >= len(body) and not reading.unused_data
+    data, at = BytesIO(), 0  # it gives its bytes away without a copy
+    while at < len(body) and data.tell() < size and not reading.eof:
+        data.write(reading.decompress(body[at : at + PIECE_BYTES]))
+        at += PIECE_BYTES
+    data.truncate(size)
+    return data.getvalue(), reading.eof and at >= len(body) and not reading.unused_data

@@ -57,6 +57,7 @@ class GenerateRoute:
             seed=params.chosen_seed,
             top=asked.top_logprobs_num if asked.return_logprob else 0,
             prompt_top=asked.top_logprobs_num if of_prompt else None,
+            prompt_start=max(0, asked.logprob_start_len),
         )
         shape = SglangShape(self._tokenizer, asked)
         if asked.stream:
