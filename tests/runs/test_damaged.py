@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
-from halteres.errors import NotFound
+from halteres.errors import InvalidConfig, NotFound
 from halteres.runs.directory import RunDirectory, RunUnreadable, find_run, known_runs, list_runs
+from halteres.runs.servers import Server, Servers, servers_of
 from halteres.runs.state import RunState, write_state
+from halteres.runs.supervision.budgets import FILE, Budget
+from halteres.runs.supervision.engine_watch import engine_of
 
 RUN, OTHER = "3fa9c1d2", "3fa0aaaa"
 
@@ -86,3 +91,24 @@ def test_rows_that_are_no_checkpoints_are_passed_over(run: RunDirectory) -> None
     (run.path / "checkpoints.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows) + "[1]\n3\n{\n")
     assert run.checkpoints() == [good]
     assert run.newest_checkpoint() == good
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b'{"extra": ' + b"[" * 100_000, b'{"api_url": "http://["}', b'{"api_url": "x"}', b'{"api_key": 3}', None],
+)
+def test_a_run_whose_wiring_is_damaged_has_servers_without_a_key(run: RunDirectory, content: bytes | None) -> None:
+    """`None`: it is a FIFO, which nobody writes into."""
+    wiring, urls = run.path / "wiring.json", {"service": "http://127.0.0.1:1", "api": "http://127.0.0.1:2"}
+    write_state(run.path / "run.json", structs.replace(run.state(), urls=urls))
+    wiring.write_bytes(content) if content is not None else os.mkfifo(wiring)
+    known = servers_of(run)
+    assert known == Servers(service=Server(url=urls["service"]), trajectories=Server(url=urls["api"]))
+
+
+def test_what_a_supervisor_reads_of_its_run_is_never_waited_for(run: RunDirectory) -> None:
+    for name in (FILE, "service.json"):
+        os.mkfifo(run.path / name)
+    assert engine_of(run.path) is None
+    with pytest.raises(InvalidConfig, match="no regular file"):
+        Budget.of(run, run.state())
