@@ -20,7 +20,7 @@ from halteres.errors import HalteresError, ServerError, boundary
 from halteres.redaction import Redactor
 from halteres.runs import lock
 from halteres.runs.measurement import WITHIN_S, measure
-from halteres.runs.served import READY_WITHIN_S, served
+from halteres.runs.served import FREE_WITHIN_S, READY_WITHIN_S, served
 
 
 def main() -> int:
@@ -33,7 +33,9 @@ def main() -> int:
     folder = TestFolder(options.folder)
     if options.lock_fd is None:
         lock.take(folder.lock)
-    signal.alarm(int(READY_WITHIN_S + WITHIN_S) + 60)  # should nothing else have ended it; its children end with it
+    signal.alarm(
+        int(FREE_WITHIN_S + READY_WITHIN_S + WITHIN_S) + 60
+    )  # should nothing else have ended it; its children end with it
     began = time.monotonic()
     try:
         with boundary(ServerError, "The evaluation"):
