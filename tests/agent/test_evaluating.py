@@ -57,10 +57,13 @@ async def evaluated(**arguments: Any) -> dict[str, Any]:
     return answer
 
 
-async def test_a_run_that_has_ended_is_evaluated_again_on_more_tasks_and_the_same_call_waits_for_it(
+async def test_a_run_that_has_ended_is_evaluated_again_on_more_tasks_the_same_call_waits_for_it_and_another_is_refused(
     run: RunDirectory,
 ) -> None:
     first = await told("rl_evaluate", run_id=run.run_id, num_tasks=5, wait_s=0)
+    other = await told("rl_evaluate", run_id=run.run_id, num_tasks=6)
+    assert other["code"] == "conflict", "one evaluation at a time, each may load a model"
+    assert other["next"] == f'rl_evaluate(evaluation_id="{first["evaluation_id"]}", wait_s=45)'
     answer = await evaluated(run_id=run.run_id, num_tasks=5)
     assert answer["evaluation_id"] == first["evaluation_id"]
     assert (answer["status"], answer["environment"], answer["run_id"]) == ("done", "arithmetic", run.run_id)
