@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from halteres.config.settings import Settings
 from halteres.errors import InvalidConfig, NotFound
 from halteres.runs.directory import RunDirectory, RunUnreadable, find_run, known_runs, list_runs
+from halteres.runs.reading.adapter import adapter_of, weights_of
 from halteres.runs.servers import Server, Servers, servers_of
 from halteres.runs.state import RunState, write_state
 from halteres.runs.supervision.budgets import FILE, Budget
@@ -91,6 +93,26 @@ def test_rows_that_are_no_checkpoints_are_passed_over(run: RunDirectory) -> None
     (run.path / "checkpoints.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows) + "[1]\n3\n{\n")
     assert run.checkpoints() == [good]
     assert run.newest_checkpoint() == good
+
+
+def test_a_run_is_named_also_where_a_folder_of_its_name_is(
+    run: RunDirectory, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path_factory.mktemp("here")
+    monkeypatch.chdir(here)
+    (here / RUN).mkdir()
+    row = {"sampler_path": f"tinker://{RUN}:0/sampler_weights/a", "step": 1}
+    (run.path / "checkpoints.jsonl").write_text(json.dumps(row))
+    (run.path / "settings.json").write_text(Settings().model_dump_json())
+    (run.path / "adapter").mkdir()
+    (run.path / "adapter" / "adapter_config.json").write_text("{}")
+    assert weights_of(RUN).run == run
+    assert adapter_of(RUN).folder == run.path / "adapter"
+    for path in (f"./{RUN}", str(here)):
+        with pytest.raises(NotFound, match="belongs to no run"):
+            weights_of(path)
+    monkeypatch.chdir(run.path)
+    assert weights_of(".").run == run
 
 
 @pytest.mark.parametrize(
