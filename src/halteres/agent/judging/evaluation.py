@@ -29,6 +29,7 @@ from halteres.agent.trial.folder import TestFolder, tests_home
 from halteres.agent.trial.start import begin
 from halteres.agent.trial.testing import until_ended
 from halteres.agent.wording import worded
+from halteres.config import environ
 from halteres.config.program import describe, program_of
 from halteres.config.settings import ENV_WIRING
 from halteres.errors import Conflict, InvalidConfig, NotFound, UserError
@@ -39,7 +40,7 @@ from halteres.runs.measurement import Examination, examination
 from halteres.runs.reading.adapter import newest_weights, weights_of
 from halteres.runs.reading.evaluations import Evaluation, differences, evaluations
 from halteres.runs.served import service_arguments
-from halteres.runs.starting.base_model import own_model
+from halteres.runs.starting.base_model import found_model
 
 MODULE = "halteres.agent.judging.evaluator"
 
@@ -63,6 +64,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     num_tasks: int | None  # None: as many as the environment has it
     service: tuple[str, ...]  # arguments of a service of our own
     created_at: float  # unix seconds
+    service_url: str | None = None  # of the service to ask instead, with TINKER_API_KEY: it alone has the model
 
     @property
     def run(self) -> RunDirectory | None:
@@ -152,7 +154,7 @@ def _request(
 def _of_draft(caller: Caller, num_tasks: int | None, draft: str | None) -> Request:
     """The base model of a draft, on the draft's environment."""
     settings = load_draft(caller, draft).resolve().settings
-    program, model = program_of(settings.run), own_model(settings.inference)
+    program, (service_url, model) = program_of(settings.run), found_model(settings.inference)
     describe(program, {name: value for name, value in settings.env.items() if name not in ENV_WIRING})
     filled_in = {"seed": settings.run.seed, "success_threshold": settings.run.success_threshold}
     return Request(
@@ -166,6 +168,7 @@ def _of_draft(caller: Caller, num_tasks: int | None, draft: str | None) -> Reque
         step=0,
         num_tasks=num_tasks,
         service=service_arguments(settings.inference),
+        service_url=service_url,
         created_at=time.time(),
     )
 
@@ -193,7 +196,8 @@ def _under_way_or_started(request: Request) -> TestFolder:
 
 def _start(request: Request) -> TestFolder:
     told = msgspec.to_builtins(request, enc_hook=str)
-    folder = begin("e", MODULE, lambda folder: folder.write("request.json", told))
+    keys = (environ.API_KEY,) if request.service_url else ()
+    folder = begin("e", MODULE, lambda folder: folder.write("request.json", told), *keys)
     tidy()
     return folder
 
