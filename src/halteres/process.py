@@ -32,6 +32,8 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 _WALL_AHEAD_S = time.time() - time.monotonic()
 
+_LOOK_EVERY_S = 0.02
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
@@ -196,19 +198,25 @@ def _is_zombie(pid: int) -> bool:
 
 
 def end_orphans(within_s: float = GRACE_S) -> None:
-    """Kill every child of this process, and theirs as they become ours. For a process that waits for none of them."""
+    """Kill every child of this process, and theirs as they become ours, and wait for no longer than `within_s`. For a
+    process that waits for none of them."""
     ends = time.monotonic() + within_s
     while (children := _children()) and time.monotonic() < ends:
         for child in children:
-            with suppress(ProcessLookupError, PermissionError, ChildProcessError):
+            with suppress(ProcessLookupError, PermissionError):
                 os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
+            with suppress(ChildProcessError):
+                os.waitpid(child, os.WNOHANG)
+        time.sleep(_LOOK_EVERY_S)
 
 
 def _children() -> list[int]:
     """Children of every thread of this process; none where there is no /proc."""
-    told = [file.read_text() for file in Path("/proc/self/task").glob("*/children")]
-    return [int(pid) for pid in " ".join(told).split()]
+    found = list[int]()
+    for file in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # the thread has just ended
+            found += map(int, file.read_text().split())
+    return found
 
 
 def usable_cores() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 
 from halteres.agent.trial.candidates import Bench
+from halteres.models import TINY, builtin_path
 from halteres.runs.directory import RunDirectory, find_run
 from halteres.runs.reading.adapter import weights_of
+from halteres.runs.served import served
 
 from .real_runs import told, until
 from .run_scenes import tokens
@@ -59,10 +62,13 @@ async def evaluated(**arguments: Any) -> dict[str, Any]:
     return answer
 
 
-async def test_a_run_that_has_ended_is_evaluated_again_on_more_tasks_and_the_same_call_waits_for_it(
+async def test_a_run_that_has_ended_is_evaluated_again_on_more_tasks_the_same_call_waits_for_it_and_another_is_refused(
     run: RunDirectory,
 ) -> None:
     first = await told("rl_evaluate", run_id=run.run_id, num_tasks=5, wait_s=0)
+    other = await told("rl_evaluate", run_id=run.run_id, num_tasks=6)
+    assert other["code"] == "conflict", "one evaluation at a time, each may load a model"
+    assert other["next"] == f'rl_evaluate(evaluation_id="{first["evaluation_id"]}", wait_s=45)'
     answer = await evaluated(run_id=run.run_id, num_tasks=5)
     assert answer["evaluation_id"] == first["evaluation_id"]
     assert (answer["status"], answer["environment"], answer["run_id"]) == ("done", "arithmetic", run.run_id)
@@ -105,6 +111,23 @@ async def test_the_base_model_is_measured_on_a_drafts_tasks(run: RunDirectory) -
     assert (answer["status"], answer["weights"], answer["step"]) == ("done", "halteres/tiny", 0), answer
     assert answer["figures"]["eval/num_tasks"] == 2
     assert "run_id" not in answer
+
+
+async def test_a_base_model_that_only_the_named_service_has_is_measured_there(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights were taken off this disk once the service had it."""
+    tiny, folder = builtin_path(TINY), tmp_path / "model"
+    assert tiny is not None
+    shutil.copytree(tiny, folder)
+    with served(str(folder), arguments=("--engine", "scripted")) as service:
+        for weights in folder.glob("*.safetensors"):
+            weights.unlink()
+        monkeypatch.setenv("TINKER_BASE_URL", service.url)
+        changes = {**SMALL, "inference.engine": "torch", "inference.model": str(folder), "eval_tasks": 2}
+        await told("rl_select_environment", name="arithmetic", changes=changes)
+        answer = await evaluated(base=True)
+    assert (answer["status"], answer["weights"]) == ("done", str(folder)), answer
 
 
 async def test_what_cannot_be_evaluated_says_which_forms_can(run: RunDirectory, tmp_path: Path) -> None:

@@ -94,3 +94,28 @@ def test_a_measurement_that_goes_wrong_is_told_in_a_sentence(
     exam = examination("sums", trained(finished, file, python), "unused")
     with pytest.raises(EnvironmentFailed, match=says):
         measurement.measure(exam, Server(url="http://127.0.0.1:2"), {})
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_key_of_the_service_is_in_nothing_that_a_measurement_leaves_or_says(
+    finished: RunDirectory, tmp_path: Path, python: str, code: int
+) -> None:
+    file, folder, key = tmp_path / "sums.py", tmp_path / "kept", "tml-run-0123456789"
+    folder.mkdir()
+    file.write_text(
+        "import json, pathlib, sys\n"
+        "config = pathlib.Path(sys.argv[3]).read_text()\n"
+        "pathlib.Path(sys.argv[5], 'evaluate_config.yaml').write_text(config)\n"
+        f"assert {key!r} in config\n"
+        "said = ' '.join(config.split())\n"
+        "print(json.dumps({'eval/of ' + said: 1}))\n"
+        f"sys.exit('error: ' + said if {code} else 0)\n"
+    )
+    exam = examination("sums", trained(finished, file, python), "unused")
+    try:
+        said = str(measurement.measure(exam, Server(url="http://127.0.0.1:2", key=key), {}, folder))
+    except EnvironmentFailed as error:
+        said = error.sentence
+    assert "api_key: ***" in said and key not in said
+    assert [file.name for file in folder.iterdir()] == ["evaluate_config.yaml"]
+    assert key not in (folder / "evaluate_config.yaml").read_text()

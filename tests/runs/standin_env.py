@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -90,6 +91,8 @@ def evaluate(given: dict[str, Any], options: dict[str, str]) -> None:
     folder = Path(options["--env.data_dir_to_save_evals"])
     snapshot = options["--openai.model_name"]
     score = 0.0 if snapshot.endswith("step-000000") else 1.0
+    if os.environ.get("STANDIN_EVALUATE") == "says NaN":
+        score = math.nan
     rows = [{"prompt": f"question {i}", "completion": snapshot, "score": score} for i in range(3)]
     (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     sys.stdout.write(json.dumps({"eval/percent_correct": score, "eval/num_tasks": 3}) + "\n")

@@ -257,6 +257,30 @@ def test_a_run_completes_early_once_its_held_out_figure_is_reached(
     assert not survivors(state)
 
 
+def test_a_held_out_figure_that_is_no_number_reaches_no_goal_and_the_run_goes_on(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_EVALUATE", "says NaN")
+    monkeypatch.setenv("STANDIN_STEPS", "2")
+    run = start("trainer.eval_every=2", "run.stop_when=0.9")
+    wait(run, lambda _: [row["step"] for row in run.metrics() if row.get("src") == "eval"] == [0, 2])
+    os.kill(run.state().processes["trainer"]["pid"], signal.SIGTERM)
+    state = wait_for_end(run)
+    assert "Trainer exited with code 0 at step 2" in (state.error or ""), "it was the test that ended it"
+    assert not [event for event in run.events() if event["type"] == "goal_reached"]
+
+
+def test_a_trainer_that_does_not_end_at_the_held_out_figure_is_ended_after_a_grace(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_STEPS", "2")
+    monkeypatch.setenv("STANDIN_CAP_GRACE_S", "0.3")
+    state = wait_for_end(start("trainer.eval_every=2", "run.stop_when=0.9"))
+    assert (state.status, state.error) == ("stopped", None)
+    assert "stop_when (0.9) is reached; the trainer did not end" in (state.note or "")
+    assert not survivors(state)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_supervisor_stops_the_run(
     start: StartRun, monkeypatch: pytest.MonkeyPatch, number: signal.Signals

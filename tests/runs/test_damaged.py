@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
-from halteres.errors import NotFound
+from halteres.config.settings import Settings
+from halteres.errors import InvalidConfig, NotFound
 from halteres.runs.directory import RunDirectory, RunUnreadable, find_run, known_runs, list_runs
+from halteres.runs.reading.adapter import adapter_of, weights_of
+from halteres.runs.servers import Server, Servers, servers_of
 from halteres.runs.state import RunState, write_state
+from halteres.runs.supervision.budgets import FILE, Budget
+from halteres.runs.supervision.engine_watch import engine_of
 
 RUN, OTHER = "3fa9c1d2", "3fa0aaaa"
 
@@ -86,3 +93,44 @@ def test_rows_that_are_no_checkpoints_are_passed_over(run: RunDirectory) -> None
     (run.path / "checkpoints.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows) + "[1]\n3\n{\n")
     assert run.checkpoints() == [good]
     assert run.newest_checkpoint() == good
+
+
+def test_a_run_is_named_also_where_a_folder_of_its_name_is(
+    run: RunDirectory, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path_factory.mktemp("here")
+    monkeypatch.chdir(here)
+    (here / RUN).mkdir()
+    row = {"sampler_path": f"tinker://{RUN}:0/sampler_weights/a", "step": 1}
+    (run.path / "checkpoints.jsonl").write_text(json.dumps(row))
+    (run.path / "settings.json").write_text(Settings().model_dump_json())
+    (run.path / "adapter").mkdir()
+    (run.path / "adapter" / "adapter_config.json").write_text("{}")
+    assert weights_of(RUN).run == run
+    assert adapter_of(RUN).folder == run.path / "adapter"
+    for path in (f"./{RUN}", str(here)):
+        with pytest.raises(NotFound, match="belongs to no run"):
+            weights_of(path)
+    monkeypatch.chdir(run.path)
+    assert weights_of(".").run == run
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b'{"extra": ' + b"[" * 100_000, b'{"api_url": "http://["}', b'{"api_url": "x"}', b'{"api_key": 3}', None],
+)
+def test_a_run_whose_wiring_is_damaged_has_servers_without_a_key(run: RunDirectory, content: bytes | None) -> None:
+    """`None`: it is a FIFO, which nobody writes into."""
+    wiring, urls = run.path / "wiring.json", {"service": "http://127.0.0.1:1", "api": "http://127.0.0.1:2"}
+    write_state(run.path / "run.json", structs.replace(run.state(), urls=urls))
+    wiring.write_bytes(content) if content is not None else os.mkfifo(wiring)
+    known = servers_of(run)
+    assert known == Servers(service=Server(url=urls["service"]), trajectories=Server(url=urls["api"]))
+
+
+def test_what_a_supervisor_reads_of_its_run_is_never_waited_for(run: RunDirectory) -> None:
+    for name in (FILE, "service.json"):
+        os.mkfifo(run.path / name)
+    assert engine_of(run.path) is None
+    with pytest.raises(InvalidConfig, match="no regular file"):
+        Budget.of(run, run.state())

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ import pytest
 from halteres.errors import NotReady
 from halteres.runs import served as module
 from halteres.runs.served import served
+
+from .test_damaged import run_of
 
 DEADLINE_S = 20.0
 
@@ -64,6 +67,34 @@ def test_the_wait_for_a_service_that_loads_can_be_given_up_and_leaves_no_process
         with pytest.raises(NotReady, match="not waited for"):
             entered.result(DEADLINE_S)
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_whoever_comes_later_waits_until_the_weights_of_a_run_that_has_ended_are_free(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two services on one state would be refused by its lock."""
+
+    @contextmanager
+    def started(*_: object) -> Iterator[str]:
+        began.append(1)
+        yield "http://127.0.0.1:1"
+
+    def use() -> None:
+        with served("m", run):
+            pass
+
+    run, began = run_of(home, "3fa9c1d2"), list[int]()
+    monkeypatch.setattr(module, "_started", started)
+    with ThreadPoolExecutor(1) as pool:
+        with served("m", run):
+            with monkeypatch.context() as impatient:
+                impatient.setattr(module, "FREE_WITHIN_S", 0.05)
+                with pytest.raises(NotReady, match=f"weights of run {run.run_id} are in use.*Process {os.getpid()}"):
+                    use()
+            later = pool.submit(use)
+            assert len(began) == 1 and not later.done()
+        later.result(DEADLINE_S)
+    assert len(began) == 2
 
 
 def test_a_service_that_cannot_be_started_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,38 @@ def test_what_descendants_leave_behind_is_reaped_and_ended_with_this_process() -
     assert run(ORPHANS).stdout.split() == ["1", "0"]
 
 
+ENDED_THREAD = """
+import pathlib, subprocess, sys
+from halteres import process
+glob = pathlib.Path.glob
+pathlib.Path.glob = lambda self, pattern: [self / "0" / "children", *glob(self, pattern)]
+child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+process.end_orphans()
+print(pathlib.Path(f"/proc/{child.pid}").exists())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists children")
+def test_children_are_ended_also_where_a_thread_ends_while_they_are_looked_for() -> None:
+    assert run(ENDED_THREAD).stdout == "False\n"
+
+
+UNENDING = """
+import os, subprocess, sys
+from halteres import process
+with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE):
+    asked = []
+    os.kill = lambda *signal: asked.append(signal)
+    process.end_orphans(within_s=0.2)
+    print(len(asked) < 50)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists children")
+def test_a_child_that_does_not_end_is_waited_for_no_longer_than_was_said() -> None:
+    assert run(UNENDING).stdout == "True\n"
+
+
 @contextmanager
 def child(code: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A child with a lifeline, once it has said a line; and the end of the lifeline that keeps it alive."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -62,23 +63,23 @@ def taken(file: Path) -> Iterator[None]:
 
 
 @contextmanager
-def locked(file: Path, within_s: float, what: str) -> Iterator[None]:
+def locked(file: Path, within_s: float, what: str, given_up: threading.Event | None = None) -> Iterator[None]:
     """Hold the lock for the length of a block; whoever comes later waits, `within_s` at most.
 
     Args:
         file: made where it is not there; its folder must be.
         within_s: how long to wait for whoever holds it.
         what: of the error: what cannot be done now.
+        given_up: set by another thread, it ends the wait.
 
     Raises:
         NotReady: somebody else held it all the time; it says who.
         OSError: the file cannot be made.
     """
-    ends = time.monotonic() + within_s
+    ends, given_up = time.monotonic() + within_s, given_up or threading.Event()
     while (descriptor := _attempt(file)) is None:
-        if time.monotonic() > ends:
+        if time.monotonic() > ends or given_up.wait(LOOK_EVERY_S):
             raise NotReady(what, f"{_holder(file)} holds {file}.", "Try again in a moment.")
-        time.sleep(LOOK_EVERY_S)
     try:
         yield
     finally:

@@ -1,7 +1,8 @@
 """Measuring a policy on held-out tasks: an environment's `evaluate` against a service.
 
 Owns: what the environment is told: a run's own settings and interpreter where its environment is measured, else the
-environment's defaults.
+environment's defaults; the command, also of the evaluations that a run makes of itself; that no key of a service stays
+in what it leaves.
 Never: starts a service (`served`), writes into a run's directory.
 """
 
@@ -9,7 +10,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ from halteres.config.program import EnvironmentProgram, find_program
 from halteres.config.projection import ENV_WIRING
 from halteres.config.stranger import Ended, run_caught
 from halteres.errors import EnvironmentFailed
+from halteres.files import replace_file
 from halteres.models import builtin_path
+from halteres.redaction import Redactor
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.adapter import newest_policy
 from halteres.runs.reading.figures import LOGGED, figures_of
@@ -88,30 +90,46 @@ def measure(
 
     Raises:
         EnvironmentFailed: it ended with an error, not in time, or without figures.
+
+    The service's key is in the config that the environment reads, and in nothing that is kept or answered.
     """
+    redactor = Redactor([service.key] if service.key else [])
     url, key = f"{service.url}/runs/eval/v1", service.key or "x"
     server = {"model_name": exam.policy, "base_url": url, "api_key": key, "server_type": "sglang"}
     env = {**exam.env, **wanted, "tokenizer_name": exam.tokenizer, "use_wandb": False}
-    with ExitStack() as held:
-        folder = keep_in or Path(held.enter_context(tempfile.TemporaryDirectory(prefix="halteres-")))
-        settings = folder / "config.yaml"
+    with tempfile.TemporaryDirectory(prefix="halteres-") as ours:  # which its user alone may look into
+        folder, settings = keep_in or Path(ours), Path(ours, "config.yaml")
         settings.write_text(yaml.safe_dump({"env": env, "openai": [server]}))
-        ended = _run(exam.program, settings, folder)
+        try:
+            ended = _run(exam.program, settings, folder)
+        finally:
+            strike_keys_out(folder, redactor)
         if ended.code != 0:
             last = (ended.err.strip().splitlines() or ["no message"])[-1]
             what = f"{exam.program.path.name} evaluate ended with exit code {ended.code}."
-            raise EnvironmentFailed(what, last.removeprefix("error: "))
-        return figures_of(exam.program, folder, ended.out)
+            raise EnvironmentFailed(what, redactor.text(last.removeprefix("error: ")))
+        figures = figures_of(exam.program, folder, ended.out)
+        return {redactor.text(name): value for name, value in figures.items()}
+
+
+def command(program: EnvironmentProgram, settings: Path, folder: Path, name: str, *more: str) -> tuple[str, ...]:
+    """The command line of an evaluation that registers as `name`, takes its config from `settings` and leaves its files
+    in `folder`; `more`: further arguments."""
+    files = ("--config", str(settings), "--env.data_dir_to_save_evals", str(folder))
+    return program.command_in_run("evaluate", *files, *more, metrics=folder / LOGGED, name=name)
+
+
+def strike_keys_out(folder: Path, redactor: Redactor) -> None:
+    """Take the keys out of what an evaluation in this folder says of its config."""
+    file = folder / "evaluate_config.yaml"
+    if file.is_file():
+        replace_file(file, redactor.text(file.read_text(errors="replace")).encode())
 
 
 def _run(program: EnvironmentProgram, settings: Path, folder: Path) -> Ended:
-    command = program.command_in_run(
-        *("evaluate", "--config", str(settings), "--env.data_dir_to_save_evals", str(folder)),
-        metrics=folder / LOGGED,
-        name=program.name,
-    )
+    words = command(program, settings, folder, program.name)
     try:
-        return run_caught(command, program.working_directory, WITHIN_S)
+        return run_caught(words, program.working_directory, WITHIN_S)
     except TimeoutError as error:
         raise EnvironmentFailed(
             f"{program.path.name} evaluate took more than {WITHIN_S:g} s.",

@@ -1,6 +1,7 @@
 """A training service for the length of a block: the run's own while it is alive, else one started on its state.
 
-Owns: the service process it started, and its end; which key is sent to the one that there is.
+Owns: the service process it started, and its end; that there is one at a time on a run's state: whoever comes later
+waits; which key is sent to the one that there is.
 Never: touches a service that somebody else started.
 """
 
@@ -23,10 +24,14 @@ from halteres.config.settings import InferenceSettings
 from halteres.errors import NotReady, ProcessFailed
 from halteres.files import tail
 from halteres.process import Lifeline
+from halteres.runs import lock
 from halteres.runs.directory import RunDirectory
 from halteres.runs.servers import Server, servers_of
 
 READY_WITHIN_S = 300.0  # a large model takes its time to load
+FREE_WITHIN_S = 300.0
+"""How long the state of a run that has ended is waited for, where another evaluation, test or chat is using it."""
+
 ASK_EVERY_S, ANSWERS_WITHIN_S = 0.1, 5.0
 ENDS_WITHIN_S = 15.0
 
@@ -49,15 +54,22 @@ def served(
         arguments: further ones of `python -m halteres.service`.
         log: the service's log; its state lies beside it where there is no run. Default: both end with it.
         given_up: set by another thread, it ends the wait for a service that is loading: that raises NotReady.
+
+    Raises:
+        NotReady: somebody else used the run's state all the time, or the service was not ready in time.
     """
     if run is not None and (there := _service_of(run)):
         yield there
         return
-    with tempfile.TemporaryDirectory(prefix="halteres-") as folder:
-        log = log or Path(folder) / "service.log"
+    given_up = given_up or threading.Event()
+    with ExitStack() as held:
+        log = log or Path(held.enter_context(tempfile.TemporaryDirectory(prefix="halteres-"))) / "service.log"
+        if run is not None:
+            what = f"The weights of run {run.run_id} are in use."
+            held.enter_context(lock.locked(run.path / "service.lock", FREE_WITHIN_S, what, given_up))
         state = (run.path if run is not None else log.parent) / "service"
-        with _started(("--state", str(state), "--model", model, *arguments), log, given_up or threading.Event()) as url:
-            yield Server(url=url)
+        url = held.enter_context(_started(("--state", str(state), "--model", model, *arguments), log, given_up))
+        yield Server(url=url)
 
 
 def _service_of(run: RunDirectory) -> Server | None:

@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from halteres.clients.trajectories.address import Address
+from halteres.errors import InvalidConfig
+from halteres.files import NOT_JSON, read_regular
 from halteres.redaction import Redactor
 from halteres.runs.directory import RunDirectory
 
@@ -78,6 +80,9 @@ class _Keys(msgspec.Struct, frozen=True, kw_only=True):
 
 def _keys(run: RunDirectory) -> _Keys:
     try:
-        return msgspec.json.decode((run.path / WIRING).read_bytes(), type=_Keys)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        keys = msgspec.json.decode(read_regular(run.path / WIRING), type=_Keys)
+        if keys.api_url:
+            Address.of(keys.api_url)
+        return keys
+    except (OSError, InvalidConfig, *NOT_JSON):
         return _Keys()

@@ -1,6 +1,7 @@
 """The tool that measures weights on held-out tasks: rl_evaluate.
 
-Owns: which weights a call means, the noun `Request`, the wait, the answer; that the same call again goes on waiting.
+Owns: which weights a call means, the noun `Request`, the wait, the answer; that the same call again goes on waiting,
+and that there is one evaluation at a time.
 Never: evaluates (`evaluator` does, in a process of its own), writes into a run.
 """
 
@@ -28,16 +29,18 @@ from halteres.agent.trial.folder import TestFolder, tests_home
 from halteres.agent.trial.start import begin
 from halteres.agent.trial.testing import until_ended
 from halteres.agent.wording import worded
+from halteres.config import environ
 from halteres.config.program import describe, program_of
 from halteres.config.settings import ENV_WIRING
-from halteres.errors import InvalidConfig, NotFound, UserError
+from halteres.errors import Conflict, InvalidConfig, NotFound, UserError
 from halteres.observe.metrics import merge_by_step
 from halteres.runs.directory import RunDirectory
+from halteres.runs.lock import locked
 from halteres.runs.measurement import Examination, examination
 from halteres.runs.reading.adapter import newest_weights, weights_of
 from halteres.runs.reading.evaluations import Evaluation, differences, evaluations
 from halteres.runs.served import service_arguments
-from halteres.runs.starting.base_model import own_model
+from halteres.runs.starting.base_model import found_model
 
 MODULE = "halteres.agent.judging.evaluator"
 
@@ -46,6 +49,9 @@ MOST_FIGURES = 14
 
 _QUIET = ("eval/policy_version", "eval/num_failed")
 """Figures that are told only where they say something: nothing failed, mostly."""
+
+START_WITHIN_S = 30.0
+"""How long a call waits while another one is starting an evaluation."""
 
 LOST = "The evaluation's process is gone (killed, or the machine was restarted)."
 
@@ -58,6 +64,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     num_tasks: int | None  # None: as many as the environment has it
     service: tuple[str, ...]  # arguments of a service of our own
     created_at: float  # unix seconds
+    service_url: str | None = None  # of the service to ask instead, with TINKER_API_KEY: it alone has the model
 
     @property
     def run(self) -> RunDirectory | None:
@@ -111,7 +118,7 @@ async def rl_evaluate(
         folder = await asyncio.to_thread(_find, evaluation_id)
     else:
         request = await asyncio.to_thread(_request, caller, run_id, weights, base, num_tasks, draft)
-        folder = await asyncio.to_thread(lambda: _under_way(request) or _start(request))
+        folder = await asyncio.to_thread(_under_way_or_started, request)
     await until_ended(folder, ends_at)
     return Evaluated(**await asyncio.to_thread(_answer, folder))
 
@@ -147,7 +154,7 @@ def _request(
 def _of_draft(caller: Caller, num_tasks: int | None, draft: str | None) -> Request:
     """The base model of a draft, on the draft's environment."""
     settings = load_draft(caller, draft).resolve().settings
-    program, model = program_of(settings.run), own_model(settings.inference)
+    program, (service_url, model) = program_of(settings.run), found_model(settings.inference)
     describe(program, {name: value for name, value in settings.env.items() if name not in ENV_WIRING})
     filled_in = {"seed": settings.run.seed, "success_threshold": settings.run.success_threshold}
     return Request(
@@ -161,13 +168,36 @@ def _of_draft(caller: Caller, num_tasks: int | None, draft: str | None) -> Reque
         step=0,
         num_tasks=num_tasks,
         service=service_arguments(settings.inference),
+        service_url=service_url,
         created_at=time.time(),
     )
 
 
+def _under_way_or_started(request: Request) -> TestFolder:
+    """An evaluation of the same that goes on, for which whoever asks again waits; else a new one.
+
+    Raises:
+        Conflict: another one goes on: each may start a service with an engine, and one machine bears one of them.
+    """
+    tests_home().mkdir(0o700, parents=True, exist_ok=True)
+    with locked(tests_home() / "evaluations.lock", START_WITHIN_S, "No evaluation can be started now."):
+        under_way = [folder for folder in _all() if folder.phase() == "running"]
+        if same := next((folder for folder in under_way if _asks(folder, request)), None):
+            return same
+        if under_way:
+            other = under_way[0].test_id
+            raise Conflict(
+                f"Evaluation {other} is under way.",
+                "One at a time is made: each may load a model. It ends by itself.",
+                worded("rl_evaluate", evaluation_id=other, wait_s=45),
+            )
+        return _start(request)
+
+
 def _start(request: Request) -> TestFolder:
     told = msgspec.to_builtins(request, enc_hook=str)
-    folder = begin("e", MODULE, lambda folder: folder.write("request.json", told))
+    keys = (environ.API_KEY,) if request.service_url else ()
+    folder = begin("e", MODULE, lambda folder: folder.write("request.json", told), *keys)
     tidy()
     return folder
 
@@ -177,11 +207,6 @@ def request_in(folder: TestFolder) -> Request:
     return msgspec.json.decode(
         (folder.path / "request.json").read_bytes(), type=Request, dec_hook=lambda kind, value: kind(value)
     )
-
-
-def _under_way(request: Request) -> TestFolder | None:
-    """An evaluation of the same that goes on: whoever asks again waits for it."""
-    return next((folder for folder in _all() if folder.phase() == "running" and _asks(folder, request)), None)
 
 
 def _asks(folder: TestFolder, request: Request) -> bool:

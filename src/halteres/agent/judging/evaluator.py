@@ -1,6 +1,7 @@
 """The evaluation's process: `python -m halteres.agent.judging.evaluator FOLDER --lock-fd N`.
 
-Owns: the service it samples from (the run's own where it is alive), that a result is left however it goes.
+Owns: the service it samples from (the run's own where it is alive, or one that was named), that a result is left
+however it goes.
 Never: reads the run's figures, answers anybody.
 """
 
@@ -16,11 +17,13 @@ from typing import Any
 from halteres import process
 from halteres.agent.judging.evaluation import Request, request_in
 from halteres.agent.trial.folder import TestFolder
+from halteres.config import environ
 from halteres.errors import HalteresError, ServerError, boundary
 from halteres.redaction import Redactor
 from halteres.runs import lock
 from halteres.runs.measurement import WITHIN_S, measure
-from halteres.runs.served import READY_WITHIN_S, served
+from halteres.runs.served import FREE_WITHIN_S, READY_WITHIN_S, served
+from halteres.runs.servers import Server
 
 
 def main() -> int:
@@ -33,7 +36,8 @@ def main() -> int:
     folder = TestFolder(options.folder)
     if options.lock_fd is None:
         lock.take(folder.lock)
-    signal.alarm(int(READY_WITHIN_S + WITHIN_S) + 60)  # should nothing else have ended it; its children end with it
+    longest = FREE_WITHIN_S + READY_WITHIN_S + WITHIN_S
+    signal.alarm(int(longest) + 60)  # should nothing else have ended it; its children end with it
     began = time.monotonic()
     try:
         with boundary(ServerError, "The evaluation"):
@@ -48,6 +52,8 @@ def main() -> int:
 
 def _figures(folder: TestFolder, request: Request) -> dict[str, Any]:
     exam, wanted = request.exam, {"eval_tasks": request.num_tasks} if request.num_tasks else {}
+    if request.service_url:
+        return measure(exam, Server(url=request.service_url, key=environ.api_key()), wanted, folder.path)
     state = None if exam.run else folder.path / "service.log"
     with served(exam.base, exam.run, arguments=request.service, log=state) as service:
         return measure(exam, service, wanted, folder.path)

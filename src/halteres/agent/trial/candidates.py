@@ -17,13 +17,12 @@ from typing import Literal
 import msgspec
 
 from halteres.agent.trial.request import LOCAL, Candidate
-from halteres.config import environ
-from halteres.config.settings import InferenceSettings, Settings
+from halteres.config.settings import Settings
 from halteres.errors import HalteresError
 from halteres.models import model_folder
 from halteres.runs.directory import RunAmbiguous, RunNotFound, find_run
 from halteres.runs.reading.adapter import CONFIG, weights_of
-from halteres.runs.starting.base_model import ModelMissing, RunModel, given_model, own_model, shelf
+from halteres.runs.starting.base_model import RunModel, found_model, shelf
 
 Backend = Literal["local", "openrouter"]
 
@@ -89,7 +88,7 @@ class Bench:
 
     def _base(self, model: str) -> Candidate:
         asked = self.settings.inference.model_copy(update={"model": model})
-        url, found = _found(asked)
+        url, found = found_model(asked)
         return self._candidate(LOCAL + model, model, "local", found, service_url=url)
 
     def _remote(self, model: str) -> Candidate:
@@ -103,7 +102,7 @@ class Bench:
         if (folder := model_folder(asked.model, shelf())) is not None:
             return str(folder)
         try:
-            tokenizer = _found(asked)[1].tokenizer
+            tokenizer = found_model(asked)[1].tokenizer
         except HalteresError:
             return ""
         return tokenizer if Path(tokenizer).is_dir() else ""
@@ -132,17 +131,6 @@ class Bench:
             service_url=service_url,
             problem=problem,
         )
-
-
-def _found(asked: InferenceSettings) -> tuple[str | None, RunModel]:
-    """The model on this disk, or else in the service that TINKER_BASE_URL names."""
-    try:
-        return None, own_model(asked)
-    except ModelMissing:
-        url = environ.service_url()
-        if url is None:
-            raise
-        return url.rstrip("/"), given_model(asked, url.rstrip("/"))
 
 
 def _names_weights(name: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from halteres.config import environ
 from halteres.errors import NotFound
 from halteres.files import NOT_JSON, read_regular
-from halteres.runs.directory import RunDirectory, find_run, list_runs, runs_home
+from halteres.runs.directory import RunDirectory, RunNotFound, find_run, list_runs, runs_home
 from halteres.service.base import BaseModel, base_model
 from halteres.service.checkpoints.paths import folder_of
 
@@ -55,12 +55,25 @@ def weights_of(named: str) -> PolicyWeights:
     if named.startswith("tinker://"):
         return _in_a_run(named)
     folder = Path(named).expanduser()
-    if not folder.is_dir():
-        return newest_weights(find_run(named))
-    run = (folder.parent if (folder / CONFIG).is_file() else folder).resolve()
-    if run.parent != runs_home().resolve() or not (run / "run.json").is_file():
+    if run := _named_run(named, folder):
+        return newest_weights(run)
+    path = (folder.parent if (folder / CONFIG).is_file() else folder).resolve()
+    if path.parent != runs_home().resolve() or not (path / "run.json").is_file():
         raise NotFound(f"{folder} belongs to no run.", NO_RUN, "halteres runs list")
-    return newest_weights(find_run(run.name))
+    return newest_weights(find_run(path.name))
+
+
+def _named_run(named: str, folder: Path) -> RunDirectory | None:
+    """The run of this name; None where a folder is meant: one that holds an adapter, whose name is a path, or after
+    which no run is named. RunNotFound: it is neither."""
+    if folder.is_dir() and ("/" in named or (folder / CONFIG).is_file()):
+        return None
+    try:
+        return find_run(named)
+    except RunNotFound:
+        if folder.is_dir():
+            return None
+        raise
 
 
 NO_RUN = "A run's own service samples them: give the run's id, a tinker:// path of rl_get_results, or its adapter/."
@@ -109,9 +122,11 @@ def adapter_of(named: str, state: Path | None = None) -> Adapter:
     folder = Path(named).expanduser()
     if (folder / CONFIG).is_file():
         return Adapter(folder, _model_in(folder))
-    if folder.is_dir() and not (folder / "run.json").is_file():
+    if run := _named_run(named, folder):
+        return _result(run)
+    if not (folder / "run.json").is_file():
         raise NotFound(f"{folder} is no adapter.", f"It lacks {CONFIG}.", "Name a PEFT folder.")
-    return _result(RunDirectory(folder) if folder.is_dir() else find_run(named))
+    return _result(RunDirectory(folder))
 
 
 def base_of(adapter: Adapter, named: str | None = None) -> BaseModel:

@@ -104,6 +104,22 @@ def given_model(asked: InferenceSettings, service_url: str) -> RunModel:
     return RunModel(name=name, tokenizer=there if there and Path(there).is_dir() else folder)
 
 
+def found_model(asked: InferenceSettings) -> tuple[str | None, RunModel]:
+    """The model on this disk, or else in the service that TINKER_BASE_URL names: that one's address, and the model.
+
+    Raises:
+        ModelMissing, InvalidConfig: it is not here, and no service is named; or it is one that cannot be computed.
+        NotReady, ServiceUnusable: of the service.
+    """
+    try:
+        return None, own_model(asked)
+    except ModelMissing:
+        url = (environ.service_url() or "").rstrip("/")
+        if not url:
+            raise
+        return url, given_model(asked, url)
+
+
 def _missing(name: str) -> ModelMissing:
     path = Path(name).expanduser()
     folder = path if path.is_absolute() or name.startswith((".", "~")) else shelf() / name

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from halteres.config.policies import Policy
 from halteres.errors import InvalidConfig
+from halteres.files import read_regular
 from halteres.observe.metrics import Row
 from halteres.runs.directory import RunDirectory
 from halteres.runs.state import RunState
@@ -55,7 +56,7 @@ class Budget:
             InvalidConfig: the file is no policy. A run must not go on because its caps cannot be read.
         """
         try:
-            policy = Policy.model_validate_json((run.path / FILE).read_bytes())
+            policy = Policy.model_validate_json(read_regular(run.path / FILE))
         except FileNotFoundError:
             policy = Policy()
         except (OSError, ValidationError) as error:

@@ -22,6 +22,7 @@ from halteres.process import Lifeline
 from halteres.runs import identity
 from halteres.runs.diagnosis import HEARTBEAT_S, Diagnosis
 from halteres.runs.diagnosis.case import Case
+from halteres.runs.diagnosis.excursion import number
 from halteres.runs.diagnosis.refused_calls import Calls
 from halteres.runs.reading import failures
 from halteres.runs.reading.evaluations import CORRECT
@@ -187,7 +188,8 @@ class Course:
             case StopAsked():
                 return Verdict(status="stopped")
             case GraceOver():
-                return Verdict(status="stopped")
+                late = f"{self.goal}; the trainer did not end after its step, and was ended." if self.goal else None
+                return Verdict(status="stopped", note=late)
             case LookedAround():
                 await self.news.read()
                 self._mind_the_goal()
@@ -265,7 +267,6 @@ class Course:
             self.cap = cap
             self.ledger.event("policy_cap", cap=cap, note=self.budget.why(cap))
             self._ask_trainer_to_end(f"the policy's {cap}")
-            asyncio.get_running_loop().call_later(self.budget.grace_s, self.inbox.put_nowait, GraceOver())
         elif cap == "max_hours":
             self.cap = cap
             return Verdict(status="stopped")
@@ -274,17 +275,19 @@ class Course:
     def _mind_the_goal(self) -> None:
         """At the held-out figure that was wanted the trainer is asked to end after its step: the run has completed."""
         wanted, row = self.stage.scene.settings.run.stop_when, self.news.evaluation
-        if wanted is None or self.stop_asked or "trainer" not in self.crew.ready or row.get(CORRECT, 0.0) < wanted:
+        reached = number(row, CORRECT)
+        if wanted is None or self.stop_asked or "trainer" not in self.crew.ready or reached is None or reached < wanted:
             return
-        self.goal = f"{CORRECT} was {row[CORRECT]:.4g} at step {row['step']}: stop_when ({wanted:g}) is reached"
+        self.goal = f"{CORRECT} was {reached:.4g} at step {row['step']}: stop_when ({wanted:g}) is reached"
         self.ledger.event("goal_reached", step=row["step"], note=self.goal)
         self._ask_trainer_to_end("stop_when")
 
     def _ask_trainer_to_end(self, why: str) -> None:
-        """After its step, with a checkpoint."""
+        """After its step, with a checkpoint; if it has not ended within a grace, it is ended."""
         with suppress(OSError):  # on a full disk the grace ends it
             write_stop_request(self.run.path / "control" / "stop.json", "after_step")
         self.ask_to_stop(StopAsked("after_step", why))
+        asyncio.get_running_loop().call_later(self.budget.grace_s, self.inbox.put_nowait, GraceOver())
 
     async def _on_exit(self, exited: Exited) -> Verdict | None:
         await self.news.read()  # what it wrote last tells how it ended

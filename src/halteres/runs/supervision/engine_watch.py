@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from halteres.files import tail
+from halteres.files import NOT_JSON, read_regular, tail
 from halteres.runs import identity
 
 LOOK_EVERY_S = 0.5
@@ -27,9 +27,9 @@ LOOK_AGAIN_S = 0.05
 def engine_of(service_folder: Path) -> dict[str, Any] | None:
     """The engine's entry for run.json, from its service's service.json; None where that says nothing."""
     try:
-        told = json.loads((service_folder / "service.json").read_bytes())
+        told = json.loads(read_regular(service_folder / "service.json"))
         pid = int(told["engine_pid"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, *NOT_JSON, KeyError, TypeError):
         return None
     return {**identity.identity(pid), "pgid": _group(pid), "port": None, "exit": None, "state": "running"}
 

@@ -23,7 +23,8 @@ from halteres.files import replace_file
 from halteres.observe.metrics import Row, append_row, read_rows
 from halteres.process import Lifeline
 from halteres.redaction import Redactor
-from halteres.runs.reading.figures import LOGGED, figures_of
+from halteres.runs.measurement import command, strike_keys_out
+from halteres.runs.reading.figures import figures_of
 from halteres.runs.supervision.children import spawn
 from halteres.runs.supervision.ledger import Ledger
 
@@ -105,17 +106,14 @@ class Evaluator:
         run, began = self.ledger.run, time.monotonic()
         folder = run.path / "evals" / f"step_{snapshot.step}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the command writes down its config, keys and all
-        command = self.environment.command_in_run(
-            "evaluate",
-            *("--config", str(run.path / "config.yaml")),
-            *("--openai.model_name", snapshot.sampler_path),
-            *("--env.data_dir_to_save_evals", str(folder)),
-            metrics=folder / LOGGED,
-            name=self.ledger.state.name,
-        )
+        policy = ("--openai.model_name", snapshot.sampler_path)
+        words = command(self.environment, run.path / "config.yaml", folder, self.ledger.state.name, *policy)
         written = _size(run.log("eval"))
         with tempfile.TemporaryFile(dir=folder) as answer:
-            code = await self._ran(command, answer, snapshot)
+            try:
+                code = await self._ran(words, answer, snapshot)
+            finally:
+                strike_keys_out(folder, Redactor.of_this_process())
             said = run.log_tail("eval", 1) if _size(run.log("eval")) > written else []
             self._check(code, said[-1].removeprefix("error: ") if said else f"Its log is {run.log('eval')}.")
             figures = figures_of(self.environment, folder, _last_words(answer))
@@ -132,11 +130,11 @@ class Evaluator:
         if code != 0:
             raise ProcessFailed(f"The evaluation exited with code {code}.", said)
 
-    async def _ran(self, command: Sequence[str], answer: IO[bytes], snapshot: Snapshot) -> int:
+    async def _ran(self, words: Sequence[str], answer: IO[bytes], snapshot: Snapshot) -> int:
         """Run it to its end, which is that of its own process; the exit code."""
         log = self.ledger.run.log("eval")
         folder = self.environment.working_directory
-        child = await spawn(command, log=log, folder=folder, lifeline=self.lifeline, answer=answer)
+        child = await spawn(words, log=log, folder=folder, lifeline=self.lifeline, answer=answer)
         try:
             async with asyncio.timeout(WITHIN_S):
                 return await asyncio.shield(child.exited)
@@ -144,13 +142,6 @@ class Evaluator:
             raise ProcessFailed(f"The evaluation of step {snapshot.step} took more than {WITHIN_S:.0f} s.") from None
         finally:
             await child.end()
-            strike_keys_out(self.ledger.run.path / "evals" / f"step_{snapshot.step}" / "evaluate_config.yaml")
-
-
-def strike_keys_out(file: Path) -> None:
-    """Take the keys out of what an evaluation says of its config."""
-    if file.is_file():
-        replace_file(file, Redactor.of_this_process().text(file.read_text(errors="replace")).encode())
 
 
 def name_prompts(samples: Path) -> None:

@@ -50,7 +50,7 @@ class LookedAround:
 
 @dataclass(frozen=True, slots=True)
 class GraceOver:
-    """The trainer was asked to end at one of the policy's caps, and has not."""
+    """The trainer was asked to end, at a cap of the policy or at the figure that was wanted, and has not."""
 
 
 Message = StopAsked | EngineGone | EngineBack | DiskFull | LookedAround | GraceOver | Ready | TooSlow | Exited
