@@ -55,10 +55,9 @@ def _run(failed: Failed) -> str:
     """The same call, of the run that was meant: tools name a run, or runs, by different arguments."""
     if failed.guess is None:
         return "rl_list_runs()"
-    if "run_ids" in failed.arguments:
-        return worded(failed.tool, run_ids=[failed.guess])
-    argument = next((one for one in ("run_id", "resume_from") if one in failed.arguments), None)
-    return worded(failed.tool, **{argument: failed.guess}) if argument else "rl_list_runs()"
+    argument = next((one for one in ("run_id", "resume_from", "run_ids") if one in failed.arguments), None)
+    meant = [failed.guess] if argument == "run_ids" else failed.guess
+    return worded(failed.tool, **{argument: meant}) if argument else "rl_list_runs()"
 
 
 def _missing(failed: Failed) -> str:
