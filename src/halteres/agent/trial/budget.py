@@ -56,12 +56,12 @@ def _shorten(body: Body, length: int, by: Callable[[str, int], str]) -> None:
 def _verdicts(body: Body) -> None:
     """The summary has the one that counts."""
     for one in body["models_tested"]:
-        del one["verdict"]
+        one.pop("verdict", None)
 
 
 def _scores(body: Body) -> None:
-    for one in (*(step for model in body["models_tested"] for step in model["steps"]), *body.get("samples", ())):
-        del one["scores"]
+    for step in (step for model in body["models_tested"] for step in model["steps"]):
+        step.pop("scores", None)
     _note(body, "scores")
 
 
