@@ -18,6 +18,8 @@ STRUCK = "***"
 SHORTEST = 6
 """A shorter value is no secret (`x`, `tml-x`, an empty one): striking it out would only garble texts."""
 
+LONG = 16
+"""A setting's value so long is searched for in other texts too; a shorter one only if it mixes letters and digits."""
 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -34,6 +36,13 @@ def printable(text: str) -> str:
 
 _TASK = "item"
 """A key whose value is a task of an environment: what is called `answer_key` in there is no setting."""
+
+_NO_SECRET = re.compile(
+    r"(^|\.)key$|(^|[._])(answer|best|question|prompt|label|text|reference|sort)_key$"
+    r"|(^|[._])(bos|eos|pad|unk|sep|cls|mask|stop|start|end|per|max|min|num)_token$",
+    re.IGNORECASE,
+)
+"""Names that end like a secret's: a token of a tokenizer, a number of tokens, a column of a data set."""
 
 _NAMES, _VALUES = ("name", "field"), ("value", "current_value", "locked_value", "default", "got")
 """Keys by which an answer tells of one setting: what it is called, what it is set to."""
@@ -64,28 +73,63 @@ class Redactor:
         return self._pattern.sub(STRUCK, text) if self._pattern else text
 
     def json(self, value: Any) -> Any:
-        """A JSON value without secrets, in keys and in texts; what it holds of settings named like secrets is one."""
-        named = set(_secret_settings(value))
+        """A JSON value without secrets, in keys and in texts; what it holds of settings named like secrets is one, and
+        in its own place struck out whatever it is."""
+        named = {text for text in _secret_settings(value) if _is_found_elsewhere(text)}
         return (Redactor({*self._secrets, *named}) if named else self)._struck(value)
 
-    def _struck(self, value: Any) -> Any:
-        if self._pattern is None:
-            return value
+    def _struck(self, value: Any, *, in_task: bool = False) -> Any:
+        """`in_task`: no name in there is one of a setting."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
-            return {self.text(str(name)): self._struck(item) for name, item in value.items()}
+            about = _about(value)
+            return {
+                self.text(str(name)): _blank(item)
+                if not in_task and _holds_secret(name, about)
+                else self._struck(item, in_task=in_task or name == _TASK)
+                for name, item in value.items()
+            }
         if isinstance(value, list | tuple):
-            return [self._struck(item) for item in value]
+            return [self._struck(item, in_task=in_task) for item in value]
         return value
+
+
+def _about(value: Mapping[Any, Any]) -> str:
+    """The setting that this part of an answer tells of; empty where it tells of none."""
+    return next((named for key in _NAMES if isinstance(named := value.get(key), str)), "")
+
+
+def _holds_secret(name: Any, about: str) -> bool:
+    """Whether what is under this name is the value of a setting named like a secret."""
+    return _is_secret_setting(str(name)) or (name in _VALUES and _is_secret_setting(about))
+
+
+def _is_secret_setting(name: str) -> bool:
+    return environ.is_secret(name) and not _NO_SECRET.search(name)
+
+
+def _is_found_elsewhere(text: str) -> bool:
+    """Whether a text is so unlike a word that it is a secret wherever it stands."""
+    is_mixed = any(letter.isdigit() for letter in text) and any(letter.isalpha() for letter in text)
+    return len(text) >= LONG or (len(text) >= SHORTEST and is_mixed)
+
+
+def _blank(value: Any) -> Any:
+    """A secret's value struck out; what is empty, a switch or a figure stays, and tells that it is."""
+    if isinstance(value, Mapping):
+        return {name: _blank(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_blank(item) for item in value]
+    return value if value in (None, "") or isinstance(value, bool | float) else STRUCK
 
 
 def _secret_settings(value: Any) -> Iterator[str]:
     """The texts that settings named like secrets are set to, wherever a JSON value shows one."""
     if isinstance(value, Mapping):
-        about = next((told for key in _NAMES if isinstance(told := value.get(key), str)), "")
+        about = _about(value)
         for name, item in value.items():
-            if environ.is_secret(str(name)) or (name in _VALUES and environ.is_secret(about)):
+            if _holds_secret(name, about):
                 yield from _texts(item)
             elif name != _TASK:
                 yield from _secret_settings(item)

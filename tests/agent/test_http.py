@@ -24,10 +24,14 @@ from halteres.agent.caller import OPEN_CALLS
 from halteres.agent.faces.http import calls, legacy
 from halteres.agent.faces.token import is_token, token
 from halteres.agent.table import TOOLS
+from halteres.agent.trial import testing
+from halteres.agent.trial.folder import TestFolder
+from halteres.agent.trial.request import Request
 from halteres.agent.watching import stopping
 from halteres.config import program
 from halteres.config.discovery import EnvironmentBroken
-from halteres.errors import InvalidConfig
+from halteres.errors import InvalidConfig, NotReady
+from halteres.runs.starting import base_model
 
 from . import control
 
@@ -159,15 +163,33 @@ REACHES_A_FOLDER: list[tuple[str, dict[str, Any]]] = [
     ("/environments/arithmetic/select", {"changes": {"spool_dir": "/tmp/groups"}}),
     ("/runs", {"changes": {"model": "Qwen/../../model"}}),
     ("/test/inference", {"models": ["local:/home/another/model"]}),
+    ("/test/inference", {"models": ["private/m"]}),
+    ("/test/inference", {"models": ["local:private/m"]}),
+    ("/config", {"field": "inference.model", "value": "private/m"}),
+    ("/config", {"field": "env.files", "value": ["tasks.jsonl", "/etc/passwd"]}),
+    ("/config", {"field": "env.files", "value": {"train": ["file:///etc/passwd"]}}),
+    ("/config", {"field": "env.dataset", "value": ".env"}),
+    ("/runs", {"changes": {"run.sinks": ["wandb"]}}),
 ]
+
+
+@pytest.fixture
+def below_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The server's working directory."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
 
 
 @pytest.mark.parametrize(("path", "body"), [*RUNS_SOMETHING, *REACHES_A_FOLDER])
 async def test_without_the_token_nobody_chooses_what_runs_or_which_folder_is_reached(
-    seen: list[tuple[str, dict[str, Any], str]], path: str, body: dict[str, Any]
+    seen: list[tuple[str, dict[str, Any], str]], below_a_folder: Path, path: str, body: dict[str, Any]
 ) -> None:
     """Every user of the machine reaches the open routes, and what these name is run, read or written as the server's
-    user."""
+    user; also a model below its working directory."""
+    (below_a_folder / "private/m").mkdir(parents=True)
+    (below_a_folder / "private/m/config.json").write_text("{}")
     async with control.client(authorization="") as http:
         for given in ({}, {"Authorization": "Bearer guessed"}):
             answer = await http.post(path, json=body, headers=given)
@@ -178,25 +200,50 @@ async def test_without_the_token_nobody_chooses_what_runs_or_which_folder_is_rea
         assert len(seen) == 1
 
 
-SPENDS_THE_KEY: list[dict[str, Any]] = [
-    {"backend": "openrouter"},
-    {"models": ["qwen/qwen3-8b"]},
-    {"models": ["local:halteres/tiny", "qwen/qwen3-8b"]},
-    {"models": ["local:halteres/tiny"], "backend": "openrouter"},
+SPENDS_A_KEY: list[tuple[dict[str, Any], str]] = [
+    ({"backend": "openrouter"}, "OPENROUTER_API_KEY"),
+    ({"models": ["qwen/qwen3-8b"]}, "OPENROUTER_API_KEY"),
+    ({"models": ["local:halteres/tiny", "qwen/qwen3-8b"]}, "OPENROUTER_API_KEY"),
+    ({"models": ["halteres/tiny"], "backend": "openrouter"}, "OPENROUTER_API_KEY"),
+    ({"models": ["local:Qwen/Big"]}, "TINKER_API_KEY"),
+    ({}, "TINKER_API_KEY"),  # the draft's model, which only the service has
 ]
 
 
-@pytest.mark.parametrize("body", SPENDS_THE_KEY)
+@pytest.mark.parametrize(("body", "key"), SPENDS_A_KEY)
 async def test_without_the_token_nobody_spends_the_operators_key(
-    seen: list[tuple[str, dict[str, Any], str]], body: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, body: dict[str, Any], key: str
 ) -> None:
+    """Whatever the call names, it is what the test would be given that counts."""
+    begun: list[Request] = []
+    for name, value in (("OPENROUTER_API_KEY", "sk-or"), ("TINKER_API_KEY", "tml-x"), ("TINKER_BASE_URL", "http://x")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(base_model, "_ask", lambda path, url: {"model": {"name": "Qwen/Big"}})
+
+    def start(request: Request) -> TestFolder:
+        begun.append(request)
+        raise NotReady("It is begun.")
+
+    monkeypatch.setattr(testing, "start", start)
     async with control.client(authorization="") as http:
+        await http.post("/environments/arithmetic/select", json={"changes": {"inference.model": "Qwen/Big"}})
         answer = (await http.post("/test/inference", json=body)).json()
-        assert (answer["code"], "OPENROUTER_API_KEY" in answer["error"]) == ("unauthorized", True)
-        assert not seen
+        assert (answer["code"], key in answer["error"]) == ("unauthorized", True), answer
+        assert not begun
         await http.post("/test/inference", json=body, auth=("halteres", token()))
-        await http.post("/test/inference", json={"models": ["halteres/tiny", "local:nowhere"], "backend": "local"})
-    assert len(seen) == 2
+        assert len(begun) == 1
+
+
+async def test_without_the_token_models_of_this_machine_and_weights_of_its_runs_are_tested(
+    seen: list[tuple[str, dict[str, Any], str]],
+) -> None:
+    named = ["halteres/tiny", "local:nowhere", "3fa9c1d2", "tinker://3fa9c1d2/sampler_weights/000010"]
+    async with control.client(authorization="") as http:
+        for name in named:
+            await http.post("/test/inference", json={"models": [name]})
+        refused = (await http.post("/test/inference", json={"models": ["/home/me/runs/3fa9c1d2/adapter"]})).json()
+    assert [arguments["models"] for _, arguments, _ in seen] == [[name] for name in named]
+    assert "not a folder" in refused["error"] and "KEY" not in refused["error"]
 
 
 async def test_selections_of_a_slow_environment_without_the_token_hold_up_nobody_else(
@@ -242,9 +289,10 @@ async def test_without_the_token_a_name_a_setting_and_a_run_are_anybodys(
         await http.post("/environments/my-env.v2/select", json={"changes": {"group_size": 8}})
         await http.post("/config", json={"field": "inference.model", "value": "Qwen/Qwen3-0.6B"})
         await http.post("/config", json={"field": "system_prompt", "value": "/no_think"})
+        await http.post("/config", json={"field": "env.answer_pattern", "value": ".*"})
         await http.post("/runs", json={"name": "first/try", "environment": "arithmetic"})
         await http.post("/config", json={"field": 7, "changes": []})  # no tool takes it, and the tool says so
-    assert len(seen) == 5
+    assert len(seen) == 6
 
 
 async def test_arguments_come_from_the_body_and_the_draft_from_a_header(

@@ -564,6 +564,15 @@ async def test_a_second_look_within_the_interval_is_limited_and_keeps_the_last_s
     assert second["next"] == f'rl_check_status("{RUN}", wait_s=50, until="terminal")'
 
 
+async def test_a_limit_holds_also_for_a_run_among_several(limited: RunDirectory) -> None:
+    (first,) = (await told("rl_check_status", run_ids=[RUN]))["runs"]
+    add_step(limited, 13)
+    change(limited, step=13)
+    (second,) = (await told("rl_check_status", run_ids=[RUN]))["runs"]
+    assert (second["rate_limited"], second["step"]) == (True, first["step"])
+    assert (await told("rl_check_status", run_id=RUN))["rate_limited"]
+
+
 async def test_a_limit_never_hides_an_alert_a_changed_state_or_an_end(limited: RunDirectory) -> None:
     async def is_limited() -> bool:
         return (await told("rl_check_status", run_id=RUN)).get("rate_limited", False)

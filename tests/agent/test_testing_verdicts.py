@@ -353,3 +353,16 @@ def test_a_test_of_the_same_draft_comes_before_a_newer_one_of_another(test_of: M
     os.utime(mine.file, (time.time() - 120, time.time() - 120))
     found = [tests_store.latest_test(str(mine.file), "m", draft) for draft in ("mine", "theirs", "")]
     assert [told and told.groups_with_variance for told in found] == [1.0, 0.0, 0.0]
+
+
+def test_an_answer_too_long_is_cut_also_where_samples_have_no_scores() -> None:
+    sample = {"step": 1, "prompt": "p" * 3000, "best": "b" * 3000, "worst": "w" * 3000}
+    model = {
+        "model": "a/b",
+        "output_file": "/tmp/a.json",
+        "steps": [{"step": n, "scores": [0.5] * 64} for n in range(50)],
+    }
+    cut = brief(
+        {"models_tested": [model], "summary": {"why": "x"}, "samples": [sample, sample], "next": "rl_list_runs()"}
+    )
+    assert "scores" in cut["left_out"]["what"] and cut["samples"]

@@ -92,6 +92,16 @@ async def test_several_runs_are_waited_for_in_one_call_until_all_have_ended(
     assert "run_id" not in answer
 
 
+async def test_a_run_that_has_ended_ends_no_wait_for_an_alert_of_another(running: RunDirectory, waiter: Waiter) -> None:
+    make_run("0000aaaa", steps=3, status="completed")
+    task = asyncio.create_task(told("rl_check_status", run_ids=["0000aaaa", RUN], until="alert", wait_s=LONG_S))
+    await waiter.looks(2)
+    assert not task.done()
+    add_alert(running, "truncation", 3)
+    assert (await task)["woke"] == "alert"
+    assert (await told("rl_check_status", run_ids=["0000aaaa"], until="alert", wait_s=LONG_S))["woke"] == "terminal"
+
+
 async def test_an_alert_of_any_of_several_runs_ends_the_wait_with_its_remedy(
     running: RunDirectory, waiter: Waiter
 ) -> None:

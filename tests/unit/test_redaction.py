@@ -32,5 +32,23 @@ def test_a_setting_named_like_a_secret_is_shown_nowhere(shown: dict[str, Any]) -
 
 
 def test_what_is_no_secret_stays() -> None:
-    shown = {"api_key": "x", "tokens": "many words", "item": {"answer_key": "Berlin"}, "completion": "It is Berlin."}
+    shown = {"api_key": "", "tokens": "many words", "item": {"token": "Berlin1"}, "completion": "It is Berlin1."}
     assert Redactor([]).json(shown) == shown
+
+
+def test_a_name_that_only_ends_like_a_secrets_garbles_no_text() -> None:
+    shown = {
+        "config": {"env.eos_token": "<|im_end|>", "answer_key": "final_answer_of_the_task", "key": "question"},
+        "metrics": {"loss_per_token": 0.25, "max_token": 64},
+        "completion": "The final_answer_of_the_task is a question.<|im_end|>",
+    }
+    assert Redactor([]).json(shown) == shown
+    words = {"judge_token": "please", "completion": "please judge"}
+    assert Redactor([]).json(words) == {"judge_token": "***", "completion": "please judge"}
+
+
+@pytest.mark.parametrize("value", ["12345", 123456789, ["ab", "cd"], "x"])
+def test_a_setting_named_like_a_secret_is_struck_out_in_its_place_however_short(value: Any) -> None:
+    told = Redactor([]).json({"env": {"judge_key": value}, "settings": [{"name": "env.judge_key", "value": value}]})
+    blank = ["***", "***"] if isinstance(value, list) else "***"
+    assert told == {"env": {"judge_key": blank}, "settings": [{"name": "env.judge_key", "value": blank}]}

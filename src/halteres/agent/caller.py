@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from halteres.errors import NotReady
+from halteres.errors import NotReady, UserError
 
 T = TypeVar("T")
 
@@ -27,6 +27,20 @@ class Busy(NotReady):
     """More calls at once than a caller may hold; nothing was begun."""
 
     code = "busy"
+
+
+class TokenNeeded(UserError):
+    """More than a caller without the token may ask for."""
+
+    code, status = "unauthorized", 401
+
+    @classmethod
+    def of(cls, what: str, why: str, **details: Any) -> TokenNeeded:
+        """With what is true of every such call, and how the token is sent."""
+        return cls(what, f"{why}, and every user of this machine can ask here.", _NEXT, **details)
+
+
+_NEXT: Final = "Send the token, which is in HALTERES_HOME/token: RL_API_URL=http://halteres:TOKEN@localhost:8080"
 
 
 class OpenThreads:

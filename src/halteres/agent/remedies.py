@@ -56,9 +56,8 @@ def _run(failed: Failed) -> str:
     if failed.guess is None:
         return "rl_list_runs()"
     argument = next((one for one in ("run_id", "resume_from", "run_ids") if one in failed.arguments), None)
-    if argument is None:
-        return "rl_list_runs()"
-    return worded(failed.tool, **{argument: [failed.guess] if argument == "run_ids" else failed.guess})
+    meant = [failed.guess] if argument == "run_ids" else failed.guess
+    return worded(failed.tool, **{argument: meant}) if argument else "rl_list_runs()"
 
 
 def _missing(failed: Failed) -> str:

@@ -25,6 +25,8 @@ _FIELDS: Final[Mapping[str, str | None]] = {
     **dict.fromkeys(("completion", "best", "worst", "turns"), "rollout"),
     **dict.fromkeys(("no_evaluation", "no_batch", "notes", "wandb_error"), "run"),
     **dict.fromkeys(("last_failure", "responses.note", "eval_failed.why", "broken.why", "failure.error"), "error"),
+    **dict.fromkeys(("scores.note", "summary.odd_answers", "runs.error", "checks.problem"), "error"),
+    "environments.description": "environment",
     **dict.fromkeys(("models_tested.error", "models_tested.why", "models_tested.verdict", "summary.why"), "test"),
     "responses.prompt": None,
     **dict.fromkeys(("alerts.evidence", "timeline.text"), "run"),
@@ -32,7 +34,7 @@ _FIELDS: Final[Mapping[str, str | None]] = {
 """Field, or field of what a field holds (`summary.why`) -> who wrote the texts in it; None: the agent itself did."""
 
 _QUOTING: Final = frozenset(
-    ("environment_broken", "env_error", "sampler_error", "rollout_failed", "process_exited", "internal")
+    ("environment_broken", "env_error", "env_gave_up", "sampler_error", "rollout_failed", "process_exited", "internal")
 )
 """Codes of errors whose sentence quotes what another program said; of the others we wrote every word."""
 

@@ -51,9 +51,8 @@ def _line(run: RunDirectory) -> str:
     progress = read_progress(run, state)
     reward = f"reward {progress.reward[-1][1]:.2f}" if progress.reward else ""
     steps = f"step {progress.step}/{progress.total_steps}"
-    return (
-        f"{run.run_id}  {state.status:9}  {state.environment:16} {steps}  {reward:11}  {state.own_name or ''}".rstrip()
-    )
+    environment, name = (" ".join(text.split()) for text in (state.environment, state.own_name or ""))
+    return f"{run.run_id}  {state.status:9}  {environment:16} {steps}  {reward:11}  {name}".rstrip()
 
 
 @app.command()

@@ -29,11 +29,17 @@ def builtin_names() -> tuple[str, ...]:
 
 def model_folder(name: str, shelf: Path) -> Path | None:
     """The absolute folder that a name or a path means: built-in, on the shelf, anywhere; None where there is none."""
+    there = Path(name).expanduser()
+    return known_folder(name, shelf) or (there.absolute() if name and is_model(there) else None)
+
+
+def known_folder(name: str, shelf: Path) -> Path | None:
+    """The absolute folder that a name means: built-in or on the shelf; None where there is none."""
     if (builtin := builtin_path(name)) is not None:
         return builtin
     there = Path(name).expanduser()
     shelved = () if there.is_absolute() or ".." in there.parts else (shelf / there, shelf / there.name)
-    return next((folder.absolute() for folder in (*shelved, there) if name and is_model(folder)), None)
+    return next((folder.absolute() for folder in shelved if name and is_model(folder)), None)
 
 
 def names_of(folder: Path, shelf: Path) -> tuple[str, ...]:

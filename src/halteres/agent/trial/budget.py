@@ -60,8 +60,8 @@ def _verdicts(body: Body) -> None:
 
 
 def _scores(body: Body) -> None:
-    for one in (*(step for model in body["models_tested"] for step in model["steps"]), *body.get("samples", ())):
-        one.pop("scores", None)
+    for step in (step for model in body["models_tested"] for step in model["steps"]):
+        step.pop("scores", None)
     _note(body, "scores")
 
 

@@ -70,8 +70,8 @@ def rl_score(
     chosen = drafts.Draft(handle="score", environment=environment) if environment else drafts.load_draft(caller, draft)
     settings = chosen.resolve().settings
     program = program_of(settings.run)
-    told = describe(program, {name: value for name, value in settings.env.items() if name not in ENV_WIRING})
-    if told.is_foreign:
+    described = describe(program, {name: value for name, value in settings.env.items() if name not in ENV_WIRING})
+    if described.is_foreign:
         raise EnvironmentFailed(f"{program.name} cannot score a text by itself.", "It is written for atroposlib.")
     asked = {"completions": completions, "prompt": prompt}
     folder = model_folder(settings.inference.model, shelf())
@@ -80,13 +80,13 @@ def rl_score(
         environment=program.name,
         prompt=shortened(found["prompt"], LONGEST_PROMPT),
         **({"reference": shortened(found["reference"], LONGEST_PROMPT)} if found["reference"] else {}),
-        scores=[_told(row, completions) for row in found["scores"]],
+        scores=[_score(row, completions) for row in found["scores"]],
         success_above=settings.run.success_threshold,
         next="rl_test_inference()",
     )
 
 
-def _told(row: Mapping[str, Any], completions: list[str]) -> dict[str, Any]:
+def _score(row: Mapping[str, Any], completions: list[str]) -> dict[str, Any]:
     echo = {"completion": shortened(completions[row["of"]], LONGEST_ECHO)} if len(completions) <= ECHOED else {}
     note = {"note": shortened(row["note"], LONGEST_PROMPT)} if "note" in row else {}
     return {**echo, "score": row["score"], **note}

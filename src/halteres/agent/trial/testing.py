@@ -1,7 +1,7 @@
 """The tool that tries an environment before training: rl_test_inference.
 
 Owns: what a call means (a new test, or one to go on waiting for: named, or open and of the same arguments), the wait,
-the answer of an unfinished test.
+the answer of an unfinished test; that a caller without the token spends no key.
 Never: tests (`trial` does, in a process of its own).
 """
 
@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from halteres.agent.arguments import Draft, WaitSeconds
-from halteres.agent.caller import Caller
+from halteres.agent.caller import Caller, TokenNeeded
 from halteres.agent.drafting.drafts import load_draft
 from halteres.agent.drafting.sifting import current
 from halteres.agent.keeping import tidy
@@ -27,9 +27,10 @@ from halteres.agent.trial.folder import TestFolder, find_test
 from halteres.agent.trial.order import Order
 from halteres.agent.trial.report import report
 from halteres.agent.trial.request import Request
-from halteres.agent.trial.start import start
+from halteres.agent.trial.start import keys_for, start
 from halteres.agent.trial.tests_store import open_test
 from halteres.agent.wording import worded
+from halteres.config import environ
 from halteres.errors import NotReady
 
 LOOK_EVERY_S = 0.05
@@ -129,7 +130,12 @@ async def _started(caller: Caller, order: Order, within_s: float) -> tuple[TestF
 
 def _requested(caller: Caller, order: Order) -> tuple[Request, Mapping[str, Any]]:
     kept = current(caller, order.draft.handle)
-    return replace(order, draft=kept.draft).request(), kept.discarded
+    request = replace(order, draft=kept.draft).request()
+    spent = [name for name in keys_for(request) if environ.is_set(name)]
+    if spent and caller.open_threads is not None:
+        why = f"Others are asked with this server's {' and '.join(spent)}"
+        raise TokenNeeded.of("Without the token only models of this machine are tested.", why)
+    return request, kept.discarded
 
 
 async def until_ended(folder: TestFolder, ends_at: float) -> None:

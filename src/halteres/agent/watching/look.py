@@ -128,8 +128,8 @@ class Look:
         if not curve:
             return {}
         bars = sparkline([value for _, value in curve], TREND_WIDTH)
-        told = {"reward_mean": f"{bars} {significant(curve[0][1]):g}->{significant(curve[-1][1]):g}"}
-        return {**told, "groups_without_signal": significant(sum(silent) / len(silent))} if silent else told
+        answer = {"reward_mean": f"{bars} {significant(curve[0][1]):g}->{significant(curve[-1][1]):g}"}
+        return {**answer, "groups_without_signal": significant(sum(silent) / len(silent))} if silent else answer
 
     @property
     def last_checkpoint(self) -> dict[str, Any] | None:

@@ -106,14 +106,15 @@ async def _several(run_id: str | None, run_ids: list[str], wait_s: float, until:
     runs = [*found.values()]
     woke = await wait_for_all(runs, until, wait_s) if wait_s else None
     looks = await asyncio.to_thread(lambda: [*map(look_at, runs)])
-    told: dict[str, Any] = {"runs": [_brief(look) for look in looks], **({"woke": woke} if woke else {})}
-    return Looked(**told, next=_next_of_several(looks))
+    rows = await asyncio.to_thread(lambda: [*map(_row, looks)])
+    answer: dict[str, Any] = {"runs": rows, **({"woke": woke} if woke else {})}
+    return Looked(**answer, next=_next_of_several(looks))
 
 
-def _brief(look: Look) -> dict[str, Any]:
-    """One of several runs."""
+def _row(look: Look) -> dict[str, Any]:
+    """One of several runs; where the operator's policy limits looks, what was told last."""
     state, alerts = look.state, [alert.rule for alert in look.alerts]
-    told = {
+    row = limited(look) or {
         "run_id": look.run.run_id,
         "name": state.own_name,
         "environment": state.environment,
@@ -127,7 +128,7 @@ def _brief(look: Look) -> dict[str, Any]:
         "alerts": alerts,
         "error": clipped(state.error, WHY_LENGTH) if state.error else None,
     }
-    return {name: value for name, value in told.items() if value not in (None, {}, [])}
+    return {name: value for name, value in row.items() if value not in (None, {}, [])}
 
 
 def _next_of_several(looks: list[Look]) -> str:
@@ -155,7 +156,7 @@ def _told(run: RunDirectory, woke: str | None) -> Looked:
     following = next_after(look)
     if too_early := limited(look):
         return Looked(**too_early, next=until_it_ends(run.run_id))
-    told: dict[str, Any] = {
+    answer: dict[str, Any] = {
         **seed_facts(look),
         "state": look.state_word,
         "step": look.step,
@@ -169,8 +170,8 @@ def _told(run: RunDirectory, woke: str | None) -> Looked:
         "next": following,
     }
     if look.state.status == "failed":
-        told["log_tail"] = log_tail(look, told)
-    return Looked(**told)
+        answer["log_tail"] = log_tail(look, answer)
+    return Looked(**answer)
 
 
 def _occasional(look: Look, woke: str | None) -> dict[str, Any]:

@@ -74,9 +74,13 @@ async def wait_for(run: RunDirectory, until: Until, wait_s: float) -> str:
 
 
 async def wait_for_all(runs: Sequence[RunDirectory], until: Until, wait_s: float) -> str:
-    """The same of several runs: until it holds of each of them that has not ended; until the first alert or change."""
-    waits = [asyncio.create_task(wait_for(run, until, wait_s), name=f"wait for {run.run_id}") for run in runs]
+    """The same of several runs: until it holds of each of them that has not ended; until the first alert or change of
+    one that has not."""
     wakes = asyncio.FIRST_COMPLETED if until.kind in ("alert", "change") else asyncio.ALL_COMPLETED
+    if wakes is asyncio.FIRST_COMPLETED:
+        alive = await asyncio.to_thread(lambda: [run for run in runs if not run.state().terminal])
+        runs = alive or runs
+    waits = [asyncio.create_task(wait_for(run, until, wait_s), name=f"wait for {run.run_id}") for run in runs]
     try:
         done, _ = await asyncio.wait(waits, return_when=wakes)
     finally:

@@ -8,7 +8,7 @@ const GREEDY = "eval/percent_correct_greedy";
 
 // title, metrics over the steps, metrics of evaluations; a chart without any value is not shown
 const SMALL = [
-  ["Loss", ["train/loss"], []],
+  ["Loss per token", ["train/loss_per_token"], []],
   ["KL, sampler against trainer", ["kl_sample_train_v2"], []],
   ["Tokens per answer", ["train/completion_lengths"], ["eval/completion_lengths"]],
   ["Entropy of the policy", ["policy/entropy"], []],
