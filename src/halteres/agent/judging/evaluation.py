@@ -2,7 +2,7 @@
 
 Owns: which weights a call means, the noun `Request`, the wait, the answer; that the same call again goes on waiting,
 and that there is one evaluation at a time.
-Never: evaluates (`evaluator` does, in a process of its own), writes into a run.
+Never: evaluates (`evaluator` does, in a process of its own), writes into a run but for its service's journal.
 """
 
 from __future__ import annotations
