@@ -30,7 +30,7 @@ RunId = Annotated[
 Draft = Annotated[str | None, Field(description="handle of a draft, from an earlier answer; default: your own")]
 Changes = Annotated[
     dict[str, Any] | None,
-    Field(description='settings to change, all or none: {"group_size": 16, "trainer.learning_rate": 0.001}'),
+    Field(description='settings to change, all or none: {"total_steps": 60, "learning_rate": 0.001, "stop_when": 0.9}'),
 ]
 RunIds = Annotated[
     list[str] | None, ShortNames, Field(min_length=1, max_length=8, description="several runs, instead of run_id")

@@ -22,7 +22,7 @@ RULE: Final = (
 _FIELDS: Final[Mapping[str, str | None]] = {
     **dict.fromkeys(("lines", "log_tail"), "log"),
     **dict.fromkeys(("traceback", "stdout", "stderr", "reference", "item", "prompt"), "environment"),
-    **dict.fromkeys(("completion", "best", "worst", "turns"), "rollout"),
+    **dict.fromkeys(("completion", "turns"), "rollout"),
     **dict.fromkeys(("no_evaluation", "no_batch", "notes", "wandb_error"), "run"),
     **dict.fromkeys(("last_failure", "responses.note", "eval_failed.why", "broken.why", "failure.error"), "error"),
     **dict.fromkeys(("scores.note", "summary.odd_answers", "runs.error", "checks.problem"), "error"),

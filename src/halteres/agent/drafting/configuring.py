@@ -69,7 +69,10 @@ class Edited(Result):
 @tool(title="Show the settings", hints=READS)
 def rl_get_current_config(
     caller: Caller,
-    detail: Annotated[Literal["brief", "full"], Field(description="brief: headline and changed fields")] = "brief",
+    detail: Annotated[
+        Literal["brief", "full"],
+        Field(description="brief: headline and changed fields; full: every field, 3,500 tokens"),
+    ] = "brief",
     field: Annotated[str | None, Field(description="one field, in full; `model` lists base models that fit")] = None,
     draft: Draft = None,
 ) -> Configuration:

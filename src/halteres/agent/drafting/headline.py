@@ -22,6 +22,7 @@ HEADLINE = (
     "trainer.learning_rate",
     "trainer.lora_rank",
     "env.max_token_length",
+    "trainer.eval_every",
 )
 
 
