@@ -44,7 +44,7 @@ test-browser:    ## the page in a real browser
 	@scripts/install dev
 	@scripts/test-browser
 
-test-pythons:    ## the rooms that need no torch, on each newer Python that is installed
+test-pythons:    ## the rooms that need no torch, on the newest Python that is installed
 	@scripts/test-pythons
 
 test-pretrained: ## fetch a pretrained model of 135 M parameters (98 MB), register its GGUF file, train it for a few steps
