@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from halteres.agent.trial import scoring
+from halteres.environments.arithmetic import ArithmeticEnv
+from halteres.rollouts.draws import Draw
 
 from . import testing_scenes
 from .run_scenes import tokens, told
@@ -36,6 +38,14 @@ async def test_texts_are_scored_as_answers_to_a_task_that_is_told(tmp_path: Path
     question = answer["prompt"].removeprefix("Question: ").partition("\n")[0]
     again = await told("rl_score", environment="arithmetic", completions=texts, prompt=question)
     assert again["scores"] == answer["scores"]
+
+
+async def test_a_question_of_a_later_step_is_known_as_those_of_the_first_are() -> None:
+    env = ArithmeticEnv(*ArithmeticEnv.config_init())
+    env.rng = Draw(seed=env.config.seed, step=20, ordinal=3, life=0).rng()
+    asked = env.messages(await env.get_next_item())[-1]["content"]
+    answer = await told("rl_score", environment="arithmetic", completions=["x"], prompt=asked)
+    assert answer["prompt"].startswith(asked[:40])
 
 
 async def test_a_scorer_that_fails_is_named_beside_the_texts_that_it_scored(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ Never: finds the environment's class (`asker`).
 
 An environment scores answers to its tasks, and a free prompt is none. One of a single turn can score it all the same
 where the prompt is, word for word, what one of its tasks asks, or the question in it. The tasks that are looked through
-are those of its evaluation and the first of its training.
+are those of its evaluation and the first of each step of its training.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,8 @@ from halteres.rollouts.sampler import Sampler
 from halteres.text import Message
 from halteres.types import Turn
 
-KNOWN_TASKS = 512  # of training, beside those of the evaluation
+KNOWN_STEPS, KNOWN_PER_STEP = 64, 32
+"""Of training, beside the tasks of the evaluation: what is drawn depends on the step."""
 
 NO_SCORER = "this environment cannot score a free prompt: it scores whole episodes"
 NOT_KNOWN = "none of the environment's tasks asks this word for word, so nothing says what a right answer is"
@@ -76,7 +78,8 @@ class Scoring(Asking):
         with contextlib.suppress(EnvironmentFailed), boundary(EnvironmentFailed, "eval_items"):
             self._know(self._env.eval_items())  # it may have none
         items = Items(self._env)
-        for _ in range(KNOWN_TASKS):
+        for step, _ in itertools.product(range(KNOWN_STEPS), range(KNOWN_PER_STEP)):
+            self._env.curr_step = step
             drawn = await items.next()
             if drawn is None:
                 return
