@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from halteres.agent.drafting.headline import brief
 from halteres.agent.remedies import next_call
 from halteres.agent.starting.estimates import estimate
 from halteres.agent.starting.intent import TOOL, Call, Intent
@@ -33,6 +34,7 @@ def rehearse(call: Call, intent: Intent) -> dict[str, Any]:
         "dry_run": True,
         "ok": not any(check.failure for check in checks),
         "checks": [check.facts for check in checks],
+        "config": brief(intent.resolved),
         "config_diff": intent.changed,
     }
     if going_on := intent.going_on:

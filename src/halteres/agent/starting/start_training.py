@@ -41,7 +41,7 @@ class Check(BaseModel):
 
 
 class Started(Result):
-    """A run that was started (seed keys), or, for a dry run: dry_run, ok, checks, estimate, config_diff."""
+    """A run that was started (seed keys), or, for a dry run: dry_run, ok, checks, config, config_diff, estimate."""
 
     run_id: str = ""
     status: str = ""
