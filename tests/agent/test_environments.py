@@ -93,6 +93,7 @@ async def test_selecting_answers_with_the_seeds_keys_and_the_environments_own_va
         "learning_rate": 1.5e-3,
         "lora_rank": 16,
         "max_token_length": 2048,
+        "eval_every": 20,
     }
     assert answer["next"] == "rl_test_inference() then rl_start_training(dry_run=true)"
     assert tokens(answer) <= 350
