@@ -108,7 +108,10 @@ class Scene:
 
     async def redeem(self, request_id: str) -> Any:
         """The outcome of a promise."""
-        status, outcome = await self.post("retrieve_future", {"request_id": request_id})
+        async with asyncio.timeout(60):
+            status, outcome = await self.post("retrieve_future", {"request_id": request_id})
+            while status == 408:  # not yet: the client asks again
+                status, outcome = await self.post("retrieve_future", {"request_id": request_id})
         assert status == 200, outcome
         return outcome
 
