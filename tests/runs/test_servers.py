@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from halteres.agent.watching import no_batch
 from halteres.agent.watching.look import look_at
 from halteres.cli.main import app
+from halteres.cli.train import attend
 from halteres.clients import plain
 from halteres.clients.trajectories import NotAllowed, TrainerClient, TrainerRegistration
 from halteres.config.files import load_settings
@@ -140,7 +141,7 @@ def test_the_tools_ask_a_runs_trajectory_server_with_its_secret(
 
 
 def test_a_run_trains_on_a_service_that_has_keys_and_chat_and_measurements_bring_its_key(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     host = start_run(load_settings("arithmetic", None, [*EDITS, "trainer.total_steps=1000"]))
     wait(host, lambda state: state.status == "running", within_s=60)
@@ -151,6 +152,8 @@ def test_a_run_trains_on_a_service_that_has_keys_and_chat_and_measurements_bring
     guest = start_run(load_settings("arithmetic", None, [*EDITS, "trainer.total_steps=2"]), service_url=service.url)
     state = wait_for_end(guest, within_s=60)
     assert (state.status, state.step) == ("completed", 2)
+    attend(guest.run_id, detach=True)
+    assert f"trains on the service at {service.url}" in capsys.readouterr().out
     monkeypatch.delenv("TINKER_API_KEY")
     for run in (host, guest):  # one that goes on, one that has ended
         asked = CliRunner().invoke(app, ["chat", run.run_id, "3 * 4"])

@@ -73,6 +73,8 @@ def attend(run_id: str, *, detach: bool = False) -> None:
     run = find_run(run_id)
     console = Console(highlight=False)
     console.print(f"run {run.run_id} in {run.path}", soft_wrap=True)
+    if (state := run.state()).service_given:
+        console.print(f"trains on the service at {state.urls['service']} (TINKER_BASE_URL)", soft_wrap=True)
     if detach:
         console.print(f"next:    halteres runs status {run.run_id}", soft_wrap=True)
         return

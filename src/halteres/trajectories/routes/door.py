@@ -46,7 +46,8 @@ class TokenWanted(UserError):
 NO_TOKEN = TokenWanted(
     "This server asks for a token.",
     "The request carries none, or another one.",
-    "Send 'Authorization: Bearer TOKEN', or have it in the URL: http://x:TOKEN@HOST:PORT.",
+    "Send 'Authorization: Bearer TOKEN', or have it in the URL: http://x:TOKEN@HOST:PORT. "
+    "That of a run: `halteres runs connect RUN`.",
 )
 
 ENDING = NotReady(
