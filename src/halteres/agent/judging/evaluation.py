@@ -195,9 +195,9 @@ def _under_way_or_started(request: Request) -> TestFolder:
 
 
 def _start(request: Request) -> TestFolder:
-    told = msgspec.to_builtins(request, enc_hook=str)
+    body = msgspec.to_builtins(request, enc_hook=str)
     keys = (environ.API_KEY,) if request.service_url else ()
-    folder = begin("e", MODULE, lambda folder: folder.write("request.json", told), *keys)
+    folder = begin("e", MODULE, lambda folder: folder.write("request.json", body), *keys)
     tidy()
     return folder
 
@@ -231,7 +231,7 @@ def _find(evaluation_id: str) -> TestFolder:
 def _answer(folder: TestFolder) -> dict[str, Any]:
     request, phase, result = request_in(folder), folder.phase(), folder.result() or {}
     exam, run = request.exam, request.run
-    told: dict[str, Any] = {
+    body: dict[str, Any] = {
         "evaluation_id": folder.test_id,
         "status": "failed" if phase == "lost" else phase,
         "environment": exam.program.name,
@@ -240,14 +240,14 @@ def _answer(folder: TestFolder) -> dict[str, Any]:
         **({} if request.step is None else {"step": request.step}),
     }
     if phase == "running":
-        return {**told, "next": worded("rl_evaluate", evaluation_id=folder.test_id, wait_s=45)}
+        return {**body, "next": worded("rl_evaluate", evaluation_id=folder.test_id, wait_s=45)}
     if phase != "done":
         error = result.get("error", LOST)
         log = folder.path / "tester.log"
-        return {**told, "error": error, "code": result.get("code", "process_exited"), "next": f"read {log}, mend it"}
+        return {**body, "error": error, "code": result.get("code", "process_exited"), "next": f"read {log}, mend it"}
     figures = result["figures"]
     return {
-        **told,
+        **body,
         "figures": _brief(figures),
         **_improvement(folder, request, figures),
         "files": str(folder.path),

@@ -86,13 +86,13 @@ def main() -> int:
     answers = sys.stdout
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            told = asyncio.run(_run(Path(config), json.loads(Path(asked).read_bytes()), Path(file), class_name))
+            result = asyncio.run(_run(Path(config), json.loads(Path(asked).read_bytes()), Path(file), class_name))
     except HalteresError as error:
         sentence = error.sentence
     except Exception as error:  # noqa: BLE001 - the environment's file runs here; its failure is the answer
         sentence = author_error(Path(file), "score", error).sentence
     else:
-        answers.write(json.dumps(told) + "\n")
+        answers.write(json.dumps(result) + "\n")
         return 0
     sys.stderr.write(f"error: {' '.join(sentence.split())}\n")
     return 1

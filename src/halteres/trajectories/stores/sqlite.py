@@ -195,9 +195,7 @@ class SqliteStore:
         while True:
             try:
                 self._write(changes)
-                if (
-                    self._database.reserve.ran_out
-                ):  # what is reserved is for the file; the log needs no more than a turn
+                if self._database.reserve.ran_out:  # what is reserved is for the file: its log is kept to one turn
                     self._database.checkpoint()
                 return
             except (DBAPIError, sqlite3.Error, OSError) as error:
