@@ -55,15 +55,38 @@ class FailedRollout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """Rollouts of one task scored together: the unit the trajectory server delivers. G sequences, T_i tokens each."""
+class Span:
+    """Where one turn's action lies in a group, and what the environment paid for it."""
 
-    tokens: tuple[tuple[int, ...], ...]  # G x T_i
-    masks: tuple[tuple[int, ...], ...]  # G x T_i: MASKED on context, the token id elsewhere
-    scores: tuple[float, ...]  # G, reward units
-    logprobs: tuple[tuple[float, ...], ...]  # G x T_i: CONTEXT_LOGPROB on context
-    versions: tuple[tuple[int, int], ...]  # G x (smallest, largest) policy version; empty if untagged
-    overrides: tuple[Mapping[str, Any], ...] = ()  # G or none; `set_advantage_to_zero`
+    sequence: int  # index within the group
+    start: int  # the action's first token
+    stop: int  # one past its last
+    reward: float  # in the environment's own units
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Rollouts of one task scored together: the unit the trajectory server delivers. S sequences, T_i tokens each.
+
+    A rollout is one sequence, or several where its prompts do not continue each other (`episodes` says which).
+    """
+
+    tokens: tuple[tuple[int, ...], ...]  # S x T_i
+    masks: tuple[tuple[int, ...], ...]  # S x T_i: MASKED on context, the token id elsewhere
+    scores: tuple[float, ...]  # S, reward units: of the sequence's rollout
+    logprobs: tuple[tuple[float, ...], ...]  # S x T_i: CONTEXT_LOGPROB on context
+    versions: tuple[tuple[int, int], ...]  # S x (smallest, largest) policy version; empty if untagged
+    overrides: tuple[Mapping[str, Any], ...] = ()  # S or none; `set_advantage_to_zero`
+    episodes: tuple[int, ...] = ()  # S: the sequence's rollout, 0, 1, ... in order; none: each sequence is one
+    spans: tuple[Span, ...] = ()  # every turn, in order of time; none: a sequence's actions are one turn of its score
+    advantages: tuple[tuple[float, ...], ...] = ()  # S x T_i or none: the environment's own
+    ref_logprobs: tuple[tuple[float, ...], ...] = ()  # S x T_i or none: of a reference policy
+    env_id: int | None = None  # who made it, as the trajectory server numbers environments
+
+    @property
+    def num_rollouts(self) -> int:
+        """Rollouts in the group."""
+        return self.episodes[-1] + 1 if self.episodes else len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +95,11 @@ class Batch:
 
     groups: tuple[Group, ...]
     run_id: str | None = None  # whose it is; empty: of a trainer that named no run; None: the server does not tell
+
+    @property
+    def num_rollouts(self) -> int:
+        """Rollouts in all groups."""
+        return sum(group.num_rollouts for group in self.groups)
 
     @property
     def num_sequences(self) -> int:
