@@ -10,11 +10,12 @@ import pytest
 from contract.requirements import proves
 
 from halteres.engine.datums import MAX_TARGETS, check_pass, inputs_of
-from halteres.engine.losses import CUSTOM, LOSSES, settled
+from halteres.engine.losses import settled
 from halteres.engine.protocol import Datum, LossSpec, ModelInfo
 from halteres.engine.scripted import losses as scripted_losses
 from halteres.engine.torch import losses
 from halteres.errors import InvalidData
+from halteres.losses import CUSTOM, LOSSES
 
 from .scenes import array, packed
 

@@ -14,9 +14,9 @@ from contract.requirements import proves
 from safetensors.torch import load_file, save_file
 
 from halteres.engine.checks import LossNotFinite, check_adam
-from halteres.engine.losses import LOSSES
 from halteres.engine.protocol import Adam, Datum, LoraConfig, LossSpec
 from halteres.errors import InvalidData, NotFound, UserError, as_promise
+from halteres.losses import LOSSES
 
 from .scenes import CROSS_ENTROPY, IMPORTANCE_SAMPLING, array, packed
 from .torch_scenes import LORA, RATE, gradient, lessons, pair, prompts, running, trained, weights

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import numpy as np
 
 from halteres.clients.trajectories import TrainerRegistration
 from halteres.errors import NotReady
-from halteres.training.datums import Example
+from halteres.training.datums import Example, Row, to_sequence
 from halteres.training.learner import Checkpoint, Pass, Promise
 from halteres.training.stopping import Stopping
-from halteres.types import Batch, Group
+from halteres.types import CONTEXT_LOGPROB, Batch, Group
 
 REGISTRATION = TrainerRegistration(run_id="r1", batch_size=4, max_token_len=64, num_steps=4, max_staleness=0)
 
@@ -33,6 +34,14 @@ def batch(*scores: Sequence[float], version: int = 0) -> Batch:
             for group in scores
         )
     )
+
+
+def example(
+    tokens: Sequence[int], logprobs: Sequence[float], advantage: float, versions: tuple[int, int] | None = None
+) -> Example:
+    """One sequence whose sampled tokens, those without the sentinel, have one advantage."""
+    made = to_sequence(tokens, logprobs, np.asarray(logprobs) != CONTEXT_LOGPROB, versions)
+    return replace(made, advantages_N=np.where(made.actions_N, np.float32(advantage), np.float32(0)))
 
 
 class FakeServer:
@@ -65,15 +74,30 @@ class FakePolicy:
         self.update_norm: float | None = 0.01
         self.loss: Callable[[], float] = lambda: -1.0
         self.trained: list[int] = []
+        self.rates: list[float] = []
+        self.drift = 0.0  # of every sampled token's log-probability since it was sampled
+        self.divergence = 0.0  # of every sampled token, from the reference policy
 
     def forward_backward(self, examples: Sequence[Example]) -> Promise[Pass]:
         self.calls.append("forward_backward")
         self.trained.append(len(examples))
+        self.examples = list(examples)
         logprobs = tuple(example.logprobs_N + np.float32(0) for example in examples)
         return Promise(_soon(None), "forward_backward", lambda _: Pass(loss=self.loss(), logprobs=logprobs))
 
-    def optim_step(self) -> Promise[int]:
+    def forward(self, examples: Sequence[Example]) -> Promise[tuple[Row, ...]]:
+        self.calls.append("forward")
+        rows = tuple(example.logprobs_N + np.float32(self.drift) for example in examples)
+        return Promise(_soon(None), "forward", lambda _: rows)
+
+    def reference(self, examples: Sequence[Example]) -> Promise[tuple[Row, ...]]:
+        self.calls.append("reference")
+        rows = tuple(example.logprobs_N - np.float32(self.divergence) for example in examples)
+        return Promise(_soon(None), "reference", lambda _: rows)
+
+    def optim_step(self, learning_rate: float) -> Promise[int]:
         self.calls.append("optim_step")
+        self.rates.append(learning_rate)
         return Promise(_soon(None), "optim_step", self._step)
 
     async def publish(self) -> None:

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from halteres.training.agreement import agreement
-from halteres.training.datums import Example, to_example
+from halteres.training.datums import Example
+
+from . import standins
 
 
 def example(logprobs: list[float], versions: tuple[int, int] | None = (0, 0)) -> Example:
-    return to_example([1] * (len(logprobs) + 1), [1.0, *logprobs], 1.0, versions)
+    return standins.example([1] * (len(logprobs) + 1), [1.0, *logprobs], 1.0, versions)
 
 
 def trained(*rows: list[float]) -> list[np.ndarray]:
@@ -39,7 +41,7 @@ def test_the_seeds_moments_are_of_reference_and_training() -> None:
 
 
 def test_context_tokens_are_not_compared() -> None:
-    two_turns = to_example([1, 2, 3, 4], [1.0, -1.0, 1.0, -2.0], 1.0, (0, 0))
+    two_turns = standins.example([1, 2, 3, 4], [1.0, -1.0, 1.0, -2.0], 1.0, (0, 0))
     metrics = agreement([two_turns], trained([-1.0, -99.0, -2.0]), version=0)
     assert metrics["logprobs/absdiff_max"] == 0.0
     assert metrics["tokens/compared"] == 2

@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 
 from halteres.errors import InvalidData
-from halteres.training.datums import to_example, to_examples
-from halteres.types import Batch, Group
+from halteres.losses import LOSSES
+from halteres.training.datums import Examples, spread, to_examples, to_sequences
+from halteres.training.turns import Turns, turns_of
+from halteres.types import Batch, Group, Span
+
+from .standins import example
 
 C = 1.0  # the sentinel of a context token
 
@@ -27,43 +31,51 @@ def group(*, logprobs: list[list[float]], overrides: list[dict[str, bool]] | Non
     )
 
 
+def examples_of(batch: Batch, advantages: list[float], max_length: int = 100, loss: str = "ppo") -> Examples:
+    """The examples of a batch whose turns, one per sequence, have these advantages."""
+    kind, turns = LOSSES[loss], turns_of(batch)
+    sequences = to_sequences(batch, kind)
+    advantages_K = np.where(turns.masked_K, 0.0, advantages)
+    return to_examples(sequences, spread(turns, advantages_K, sequences), max_length, kind, {})
+
+
 def test_a_sequence_is_shifted_by_one_and_masked_by_the_sentinel() -> None:
-    example = to_example([5, 6, 7, 8, 9], [C, C, -0.5, -0.25, -2.0], 1.5, (2, 3))
-    assert example.tokens_N.tolist() == [5, 6, 7, 8]
-    assert example.targets_N.tolist() == [6, 7, 8, 9]
-    assert example.logprobs_N.tolist() == [0.0, -0.5, -0.25, -2.0]
-    assert example.advantages_N.tolist() == [0.0, 1.5, 1.5, 1.5]
-    assert example.actions_N.tolist() == [False, True, True, True]
-    assert example.versions == (2, 3)
-    assert example.targets_N.dtype == np.int64
-    assert example.advantages_N.dtype == example.logprobs_N.dtype == np.float32
+    made = example([5, 6, 7, 8, 9], [C, C, -0.5, -0.25, -2.0], 1.5, (2, 3))
+    assert made.tokens_N.tolist() == [5, 6, 7, 8]
+    assert made.targets_N.tolist() == [6, 7, 8, 9]
+    assert made.logprobs_N.tolist() == [0.0, -0.5, -0.25, -2.0]
+    assert made.advantages_N.tolist() == [0.0, 1.5, 1.5, 1.5]
+    assert made.actions_N.tolist() == [False, True, True, True]
+    assert made.versions == (2, 3)
+    assert made.targets_N.dtype == np.int64
+    assert made.advantages_N.dtype == made.logprobs_N.dtype == np.float32
 
 
 def test_only_action_tokens_of_several_turns_are_trained() -> None:
     """Context, action, context (the environment's answer), action."""
-    example = to_example([1, 2, 3, 4, 5, 6, 7], [C, -0.1, -0.2, C, C, -0.3, -0.4], -2.0)
-    assert example.advantages_N.tolist() == [-2.0, -2.0, 0.0, 0.0, -2.0, -2.0]
-    assert example.logprobs_N.tolist() == pytest.approx([-0.1, -0.2, 0.0, 0.0, -0.3, -0.4])
+    made = example([1, 2, 3, 4, 5, 6, 7], [C, -0.1, -0.2, C, C, -0.3, -0.4], -2.0)
+    assert made.advantages_N.tolist() == [-2.0, -2.0, 0.0, 0.0, -2.0, -2.0]
+    assert made.logprobs_N.tolist() == pytest.approx([-0.1, -0.2, 0.0, 0.0, -0.3, -0.4])
 
 
 def test_an_action_of_log_probability_zero_is_not_context() -> None:
-    assert to_example([1, 2, 3], [C, 0.0, -0.0], 1.0).advantages_N.tolist() == [1.0, 1.0]
+    assert example([1, 2, 3], [C, 0.0, -0.0], 1.0).advantages_N.tolist() == [1.0, 1.0]
 
 
 def test_a_sampled_first_token_has_nothing_before_it_and_is_no_target() -> None:
-    assert to_example([1, 2], [-0.5, -0.25], 1.0).targets_N.tolist() == [2]
+    assert example([1, 2], [-0.5, -0.25], 1.0).targets_N.tolist() == [2]
 
 
-def test_set_advantage_to_zero_mutes_one_sequence_and_leaves_it_in_its_groups_mean() -> None:
+def test_set_advantage_to_zero_masks_one_sequence() -> None:
     batch = Batch(groups=(group(logprobs=[[C, -1.0]] * 3, overrides=[{}, {"set_advantage_to_zero": True}, {}]),))
-    examples = to_examples(batch, [np.array([-1.0, 0.5, 0.5])], max_length=100)
+    examples = examples_of(batch, [-1.0, 0.5, 0.5], 100)
     assert [example.advantages_N.tolist() for example in examples.kept] == [[-1.0], [0.5]]
     assert examples.without_signal == 1
 
 
 def test_sequences_that_are_too_long_are_left_out_and_counted() -> None:
     batch = Batch(groups=(group(logprobs=[[C, -1.0], [C, -1.0, -1.0]]),))
-    examples = to_examples(batch, [np.array([1.0, -1.0])], max_length=2)
+    examples = examples_of(batch, [1.0, -1.0], 2)
     assert len(examples.kept) == 1
     assert (examples.too_long, examples.without_signal) == (1, 0)
 
@@ -71,34 +83,34 @@ def test_sequences_that_are_too_long_are_left_out_and_counted() -> None:
 def test_sequences_that_cannot_move_a_weight_are_left_out_and_counted() -> None:
     """Equal scores, no action at all, or a single token."""
     batch = Batch(groups=(group(logprobs=[[C, -1.0], [C, C, C], [C], [C, -1.0]]),))
-    examples = to_examples(batch, [np.array([0.0, 1.0, 1.0, 1.0])], max_length=100)
+    examples = examples_of(batch, [0.0, 1.0, 1.0, 1.0], 100)
     assert len(examples.kept) == 1
     assert examples.without_signal == 3
 
 
 def test_a_batch_of_equal_scores_leaves_nothing_to_train_on() -> None:
     batch = Batch(groups=(group(logprobs=[[C, -1.0]] * 2), group(logprobs=[[C, -1.0]] * 2)))
-    assert to_examples(batch, [np.zeros(2), np.zeros(2)], max_length=100).kept == ()
+    assert examples_of(batch, [0.0] * 4).kept == ()
 
 
 def test_versions_travel_with_their_sequence_and_may_be_missing() -> None:
     tagged = group(logprobs=[[C, -1.0]], version=7)
     untagged = Group(tokens=((1, 2),), masks=((-100, 2),), scores=(1.0,), logprobs=((C, -1.0),), versions=())
-    kept = to_examples(Batch(groups=(tagged, untagged)), [np.ones(1), np.ones(1)], max_length=100).kept
+    kept = examples_of(Batch(groups=(tagged, untagged)), [1.0, 1.0]).kept
     assert [example.versions for example in kept] == [(7, 7), None]
 
 
 def test_a_group_without_log_probabilities_is_refused_with_the_remedy() -> None:
     bare = Group(tokens=((1, 2),), masks=((1, 2),), scores=(1.0,), logprobs=(), versions=())
     with pytest.raises(InvalidData, match="inference_logprobs"):
-        to_examples(Batch(groups=(bare,)), [np.ones(1)], max_length=100)
+        to_sequences(Batch(groups=(bare,)), LOSSES["ppo"])
 
 
 @pytest.mark.parametrize("logprobs", [(C,), (C, math.nan), (C, -math.inf)])
 def test_log_probabilities_that_are_misaligned_or_not_finite_are_refused(logprobs: tuple[float, ...]) -> None:
     bad = Group(tokens=((1, 2),), masks=((1, 2),), scores=(1.0,), logprobs=(logprobs,), versions=())
     with pytest.raises(InvalidData, match="Sequence 0 of group 0"):
-        to_examples(Batch(groups=(bad,)), [np.ones(1)], max_length=100)
+        to_sequences(Batch(groups=(bad,)), LOSSES["ppo"])
 
 
 @pytest.mark.parametrize(
@@ -115,4 +127,62 @@ def test_a_mask_that_contradicts_the_log_probabilities_is_refused(
     """An environment that writes 0.0 on its context would have its prompts trained on."""
     bad = Group(tokens=((5, 6, 7),), masks=(masks,), scores=(1.0,), logprobs=(logprobs,), versions=())
     with pytest.raises(InvalidData, match=f"Sequence 0 of group 0 has {told}.* Mend the environment"):
-        to_examples(Batch(groups=(bad,)), [np.ones(1)], max_length=100)
+        to_sequences(Batch(groups=(bad,)), LOSSES["ppo"])
+
+
+def test_a_loss_that_reads_no_log_probabilities_trains_groups_without_them_by_their_masks() -> None:
+    bare = Group(tokens=((5, 6, 7),), masks=((-100, 6, -100),), scores=(1.0,), logprobs=(), versions=())
+    (kept,) = examples_of(Batch(groups=(bare,)), [2.0], loss="cross_entropy").kept
+    assert kept.inputs(LOSSES["cross_entropy"])["weights"].tolist() == [2.0, 0.0]
+
+
+def test_each_loss_is_given_what_it_reads() -> None:
+    made = example([5, 6, 7], [C, C, -0.5], 1.5)
+    found = {name: sorted(made.inputs(kind)) for name, kind in LOSSES.items()}
+    assert found["ppo"] == ["advantages", "logprobs"] and found["cross_entropy"] == ["weights"]
+    assert made.inputs(LOSSES["gspo"])["sequence_ratio_mask"].tolist() == [0.0, 1.0]
+
+
+def test_a_sequence_without_advantage_is_kept_only_where_the_loss_pulls_it() -> None:
+    silent = example([5, 6], [C, -0.5], 0.0)
+    moved = {name: silent.moves(kind, {}) for name, kind in LOSSES.items()}
+    assert [name for name, moves in moved.items() if moves] == ["dro"]
+    assert silent.moves(LOSSES["stable_reinforce"], {"kl_coeff": 0.1}) and not silent.moves(LOSSES["dro"], {"beta": 0})
+
+
+def two_episodes() -> Batch:
+    """One episode of two turns in two sequences (2 and 1 sampled tokens), one of a single turn (3)."""
+    group = Group(
+        tokens=((1, 5, 5), (1, 1, 6), (1, 7, 7, 7)),
+        masks=((-100, 5, 5), (-100, -100, 6), (-100, 7, 7, 7)),
+        scores=(1.0, 1.0, 0.0),
+        logprobs=((C, -1.0, -1.0), (C, C, -1.0), (C, -1.0, -1.0, -1.0)),
+        versions=(),
+        episodes=(0, 0, 1),
+        spans=tuple(Span(sequence=s, start=a, stop=b, reward=0.0) for s, a, b in ((0, 1, 3), (1, 2, 3), (2, 1, 4))),
+    )
+    return Batch(groups=(group,))
+
+
+@pytest.mark.parametrize(
+    ("weighting", "expected"),
+    [
+        ("token", [1.0, 1.0, 2.0, 3.0, 3.0, 3.0]),
+        ("turn", [1.0, 1.0, 4.0, 2.0, 2.0, 2.0]),
+        ("episode", [1, 1, 2, 3, 3, 3]),
+    ],
+)
+def test_weighting_says_what_counts_the_same(weighting: str, expected: list[float]) -> None:
+    """Turns of 2, 1 and 3 tokens are 2 on average; the episodes are 3 tokens each."""
+    batch = two_episodes()
+    turns: Turns = turns_of(batch)
+    sequences = to_sequences(batch, LOSSES["ppo"])
+    found = spread(turns, np.array([1.0, 2.0, 3.0]), sequences, weighting)  # type: ignore[arg-type]
+    flat = [value for sequence, row in zip(sequences, found, strict=True) for value in row[1:][sequence.actions_N]]
+    assert flat == expected
+
+
+def test_every_sampled_token_is_trained_once_with_its_own_turns_advantage() -> None:
+    batch = two_episodes()
+    kept = examples_of(batch, [1.0, 2.0, 3.0]).kept
+    assert [one.advantages_N.tolist() for one in kept] == [[1.0, 1.0], [0.0, 2.0], [3.0, 3.0, 3.0]]

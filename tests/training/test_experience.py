@@ -42,8 +42,8 @@ async def test_the_server_is_asked_again_until_a_batch_is_complete(tmp_path: Pat
 @pytest.mark.parametrize(
     ("delivered", "why"),
     [
-        (batch([0.0, 1.0]), "It has 2 sequences; the run's batches have 4."),
-        (batch([0.0, 1.0], [0.0, 1.0], [1.0]), "It has 5 sequences; the run's batches have 4."),
+        (batch([0.0, 1.0]), "It has 2 rollouts; the run's batches have 4."),
+        (batch([0.0, 1.0], [0.0, 1.0], [1.0]), "It has 5 rollouts; the run's batches have 4."),
         (replace(batch(WHOLE), run_id="r2"), "It is of run r2."),
         (replace(batch(WHOLE), run_id=""), "It is of a trainer that named no run."),
     ],

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from halteres.config.settings import TrainerSettings
+from halteres.config.settings import Settings, TrainerSettings
 from halteres.errors import InvalidData
 from halteres.models import TINY, builtin_path
 from halteres.observe.metrics import read_rows
@@ -37,7 +37,7 @@ async def run(
     server = FakeServer(lambda version: batch(*scores, version=version))
     registration = replace(REGISTRATION, batch_size=sum(map(len, scores)))
     source = Trajectories(server, registration, stopping(folder))
-    return await train(policy, source, Report(RunFolder(folder)), config, done)
+    return await train(policy, source, Report(RunFolder(folder)), Settings(trainer=config), done)
 
 
 def events(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -73,7 +73,7 @@ async def test_steps_that_no_checkpoint_holds_are_kept_when_experience_ends(tmp_
     server = FakeServer(lambda version: next(batches, None))
     source = Trajectories(server, REGISTRATION, stopping(tmp_path), patience_s=0.1)
     with pytest.raises(NoExperience):
-        await train(policy, source, report, CONFIG)
+        await train(policy, source, report, Settings(trainer=CONFIG))
     for _ in range(2):  # the second time there is nothing left to keep
         await keep(policy, report)
     assert [row["name"] for row in read_rows(tmp_path / "checkpoints.jsonl")] == ["step-000002", "step-000003"]
@@ -178,7 +178,7 @@ async def test_what_counts_as_success_is_the_runs_threshold(tmp_path: Path) -> N
     server = FakeServer(lambda version: batch([0.25, 0.5], [0.75, 1.0], version=version))
     source = Trajectories(server, REGISTRATION, stopping(tmp_path))
     report = Report(RunFolder(tmp_path), success_threshold=0.5)
-    await train(FakePolicy(), source, report, TrainerSettings(total_steps=1))
+    await train(FakePolicy(), source, report, Settings(trainer=TrainerSettings(total_steps=1)))
     (row,) = read_rows(tmp_path / "metrics.jsonl")
     assert (row["reward/success"], row["reward/mean"]) == (0.5, 0.625)
 
@@ -204,7 +204,7 @@ async def test_groups_of_an_environment_that_writes_no_rollouts_are_written_from
         FakeServer(lambda _: Batch(groups=(group,))), replace(REGISTRATION, batch_size=2), stopping(tmp_path)
     )
     report = Report(RunFolder(tmp_path), rollouts=Rollouts(rollouts, tokenizer))
-    await train(FakePolicy(), source, report, TrainerSettings(total_steps=1))
+    await train(FakePolicy(), source, report, Settings(trainer=TrainerSettings(total_steps=1)))
     (found,) = [rollouts_of(RunDirectory(tmp_path), step) for step in steps_of(RunDirectory(tmp_path))]
     told = found.rollouts(found.marks)
     assert [(one.completion, one.score, one.finish) for one in told] == [

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from halteres.losses import find_kind
 from halteres.training import learner
-from halteres.training.datums import to_example
 from halteres.training.failures import LossNotFinite, RequestRefused, ServiceFailed, VersionsDiffer
 from halteres.training.learner import Promise
 from halteres.training.policy import Policy, _datum, _finite_pass
+
+from .standins import example
 
 
 async def fails(error: Exception) -> None:
@@ -27,7 +29,7 @@ def answer(loss: float, *rows: list[float]) -> Any:
 
 
 def test_an_example_becomes_a_datum_of_equally_long_arrays() -> None:
-    datum = _datum(to_example([5, 6, 7], [1.0, -0.5, -0.25], 2.0))
+    datum = _datum(example([5, 6, 7], [1.0, -0.5, -0.25], 2.0), find_kind("ppo"))
     assert datum.model_input.to_ints() == [5, 6]
     assert {name: data.dtype for name, data in datum.loss_fn_inputs.items()} == {
         "target_tokens": "int64",
@@ -111,13 +113,13 @@ def stepped(**metrics: float) -> Any:
 
 
 def test_the_services_count_of_optimiser_steps_is_held_against_our_own() -> None:
-    policy = Policy(Any, Any, version=4)  # type: ignore[arg-type]  # neither is asked
+    policy = Policy(Any, Any, Any, Any, version=4)  # type: ignore[arg-type]  # none is asked
     assert policy._count(stepped(policy_version__max=5.0)) == 5
     with pytest.raises(VersionsDiffer, match="The service has taken 7 optimiser steps, the trainer counts 6"):
         policy._count(stepped(policy_version__max=7.0))
 
 
 def test_a_service_that_tells_no_count_is_no_matter() -> None:
-    policy = Policy(Any, Any, version=0)  # type: ignore[arg-type]  # neither is asked
+    policy = Policy(Any, Any, Any, Any, version=0)  # type: ignore[arg-type]  # none is asked
     assert policy._count(stepped()) == 1
     assert policy._count(stepped(grad_norm__mean=1.0)) == 2

@@ -44,6 +44,18 @@ async def test_a_group_larger_than_its_environments_is_whole(scene: Scene) -> No
     assert num_sequences(await scene.batch()) == 4
 
 
+async def test_a_rollout_of_several_sequences_counts_once_in_a_batch(scene: Scene) -> None:
+    """Episodes whose prompts do not continue each other are several sequences; `episodes` says which."""
+    await scene.begin(batch_size=2)
+    spans = [[0, 1, 3, 0.0], [1, 1, 3, 0.5], [2, 1, 3, 1.0]]
+    await scene.send(group(3, mark=1, episodes=[0, 0, 1], spans=spans), group(2, mark=2))
+    first = await scene.batch()
+    assert marks(first) == [1]
+    assert (first[0]["episodes"], first[0]["spans"]) == ([0, 0, 1], spans)
+    (second,) = await scene.batch()
+    assert second["tokens"][0][0] == 2 and not {"episodes", "spans"} & {*second}
+
+
 async def test_a_group_larger_than_a_batch_is_set_aside_and_blocks_nobody(scene: Scene) -> None:
     await scene.send(group(8))
     await scene.begin(batch_size=4)
@@ -72,6 +84,12 @@ async def test_a_group_larger_than_a_batch_is_set_aside_and_blocks_nobody(scene:
         ({"env_id": -1}, "env_id"),
         ({"policy_version": [[0, 1]]}, "policy_version"),
         ({"policy_version": [[2, 1], [1, 1]]}, "policy_version"),
+        ({"episodes": [0]}, "episodes"),
+        ({"episodes": [0, 2]}, "episodes"),
+        ({"episodes": [1, 0]}, "episodes"),
+        ({"spans": [[2, 0, 1, 0.0]]}, "spans"),
+        ({"spans": [[0, 1, 4, 0.0]]}, "spans"),
+        ({"spans": [[0, 1, 1, 0.0]]}, "spans"),
     ],
 )
 async def test_a_group_that_cannot_train_is_set_aside_and_said(scene: Scene, spoiled: dict, code: str) -> None:

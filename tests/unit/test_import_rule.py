@@ -19,6 +19,7 @@ SOURCE = Path(halteres.__file__).parent
 FREE = (
     "errors",
     "types",
+    "losses",
     "text",
     "process",
     "loopback",
@@ -51,9 +52,10 @@ NOT = {"runs": ("agent", "dashboard", "cli"), "agent": ("cli", "dashboard"), "ag
 FOUNDATION = {
     "types": (),
     "errors": (),
+    "losses": ("errors",),
     "files": (),
     "models": ("models", "errors", "files"),
-    "config": ("config", "errors", "files", "models", "process"),
+    "config": ("config", "errors", "files", "losses", "models", "process"),
     "text": ("errors",),
     "process": ("config", "errors", "redaction"),
     "loopback": ("errors",),

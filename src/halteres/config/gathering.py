@@ -229,5 +229,8 @@ def _kind(value: Any) -> str:
 def _problems_of(section: str, error: ValidationError) -> Iterator[Problem]:
     for detail in error.errors(include_url=False):
         rule = TEXT if detail["type"] == "string_type" else detail["msg"].replace("Input should be", "must be")
-        path = ".".join(str(part) for part in detail["loc"][:1])
-        yield Problem(field=f"{section}.{path}".rstrip("."), got=detail["input"], rule=rule)
+        facts = detail.get("ctx", {})
+        path = ".".join(str(part) for part in detail["loc"][:1]) or str(facts.get("field", ""))
+        got = facts.get("got") if "got" in facts else detail["input"]
+        guess = facts.get("did_you_mean")
+        yield Problem(field=f"{section}.{path}".rstrip("."), got=got, rule=rule, did_you_mean=guess)

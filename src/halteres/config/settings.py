@@ -14,15 +14,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from halteres.config import environ
+from halteres.errors import InvalidData, nearest
+from halteres.losses import CUSTOM, LOSSES, complete_settings, find_kind
 from halteres.models import TINY
+
+TRAINABLE = tuple(name for name in LOSSES if name != CUSTOM)
+"""Losses that a run can be trained with."""
 
 SinkName = Literal["wandb", "trackio", "tensorboard"]
 """Where metrics can be forwarded to (`observe.sinks`)."""
+
+
+Estimator = Literal[
+    "group_std",
+    "group_mean",
+    "rloo",
+    "reinforce",
+    "rebn",
+    "rebn_per_environment",
+    "rebn_leave_one_out",
+    "turn_mean",
+]
+"""How advantages are made of rewards (`training.advantages` has the formulas and their papers)."""
+
+Weighting = Literal["token", "turn", "episode"]
+"""What counts the same in the loss, however many tokens it has."""
 
 
 def default_name(environment: str, run_id: str) -> str:
@@ -129,24 +151,78 @@ class TrainerSettings(Section):
         40
     )
     lora_rank: Annotated[int, Field(ge=1, le=512, description="rank of the LoRA adapter that is trained")] = 16
-    learning_rate: Annotated[float, Field(gt=0, le=1, description="step size of Adam, the same at every step")] = 1.5e-3
+    learning_rate: Annotated[float, Field(gt=0, le=1, description="largest step size of Adam")] = 1.5e-3
+    schedule: Annotated[
+        Literal["constant", "linear", "cosine"],
+        Field(description="how the learning rate goes on after the warm-up: as it is, or down towards 0"),
+    ] = "constant"
+    warmup_steps: Annotated[
+        int, Field(ge=0, description="optimiser steps over which the learning rate rises to its largest")
+    ] = 0
     beta1: Annotated[float, Field(ge=0, lt=1, description="Adam's decay of the mean gradient, per step")] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1, description="Adam's decay of the mean squared gradient, per step")] = 0.95
     adam_eps: Annotated[float, Field(gt=0, description="Adam's epsilon, added to the divisor of a step")] = 1e-8
     grad_clip_norm: Annotated[float, Field(ge=0, description="largest global norm of the gradient; 0: no clipping")] = (
         0.0
     )
-    loss: Annotated[Literal["importance_sampling"], Field(description="loss that the policy is trained with")] = (
-        "importance_sampling"
-    )
+    loss: Annotated[
+        str,
+        Field(
+            description="loss that the policy is trained with: importance_sampling, ppo, cispo, gspo, dro,"
+            " stable_reinforce or cross_entropy"
+        ),
+    ] = "importance_sampling"
+    loss_config: Annotated[
+        dict[str, float],
+        Field(description="settings of the loss, e.g. {clip_high_threshold: 1.28}; default: the loss's own"),
+    ] = {}
+    epochs: Annotated[int, Field(ge=1, le=100, description="times that each batch is gone through")] = 1
+    minibatches: Annotated[
+        int, Field(ge=1, le=1024, description="optimiser steps that each time through a batch is divided into")
+    ] = 1
     advantage: Annotated[
-        Literal["group_std", "group_mean"],
-        Field(description="score minus the group's mean; group_std also divides by the group's standard deviation"),
+        Estimator | Literal["environment"],
+        Field(
+            description="how advantages are made: of episodes' scores within a group (group_std, group_mean, rloo), of"
+            " turns' returns (reinforce, rebn, rebn_per_environment, rebn_leave_one_out, turn_mean), or by the"
+            " environment itself"
+        ),
     ] = "group_std"
+    gamma: Annotated[
+        float, Field(ge=0, le=1, description="what a reward one turn later is worth; for estimators of turns' returns")
+    ] = 1.0
+    turn_rewards: Annotated[
+        Literal["rewards", "states"],
+        Field(description="what the environment's turns report: rewards, or values of the states they led to"),
+    ] = "rewards"
+    weighting: Annotated[
+        Weighting, Field(description="what counts the same in the loss: every token, every turn or every episode")
+    ] = "token"
+    kl_coef: Annotated[
+        float, Field(ge=0, description="weight of the KL divergence from the reference policy, per nat; 0: none")
+    ] = 0.0
+    kl_in: Annotated[
+        Literal["reward", "loss"],
+        Field(description="where the KL penalty counts: in the rewards, before the baselines, or at each token"),
+    ] = "reward"
+    reference: Annotated[
+        Literal["base", "environment"],
+        Field(description="reference policy: the base model, or the ref_logprobs that the environment sends"),
+    ] = "base"
+    correction: Annotated[
+        Literal["none", "truncate", "mask"],
+        Field(description="what becomes of tokens of older versions: their importance is cut at ratio_cap, or masked"),
+    ] = "none"
+    ratio_cap: Annotated[
+        float, Field(gt=1, description="largest ratio of the present policy's probability to the sampler's")
+    ] = 2.0
     max_staleness: Annotated[
         int,
         Field(ge=0, le=64, description="policy versions that a group may be older than the trainer's; 0: on-policy"),
     ] = 0
+    allow_unclipped_staleness: Annotated[
+        bool, Field(description="allow older data with a loss that does not bound the ratio of probabilities")
+    ] = False
     max_token_trainer_length: Annotated[
         int,
         Field(ge=8, description="tokens of a sequence, prompt included; longer ones are not trained on, and counted"),
@@ -160,6 +236,43 @@ class TrainerSettings(Section):
             ge=0, description="optimiser steps between evaluations; 0: only before the first step and after the last"
         ),
     ] = 20
+
+    @property
+    def updates_per_batch(self) -> int:
+        """Optimiser steps that one batch may take."""
+        return self.epochs * self.minibatches
+
+    @field_validator("loss")
+    @classmethod
+    def _known_loss(cls, loss: str) -> str:
+        if loss in TRAINABLE:
+            return loss
+        raise _refused("loss", loss, f"must be one of {', '.join(TRAINABLE)}", nearest(loss, TRAINABLE))
+
+    @model_validator(mode="after")
+    def _loss_fits(self) -> Self:
+        try:
+            complete_settings(self.loss, self.loss_config)
+        except InvalidData as error:
+            raise _refused("loss_config", self.loss_config, error.sentence) from error
+        if self.warmup_steps >= self.total_steps:
+            raise _refused("warmup_steps", self.warmup_steps, f"must be below total_steps ({self.total_steps})")
+        drifts = self.updates_per_batch > 1 or (self.max_staleness > 0 and self.correction == "none")
+        if drifts and not find_kind(self.loss).bounded and not self.allow_unclipped_staleness:
+            field = "minibatches" if self.updates_per_batch > 1 else "max_staleness"
+            rule = (
+                f"the loss {self.loss} does not bound how far the policy may have moved since it sampled; train with "
+                "ppo, cispo or gspo, or set trainer.allow_unclipped_staleness"
+            )
+            raise _refused(field, getattr(self, field), rule)
+        return self
+
+
+def _refused(field: str, got: Any, rule: str, did_you_mean: str | None = None) -> PydanticCustomError:
+    """A setting that breaks a rule beyond its own type, as `config.gathering` tells it."""
+    return PydanticCustomError(
+        "rule", "{rule}", {"rule": rule, "field": field, "got": got, "did_you_mean": did_you_mean}
+    )
 
 
 ENV_WIRING: Mapping[str, str] = {

@@ -14,9 +14,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from halteres.engine.checks import array, check_tokens, check_vocabulary, first, tokens_of
-from halteres.engine.losses import CLIP_HIGH, CLIP_LOW, SEQUENCES, TARGETS, LossKind, find_kind, settled
+from halteres.engine.losses import SEQUENCES, TARGETS, settled
 from halteres.engine.protocol import Array, CustomLoss, Datum, DType, LossSpec, ModelInfo
 from halteres.errors import InvalidData
+from halteres.losses import CLIP_HIGH, CLIP_LOW, LossKind, find_kind
 
 MAX_TARGETS = 256
 """Targets of one token."""

@@ -1,68 +1,23 @@
-"""The losses by name: what each reads, which settings it has, what they are where a request says nothing.
+"""A loss as a request asks for it: settings checked and completed, a custom graph checked.
 
-Owns: that table and the sentences about names and settings; formulas are each engine's own.
+Owns: names that engines share beside those of `halteres.losses`.
 Never: looks at data (`datums` does), computes.
-
-Source: the Tinker API's losses. Two defaults are not public and ours: dro's beta (the documentation's example), and
-gspo's thresholds, which are those of its paper (arXiv 2507.18071, section 5.1: 3e-4 and 4e-4 about 1).
-Thresholds are ratios, not distances from 1. Of stable_reinforce only the name, the inputs and the setting kl_coeff are
-public; the formula is ours.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from halteres.engine.graphs.checked import check_custom
-from halteres.engine.protocol import STABLE_REINFORCE, LossSpec
-from halteres.errors import InvalidData, nearest
+from halteres.engine.protocol import LossSpec
+from halteres.errors import InvalidData
+from halteres.losses import CUSTOM, complete_settings
 
 TARGETS = "target_tokens"
-CLIP_LOW, CLIP_HIGH = "clip_low_threshold", "clip_high_threshold"
-CUSTOM = "custom"
 MAX_SEQUENCE_RATIO = 2.0
 """Above it stable_reinforce weighs a sequence no more."""
 SEQUENCES = "sampled_sequences"
 """Int32 among a loss's inputs: `Datum.sequences`, or who has none, 1 where a token seems sampled."""
-
-_SAMPLED = ("logprobs", "advantages")
-
-
-@dataclass(frozen=True, slots=True)
-class LossKind:
-    """What a loss reads."""
-
-    inputs: tuple[str, ...]  # float32, beside target_tokens
-    config: Mapping[str, float] = field(default_factory=dict[str, float])  # its settings and their defaults; none < 0
-    wide: bool = False  # K targets per token are understood
-    sequences: bool = False  # it reads which sampled sequence a target belongs to
-
-    @property
-    def clips(self) -> bool:
-        """The thresholds are settings, and per-token inputs that win over them."""
-        return CLIP_LOW in self.config
-
-
-def _clipped(inputs: tuple[str, ...], low: float, high: float) -> LossKind:
-    return LossKind(inputs, {CLIP_LOW: low, CLIP_HIGH: high})
-
-
-LOSSES: Mapping[str, LossKind] = MappingProxyType(
-    {
-        "cross_entropy": LossKind(("weights",), wide=True),
-        "importance_sampling": LossKind(_SAMPLED),
-        "ppo": _clipped(_SAMPLED, 0.8, 1.2),
-        "cispo": _clipped(_SAMPLED, 0.0, 4.0),
-        "dro": LossKind(_SAMPLED, {"beta": 0.05}),
-        "gspo": _clipped((*_SAMPLED, "sequence_ratio_mask"), 1 - 3e-4, 1 + 4e-4),
-        STABLE_REINFORCE: LossKind(_SAMPLED, {"kl_coeff": 0.0}, sequences=True),
-        CUSTOM: LossKind((), wide=True),
-    }
-)
-"""Every loss that is computed. Each engine maps these names to its own formulas."""
 
 
 def settled(spec: LossSpec) -> Mapping[str, float]:
@@ -71,42 +26,9 @@ def settled(spec: LossSpec) -> Mapping[str, float]:
     Raises:
         InvalidData: there is no such loss, or a setting is unknown or unusable; the message names it.
     """
-    kind = find_kind(spec.name)
-    for key, value in spec.config.items():
-        _check_setting(spec.name, kind, key, value)
-    config = {**kind.config, **spec.config}
-    if kind.clips and config[CLIP_LOW] > config[CLIP_HIGH]:
-        raise InvalidData(
-            f"{CLIP_LOW} is {config[CLIP_LOW]:g}, above {CLIP_HIGH}, which is {config[CLIP_HIGH]:g}.",
-            "Both are ratios, not distances from 1.",
-            f"The defaults of {spec.name} are {kind.config[CLIP_LOW]:g} and {kind.config[CLIP_HIGH]:g}; give both.",
-        )
+    settings = complete_settings(spec.name, spec.config)
     _check_graph(spec)
-    return config
-
-
-def find_kind(name: str) -> LossKind:
-    """The loss of this name.
-
-    Raises:
-        InvalidData: there is none; the message names those that there are.
-    """
-    if name in LOSSES:
-        return LOSSES[name]
-    guess, known = nearest(name, LOSSES), sorted(LOSSES)
-    hint = f"Did you mean '{guess}'?" if guess else ""
-    why = f"There are: {', '.join(known)}."
-    raise InvalidData(f"There is no loss '{name}'.", why, hint, did_you_mean=guess, allowed=known)
-
-
-def _check_setting(name: str, kind: LossKind, key: str, value: float) -> None:
-    if key not in kind.config:
-        known = f"It has: {', '.join(kind.config)}." if kind.config else "It has none."
-        raise InvalidData(
-            f"The loss {name} has no setting '{key}'.", known, "Leave it out.", did_you_mean=nearest(key, kind.config)
-        )
-    if not math.isfinite(value) or value < 0:
-        raise InvalidData(f"The setting '{key}' is {value}.", f"{name} needs a finite number of at least 0.")
+    return settings
 
 
 def _check_graph(spec: LossSpec) -> None:

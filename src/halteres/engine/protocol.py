@@ -22,9 +22,6 @@ class EngineGone(NotReady):
     """The engine that was asked has ended: another may be asked, and holds nothing of what this one held."""
 
 
-STABLE_REINFORCE = "stable_reinforce"
-"""The loss that is computed by a formula of ours, for the hosted service's is not public."""
-
 DType = Literal["float32", "int64", "int32"]
 
 MergedType = Literal["base", "float32"]

@@ -65,7 +65,7 @@ async def run(folder: RunFolder) -> None:
     await trajectories.register()
     stopping.start_clock()
     try:
-        done = await train(policy, trajectories, report, settings.trainer, done)
+        done = await train(policy, trajectories, report, settings, done)
     except (NoExperience, BatchNotOurs):
         await keep(policy, report)  # the service is well: what was learnt need not be lost with the environment
         raise

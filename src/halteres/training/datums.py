@@ -4,39 +4,54 @@ Owns: the shift by one token, the mask, which sequences are worth a pass.
 Never: pads, truncates, tokenises; talks to a service.
 
 A sequence of T tokens becomes N = T - 1 rows: row i predicts token i + 1. A context token is known by its
-log-probability, which is the sentinel 1.0; its advantage is 0, and so it moves nothing. The group's masks must agree.
+log-probability, which is the sentinel 1.0 (where there are none, by its mask); its advantage is 0, and so it moves
+nothing. The group's masks must agree. S sequences of a batch, K turns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from halteres.config.settings import Weighting
 from halteres.errors import InvalidData
-from halteres.training.advantages import FloatArray
+from halteres.losses import SEQUENCE_RATIO_MASK, LossKind
+from halteres.training.turns import FloatArray, Turns, action_mask
 from halteres.types import CONTEXT_LOGPROB, MASKED, Batch, Group
 
 MEND = "Mend the environment, then resume from the last checkpoint."
 
+Row = NDArray[np.float32]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One training example of N rows."""
+    """One sequence of N rows, as a loss reads it."""
 
     tokens_N: NDArray[np.int64]  # model input: the sequence without its last token
     targets_N: NDArray[np.int64]  # the sequence without its first
-    logprobs_N: NDArray[np.float32]  # of the targets, as the sampler gave them; 0 on context
-    advantages_N: NDArray[np.float32]  # 0 on context
+    logprobs_N: Row  # of the targets, as the sampler gave them; 0 on context
+    advantages_N: Row  # 0 on context
     actions_N: NDArray[np.bool_]  # the target was sampled by the policy
     versions: tuple[int, int] | None  # smallest and largest policy version that wrote it; None if untagged
 
-    @property
-    def moves(self) -> bool:
-        """True where some advantage is not 0: only then can the example move a weight."""
-        return bool(self.advantages_N.any())
+    def moves(self, loss: LossKind, config: Mapping[str, float]) -> bool:
+        """True where it can move a weight: it has an advantage, or the loss pulls sampled tokens without one."""
+        pulled = bool(loss.pull) and config.get(loss.pull, loss.config[loss.pull]) > 0
+        return bool(self.advantages_N.any()) or (pulled and bool(self.actions_N.any()))
+
+    def inputs(self, loss: LossKind) -> dict[str, Row]:
+        """What the loss reads beside the targets, N of each, by the names that the Tinker API gives them."""
+        known = {
+            "logprobs": self.logprobs_N,
+            "advantages": self.advantages_N,
+            "weights": self.advantages_N,
+            SEQUENCE_RATIO_MASK: self.actions_N.astype(np.float32),
+        }
+        return {name: known[name] for name in loss.inputs}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,75 +60,129 @@ class Examples:
 
     kept: tuple[Example, ...]
     too_long: int  # sequences longer than the trainer takes
-    without_signal: int  # sequences whose every advantage is 0
+    without_signal: int  # sequences that can move no weight
 
 
-def to_examples(batch: Batch, advantages: Sequence[FloatArray], max_length: int) -> Examples:
+def to_sequences(batch: Batch, loss: LossKind) -> tuple[Example, ...]:
+    """The sequences of a batch, shifted and masked, S of them, without advantages.
+
+    Raises:
+        InvalidData: a group has no log-probabilities and the loss reads them, lengths differ, or masks and
+            log-probabilities disagree.
+    """
+    for index, group in enumerate(batch.groups):
+        _check(group, index, needs_logprobs="logprobs" in loss.inputs)
+    return tuple(_sequence(group, i) for group in batch.groups for i in range(len(group.tokens)))
+
+
+def to_examples(
+    sequences: Sequence[Example],
+    advantages_S: Sequence[FloatArray],
+    max_length: int,
+    loss: LossKind,
+    config: Mapping[str, float],
+) -> Examples:
     """The examples of a batch that can move weights.
 
     Args:
-        batch: groups in order.
-        advantages: one array per group, one number per sequence.
+        sequences: of the batch, in order.
+        advantages_S: of each sequence's tokens, shape (T,); what they say of context is not looked at.
         max_length: longest sequence in tokens; longer ones are left out and counted.
-
-    Raises:
-        InvalidData: a group has no log-probabilities, lengths differ, or masks and log-probabilities disagree.
+        loss: what reads them, with its settings.
     """
-    kept: list[Example] = []
-    too_long = without_signal = 0
-    for tokens, logprobs, advantage, versions in _sequences(batch, advantages):
-        if len(tokens) > max_length:
-            too_long += 1
-            continue
-        example = to_example(tokens, logprobs, advantage, versions)
-        if example.moves:
-            kept.append(example)
-        else:
-            without_signal += 1
-    return Examples(kept=tuple(kept), too_long=too_long, without_signal=without_signal)
+    fitting = [
+        (sequence, advantages_T)
+        for sequence, advantages_T in zip(sequences, advantages_S, strict=True)
+        if len(sequence.tokens_N) < max_length
+    ]
+    examples = [
+        replace(sequence, advantages_N=np.where(sequence.actions_N, advantages_T[1:], 0.0).astype(np.float32))
+        for sequence, advantages_T in fitting
+    ]
+    kept = tuple(example for example in examples if example.moves(loss, config))
+    return Examples(kept=kept, too_long=len(sequences) - len(fitting), without_signal=len(fitting) - len(kept))
 
 
-def to_example(
-    tokens: Sequence[int], logprobs: Sequence[float], advantage: float, versions: tuple[int, int] | None = None
+def spread(
+    turns: Turns, advantages_K: FloatArray, sequences: Sequence[Example], weighting: Weighting = "token"
+) -> tuple[FloatArray, ...]:
+    """Advantages of turns as advantages of tokens, S arrays of shape (T,).
+
+    Args:
+        turns: of the batch.
+        advantages_K: one per turn.
+        sequences: of the batch, in order.
+        weighting: what counts the same in the loss, which sums over tokens. "token": every token of an action has its
+            turn's advantage. "turn", "episode": the tokens of a turn or an episode share what one token of average
+            length would have, so that long ones weigh no more than short ones (GRPO's 1/|o| is "episode").
+    """
+    lengths_K = np.array([_num_actions(sequences[span.sequence], span.start, span.stop) for span in turns.spans_K])
+    shared_K = advantages_K * _weights(turns, lengths_K, weighting)
+    advantages_S = tuple(np.zeros(len(sequence.tokens_N) + 1) for sequence in sequences)
+    for span, advantage in zip(turns.spans_K, shared_K, strict=True):
+        advantages_S[span.sequence][span.start : span.stop] = advantage
+    return advantages_S
+
+
+def _weights(turns: Turns, lengths_K: NDArray[np.int64], weighting: Weighting) -> FloatArray:
+    if weighting == "token" or not lengths_K.size:
+        return np.ones(len(lengths_K))
+    part_K = np.arange(len(lengths_K)) if weighting == "turn" else turns.episode_K
+    length_P = np.bincount(part_K, lengths_K)
+    used_P = length_P[length_P > 0]
+    return used_P.mean() / np.maximum(1, length_P[part_K]) if used_P.size else np.ones(len(lengths_K))
+
+
+def _num_actions(sequence: Example, start: int, stop: int) -> int:
+    """Sampled tokens among tokens `start` to `stop`; token i is the target of row i - 1."""
+    return int(sequence.actions_N[max(0, start - 1) : max(0, stop - 1)].sum())
+
+
+def _sequence(group: Group, i: int) -> Example:
+    return to_sequence(
+        group.tokens[i],
+        group.logprobs[i] if group.logprobs else np.zeros(len(group.tokens[i])),
+        action_mask(group, i),
+        group.versions[i] if group.versions else None,
+    )
+
+
+def to_sequence(
+    tokens: Sequence[int],
+    logprobs: Sequence[float] | FloatArray,
+    actions_T: NDArray[np.bool_],
+    versions: tuple[int, int] | None = None,
 ) -> Example:
-    """One sequence, shifted and masked. Source: tinker-atropos; the sentinel 1.0 is the mask.
+    """One sequence, shifted and masked, without advantages. Source: tinker-atropos.
 
-    >>> example = to_example([5, 6, 7], [1.0, -0.5, -0.25], 2.0)
-    >>> example.tokens_N.tolist(), example.targets_N.tolist(), example.advantages_N.tolist()
-    ([5, 6], [6, 7], [2.0, 2.0])
+    >>> example = to_sequence([5, 6, 7], [1.0, -0.5, -0.25], np.array([False, True, True]))
+    >>> example.tokens_N.tolist(), example.targets_N.tolist(), example.logprobs_N.tolist()
+    ([5, 6], [6, 7], [-0.5, -0.25])
     """
     tokens_T = np.asarray(tokens, dtype=np.int64)
     logprobs_N = np.asarray(logprobs, dtype=np.float64)[1:]
-    actions_N = logprobs_N != CONTEXT_LOGPROB
+    actions_N = actions_T[1:]
     return Example(
         tokens_N=tokens_T[:-1],
         targets_N=tokens_T[1:],
         logprobs_N=np.where(actions_N, logprobs_N, 0.0).astype(np.float32),
-        advantages_N=np.where(actions_N, advantage, 0.0).astype(np.float32),
+        advantages_N=np.zeros(len(actions_N), dtype=np.float32),
         actions_N=actions_N,
         versions=versions,
     )
 
 
-def _sequences(
-    batch: Batch, advantages: Sequence[FloatArray]
-) -> Iterator[tuple[Sequence[int], Sequence[float], float, tuple[int, int] | None]]:
-    for index, (group, advantages_G) in enumerate(zip(batch.groups, advantages, strict=True)):
-        _check(group, index)
-        for i, tokens in enumerate(group.tokens):
-            muted = bool(group.overrides) and bool(group.overrides[i].get("set_advantage_to_zero"))
-            versions = group.versions[i] if group.versions else None
-            yield tokens, group.logprobs[i], 0.0 if muted else float(advantages_G[i]), versions
-
-
-def _check(group: Group, index: int) -> None:
+def _check(group: Group, index: int, *, needs_logprobs: bool) -> None:
     """An environment of anybody's may have made the group; the trainer says what it lacks."""
+    if not group.logprobs and not needs_logprobs and len(group.masks) == len(group.tokens):
+        return
     if len(group.logprobs) != len(group.tokens):
         raise InvalidData(
             f"Group {index} of the batch has {len(group.tokens)} sequences and log-probabilities for "
             f"{len(group.logprobs)}.",
-            "Importance sampling needs the sampler's log-probability of every token.",
-            "Let the environment send inference_logprobs (with atroposlib: server_type sglang and a managed server).",
+            "This loss needs the sampler's log-probability of every token.",
+            "Let the environment send inference_logprobs (with atroposlib: server_type sglang and a managed server), "
+            "or train with trainer.loss cross_entropy, which needs none.",
         )
     for i, (tokens, logprobs) in enumerate(zip(group.tokens, group.logprobs, strict=True)):
         if len(tokens) != len(logprobs) or not np.isfinite(logprobs).all():

@@ -123,8 +123,8 @@ def check_source(batch: Batch, registration: TrainerRegistration) -> None:
     """BatchNotOurs where a batch is of another run than registered, or of another size."""
     if batch.run_id not in (None, registration.run_id):
         why = f"It is of {f'run {batch.run_id}' if batch.run_id else 'a trainer that named no run'}."
-    elif batch.num_sequences != registration.batch_size:
-        why = f"It has {batch.num_sequences} sequences; the run's batches have {registration.batch_size}."
+    elif batch.num_rollouts != registration.batch_size:
+        why = f"It has {batch.num_rollouts} rollouts; the run's batches have {registration.batch_size}."
     else:
         return
     raise BatchNotOurs(
@@ -180,7 +180,7 @@ def registration_of(settings: Settings, wiring: Wiring, folder: Path, done: int)
     if not isinstance(batch_size, int) or batch_size < 1:
         raise InvalidConfig(
             "The trainer needs env.batch_size.",
-            f"It is {batch_size!r} in settings.json; it counts sequences, and is a multiple of env.group_size.",
+            f"It is {batch_size!r} in settings.json; it counts rollouts, and is a multiple of env.group_size.",
             "Set it, e.g. --set env.batch_size=256.",
             field="env.batch_size",
         )
@@ -190,7 +190,7 @@ def registration_of(settings: Settings, wiring: Wiring, folder: Path, done: int)
         max_token_len=int(settings.env.get("max_token_length", settings.trainer.max_token_trainer_length)),
         starting_step=done,
         num_steps=settings.trainer.total_steps,
-        max_staleness=settings.trainer.max_staleness,
+        max_staleness=settings.trainer.max_staleness * settings.trainer.updates_per_batch,  # in policy versions
         checkpoint_dir=str(folder),
         save_checkpoint_interval=settings.trainer.checkpoint_every,
     )

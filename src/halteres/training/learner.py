@@ -12,11 +12,8 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from halteres.errors import HalteresError
-from halteres.training.datums import Example
+from halteres.training.datums import Example, Row
 from halteres.training.failures import LossNotFinite, RequestRefused, ServiceFailed
 
 T = TypeVar("T")
@@ -30,7 +27,7 @@ class Pass:
     """What a forward-backward pass answered."""
 
     loss: float  # summed over tokens
-    logprobs: tuple[NDArray[np.float32], ...]  # per example, N: of its targets, before the step
+    logprobs: tuple[Row, ...]  # per example, N: of its targets, before the step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +98,15 @@ class Learner(Protocol):
         """Accumulate the gradient of the loss summed over tokens. Awaiting it may raise LossNotFinite."""
         ...
 
-    def optim_step(self) -> Promise[int]:
+    def forward(self, examples: Sequence[Example]) -> Promise[tuple[Row, ...]]:
+        """The log-probabilities of the examples' targets under the present weights, N of each; no gradient."""
+        ...
+
+    def reference(self, examples: Sequence[Example]) -> Promise[tuple[Row, ...]]:
+        """The same under the base model, which a KL penalty refers to."""
+        ...
+
+    def optim_step(self, learning_rate: float) -> Promise[int]:
         """One optimiser step with what was accumulated; answers the new policy version."""
         ...
 

@@ -8,29 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from halteres.config.settings import TrainerSettings
-from halteres.training.advantages import group_relative
-from halteres.training.datums import Example, to_examples
+from halteres.config.settings import Settings, TrainerSettings
+from halteres.training.datums import Example
 from halteres.training.experience import Trajectories
 from halteres.training.failures import LossNotFinite
 from halteres.training.learner import Learner, Pass
+from halteres.training.objective import Objective
 from halteres.training.report import Report, Step, Timer
+from halteres.training.schedule import learning_rate, minibatches
 
 BASELINE = "step-000000"
 FINAL = "final"
 
 
-async def train(
-    policy: Learner, trajectories: Trajectories, report: Report, config: TrainerSettings, done: int = 0
-) -> int:
-    """Train from step `done` to `config.total_steps`, or until an end is asked for; answers the last step."""
-    timer = Timer()
+async def train(policy: Learner, trajectories: Trajectories, report: Report, settings: Settings, done: int = 0) -> int:
+    """Train from step `done` to `trainer.total_steps`, or until an end is asked for; answers the last step."""
+    config, timer = settings.trainer, Timer()
+    objective = Objective(config, policy)
     async for step, batch in trajectories.batches(range(done + 1, config.total_steps + 1), lambda: policy.version):
         timer.lap("batch")
-        version = policy.version
-        advantages = group_relative([group.scores for group in batch.groups], config.advantage)
-        examples = to_examples(batch, advantages, config.max_token_trainer_length)
-        passed = await learn(policy, examples.kept, report, step)
+        version, rate = policy.version, learning_rate(config, step)
+        training_batch = await objective.training_batch(batch)
+        passes = [
+            await learn(policy, examples, rate, report, step)
+            for examples in minibatches(training_batch.examples.kept, config, settings.run.seed, step)
+        ]
         timer.lap("train")
         await policy.publish()
         timer.lap("publish")
@@ -38,18 +40,17 @@ async def train(
             Step(
                 number=step,
                 version=version,
-                learning_rate=config.learning_rate,
+                learning_rate=rate,
                 batch=batch,
-                advantages=advantages,
-                examples=examples,
-                passed=passed,
+                training_batch=training_batch,
+                passes=passes,
                 update_norm=policy.update_norm,
                 seconds=timer.take(),
             )
         )
         if checkpoint_due(step, config):
             report.checkpoint(await policy.save(checkpoint_name(step), step))
-            timer.lap("checkpoint")  # told in the next step's row
+            timer.lap("checkpoint")  # part of the next step's row
         done = step
     return done
 
@@ -60,19 +61,19 @@ def checkpoint_due(step: int, config: TrainerSettings) -> bool:
     return step < config.total_steps and any(period and step % period == 0 for period in periods)
 
 
-async def learn(policy: Learner, examples: Sequence[Example], report: Report, step: int) -> Pass | None:
-    """One optimiser step; None where there is nothing to learn from (Adam's momentum alone must not move weights)."""
-    if not examples:
-        return None
+async def learn(
+    policy: Learner, examples: Sequence[Example], rate: float, report: Report, step: int
+) -> tuple[Sequence[Example], Pass]:
+    """One optimiser step. Without examples none is taken: Adam's momentum alone must not move weights."""
     passed = policy.forward_backward(examples)
-    stepped = policy.optim_step()  # both promised before either is awaited
+    stepped = policy.optim_step(rate)  # both promised before either is awaited
     try:
         outcome = await passed
         await stepped  # refuses a gradient that is not finite
     except LossNotFinite as error:
         report.diverged(step, error.what)
         raise
-    return outcome
+    return examples, outcome
 
 
 async def open_to_environments(policy: Learner, report: Report, *, fresh: bool) -> None:

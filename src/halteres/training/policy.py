@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -17,7 +17,8 @@ import numpy as np
 
 from halteres.config.settings import TrainerSettings
 from halteres.errors import NotReady, boundary
-from halteres.training.datums import Example
+from halteres.losses import LossKind, find_kind
+from halteres.training.datums import Example, Row
 from halteres.training.failures import LossNotFinite, ServiceFailed, VersionsDiffer
 from halteres.training.folder import Wiring
 from halteres.training.learner import Checkpoint, Pass, Promise
@@ -40,8 +41,17 @@ UP_S = 120.0  # for the service to load its model
 class Policy:
     """One LoRA adapter in training: the `Learner` of a run. Make it with `create` or `resume`."""
 
-    def __init__(self, client: tinker.TrainingClient, settings: TrainerSettings, version: int) -> None:
-        self._client, self._settings, self._version = client, settings, version
+    def __init__(
+        self,
+        service: tinker.ServiceClient,
+        client: tinker.TrainingClient,
+        wiring: Wiring,
+        settings: TrainerSettings,
+        version: int,
+    ) -> None:
+        self._service, self._client, self._wiring = service, client, wiring
+        self._settings, self._version = settings, version
+        self._reference: tinker.TrainingClient | None = None
         self._update_norm: float | None = None
 
     @classmethod
@@ -55,14 +65,16 @@ class Policy:
         call = service.create_lora_training_client(
             wiring.base_model, rank=settings.lora_rank, seed=seed, user_metadata=_marks(wiring)
         )
-        return cls(await Promise(call, "create_model", _same), settings, version=0)
+        client = await Promise(call, "create_model", _same)
+        return cls(service, client, wiring, settings, version=0)
 
     @classmethod
     async def resume(cls, wiring: Wiring, settings: TrainerSettings, state_path: str, version: int) -> Policy:
         """The adapter of a checkpoint with its optimiser, which had taken `version` steps. Raises as `create`."""
         service = await _connect(wiring)
         call = service.create_training_client_from_state_with_optimizer(state_path, user_metadata=_marks(wiring))
-        return cls(await Promise(call, "load_weights", _same), settings, version)
+        client = await Promise(call, "load_weights", _same)
+        return cls(service, client, wiring, settings, version)
 
     @property
     def version(self) -> int:
@@ -79,15 +91,32 @@ class Policy:
 
         Awaiting it raises LossNotFinite where the loss or a log-probability is NaN or infinite.
         """
-        call = self._client.forward_backward([_datum(example) for example in examples], self._settings.loss)
+        loss = find_kind(self._settings.loss)
+        data = [_datum(example, loss) for example in examples]
+        call = self._client.forward_backward(data, self._settings.loss, self._settings.loss_config or None)  # type: ignore[arg-type]  # any loss that the service knows
         return Promise(call, "forward_backward", _finite_pass)
 
-    def optim_step(self) -> Promise[int]:
+    def forward(self, examples: Sequence[Example]) -> Promise[tuple[Row, ...]]:
+        """The log-probabilities of the examples' targets under the present weights, N of each."""
+        return Promise(_forward(self._client, examples), "forward", _rows)
+
+    def reference(self, examples: Sequence[Example]) -> Promise[tuple[Row, ...]]:
+        """The same under the base model: a fresh adapter of rank 1 adds nothing to it, for its B is 0."""
+        return Promise(self._of_reference(examples), "forward", _rows)
+
+    async def _of_reference(self, examples: Sequence[Example]) -> Any:
+        reference = self._reference
+        if reference is None:
+            call = self._service.create_lora_training_client(self._wiring.base_model, rank=1)
+            reference = self._reference = await Promise[Any](call, "create_model", _same)
+        return await _forward(reference, examples)
+
+    def optim_step(self, learning_rate: float) -> Promise[int]:
         """One Adam step with what was accumulated; answers the new policy version."""
         import tinker
 
         adam = tinker.AdamParams(
-            learning_rate=self._settings.learning_rate,
+            learning_rate=learning_rate,
             beta1=self._settings.beta1,
             beta2=self._settings.beta2,
             eps=self._settings.adam_eps,
@@ -151,22 +180,24 @@ def _same(answer: Any) -> Any:
     return answer
 
 
-def _datum(example: Example) -> tinker.Datum:
+def _datum(example: Example, loss: LossKind) -> tinker.Datum:
     import tinker
 
     return tinker.Datum(
         model_input=tinker.ModelInput.from_ints(example.tokens_N.tolist()),
-        loss_fn_inputs={  # type: ignore[arg-type]  # the SDK turns arrays into TensorData itself
-            "target_tokens": example.targets_N,
-            "logprobs": example.logprobs_N,
-            "advantages": example.advantages_N,
-        },
+        loss_fn_inputs={"target_tokens": example.targets_N, **example.inputs(loss)},  # type: ignore[arg-type]  # the SDK turns arrays into TensorData itself
     )
+
+
+def _forward(client: tinker.TrainingClient, examples: Sequence[Example]) -> Awaitable[Any]:
+    """cross_entropy reads no log-probabilities, and answers those of the targets, whatever their weights."""
+    kind = find_kind("cross_entropy")
+    return client.forward([_datum(example, kind) for example in examples], "cross_entropy")
 
 
 def _finite_pass(answer: tinker.ForwardBackwardOutput) -> Pass:
     loss = float(answer.metrics.get("loss:sum", np.nan))
-    logprobs = tuple(output["logprobs"].to_numpy().astype(np.float32).reshape(-1) for output in answer.loss_fn_outputs)
+    logprobs = _rows(answer)
     if not np.isfinite(loss) or not all(np.isfinite(row).all() for row in logprobs):
         raise LossNotFinite(
             f"The loss is {loss}" + ("." if not np.isfinite(loss) else ", but a log-probability is not finite."),
@@ -174,6 +205,10 @@ def _finite_pass(answer: tinker.ForwardBackwardOutput) -> Pass:
             "Resume from the last checkpoint with a lower trainer.learning_rate.",
         )
     return Pass(loss=loss, logprobs=logprobs)
+
+
+def _rows(answer: tinker.ForwardBackwardOutput) -> tuple[Row, ...]:
+    return tuple(output["logprobs"].to_numpy().astype(np.float32).reshape(-1) for output in answer.loss_fn_outputs)
 
 
 def _path(answer: Any) -> str:

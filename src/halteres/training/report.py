@@ -17,11 +17,13 @@ import numpy as np
 from halteres.observe.metrics import append_row
 from halteres.redaction import Redactor
 from halteres.training import agreement
-from halteres.training.advantages import FloatArray, is_degenerate
-from halteres.training.datums import Examples
+from halteres.training.advantages import is_degenerate
+from halteres.training.datums import Example
 from halteres.training.folder import RunFolder
 from halteres.training.learner import Checkpoint, Pass
+from halteres.training.objective import TrainingBatch
 from halteres.training.rollouts import Rollouts
+from halteres.training.turns import FloatArray, Turns
 from halteres.types import CONTEXT_LOGPROB, Batch
 
 logger = logging.getLogger(__name__)
@@ -35,9 +37,8 @@ class Step:
     version: int  # policy version before the step
     learning_rate: float
     batch: Batch
-    advantages: Sequence[FloatArray]
-    examples: Examples
-    passed: Pass | None  # None: nothing could move a weight, the step was skipped
+    training_batch: TrainingBatch
+    passes: Sequence[tuple[Sequence[Example], Pass]]  # of each optimiser step; none: nothing could move a weight
     update_norm: float | None = None  # of the adapter's update after the step, relative to the base weights
     seconds: dict[str, float]  # by phase
 
@@ -108,7 +109,7 @@ class Report:
             step.number,
             metrics["reward/mean"],
             step.seconds["step"],
-            "" if step.passed else " Skipped: all scores of each group are equal, nothing can be learnt from them.",
+            "" if step.passes else " Skipped: no advantage differs from 0, nothing can be learnt from this batch.",
         )
         self.unsaved_step = step.number
 
@@ -139,26 +140,28 @@ def metrics_of(step: Step, success_threshold: float = 0.0) -> agreement.Metrics:
         step: the step.
         success_threshold: a score above it is a success.
     """
-    logprobs = step.passed.logprobs if step.passed else ()
-    kept = step.examples.kept if step.passed else ()
+    # Later passes start from weights that sampled nothing: the first one shows whether sampler and trainer agree.
+    examples, first = step.passes[0] if step.passes else ((), None)
     counts = _counts(step)
-    loss = step.passed.loss if step.passed else None
+    loss = sum(passed.loss for _, passed in step.passes) if step.passes else None
     return {
         "train/loss": loss,
         "train/loss_per_token": None if loss is None else loss / max(1.0, counts["tokens/trained"] or 0.0),
         "train/learning_rate": step.learning_rate,
-        "train/skipped": 0.0 if step.passed else 1.0,
-        **_rewards(step.batch, success_threshold),
-        **_advantages(step.advantages),
-        **agreement.agreement(kept, logprobs, step.version),
+        "train/updates": float(len(step.passes)),
+        "train/skipped": 0.0 if step.passes else 1.0,
+        **_rewards(step.training_batch.turns, success_threshold),
+        **_advantages(step.training_batch),
+        **_turns(step),
+        **agreement.agreement(examples, first.logprobs if first else (), step.version),
         **counts,
         **{f"time/{phase}": seconds for phase, seconds in step.seconds.items()},
     }
 
 
-def _rewards(batch: Batch, success_threshold: float) -> agreement.Metrics:
-    scores = np.concatenate([np.asarray(group.scores, dtype=np.float64) for group in batch.groups])
-    silent = [is_degenerate(np.asarray(group.scores, dtype=np.float64)) for group in batch.groups]
+def _rewards(turns: Turns, success_threshold: float) -> agreement.Metrics:
+    scores = turns.scores_E
+    silent = [is_degenerate(scores[turns.group_E == group]) for group in np.unique(turns.group_E)]
     return {
         "reward/mean": float(scores.mean()),
         "reward/std": float(scores.std()),
@@ -170,26 +173,46 @@ def _rewards(batch: Batch, success_threshold: float) -> agreement.Metrics:
     }
 
 
-def _advantages(advantages: Sequence[FloatArray]) -> agreement.Metrics:
-    every = np.concatenate(list(advantages))
+def _advantages(training_batch: TrainingBatch) -> agreement.Metrics:
+    every = training_batch.advantages_K
     return {
         "advantages/mean": float(every.mean()),
         "advantages/std": float(every.std()),
         "advantages/sum": float(every.sum()),
+        "policy/kl_reference": training_batch.kl_reference,
+        "tokens/ratio_bounded": training_batch.corrected,
+    }
+
+
+def _turns(step: Step) -> agreement.Metrics:
+    """Figures of episodes of several turns, by the names of the multi-turn seed; none where no group has turns."""
+    turns = step.training_batch.turns
+    if not any(group.spans for group in step.batch.groups):
+        return {}
+    sampled = _sampled(step.batch)
+    return {
+        "sampler/episode_return": float(turns.rewards_K.sum()) / turns.num_episodes,
+        "sampler/num_turns_per_episode": len(turns.rewards_K) / turns.num_episodes,
+        "sampler/action_num_tokens": sampled.size / turns.num_episodes,
+        "sampler/num_episodes": float(turns.num_episodes),
+        "sampler/token_entropy": -float(sampled.mean()) if sampled.size else None,
+        "episodes/masked": float(turns.masked_E.mean()),
     }
 
 
 def _counts(step: Step) -> agreement.Metrics:
+    examples = step.training_batch.examples
     oldest = [low for group in step.batch.groups for low, _ in group.versions]
     sampled = _sampled(step.batch)
     return {
         "policy/entropy": -float(sampled.mean()) if sampled.size else None,
         "tokens/action": float(sampled.size),
-        "tokens/trained": float(sum(int(example.actions_N.sum()) for example in step.examples.kept)),
+        "tokens/trained": float(sum(int(example.actions_N.sum()) for example in examples.kept)),
         "sequences/count": float(step.batch.num_sequences),
-        "sequences/trained": float(len(step.examples.kept)),
-        "sequences/too_long": float(step.examples.too_long),
-        "policy/version": float(step.version + (step.passed is not None)),
+        "sequences/trained": float(len(examples.kept)),
+        "sequences/too_long": float(examples.too_long),
+        "groups/own_advantages": float(np.mean([bool(group.advantages) for group in step.batch.groups])),
+        "policy/version": float(step.version + len(step.passes)),
         "policy/update_norm": step.update_norm,
         "policy/staleness_max": float(step.version - min(oldest)) if oldest else None,
     }

@@ -50,6 +50,9 @@ OBJECTS = ["null", "{}", '{"temperature": 0.7}', '{"a":1e400}', '{"a":NaN}', r'{
 LISTS = ["null", "[]", "[{}]", '[{"set_advantage_to_zero": true}, {}]', "[null]", "[[]]", "{}", '[{"a":1e400}]']
 ENV_IDS = ["null", "0", "7", "-1", "2147483648", str(10**30), "1.0", '"1"', "1.5", "true", "[]"]
 VERSIONS = ["null", "-1", "3", "3.0", '"3"', "-2", "2147483649", "[]", "[[3, 4]]", "[[3,4],[4,3]]", "[[1]]", "true"]
+EPISODES = ["null", "[]", "[0]", "[0, 0, 1]", "[0, 1, 2, 3, 4]", "[1]", "[0, 2]", "[-1]", "[0.5]", '"0"', "[[0]]"]
+SPANS = ["null", "[]", "[[0, 0, 1, 0.5]]", "[[0, 0, 1, 1], [1, 0, 2, -0.25]]", "[[9, 0, 1, 0.0]]", "[[0, 2, 1, 0.0]]"]
+SPANS += ["[[0, 0, 1, 1e400]]", "[[0, 0, 1, NaN]]", "[[0, 0, 1]]", "[0]", "{}", '[[0, 0, 1, "1"]]']
 KEYS = ["null", '"k"', '"1"', r'"\u006b"', '"é"', "1", "[]"]
 ASIDE = {
     "messages": MESSAGES,
@@ -59,6 +62,8 @@ ASIDE = {
     "images": VALUES,
     "env_id": ENV_IDS,
     "policy_version": VERSIONS,
+    "episodes": EPISODES,
+    "spans": SPANS,
     "halteres_key": KEYS,
     "distill_token_ids": ["null", "[]", "[[[1]]]", "[[[1, 2]], [[3, 4]]]", "[[[1.0]]]"],
     "distill_logprobs": ["null", "[]", "[[[-0.5]]]", "[[[1e400]]]"],
@@ -75,6 +80,8 @@ USUAL = {
     "images": [*VALUES[:6], *VALUES[8:13]],
     "env_id": ENV_IDS[:5],
     "policy_version": [*VERSIONS[:3], *VERSIONS[7:10]],
+    "episodes": EPISODES[:7],
+    "spans": SPANS[:6],
     "distill_token_ids": ["null", "[]", "[[[1]]]", "[[[1, 2]], [[3, 4]]]"],
     "distill_logprobs": ["null", "[]", "[[[-0.5]]]"],
 }

@@ -54,12 +54,13 @@ def comparable(outline: Outline) -> tuple[object, ...]:
     version = outline.version
     pairs = version if version is None or isinstance(version, int) else [tuple(pair) for pair in version]
     arrays = {name: list(lengths) for name, lengths in outline.arrays.items()}
-    return list(outline.tokens), arrays, dict(outline.lists), outline.env_id, pairs, outline.key, outline.unsayable
+    ours = list(outline.episodes), [tuple(span) for span in outline.spans], outline.key, outline.unsayable
+    return list(outline.tokens), arrays, dict(outline.lists), outline.env_id, pairs, *ours
 
 
-def check_element(element: bytes, version_is_given: bool) -> Any:
+def check_element(element: bytes, extensions: set[str]) -> Any:
     found = load(element)
-    assert set(found) == {*longhand.KEYS} | ({"policy_version"} if version_is_given else set())
+    assert set(found) == {*longhand.KEYS} | extensions
     return found
 
 
@@ -71,8 +72,8 @@ def check(body: bytes) -> bool:
     outline, element = seen
     expected, long = longhand.read(body)
     assert comparable(outline) == comparable(expected)
-    given_version = "policy_version" in json.loads(body)
-    assert same(check_element(element, given_version), check_element(long, given_version))
+    extensions = {*longhand.EXTENSIONS} & {*json.loads(body)}
+    assert same(check_element(element, extensions), check_element(long, extensions))
     return True
 
 

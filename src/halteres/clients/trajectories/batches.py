@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from halteres.types import Batch, Group
+from halteres.types import Batch, Group, Span
 
 
 class Element(msgspec.Struct):
@@ -22,6 +22,11 @@ class Element(msgspec.Struct):
     inference_logprobs: tuple[tuple[float, ...], ...] | None = None
     overrides: tuple[dict[str, Any], ...] | None = None
     policy_version: int | tuple[tuple[int, int], ...] | None = None
+    episodes: tuple[int, ...] | None = None
+    spans: tuple[tuple[int, int, int, float], ...] | None = None
+    advantages: tuple[tuple[float, ...], ...] | None = None
+    ref_logprobs: tuple[tuple[float, ...], ...] | None = None
+    env_id: int | None = None
 
     def as_group(self) -> Group:
         """The group, with a span of versions per sequence, or none."""
@@ -33,7 +38,20 @@ class Element(msgspec.Struct):
             logprobs=self.inference_logprobs or (),
             versions=((version, version),) * len(self.tokens) if isinstance(version, int) else version or (),
             overrides=self.overrides or (),
+            episodes=self.episodes or (),
+            spans=tuple(
+                Span(sequence=sequence, start=start, stop=stop, reward=reward)
+                for sequence, start, stop, reward in self.spans or ()
+            ),
+            advantages=self._aligned(self.advantages),
+            ref_logprobs=self._aligned(self.ref_logprobs),
+            env_id=self.env_id,
         )
+
+    def _aligned(self, rows: tuple[tuple[float, ...], ...] | None) -> tuple[tuple[float, ...], ...]:
+        """Numbers per token; none where they do not fit the tokens, as the server lets them."""
+        fits = rows is not None and [*map(len, rows)] == [*map(len, self.tokens)]
+        return rows if rows is not None and fits else ()
 
 
 class BatchReply(msgspec.Struct):

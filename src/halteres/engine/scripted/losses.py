@@ -16,16 +16,10 @@ import numpy as np
 
 from halteres.engine.checks import loss_not_finite
 from halteres.engine.datums import inputs_of
-from halteres.engine.losses import (
-    CLIP_HIGH,
-    CLIP_LOW,
-    MAX_SEQUENCE_RATIO,
-    SEQUENCES,
-    STABLE_REINFORCE,
-    find_kind,
-)
+from halteres.engine.losses import MAX_SEQUENCE_RATIO, SEQUENCES
 from halteres.engine.protocol import Datum, LossSpec
 from halteres.errors import UserError
+from halteres.losses import CLIP_HIGH, CLIP_LOW, STABLE_REINFORCE, find_kind
 
 Inputs = Mapping[str, np.ndarray]
 Settings = Mapping[str, float]

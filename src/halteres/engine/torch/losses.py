@@ -25,7 +25,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from halteres.engine.losses import CLIP_HIGH, CLIP_LOW, MAX_SEQUENCE_RATIO, SEQUENCES, STABLE_REINFORCE
+from halteres.engine.losses import MAX_SEQUENCE_RATIO, SEQUENCES
+from halteres.losses import CLIP_HIGH, CLIP_LOW, STABLE_REINFORCE
 
 Inputs = Mapping[str, Tensor]
 """Float32 arrays (int32 SEQUENCES), B x T, by name; of cross_entropy shaped as the log-probabilities."""

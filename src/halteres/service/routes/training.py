@@ -15,8 +15,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from halteres.engine.protocol import STABLE_REINFORCE
 from halteres.errors import HalteresError, InvalidData, NotFound
+from halteres.losses import STABLE_REINFORCE
 from halteres.service.durable.journal import Drawn, Entry
 from halteres.service.durable.promises import new_id
 from halteres.service.holdings import refuse_model

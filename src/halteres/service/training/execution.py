@@ -11,8 +11,9 @@ import math
 import shutil
 from typing import Any, TypeVar
 
-from halteres.engine.protocol import STABLE_REINFORCE, Engine, PassResult, Saved, StepResult
+from halteres.engine.protocol import Engine, PassResult, Saved, StepResult
 from halteres.errors import InvalidData, UserError
+from halteres.losses import STABLE_REINFORCE
 from halteres.service.checkpoints.paths import TinkerPath
 from halteres.service.checkpoints.sharing import refuse_token
 from halteres.service.checkpoints.store import Checkpoints

@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
-from halteres.engine.protocol import STABLE_REINFORCE, Array, Datum
+from halteres.engine.protocol import Array, Datum
 from halteres.errors import InvalidData
+from halteres.losses import STABLE_REINFORCE
 from halteres.service.wire.arrays import Budget, Csr, dense, numbers, written_out
 from halteres.service.wire.bodies import Counter, Prompt, Tensor, read
 from halteres.service.wire.passes import PassRequest, Span, datums_of, no_text, sequences_of

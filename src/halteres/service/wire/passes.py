@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from halteres.engine.protocol import STABLE_REINFORCE, Array, Datum, PassResult
+from halteres.engine.protocol import Array, Datum, PassResult
 from halteres.errors import HalteresError, InvalidData
+from halteres.losses import STABLE_REINFORCE
 from halteres.service.wire import tinker_public_pb2 as pb
 from halteres.service.wire.arrays import Budget, Csr, Values, dense, unknown_dtype, written_out
 from halteres.service.wire.codec import HEAD_BYTES

@@ -198,6 +198,8 @@ _MEANINGS = {
     "empty": "without tokens",
     "env_id": f"with an env_id that no server gives (they are from 0 to {LARGEST_ENV_ID - 1})",
     "policy_version": "with versions that do not fit the sequences",
+    "episodes": "with episodes that do not fit the sequences",
+    "spans": "with spans outside their sequences",
     "untagged": "without the policy_version that this server asks for",
     "text": "with text that is no valid Unicode",
     "tokens_lost": "whose tokens cannot be read from the disk any more",

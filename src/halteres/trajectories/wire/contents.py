@@ -35,8 +35,15 @@ class Outline:
     lists: Mapping[str, int] = field(default_factory=dict)  # items of lists with one per sequence; no empty ones
     env_id: int | None = None
     version: VersionTag | None = None
+    episodes: Sequence[int] = ()  # per sequence, which rollout of the group it belongs to; none: each is one
+    spans: Sequence[tuple[int, int, int, float]] = ()  # sequence, start, stop, reward
     key: str | None = None
     unsayable: Problem | None = None  # it cannot be said in JSON
+
+    @property
+    def num_rollouts(self) -> int:
+        """What the group counts for in a batch."""
+        return self.episodes[-1] + 1 if self.episodes else len(self.tokens)
 
     @property
     def versions(self) -> Versions | None:
@@ -85,6 +92,13 @@ def _problems(group: Outline) -> Iterator[Problem]:
     versions = group.version
     if not isinstance(versions, int | None) and (len(versions) != size or any(low > high for low, high in versions)):
         yield Problem("policy_version", f"policy_version must be one number, or {size} pairs [smallest, largest].")
+    numbers = list(group.episodes)
+    if numbers and (len(numbers) != size or numbers != sorted(numbers) or {*numbers} != {*range(numbers[-1] + 1)}):
+        yield Problem("episodes", f"episodes must be {size} numbers, one per sequence: 0, 1, ... in order.")
+    for sequence, start, stop, _ in group.spans:
+        if sequence >= size or not start < stop <= group.tokens[sequence]:
+            why = f"spans names tokens {start} to {stop} of sequence {sequence}, which the group does not have."
+            yield Problem("spans", why)
 
 
 def _uneven_arrays(group: Outline) -> Iterator[tuple[str, str]]:

@@ -20,7 +20,17 @@ import simdjson
 from numpy.typing import NDArray
 
 from halteres.trajectories.wire.contents import Outline
-from halteres.trajectories.wire.longhand import ARRAYS, KEYS, VersionTag, holds_too_much, is_deep, missing_in
+from halteres.trajectories.wire.longhand import (
+    ARRAYS,
+    EXTENSIONS,
+    KEYS,
+    Episodes,
+    SpanTuple,
+    VersionTag,
+    holds_too_much,
+    is_deep,
+    missing_in,
+)
 from halteres.trajectories.wire.schema import Key
 
 LARGEST = 4 * 1024 * 1024
@@ -32,7 +42,7 @@ _LOWER = 0x20
 
 _INTEGERS = frozenset({"tokens", "masks", "distill_token_ids"})
 _DEEP = frozenset({"distill_token_ids", "distill_logprobs"})
-_KNOWN = frozenset({*KEYS, "policy_version"})
+_KNOWN = frozenset({*KEYS, *EXTENSIONS})
 _TEXTS = {
     "messages": msgspec.json.Decoder(list[list[dict[str, Any]]]),
     "overrides": msgspec.json.Decoder(list[dict[str, Any]]),
@@ -40,6 +50,8 @@ _TEXTS = {
     "group_overrides": msgspec.json.Decoder(dict[str, Any]),
     "images": msgspec.json.Decoder(Any),
     "policy_version": msgspec.json.Decoder(VersionTag),
+    "episodes": msgspec.json.Decoder(Episodes),
+    "spans": msgspec.json.Decoder(list[SpanTuple]),
 }
 """What else may hold brackets. Its objects are made: that also says whether it nests deeper than clients can read."""
 _all = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -112,6 +124,8 @@ def _outline(group: Document, body: bytes | memoryview, names: Sequence[str], ke
         lists={name: num for name, num in lists.items() if num},
         env_id=_env_id(values.get("env_id")),
         version=plain.get("policy_version"),
+        episodes=plain.get("episodes", ()),
+        spans=plain.get("spans", ()),
         key=key,
     )
 

@@ -34,6 +34,10 @@ LARGEST_TOKEN = 2**63
 
 Version = Annotated[int, msgspec.Meta(ge=-1, le=2**31)]
 VersionTag = Version | list[tuple[Version, Version]]
+Place = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+Episodes = list[Place]
+SpanTuple = tuple[Place, Place, Place, float]
+"""sequence, start, stop, reward: see `types.Span`."""
 Ints = list[list[int]]
 Floats = list[list[float]]
 T = TypeVar("T")
@@ -43,7 +47,8 @@ Maybe = T | None | UnsetType
 class ScoredData(msgspec.Struct, kw_only=True):
     """POST /scored_data: G sequences, T_i tokens each; unknown keys are ignored.
 
-    `policy_version` (one, or smallest and largest per sequence) and `halteres_key` are our extensions.
+    `policy_version` (one, or smallest and largest per sequence), `episodes` (which rollout of the group a sequence
+    belongs to: 0, 1, ... in order), `spans` (turns and their rewards) and `halteres_key` are our extensions.
     """
 
     tokens: Ints
@@ -61,10 +66,15 @@ class ScoredData(msgspec.Struct, kw_only=True):
     distill_token_ids: Maybe[list[Ints]] = UNSET
     distill_logprobs: Maybe[list[Floats]] = UNSET
     policy_version: Maybe[VersionTag] = UNSET
+    episodes: Maybe[Episodes] = UNSET
+    spans: Maybe[list[SpanTuple]] = UNSET
     halteres_key: Maybe[Key] = UNSET
 
 
-KEYS = tuple(name for name in ScoredData.__struct_fields__ if name not in ("policy_version", "halteres_key"))
+EXTENSIONS = ("policy_version", "episodes", "spans")
+"""Keys of ours that a batch element has where the group had them."""
+
+KEYS = tuple(name for name in ScoredData.__struct_fields__ if name not in (*EXTENSIONS, "halteres_key"))
 """The 14 keys of a batch element."""
 
 ARRAYS = ("masks", "inference_logprobs", "advantages", "ref_logprobs", "distill_token_ids", "distill_logprobs")
@@ -78,7 +88,12 @@ LISTS = ("scores", "messages", "overrides")
 
 _loose = msgspec.json.Decoder(ScoredData, strict=False)
 _SHAPE = msgspec.inspect.type_info(ScoredData)
-_OURS = {"policy_version": VersionTag | None, "halteres_key": str | None}
+_OURS = {
+    "policy_version": VersionTag | None,
+    "episodes": Episodes | None,
+    "spans": list[SpanTuple] | None,
+    "halteres_key": str | None,
+}
 """A text that cannot be a key is a mistake of a client of ours, which is told."""
 
 
@@ -119,6 +134,8 @@ def outline(group: ScoredData, unsayable: Problem | None = None) -> Outline:
         lists={name: len(items) for name in LISTS if (items := _given(getattr(group, name)))},
         env_id=_given(group.env_id),
         version=_given(group.policy_version),
+        episodes=_given(group.episodes) or (),
+        spans=_given(group.spans) or (),
         key=_given(group.halteres_key),
         unsayable=unsayable,
     )
@@ -210,7 +227,7 @@ def _not_finite(group: ScoredData) -> Iterator[str]:
 def _not_finite_in(value: Any, path: str) -> Iterator[str]:
     if isinstance(value, float) and not math.isfinite(value):
         yield path
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             yield from _not_finite_in(item, f"{path}[{index}]")
     elif isinstance(value, dict):
@@ -222,8 +239,7 @@ def _encode(group: ScoredData) -> bytes | None:
     if any(_not_finite(group)) or _has_endless_token(group.tokens):
         return None
     values = {name: _given(getattr(group, name)) for name in KEYS}
-    if group.policy_version is not UNSET:
-        values["policy_version"] = group.policy_version
+    values |= {name: value for name in EXTENSIONS if (value := getattr(group, name)) is not UNSET}
     try:
         return msgspec.json.encode(values)
     except UnicodeEncodeError:

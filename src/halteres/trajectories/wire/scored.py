@@ -41,7 +41,7 @@ class Scored:
     """A posted group that fits the schema."""
 
     element: bytes  # JSON object with all 14 keys; never a non-finite number
-    size: int  # sequences
+    size: int  # rollouts: what it counts for in a batch
     env_id: int | None
     versions: Versions | None
     key: str | None
@@ -116,7 +116,7 @@ def _scored(body: bytes | memoryview, key: str | None, outline: Outline, element
     problem = find_problem(outline)
     return Scored(
         element=element,
-        size=len(outline.tokens),
+        size=len(outline.tokens) if problem else outline.num_rollouts,
         env_id=outline.possible_env_id,
         versions=None if problem else outline.versions,
         key=key or outline.key,

@@ -1,0 +1,180 @@
+"""The objective: a batch of the trajectory server as examples that a loss can be summed over.
+
+Owns: the order of what is done to rewards and advantages: penalty, estimator, weighting, correction.
+Never: takes a step (`loop`), knows how a service is reached (`policy`).
+
+    rewards ─▶ less the KL penalty (kl_in: reward) ─▶ returns, baselines (`advantages`) ─▶ tokens (`datums.spread`)
+            ─▶ less the KL penalty (kl_in: loss) ─▶ importance of what an older version sampled ─▶ examples
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from halteres.config.settings import TrainerSettings
+from halteres.errors import InvalidData
+from halteres.losses import find_kind
+from halteres.training.advantages import estimate
+from halteres.training.datums import MEND, Example, Examples, spread, to_examples, to_sequences
+from halteres.training.learner import Learner
+from halteres.training.turns import FloatArray, Turns, state_differences, turns_of
+from halteres.types import Batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingBatch:
+    """A batch as it is trained on, and what is told of it."""
+
+    turns: Turns
+    advantages_K: FloatArray  # of every turn
+    examples: Examples
+    kl_reference: float | None = None  # mean of sampler's minus reference's log-probability, nats per sampled token
+    corrected: float | None = None  # share of an older version's tokens whose importance was truncated or masked
+
+
+class Objective:
+    """What a run maximises."""
+
+    def __init__(self, config: TrainerSettings, policy: Learner) -> None:
+        self._config, self._policy = config, policy
+        self._loss = find_kind(config.loss)
+
+    async def training_batch(self, batch: Batch) -> TrainingBatch:
+        """The examples of a batch, with every token's advantage.
+
+        Raises:
+            InvalidData: the batch lacks what the loss or the estimator needs, or holds a number that is not finite.
+        """
+        config = self._config
+        sequences = to_sequences(batch, self._loss)
+        turns = turns_of(batch)
+        if config.turn_rewards == "states":
+            turns = state_differences(turns)
+        penalties_S = await self._penalties(batch, sequences)
+        if penalties_S and config.kl_in == "reward":
+            turns = _penalised(turns, penalties_S)
+        if config.advantage == "environment":
+            advantages_S = _of_environment(batch)
+            advantages_K = np.array([float(advantages_S[s.sequence][s.start : s.stop].sum()) for s in turns.spans_K])
+        else:
+            advantages_K = estimate(turns, config.advantage, config.gamma)
+            advantages_S = spread(turns, advantages_K, sequences, config.weighting)
+        if penalties_S and config.kl_in == "loss":
+            used_S = ~_masked_sequences(turns, len(sequences))
+            advantages_S = tuple(
+                advantages_T - used * penalty_T
+                for advantages_T, penalty_T, used in zip(advantages_S, penalties_S, used_S, strict=True)
+            )
+        sequences, importance_S, corrected = await self._importance(sequences)
+        advantages_S = tuple(a_T * w_T for a_T, w_T in zip(advantages_S, importance_S, strict=True))
+        return TrainingBatch(
+            turns=turns,
+            advantages_K=advantages_K,
+            examples=to_examples(
+                sequences, advantages_S, config.max_token_trainer_length, self._loss, config.loss_config
+            ),
+            kl_reference=_mean_penalty(penalties_S, sequences, config.kl_coef),
+            corrected=corrected,
+        )
+
+    async def _penalties(self, batch: Batch, sequences: Sequence[Example]) -> tuple[FloatArray, ...]:
+        """kl_coef times (sampler's minus reference's log-probability) of every token, 0 on context; none without KL."""
+        config = self._config
+        if not config.kl_coef:
+            return ()
+        if config.reference == "environment":
+            reference_S = [row[1:] for row in _reference_rows(batch)]
+        else:
+            fitting = [i for i, sequence in enumerate(sequences) if self._fits(sequence)]
+            rows = dict(zip(fitting, await self._policy.reference([sequences[i] for i in fitting]), strict=True))
+            reference_S = [rows.get(i, sequence.logprobs_N) for i, sequence in enumerate(sequences)]
+        return tuple(
+            np.concatenate([[0.0], np.where(s.actions_N, config.kl_coef * (s.logprobs_N - reference_N), 0.0)])
+            for s, reference_N in zip(sequences, reference_S, strict=True)
+        )
+
+    async def _importance(
+        self, sequences: Sequence[Example]
+    ) -> tuple[Sequence[Example], list[FloatArray], float | None]:
+        """How much each token of an older version counts, and the sequences with present log-probabilities there.
+
+        Truncated importance sampling (IMPALA, arXiv 1802.01561) or a mask, by the ratio of the present policy to the
+        sampler. The loss's own ratio then starts from the present policy, as in decoupled PPO (arXiv 2110.00641).
+        """
+        config, version = self._config, self._policy.version
+        ones = [np.ones(len(sequence.tokens_N) + 1) for sequence in sequences]
+        older = [
+            i
+            for i, sequence in enumerate(sequences)
+            if sequence.versions not in (None, (version, version)) and self._fits(sequence)
+        ]
+        if config.correction == "none" or not older:
+            return sequences, ones, None
+        corrected, present = list(sequences), await self._policy.forward([sequences[i] for i in older])
+        num_bounded = num_tokens = 0
+        for i, present_N in zip(older, present, strict=True):
+            actions_N = sequences[i].actions_N
+            ratio_N = np.exp(np.where(actions_N, present_N - sequences[i].logprobs_N.astype(np.float64), 0.0))
+            outside_N = ratio_N > config.ratio_cap
+            if config.correction == "mask":
+                outside_N |= ratio_N < 1.0 / config.ratio_cap
+            bound = config.ratio_cap if config.correction == "truncate" else 0.0
+            ones[i][1:] = np.where(outside_N, bound, ratio_N)
+            corrected[i] = replace(sequences[i], logprobs_N=np.where(actions_N, present_N, 0.0).astype(np.float32))
+            num_bounded, num_tokens = num_bounded + int(outside_N.sum()), num_tokens + int(actions_N.sum())
+        return corrected, ones, num_bounded / max(1, num_tokens)
+
+    def _fits(self, sequence: Example) -> bool:
+        """Longer sequences are left out of every pass."""
+        return len(sequence.tokens_N) < self._config.max_token_trainer_length
+
+
+def _penalised(turns: Turns, penalties_S: Sequence[FloatArray]) -> Turns:
+    """Rewards and scores less the penalty of each turn's tokens."""
+    penalty_K = np.array([float(penalties_S[s.sequence][s.start : s.stop].sum()) for s in turns.spans_K])
+    penalty_E = np.bincount(turns.episode_K, penalty_K, turns.num_episodes)
+    return replace(turns, rewards_K=turns.rewards_K - penalty_K, scores_E=turns.scores_E - penalty_E)
+
+
+def _masked_sequences(turns: Turns, num_sequences: int) -> np.ndarray:
+    masked_S = np.zeros(num_sequences, dtype=np.bool_)
+    for span, masked in zip(turns.spans_K, turns.masked_K, strict=True):
+        masked_S[span.sequence] |= masked
+    return masked_S
+
+
+def _of_environment(batch: Batch) -> tuple[FloatArray, ...]:
+    """Every token's advantage as the environments gave it, S x T; 0 where the sequence's rollout is masked."""
+    rows: list[FloatArray] = []
+    for index, group in enumerate(batch.groups):
+        if not group.advantages or not all(np.isfinite(row).all() for row in group.advantages):
+            raise InvalidData(
+                f"Group {index} of the batch has no advantages of its own, or one is not finite.",
+                "trainer.advantage is 'environment'.",
+                f"Let the environment send one number per token, or choose an estimator. {MEND}",
+            )
+        for i, row in enumerate(group.advantages):
+            muted = bool(group.overrides) and bool(group.overrides[i].get("set_advantage_to_zero"))
+            rows.append(np.asarray(row, dtype=np.float64) * (not muted))
+    return tuple(rows)
+
+
+def _reference_rows(batch: Batch) -> list[FloatArray]:
+    for index, group in enumerate(batch.groups):
+        if not group.ref_logprobs or not all(np.isfinite(row).all() for row in group.ref_logprobs):
+            raise InvalidData(
+                f"Group {index} of the batch has no ref_logprobs, or one is not finite.",
+                "trainer.reference is 'environment'.",
+                f"Let the environment send one per token, or set trainer.reference to 'base'. {MEND}",
+            )
+    return [np.asarray(row, dtype=np.float64) for group in batch.groups for row in group.ref_logprobs]
+
+
+def _mean_penalty(penalties_S: Sequence[FloatArray], sequences: Sequence[Example], kl_coef: float) -> float | None:
+    num_tokens = sum(int(sequence.actions_N.sum()) for sequence in sequences)
+    if not penalties_S or not num_tokens:
+        return None
+    return float(sum(penalty_T.sum() for penalty_T in penalties_S)) / kl_coef / num_tokens

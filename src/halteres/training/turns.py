@@ -1,0 +1,158 @@
+"""A batch as turns: what advantages are made of.
+
+Owns: the columns of a batch's turns and episodes; discounted returns; rewards that are states' values.
+Never: judges a turn (`advantages` does), sees tokens further than where a turn's action lies.
+
+K turns of E episodes of G groups, in the batch's order and, within an episode, in order of time. S sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halteres.errors import InvalidData
+from halteres.types import CONTEXT_LOGPROB, MASKED, Batch, Group, Span
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+UNKNOWN_ENVIRONMENT = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """The turns of a batch, column by column."""
+
+    rewards_K: FloatArray  # in the environment's own units
+    episode_K: IntArray  # which episode a turn belongs to: 0 to E - 1, rising
+    spans_K: tuple[Span, ...]  # `sequence` counts through the whole batch: 0 to S - 1
+    scores_E: FloatArray  # the environment's judgement of the whole episode
+    group_E: IntArray  # which group an episode belongs to: 0 to G - 1, rising
+    environment_E: IntArray  # as the trajectory server numbers them, or UNKNOWN_ENVIRONMENT
+    masked_E: BoolArray  # of no use: neither trained on nor part of any baseline
+
+    @property
+    def num_episodes(self) -> int:
+        """E."""
+        return len(self.scores_E)
+
+    @property
+    def masked_K(self) -> BoolArray:
+        """The turns of masked episodes."""
+        return self.masked_E[self.episode_K]
+
+    def with_rewards(self, rewards_K: FloatArray) -> Turns:
+        """The same turns, otherwise paid."""
+        return replace(self, rewards_K=rewards_K)
+
+
+def turns_of(batch: Batch) -> Turns:
+    """The turns of a batch.
+
+    A group without spans has one turn per sequence, which earns the score of the sequence's episode where it is the
+    episode's last, and 0 before.
+
+    Raises:
+        InvalidData: a score or reward is NaN or infinite; the message names group and sequence.
+    """
+    rewards: list[float] = []
+    spans: list[Span] = []
+    episode: list[int] = []
+    scores: list[float] = []
+    groups: list[int] = []
+    environments: list[int] = []
+    masked: list[bool] = []
+    sequences_before = 0
+    for number, group in enumerate(batch.groups):
+        _check_finite(group, number)
+        episodes_S = group.episodes or tuple(range(len(group.tokens)))
+        first_S = [episodes_S.index(one) for one in range(group.num_rollouts)]
+        ordered = sorted(group.spans or _whole(group), key=lambda span: episodes_S[span.sequence])
+        for span in ordered:
+            rewards.append(span.reward)
+            episode.append(len(scores) + episodes_S[span.sequence])
+            spans.append(replace(span, sequence=sequences_before + span.sequence))
+        scores += (group.scores[first] for first in first_S)
+        masked += (_is_masked(group, first) for first in first_S)
+        groups += [number] * group.num_rollouts
+        environments += [UNKNOWN_ENVIRONMENT if group.env_id is None else group.env_id] * group.num_rollouts
+        sequences_before += len(group.tokens)
+    return Turns(
+        rewards_K=np.array(rewards, dtype=np.float64),
+        episode_K=np.array(episode, dtype=np.int64),
+        spans_K=tuple(spans),
+        scores_E=np.array(scores, dtype=np.float64),
+        group_E=np.array(groups, dtype=np.int64),
+        environment_E=np.array(environments, dtype=np.int64),
+        masked_E=np.array(masked, dtype=np.bool_),
+    )
+
+
+def returns(turns: Turns, discount: float) -> FloatArray:
+    """Discounted sum of rewards from each turn to the end of its episode, shape (K,).
+
+    >>> turns = turns_of(Batch(groups=()))
+    >>> returns(turns, 0.9)
+    array([], dtype=float64)
+    """
+    returns_K = turns.rewards_K.copy()
+    for k in range(len(returns_K) - 2, -1, -1):
+        if turns.episode_K[k] == turns.episode_K[k + 1]:
+            returns_K[k] += discount * returns_K[k + 1]
+    return returns_K
+
+
+def state_differences(turns: Turns) -> Turns:
+    """Each turn paid by how much it improved the state, where rewards are the values of the states that turns led to.
+
+    The state before an episode's first turn is worth 0.
+    """
+    before_K = np.concatenate([np.zeros(1), turns.rewards_K[:-1]])[: len(turns.rewards_K)]
+    first_K = np.diff(turns.episode_K, prepend=-1) != 0
+    return turns.with_rewards(turns.rewards_K - np.where(first_K, 0.0, before_K))
+
+
+def action_mask(group: Group, sequence: int) -> BoolArray:
+    """Which tokens of a sequence the policy sampled, shape (T,)."""
+    if group.logprobs:
+        return np.asarray(group.logprobs[sequence], dtype=np.float64) != CONTEXT_LOGPROB
+    return np.asarray(group.masks[sequence], dtype=np.int64) != MASKED
+
+
+def _whole(group: Group) -> Iterator[Span]:
+    """One turn per sequence, from its first sampled token to its last."""
+    for sequence, score in enumerate(group.scores):
+        places = np.flatnonzero(action_mask(group, sequence))
+        start, stop = (int(places[0]), int(places[-1]) + 1) if places.size else (0, 0)
+        is_last = not group.episodes or sequence + 1 == len(group.episodes) or _ends(group.episodes, sequence)
+        yield Span(sequence=sequence, start=start, stop=stop, reward=score if is_last else 0.0)
+
+
+def _ends(episodes: Sequence[int], sequence: int) -> bool:
+    return episodes[sequence] != episodes[sequence + 1]
+
+
+def _is_masked(group: Group, sequence: int) -> bool:
+    return bool(group.overrides) and bool(group.overrides[sequence].get("set_advantage_to_zero"))
+
+
+def _check_finite(group: Group, number: int) -> None:
+    for sequence, score in enumerate(group.scores):
+        if not np.isfinite(score):
+            raise _not_finite(f"Sequence {sequence} of group {number} has the score {score}.")
+    for span in group.spans:
+        if not np.isfinite(span.reward):
+            raise _not_finite(f"A turn of sequence {span.sequence} of group {number} has the reward {span.reward}.")
+
+
+def _not_finite(what: str) -> InvalidData:
+    return InvalidData(
+        what,
+        "An advantage made of it would spoil the weights.",
+        "Mend the environment's score, then resume from the last checkpoint.",
+    )

@@ -1,0 +1,192 @@
+"""The objective: KL penalties, corrections for older data, the environment's own advantages, minibatches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from halteres.config.settings import TrainerSettings
+from halteres.errors import InvalidData
+from halteres.training.datums import Example, Row
+from halteres.training.learner import Promise
+from halteres.training.objective import Objective, TrainingBatch
+from halteres.training.schedule import learning_rate, minibatches
+from halteres.types import Batch
+
+from .standins import FakePolicy, batch, example
+
+KL = {"kl_coef": 0.5, "advantage": "group_mean"}
+
+
+async def trained(config: TrainerSettings, given: Batch, policy: FakePolicy | None = None) -> TrainingBatch:
+    return await Objective(config, policy or FakePolicy()).training_batch(given)
+
+
+def advantages(found: TrainingBatch) -> list[list[float]]:
+    """Of the sampled tokens of every sequence that is trained on."""
+    return [one.advantages_N[one.actions_N].tolist() for one in found.examples.kept]
+
+
+async def test_without_options_the_advantages_of_a_group_are_those_of_its_scores() -> None:
+    found = await trained(TrainerSettings(advantage="group_mean"), batch([0.0, 1.0]))
+    assert advantages(found) == [[-0.5, -0.5], [0.5, 0.5]]
+    assert found.kl_reference is None and found.corrected is None
+
+
+async def test_a_kl_penalty_in_the_reward_is_taken_off_before_the_baseline() -> None:
+    """Two sampled tokens, each 0.25 nats above the reference: 2 x 0.25 x 0.5 off every score, which cancels."""
+    policy = FakePolicy()
+    policy.divergence = 0.25
+    found = await trained(TrainerSettings(**KL), batch([0.0, 1.0]), policy)
+    assert found.kl_reference == pytest.approx(0.25)
+    assert found.turns.scores_E.tolist() == [-0.25, 0.75]
+    assert advantages(found) == [[-0.5, -0.5], [0.5, 0.5]]
+
+
+async def test_a_kl_penalty_in_the_loss_is_taken_off_every_token() -> None:
+    """Also where scores say nothing: that batch still pulls the policy to its reference."""
+    policy = FakePolicy()
+    policy.divergence = 0.25
+    found = await trained(TrainerSettings(**KL, kl_in="loss"), batch([1.0, 1.0]), policy)
+    assert advantages(found) == [[-0.125, -0.125]] * 2
+
+
+async def test_the_reference_may_be_what_the_environment_sends() -> None:
+    given = batch([0.0, 1.0])
+    (group,) = given.groups
+    referred = replace(group, ref_logprobs=((0.0, 0.0, -0.75, -0.5),) * 2)
+    policy = FakePolicy()
+    config = TrainerSettings(**KL, reference="environment")
+    found = await trained(config, Batch(groups=(referred,)), policy)
+    assert found.kl_reference == pytest.approx(0.25) and policy.calls == []
+    with pytest.raises(InvalidData, match=r"no ref_logprobs.*trainer\.reference"):
+        await trained(config, given)
+
+
+async def test_the_environments_own_advantages_are_trained_on_where_they_are_asked_for() -> None:
+    (group,) = batch([0.0, 1.0]).groups
+    own = replace(group, advantages=((9.0, 9.0, 1.0, 2.0), (9.0, 9.0, 3.0, 4.0)))
+    config = TrainerSettings(advantage="environment")
+    assert advantages(await trained(config, Batch(groups=(own,)))) == [[1.0, 2.0], [3.0, 4.0]]
+    masked = replace(own, overrides=({}, {"set_advantage_to_zero": True}))
+    assert advantages(await trained(config, Batch(groups=(masked,)))) == [[1.0, 2.0]]
+    with pytest.raises(InvalidData, match="no advantages of its own"):
+        await trained(config, batch([0.0, 1.0]))
+
+
+@pytest.mark.parametrize(
+    ("correction", "drift", "factor"),
+    [
+        ("truncate", np.log(1.5), 1.5),
+        ("truncate", np.log(4.0), 2.0),
+        ("truncate", -np.log(4.0), 0.25),
+        ("mask", np.log(1.5), 1.5),
+        ("mask", np.log(4.0), 0.0),
+        ("mask", -np.log(4.0), 0.0),
+    ],
+)
+async def test_tokens_of_an_older_version_count_by_their_importance(
+    correction: str, drift: float, factor: float
+) -> None:
+    policy = FakePolicy(version=3)
+    policy.drift = drift
+    config = TrainerSettings(advantage="group_mean", correction=correction, max_staleness=1)  # type: ignore[arg-type]
+    found = await trained(config, batch([0.0, 1.0], version=2), policy)
+    assert policy.calls == ["forward"]
+    expected = [-0.5 * factor] * 2 + [0.5 * factor] * 2 if factor else []
+    assert [*chain(*advantages(found))] == pytest.approx(expected)
+    for one in found.examples.kept:  # the loss's own ratio starts from the present policy
+        assert one.logprobs_N[one.actions_N].tolist() == pytest.approx([-0.5 + drift, -0.25 + drift])
+
+
+async def test_data_of_the_present_version_needs_no_correction_and_no_further_pass() -> None:
+    policy = FakePolicy(version=3)
+    config = TrainerSettings(correction="truncate", max_staleness=1)
+    assert (await trained(config, batch([0.0, 1.0], version=3), policy)).corrected is None
+    assert policy.calls == []
+
+
+async def test_a_sequence_that_is_too_long_is_not_asked_of_the_reference_either() -> None:
+    (group,) = batch([0.0, 1.0]).groups
+    longer = replace(
+        group,
+        tokens=(group.tokens[0], (1, *[2] * 8)),
+        masks=(group.masks[0], (-100, *[2] * 8)),
+        logprobs=(group.logprobs[0], (1.0, *[-0.5] * 8)),
+    )
+    asked: list[int] = []
+
+    class Asked(FakePolicy):
+        def reference(self, examples: Sequence[Example]) -> Promise[tuple[Row, ...]]:
+            asked.extend(len(one.tokens_N) for one in examples)
+            return super().reference(examples)
+
+    config = TrainerSettings(**KL, max_token_trainer_length=8)
+    found = await trained(config, Batch(groups=(longer,)), Asked())
+    assert (asked, found.examples.too_long, len(found.examples.kept)) == ([3], 1, 1)
+
+
+def test_the_learning_rate_warms_up_and_goes_down() -> None:
+    def rates(**changes: object) -> list[float]:
+        config = TrainerSettings(learning_rate=1.0, total_steps=6, **changes)  # type: ignore[arg-type]
+        return [round(learning_rate(config, step), 3) for step in range(1, 7)]
+
+    assert rates() == [1.0] * 6
+    assert rates(warmup_steps=2) == [0.333, 0.667, 1.0, 1.0, 1.0, 1.0]
+    assert rates(warmup_steps=2, schedule="linear") == [0.333, 0.667, 1.0, 0.75, 0.5, 0.25]
+    assert rates(schedule="cosine") == [1.0, 0.933, 0.75, 0.5, 0.25, 0.067]
+
+
+def test_minibatches_hold_every_example_once_in_every_epoch_in_an_order_of_their_own() -> None:
+    examples = [example([number, 1], [1.0, -0.5], 1.0) for number in range(10)]
+    config = TrainerSettings(epochs=2, minibatches=3, loss="ppo")
+
+    def drawn(step: int) -> list[list[int]]:
+        return [[int(one.tokens_N[0]) for one in part] for part in minibatches(examples, config, 7, step)]
+
+    parts = drawn(1)
+    assert [len(part) for part in parts] == [4, 4, 2] * 2
+    assert sorted(chain(*parts[:3])) == sorted(chain(*parts[3:])) == list(range(10))
+    assert parts[:3] != parts[3:] and drawn(1) == parts and drawn(2) != parts
+
+
+def test_a_batch_is_one_pass_in_its_own_order_unless_asked_otherwise() -> None:
+    examples = [example([number, 1], [1.0, -0.5], 1.0) for number in range(3)]
+    assert list(minibatches(examples, TrainerSettings(), 7, 1)) == [examples]
+    assert list(minibatches([], TrainerSettings(), 7, 1)) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"loss": "importance_samplng"}, "must be one of cross_entropy, importance_sampling"),
+        ({"loss": "ppo", "loss_config": {"clip": 1}}, "The loss ppo has no setting 'clip'"),
+        ({"loss": "ppo", "loss_config": {"clip_high_threshold": 0.1}}, "Both are ratios"),
+        ({"max_staleness": 1}, "does not bound how far the policy may have moved"),
+        ({"epochs": 2}, "does not bound"),
+        ({"advantage": "rebm"}, "should be"),
+        ({"warmup_steps": 40}, r"must be below total_steps \(40\)"),
+        ({"loss_config": {"beta": float("nan")}, "loss": "dro"}, "finite"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings: dict[str, object], told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        TrainerSettings(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_staleness": 1, "loss": "ppo"},
+        {"max_staleness": 1, "correction": "truncate"},
+        {"max_staleness": 1, "allow_unclipped_staleness": True},
+        {"epochs": 2, "minibatches": 2, "loss": "stable_reinforce"},
+    ],
+)
+def test_older_data_is_allowed_where_something_bounds_it(settings: dict[str, object]) -> None:
+    TrainerSettings(**settings)  # type: ignore[arg-type]
