@@ -1,6 +1,7 @@
 """Tokens and chat templates, without torch.
 
-Owns: a tokenizer folder read with the `tokenizers` library, and its chat template rendered in a jinja2 sandbox.
+Owns: a tokenizer folder read with the `tokenizers` library, and its chat template rendered in a jinja2 sandbox; where
+a word may begin in a text that is not whole yet.
 Never: downloads; guesses a template that the folder does not have.
 """
 
@@ -162,6 +163,15 @@ def _parsed(source: str) -> _ChatTemplate:
 def load_tokenizer(folder: str) -> Tokenizer:
     """The tokenizer of a model folder; read once per process."""
     return Tokenizer(Path(folder))
+
+
+def beginning(text: str, words: Sequence[str]) -> int:
+    """Where the longest end of `text` begins that is a beginning of one of `words`; its length if there is none."""
+    longest = max((len(word) for word in words), default=0) - 1
+    for at in range(max(0, len(text) - longest), len(text)):
+        if any(word.startswith(text[at:]) for word in words):
+            return at
+    return len(text)
 
 
 class _Generation(Extension):

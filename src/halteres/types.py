@@ -16,6 +16,9 @@ PolicyVersion = NewType("PolicyVersion", int)
 StopReason = Literal["stop", "length"]
 """Why sampling ended: a stop token or string, or the token limit."""
 
+Outcome = Literal["success", "failure", "turn_limit", "format_error", "length_stop", "context_overflow"]
+"""How an episode ended that yields a trajectory: by its task, at its turn limit, or by the policy's own fault."""
+
 MASKED = -100
 """Mask value of a context token (Atropos); an action token's mask is its own id."""
 
@@ -44,6 +47,7 @@ class Trajectory:
     turns: tuple[Turn, ...]
     score: float  # in the environment's own units
     metrics: Mapping[str, float] = field(default_factory=dict)
+    outcome: Outcome | None = None  # None: the environment does not tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from halteres.config.outline import UNREADABLE, Kind, Outline, read_outline
 
 BUILT_IN, _PACKAGE = "halteres.environments", Path(__file__).resolve().parents[2]
 
-ROOTS = frozenset({"BaseEnv", "SingleTurnEnv"})
+ROOTS = frozenset({"BaseEnv", "SingleTurnEnv", "MultiTurnEnv"})
 """Classes that are no environments themselves, and from which environments derive."""
 
 

@@ -17,21 +17,22 @@ import asyncio
 import inspect
 import json
 import random
+import time
 from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from halteres.clients.inference import InferenceClient, Sampling
 from halteres.environments.config import APIServerConfig, BaseEnvConfig
-from halteres.environments.evaluating import write_evaluation
+from halteres.environments.evaluating import AnswersOf, evaluate_items, write_evaluation
 from halteres.environments.records import Records
-from halteres.environments.scored import ScoredDataGroup, ScoredDataItem, finite, group_of, item_of
-from halteres.errors import EnvironmentFailed, NotFound, boundary
+from halteres.environments.scored import ScoredDataGroup, ScoredDataItem, finite, group_of, items_of
+from halteres.errors import EnvironmentFailed, InvalidConfig, NotFound, boundary
 from halteres.models import builtin_path
 from halteres.rollouts.draws import Draw, one_rollout
 from halteres.rollouts.groups import complete, settle
 from halteres.rollouts.sampler import Limits, Sampler
-from halteres.text import Tokenizer, load_tokenizer
+from halteres.text import Message, Tokenizer, load_tokenizer
 from halteres.types import FailedRollout, Trajectory
 
 Backlog = list[Any]
@@ -47,8 +48,8 @@ class NoEvaluation(EnvironmentFailed):
 class BaseEnv:
     """A source of tasks and scores.
 
-    Write `get_next_item` and `collect_trajectory` (or `collect_trajectories`). For one prompt and one answer,
-    `SingleTurnEnv` is shorter.
+    Write `get_next_item` and `collect_trajectory` (or `collect_trajectories`). For one prompt and one answer
+    `SingleTurnEnv` is shorter, for episodes of several turns `MultiTurnEnv`.
     """
 
     name: ClassVar[str | None] = None
@@ -95,8 +96,10 @@ class BaseEnv:
         """The next task, drawn with `self.rng`; None: no more now."""
         raise NotImplementedError(f"{type(self).__name__} needs get_next_item.")
 
-    async def collect_trajectory(self, item: Any) -> tuple[Trajectory | ScoredDataItem | None, Backlog]:
-        """One rollout of the item, scored; a trajectory's turns become one sequence."""
+    async def collect_trajectory(
+        self, item: Any
+    ) -> tuple[Trajectory | ScoredDataItem | list[ScoredDataItem] | None, Backlog]:
+        """One rollout of the item, scored: a trajectory, or its sequences (`items_of` makes them of a trajectory)."""
         raise NotImplementedError(f"{type(self).__name__} needs collect_trajectory or collect_trajectories.")
 
     async def collect_trajectories(self, item: Any) -> tuple[ScoredDataGroup | list[ScoredDataGroup] | None, Backlog]:
@@ -107,18 +110,19 @@ class BaseEnv:
         """
         backlog: Backlog = []
 
-        async def one(rollout: int, attempt: int) -> ScoredDataItem:
+        async def one(rollout: int, attempt: int) -> list[ScoredDataItem]:
             where = f"{self.title}.collect_trajectory"
             with one_rollout(rollout, attempt), boundary(EnvironmentFailed, where):
                 scored, more = await self.collect_trajectory(item)
             backlog.extend(more or ())
-            if scored is None:
+            if not scored:
                 raise EnvironmentFailed(f"{where} gave no rollout.")
-            scored = item_of(scored) if isinstance(scored, Trajectory) else scored
-            finite(scored["scores"], where)
-            return scored
+            items = items_of(scored) if isinstance(scored, Trajectory) else scored
+            items = items if isinstance(items, list) else [items]
+            finite(items[0]["scores"], where)
+            return items
 
-        async def attempt(wanted: int, number: int) -> list[ScoredDataItem | FailedRollout]:
+        async def attempt(wanted: int, number: int) -> list[list[ScoredDataItem] | FailedRollout]:
             return await asyncio.gather(*(settle(one(rollout, number)) for rollout in range(wanted)))
 
         members = await complete(self.config.group_size, attempt, self.config.rollout_retries)
@@ -130,6 +134,14 @@ class BaseEnv:
         """A last look at what was collected; what is given back is sent."""
         return trajectories
 
+    def eval_items(self) -> Sequence[Any]:
+        """The held-out items of an evaluation, `eval_tasks` of them, the same every time."""
+        raise NoEvaluation(
+            f"{self.title} cannot be evaluated.",
+            "Its class has no eval_items.",
+            "Write it, and held-out figures are told.",
+        )
+
     async def evaluate(self, *args: Any, **kwargs: Any) -> Mapping[str, float] | None:
         """Measure the policy on held-out tasks; `eval/…` metrics, returned or given to `evaluate_log`."""
         raise NoEvaluation(
@@ -137,6 +149,23 @@ class BaseEnv:
             "Its class has no evaluate.",
             "Write it, and held-out figures are told.",
         )
+
+    async def evaluate_held_out(self, answers_of: AnswersOf) -> Mapping[str, float]:
+        """Answer each of `eval_items` once greedily and `eval_samples` times at temperature 1, and log it."""
+        with boundary(EnvironmentFailed, f"{self.title}.eval_items"):
+            items = self.eval_items()
+        if not items:
+            raise InvalidConfig(f"{self.title} has no held-out tasks.", "eval_items gave none.")
+        started = time.time()
+        evaluation = await evaluate_items(items, answers_of, self.config)
+        await self.evaluate_log(
+            evaluation.metrics,
+            start_time=started,
+            end_time=time.time(),
+            generation_parameters={"temperature": [0.0, 1.0], "max_new_tokens": self.config.max_new_tokens},
+            samples=evaluation.samples,
+        )
+        return evaluation.metrics
 
     async def evaluate_log(
         self,
@@ -184,6 +213,14 @@ class BaseEnv:
 
     async def cleanup(self) -> None:
         """Called after every group, and once at the end."""
+
+    def chat_of(self, prompt: str | Sequence[Message]) -> list[dict[str, Any]]:
+        """A chat that begins with this: the config's system prompt and a user's message, or whole messages."""
+        if not isinstance(prompt, str):
+            return [dict(message) for message in prompt]
+        system = self.config.system_prompt
+        first = [] if system is None else [{"role": "system", "content": system}]
+        return [*first, {"role": "user", "content": prompt}]
 
     checkpoint_dir: str = ""  # of the trainer, told at registration
 

@@ -20,7 +20,7 @@ from halteres.environments.config import BaseEnvConfig
 from halteres.errors import EnvironmentFailed
 from halteres.rollouts.draws import Draw, rolling_out
 from halteres.rollouts.groups import settle
-from halteres.types import FailedRollout
+from halteres.types import FailedRollout, Outcome
 
 GREEDY, SAMPLED = 0.0, 1.0  # temperatures
 
@@ -29,12 +29,13 @@ GREEDY, SAMPLED = 0.0, 1.0  # temperatures
 class Answer:
     """One answer to a held-out task."""
 
-    prompt: str  # the last message that was sent
-    completion: str
+    prompt: str  # the last message before the policy's first
+    completion: str  # ... and all that follows it
     score: float  # reward units
     num_tokens: int
     stop_reason: str
     version: int  # of the policy; below 0 if unknown
+    outcome: Outcome | None = None  # of an episode
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -137,6 +138,7 @@ def _sample(answer: Answer, temperature: float) -> dict[str, Any]:
         "temperature": temperature,
         "tokens": answer.num_tokens,
         "finish": answer.stop_reason,
+        **({} if answer.outcome is None else {"outcome": answer.outcome}),
     }
 
 

@@ -18,7 +18,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from halteres.environments.scored import ScoredDataGroup, action_tokens, prompt_tokens, turns_of
+from halteres.environments.scored import (
+    ScoredDataGroup,
+    TurnTokens,
+    action_tokens,
+    prompt_tokens,
+    rollouts_of,
+    turns_of,
+)
 from halteres.errors import HalteresError, as_failure
 from halteres.files import replace_file
 from halteres.observe.metrics import append_row
@@ -41,10 +48,11 @@ class Tally:
 
     def group(self, group: ScoredDataGroup) -> None:
         """Take in the rollouts of one group."""
-        for number, score in enumerate(group["scores"]):
+        for place, rollout in enumerate(rollouts_of(group)):
+            score, length = group["scores"][rollout[0]], sum(len(action_tokens(group, number)) for number in rollout)
             self._value("train/percent_correct", float(score > self._success_threshold))
-            self._value("train/completion_lengths", len(action_tokens(group, number)))
-            self._value("train/truncated", float(finish_of(group, number, self._tokenizer) == "length"))
+            self._value("train/completion_lengths", length)
+            self._value("train/truncated", float(finish_of(group, place, self._tokenizer) == "length"))
         for measured in group.get("metrics", ()):
             for name, value in measured.items():
                 self._value(f"train/{name}", value)
@@ -92,7 +100,7 @@ class Records:
                 "group": number,
                 "item": _plain(item),
                 "prompt": self._text(prompt_tokens(group, 0)),
-                "completions": [self._completion(group, place) for place in range(len(group["tokens"]))],
+                "completions": [self._completion(group, place, one) for place, one in enumerate(rollouts_of(group))],
                 "failures": [dataclasses.asdict(failure) for failure in failures],
             },
         )
@@ -128,17 +136,24 @@ class Records:
             self._tallies[step].count(f"rollouts/failed/{failure.code}")
             log.warning("A rollout failed (%s): %s", failure.code, failure.why)
 
-    def _completion(self, group: ScoredDataGroup, number: int) -> dict[str, Any]:
-        tokens, turns = action_tokens(group, number), turns_of(group, number)
+    def _completion(self, group: ScoredDataGroup, place: int, rollout: Sequence[int]) -> dict[str, Any]:
+        tokens = [token for number in rollout for token in action_tokens(group, number)]
+        turns = turns_of(group, rollout)
         told: dict[str, Any] = {
             "text": self._tokenizer.decode(tokens),
-            "score": group["scores"][number],
+            "score": group["scores"][rollout[0]],
             "tokens": len(tokens),
-            "finish": finish_of(group, number, self._tokenizer),
+            "finish": finish_of(group, place, self._tokenizer),
         }
+        if outcomes := group.get("outcome"):
+            told["outcome"] = outcomes[place]
         if len(turns) > 1:  # `text` has them all in one
-            told["turns"] = [{"text": self._tokenizer.decode(a), "observation": self._text(o)} for a, o in turns]
+            told["turns"] = [self._turn(turn) for turn in turns]
         return told
+
+    def _turn(self, turn: TurnTokens) -> dict[str, Any]:
+        told = {"text": self._tokenizer.decode(turn.action), "observation": self._text(turn.observation)}
+        return told if turn.reward is None else {**told, "reward": turn.reward}
 
     def _text(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=False)
@@ -155,12 +170,12 @@ class Records:
             log.warning("%s", error.sentence)
 
 
-def finish_of(group: ScoredDataGroup, number: int, tokenizer: Tokenizer) -> str:
-    """Why an answer ended, "stop" or "length": as its group says, else by its last token."""
+def finish_of(group: ScoredDataGroup, rollout: int, tokenizer: Tokenizer) -> str:
+    """Why a rollout's last answer ended, "stop" or "length": as its group says, else by its last token."""
     finishes = group.get("finish")
     if finishes:
-        return finishes[number]
-    tokens = action_tokens(group, number)
+        return finishes[rollout]
+    tokens = action_tokens(group, rollouts_of(group)[rollout][-1])
     return "stop" if tokens and tokens[-1] in tokenizer.eos_token_ids else "length"
 
 

@@ -1,22 +1,29 @@
 """Scored groups in Atropos's form: what an author gives back, what goes to the trajectory server.
 
-Owns: tokens and masks of a trajectory, the sentinels on context, what makes a group unfit to send.
+Owns: tokens, masks and spans of a trajectory, the sentinels on context, which sequences of a group make a rollout, what
+makes a group unfit to send.
 Never: sends, samples, judges a score.
+
+A rollout is one sequence as long as each of its prompts begins with all tokens before it; a prompt that does not begins
+another sequence of the same rollout. Every sampled token is in one sequence, and in one span of it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, groupby
+from operator import itemgetter
+from os.path import commonprefix
 from typing import Any, NotRequired, TypedDict
 
 from halteres.errors import EnvironmentFailed, InvalidData
-from halteres.types import CONTEXT_LOGPROB, MASKED, FailedRollout, Trajectory
+from halteres.types import CONTEXT_LOGPROB, MASKED, FailedRollout, Outcome, Trajectory, Turn
 
 
 class ScoredDataItem(TypedDict):
-    """One scored sequence."""
+    """One scored sequence: a rollout, or a part of one."""
 
     tokens: list[int]
     masks: list[int]  # MASKED on context, the token id elsewhere
@@ -29,12 +36,14 @@ class ScoredDataItem(TypedDict):
     distill_token_ids: NotRequired[list[list[int]] | None]
     distill_logprobs: NotRequired[list[list[float]] | None]
     policy_version: NotRequired[list[int] | None]  # [smallest, largest]
-    metrics: NotRequired[Mapping[str, float]]  # for our own records, not sent
-    finish: NotRequired[str]  # why sampling ended; for our own records, not sent
+    spans: NotRequired[list[tuple[int, int, float]]]  # each turn's action: first token, one past its last, reward
+    metrics: NotRequired[Mapping[str, float]]  # of the rollout; for our own records, not sent
+    finish: NotRequired[str]  # why the rollout's last sampling ended; likewise
+    outcome: NotRequired[Outcome]  # how the rollout's episode ended; likewise
 
 
 class ScoredDataGroup(TypedDict):
-    """Scored sequences of one item, field by field: G of each."""
+    """Scored sequences of one item, field by field: one of each per sequence, the scores those of their rollouts."""
 
     tokens: list[list[int]]
     masks: list[list[int]]
@@ -47,18 +56,22 @@ class ScoredDataGroup(TypedDict):
     distill_token_ids: NotRequired[list[list[list[int]]] | None]
     distill_logprobs: NotRequired[list[list[list[float]]] | None]
     policy_version: NotRequired[list[list[int]] | None]
+    episodes: NotRequired[list[int] | None]  # the sequence's rollout: 0, 1, ... in order; none: each is one
+    spans: NotRequired[list[tuple[int, int, int, float]] | None]  # of every turn: see `types.Span`
     generation_params: NotRequired[dict[str, Any] | None]
     group_overrides: NotRequired[dict[str, Any] | None]
     images: NotRequired[Any]
-    metrics: NotRequired[list[Mapping[str, float]]]
+    metrics: NotRequired[list[Mapping[str, float]]]  # these three: one per rollout
     finish: NotRequired[list[str]]
+    outcome: NotRequired[list[Outcome]]
     failures: NotRequired[list[FailedRollout]]  # attempts that were replaced; for our own records, not sent
 
 
 PER_TOKEN = ("masks", "inference_logprobs", "advantages", "ref_logprobs", "distill_token_ids", "distill_logprobs")
-PER_SEQUENCE = ("tokens", *PER_TOKEN, "scores", "messages", "overrides", "policy_version")
-OWN = ("metrics", "finish", "failures")
-_OPTIONAL_OF_ITEM = (*PER_TOKEN[1:], "messages", "overrides", "policy_version", "metrics", "finish")
+PER_SEQUENCE = ("tokens", *PER_TOKEN, "scores", "messages", "overrides", "policy_version", "episodes")
+PER_ROLLOUT = ("metrics", "finish", "outcome")
+OWN = (*PER_ROLLOUT, "failures")
+_OPTIONAL_OF_ITEM = (*PER_TOKEN[1:], "messages", "policy_version")
 
 
 class NotFiniteScore(EnvironmentFailed):
@@ -83,48 +96,94 @@ def finite(score: Any, where: str) -> float:
     return value
 
 
-def item_of(trajectory: Trajectory, *, messages: list[dict[str, Any]] | None = None) -> ScoredDataItem:
-    """A trajectory as one sequence, each later prompt beginning with all tokens before it.
+def items_of(trajectory: Trajectory, *, messages: Sequence[list[dict[str, Any]]] | None = None) -> list[ScoredDataItem]:
+    """A trajectory as sequences: one, and another from each turn on whose prompt does not begin with all before it.
+
+    What the score has beyond the turns' rewards is paid with the last turn: the spans of a rollout add up to its score.
+
+    Args:
+        messages: of every turn the chat, its answer included.
 
     Raises:
-        InvalidData: no turn, or a prompt that rewrites what was there; such turns need a sequence each.
+        InvalidData: no turn.
     """
     turns = trajectory.turns
     if not turns:
         raise InvalidData("A rollout without a turn cannot be scored.")
+    begins = [number for number, turn in enumerate(turns) if number == 0 or not _continues(turn, turns[number - 1])]
+    items: list[ScoredDataItem] = []
+    for begin, end in zip(begins, [*begins[1:], len(turns)], strict=True):
+        item = _item(turns[begin:end])
+        item["scores"], item["finish"] = trajectory.score, turns[-1].stop_reason
+        if messages is not None:
+            item["messages"] = messages[end - 1]
+        if trajectory.metrics:
+            item["metrics"] = trajectory.metrics
+        if trajectory.outcome is not None:
+            item["outcome"] = trajectory.outcome
+        items.append(item)
+    _pay_the_rest(items, trajectory.score)
+    return items
+
+
+def _continues(turn: Turn, before: Turn) -> bool:
+    whole = before.prompt + before.action
+    return turn.prompt[: len(whole)] == whole
+
+
+def _item(turns: Sequence[Turn]) -> ScoredDataItem:
+    """Turns that continue each other, as one sequence without a score."""
     tokens: list[int] = []
     masks: list[int] = []
     logprobs: list[float] = []
-    for number, turn in enumerate(turns):
-        if list(turn.prompt[: len(tokens)]) != tokens:
-            raise InvalidData(f"The prompt of turn {number} does not continue the turns before it.")
+    spans: list[tuple[int, int, float]] = []
+    for turn in turns:
         context = turn.prompt[len(tokens) :]
         tokens += (*context, *turn.action)
         masks += (*[MASKED] * len(context), *turn.action)
         logprobs += (*[CONTEXT_LOGPROB] * len(context), *turn.logprobs)
-    item = ScoredDataItem(tokens=tokens, masks=masks, scores=trajectory.score, finish=turns[-1].stop_reason)
+        if turn.action:
+            spans.append((len(turn.prompt), len(tokens), turn.reward))
+    item = ScoredDataItem(tokens=tokens, masks=masks, scores=0.0, spans=spans)
     if len(logprobs) == len(tokens):
         item["inference_logprobs"] = logprobs
     if all(turn.version_min >= 0 for turn in turns):
         item["policy_version"] = [min(turn.version_min for turn in turns), max(turn.version_max for turn in turns)]
-    if messages is not None:
-        item["messages"] = messages
-    if trajectory.metrics:
-        item["metrics"] = trajectory.metrics
     return item
 
 
-def group_of(items: Sequence[ScoredDataItem], failures: Sequence[FailedRollout] = ()) -> ScoredDataGroup:
-    """The group of these sequences; an optional field is there if every sequence has it."""
+def _pay_the_rest(items: Sequence[ScoredDataItem], score: float) -> None:
+    rest = score - math.fsum(reward for item in items for *_, reward in item.get("spans", ()))
+    for item in reversed(items):
+        if spans := item.get("spans"):
+            start, stop, reward = spans[-1]
+            spans[-1] = (start, stop, reward + rest)
+            return
+
+
+def group_of(rollouts: Sequence[Sequence[ScoredDataItem]], failures: Sequence[FailedRollout] = ()) -> ScoredDataGroup:
+    """The group of these rollouts' sequences; an optional field is there if every sequence has it.
+
+    `episodes` and `spans` are there where a rollout has several sequences or turns: other groups look as Atropos's do.
+    """
+    items = [item for rollout in rollouts for item in rollout]
     group: dict[str, Any] = {
         "tokens": [item["tokens"] for item in items],
         "masks": [item["masks"] for item in items],
         "scores": [item["scores"] for item in items],
     }
-    for name in _OPTIONAL_OF_ITEM:
-        values = [item.get(name) for item in items]
+    fields = [(name, items) for name in _OPTIONAL_OF_ITEM]
+    fields += [(name, [rollout[0] for rollout in rollouts]) for name in PER_ROLLOUT]
+    for name, owners in fields:
+        values = [owner.get(name) for owner in owners]
         if all(value is not None for value in values):
             group[name] = values
+    if any(item.get("overrides") for item in items):
+        group["overrides"] = [item.get("overrides") or {} for item in items]
+    if any(len(rollout) > 1 or len(rollout[0].get("spans", ())) > 1 for rollout in rollouts):
+        group["episodes"] = [number for number, rollout in enumerate(rollouts) for _ in rollout]
+        if all("spans" in item for item in items):
+            group["spans"] = [(place, *span) for place, item in enumerate(items) for span in item.get("spans", ())]
     if failures:
         group["failures"] = list(failures)
     return ScoredDataGroup(**group)
@@ -145,6 +204,8 @@ def check(group: ScoredDataGroup, where: str) -> None:
         values = fields.get(name)
         if values is not None and len(values) != size:
             raise EnvironmentFailed(f"{where} gave {size} sequences and {len(values)} {name}.")
+    for *_, reward in group.get("spans") or ():
+        finite(reward, where)
     for score in group["scores"]:
         finite(score, where)
     for name in PER_TOKEN:
@@ -160,8 +221,14 @@ def _check_sequence(name: str, number: int, values: Sequence[Any], length: int, 
         raise EnvironmentFailed(f"{where} gave {name} of sequence {number} with NaN or infinity.")
 
 
+def rollouts_of(group: ScoredDataGroup) -> list[list[int]]:
+    """The rollouts of a group, in order: the numbers of each one's sequences."""
+    episodes = group.get("episodes") or range(len(group["tokens"]))
+    return [[number for number, _ in part] for _, part in groupby(enumerate(episodes), itemgetter(1))]
+
+
 def expected_size(group: ScoredDataGroup, default: int) -> int:
-    """Sequences that the group should have; `group_overrides` may change it."""
+    """Rollouts that the group should have; `group_overrides` may change it."""
     return int((group.get("group_overrides") or {}).get("group_size", default))
 
 
@@ -185,10 +252,37 @@ def prompt_tokens(group: ScoredDataGroup, number: int) -> list[int]:
     return group["tokens"][number][:length]
 
 
-def turns_of(group: ScoredDataGroup, number: int) -> list[tuple[list[int], list[int]]]:
-    """The turns of one sequence: the tokens of each action, and of the context after it, empty after the last."""
-    pairs = zip(group["tokens"][number], group["masks"][number], strict=True)
-    runs = [(own, [token for token, _ in part]) for own, part in groupby(pairs, lambda pair: pair[1] != MASKED)]
-    return [
-        (tokens, runs[place + 1][1] if place + 1 < len(runs) else []) for place, (own, tokens) in enumerate(runs) if own
-    ]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnTokens:
+    """One turn as a group has it."""
+
+    action: list[int]
+    observation: list[int]  # context after the action and before the next; empty after the last
+    reward: float | None  # None: the group does not tell
+
+
+def turns_of(group: ScoredDataGroup, rollout: Sequence[int]) -> list[TurnTokens]:
+    """The turns of a rollout, in order; `rollout`: the numbers of its sequences."""
+    spans = group.get("spans")
+    if spans is None:
+        found = [(number, *run, None) for number in rollout for run in _unmasked(group["masks"][number])]
+    else:
+        found = [span for span in spans if span[0] in rollout]
+    turns: list[TurnTokens] = []
+    for place, (number, start, stop, reward) in enumerate(found):
+        tokens = group["tokens"][number]
+        after, begin, *_ = found[place + 1] if place + 1 < len(found) else (number, len(tokens))
+        observation = tokens[stop:begin] if after == number else _news(group["tokens"][after][:begin], tokens)
+        turns.append(TurnTokens(action=tokens[start:stop], observation=observation, reward=reward))
+    return turns
+
+
+def _unmasked(masks: Sequence[int]) -> list[tuple[int, int]]:
+    """Where each run of actions begins and ends."""
+    runs = [list(part) for _, part in groupby(range(len(masks)), lambda place: masks[place] == MASKED)]
+    return [(run[0], run[-1] + 1) for run in runs if masks[run[0]] != MASKED]
+
+
+def _news(prompt: list[int], before: list[int]) -> list[int]:
+    """A new sequence's prompt without the beginning that it shares with the sequence before it."""
+    return prompt[len(commonprefix([prompt, before])) :]

@@ -1,20 +1,19 @@
 """One prompt, one answer, one score: the short way to an environment.
 
 Owns: a group sampled in one request, its scoring, evaluation on held-out items.
-Never: more than one turn (`BaseEnv.collect_trajectory` is for that).
+Never: more than one turn (`MultiTurnEnv` is for that).
 """
 
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
-from halteres.environments.base import Backlog, BaseEnv, NoEvaluation
-from halteres.environments.evaluating import Answer, Evaluation, evaluate_items
-from halteres.environments.scored import ScoredDataGroup, finite, group_of, item_of
-from halteres.errors import EnvironmentFailed, InvalidConfig, boundary
+from halteres.environments.base import Backlog, BaseEnv
+from halteres.environments.evaluating import Answer
+from halteres.environments.scored import ScoredDataGroup, finite, group_of, items_of
+from halteres.errors import EnvironmentFailed, boundary
 from halteres.rollouts.draws import one_rollout
 from halteres.rollouts.groups import complete, settle
 from halteres.text import Message
@@ -41,14 +40,6 @@ class SingleTurnEnv(BaseEnv):
         """Further metrics of an answer; their means appear as train/… and eval/…"""
         return {}
 
-    def eval_items(self) -> Sequence[Any]:
-        """The held-out items of an evaluation, `eval_tasks` of them, the same every time."""
-        raise NoEvaluation(
-            f"{self.title} cannot be evaluated.",
-            "Its class has no eval_items.",
-            "Write it, and held-out figures are told.",
-        )
-
     async def collect_trajectories(self, item: Any) -> tuple[ScoredDataGroup | list[ScoredDataGroup] | None, Backlog]:
         """The whole group in one request; answers whose scoring failed are sampled anew, `rollout_retries` times."""
         messages = self.messages(item)
@@ -59,38 +50,17 @@ class SingleTurnEnv(BaseEnv):
             return [await settle(self._scored(item, turn)) for turn in turns]
 
         members = await complete(self.config.group_size, attempt, self.config.rollout_retries)
-        items = [item_of(rollout, messages=_with_answer(messages, rollout)) for rollout in members.rollouts]
+        items = [items_of(rollout, messages=[_with_answer(messages, rollout)]) for rollout in members.rollouts]
         return group_of(items, members.failures), []
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> Mapping[str, float]:
         """Each held-out item once greedily and `eval_samples` times at temperature 1."""
-        with boundary(EnvironmentFailed, f"{self.title}.eval_items"):
-            items = self.eval_items()
-        if not items:
-            raise InvalidConfig(f"{self.title} has no held-out tasks.", "eval_items gave none.")
-        started = time.time()
-        evaluation = await evaluate_items(items, self._answers, self.config)
-        await self._log(evaluation, started)
-        return evaluation.metrics
+        return await self.evaluate_held_out(self._answers)
 
     def messages(self, item: Any) -> list[dict[str, Any]]:
         """The chat that is sent for an item."""
         with boundary(EnvironmentFailed, f"{self.title}.prompt"):
-            prompt = self.prompt(item)
-        if not isinstance(prompt, str):
-            return [dict(message) for message in prompt]
-        system = self.config.system_prompt
-        first = [] if system is None else [{"role": "system", "content": system}]
-        return [*first, {"role": "user", "content": prompt}]
-
-    async def _log(self, evaluation: Evaluation, started: float) -> None:
-        await self.evaluate_log(
-            evaluation.metrics,
-            start_time=started,
-            end_time=time.time(),
-            generation_parameters={"temperature": [0.0, 1.0], "max_new_tokens": self.config.max_new_tokens},
-            samples=evaluation.samples,
-        )
+            return self.chat_of(self.prompt(item))
 
     async def _answers(self, item: Any, count: int, temperature: float) -> list[Answer]:
         messages = self.messages(item)

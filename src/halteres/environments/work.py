@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from halteres.environments.base import Backlog, BaseEnv
-from halteres.environments.scored import ScoredDataGroup, check, expected_size
+from halteres.environments.scored import ScoredDataGroup, check, expected_size, rollouts_of
 from halteres.errors import EnvironmentFailed, HalteresError, boundary
 from halteres.rollouts.draws import Draw, rolling_out
 from halteres.rollouts.groups import GroupFailed, as_data
@@ -132,7 +132,7 @@ def _failures(collected: ScoredDataGroup | list[ScoredDataGroup] | None) -> list
 def _reason_to_drop(env: BaseEnv, group: ScoredDataGroup) -> str | None:
     size = expected_size(group, env.config.group_size)
     limit = env.config.max_token_length
-    if len(group["tokens"]) != size:
+    if len(rollouts_of(group)) != size:
         return "wrong_size"
     if limit > 0 and any(len(tokens) >= limit for tokens in group["tokens"]):
         return "too_long"

@@ -34,6 +34,10 @@ class Draw:
         """A fresh generator for drawing the item itself."""
         return random.Random(self._number("item"))  # noqa: S311 - tasks, not secrets
 
+    def episode_rng(self) -> random.Random:
+        """A fresh generator for an episode of the item: the same for every rollout of a group."""
+        return random.Random(self._number("episode"))  # noqa: S311 - tasks, not secrets
+
     def sampling_seed(self, rollout: int, attempt: int, call: int) -> int:
         """The seed of one sampling request: 31 bits, so that every server takes it."""
         return self._number(f"sample/{rollout}/{attempt}/{call}") >> 33
@@ -79,6 +83,11 @@ def one_rollout(rollout: int, attempt: int) -> Iterator[None]:
         yield
     finally:
         _seeds.reset(token)
+
+
+def episode_rng() -> random.Random:
+    """A fresh generator for an episode of the item that is rolled out; outside of any, of the first of seed 0."""
+    return (_draw.get() or Draw(seed=0, step=0, ordinal=0)).episode_rng()
 
 
 def next_sampling_seed() -> int | None:

@@ -70,10 +70,19 @@ class Sampler:
         self.limits, self.server_type, self.retries = limits, server_type, retries or Retries()
 
     async def chat(
-        self, messages: Sequence[Message], n: int = 1, *, temperature: float | None = None
+        self,
+        messages: Sequence[Message],
+        n: int = 1,
+        *,
+        temperature: float | None = None,
+        prompt: Sequence[int] | None = None,
     ) -> tuple[Turn, ...]:
-        """Sample `n` answers to a chat, in one request. Raises as `sample` does."""
-        prompt = self.tokenizer.apply_chat_template(messages)
+        """Sample `n` answers to a chat, in one request. Raises as `sample` does.
+
+        Args:
+            prompt: the chat's tokens, where they are known (`rollouts.chat`).
+        """
+        prompt = self.tokenizer.apply_chat_template(messages) if prompt is None else prompt
         if self.server_type == "sglang":
             return await self.sample(prompt, n, temperature=temperature)
         sampling = self._sampling(len(prompt), temperature, None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from halteres.text import Tokenizer
+from halteres.text import Tokenizer, beginning
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 
@@ -72,12 +72,3 @@ class Cut:
         whole = len(self._held) if last else beginning(self._held, self._stops)
         told, self._held = self._held[:whole], self._held[whole:]
         return told
-
-
-def beginning(text: str, words: Sequence[str]) -> int:
-    """Where the longest end of `text` begins that is a beginning of one of `words`; its length if there is none."""
-    longest = max((len(word) for word in words), default=0) - 1
-    for at in range(max(0, len(text) - longest), len(text)):
-        if any(word.startswith(text[at:]) for word in words):
-            return at
-    return len(text)

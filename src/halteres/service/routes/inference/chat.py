@@ -16,7 +16,6 @@ from halteres.errors import InvalidData
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.asking import Ask, Call, Prompt
 from halteres.service.inference.chats import Chat
-from halteres.service.inference.tool_calls import ToolCall, ToolReader
 from halteres.service.inference.written import Written
 from halteres.service.routes.answers import answer
 from halteres.service.routes.inference.completions import failed
@@ -26,6 +25,7 @@ from halteres.service.routes.inference.logprobs import chat_logprobs, names, vll
 from halteres.service.wire.inference.openai import ChatCompletions
 from halteres.service.wire.inference.refusals import CHAT, Refusals
 from halteres.text import Tokenizer
+from halteres.tool_calls import ToolCall, ToolReader
 
 REFUSALS = Refusals(CHAT)
 
@@ -188,4 +188,4 @@ class Chunks:
 
 
 def _shaped(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments_json}}

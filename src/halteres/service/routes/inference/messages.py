@@ -18,7 +18,6 @@ from halteres.errors import HalteresError
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.asking import Ask, Call, Prompt
 from halteres.service.inference.chats import Chat
-from halteres.service.inference.tool_calls import ToolCall, ToolReader
 from halteres.service.inference.written import Written
 from halteres.service.routes.answers import answer
 from halteres.service.routes.inference.chat import may_call
@@ -27,6 +26,7 @@ from halteres.service.routes.inference.events import Events, begun, named
 from halteres.service.routes.inference.refused import anthropic_error
 from halteres.service.wire.inference.anthropic import CountTokens, Messages
 from halteres.service.wire.inference.refusals import MESSAGES, Refusals
+from halteres.tool_calls import ToolCall, ToolReader
 
 REFUSALS = Refusals(MESSAGES)
 
@@ -95,7 +95,7 @@ class Message:
             if isinstance(part, str):
                 said += part
             else:
-                called.append({**_tool_use(part), "input": msgspec.json.decode(part.arguments)})
+                called.append({**_tool_use(part), "input": part.arguments})
         text = [{"type": "text", "text": said}] if said or not called else []
         return {**self._head(text + called), **self._end(one), "usage": self._usage()}
 
@@ -156,7 +156,7 @@ class Blocks:
             else:
                 yield from self._stop()
                 yield self._start({**_tool_use(part), "input": {}})
-                yield self._delta({"type": "input_json_delta", "partial_json": part.arguments})
+                yield self._delta({"type": "input_json_delta", "partial_json": part.arguments_json})
                 yield from self._stop()
         if last and self._index < 0:
             yield self._start({"type": "text", "text": ""})

@@ -1,0 +1,240 @@
+"""Episodes of several turns: the policy answers, the environment answers back, until one of them ends it.
+
+Owns: one episode from reset to its outcome, its limits, the groups and evaluations made of episodes.
+Never: tokenises what the policy said (`rollouts.chat`), repeats a failed rollout (`rollouts.groups`).
+
+    reset(task) ─▶ messages ─▶ ( policy ─▶ Reply ─▶ step(reply) ─▶ Step: messages, reward )* ─▶ outcome, score
+
+Every episode ends in one outcome: success or failure, as the environment says or its score does; turn_limit,
+length_stop, context_overflow, by its limits; format_error, where the environment says so. All of them are trained on
+but those of `mask_outcomes`. An environment that raises has no outcome: that rollout failed, and is repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import math
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, get_args
+
+from pydantic import Field
+
+from halteres.environments.base import Backlog, BaseEnv
+from halteres.environments.config import BaseEnvConfig
+from halteres.environments.evaluating import Answer
+from halteres.environments.scored import ScoredDataItem, finite, items_of
+from halteres.errors import EnvironmentFailed, boundary
+from halteres.rollouts.chat import Chat
+from halteres.rollouts.draws import episode_rng, one_rollout
+from halteres.rollouts.sampler import ContextOverflow
+from halteres.text import Message
+from halteres.types import Outcome, StopReason, Trajectory, Turn
+
+
+class MultiTurnConfig(BaseEnvConfig):
+    """Settings of environments of several turns."""
+
+    max_turns: Annotated[int, Field(ge=1, description="turns of one episode at most")] = 16
+    end_on_length: Annotated[
+        bool, Field(description="an answer that is cut off at max_new_tokens ends its episode (length_stop)")
+    ] = False
+    mask_outcomes: Annotated[
+        tuple[Outcome, ...], Field(description="episodes that end so are not trained on; their groups keep them")
+    ] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What the policy said in one turn."""
+
+    text: str  # without the end token
+    turn: int  # from 0
+    stop_reason: StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the environment answers."""
+
+    messages: str | Sequence[Message] = ()  # appended to the chat; a str is one message of the user
+    reward: float = 0.0  # of the reply, in the environment's own units
+    done: bool = False  # the episode is over; `messages` are then for the records alone
+    fresh: bool = False  # the chat begins anew with `messages`: an observation that repeats all that matters
+    outcome: Outcome | None = None  # of an episode that is done; None: success or failure, by its score
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """One episode that has ended."""
+
+    trajectory: Trajectory
+    chats: tuple[list[dict[str, Any]], ...]  # of each turn, its answer included
+    conversation: tuple[dict[str, Any], ...]  # all that was said, in order
+
+
+class MultiTurnEnv(BaseEnv):
+    """Write `get_next_item`, `reset` and `step`; `load_dataset` for data, `eval_items` for evaluation, `score_episode`
+    where a score is more than the sum of rewards, `measure` for further metrics.
+
+    Each episode has a shallow copy of this object to itself: what `reset` and `step` set on `self` belongs to the
+    episode; what they change in place (a list of the original's, say) belongs to all. `self.rng` is the episode's own
+    there, and begins alike for all episodes of a group.
+    """
+
+    env_config_cls: ClassVar[type[BaseEnvConfig]] = MultiTurnConfig
+    config: MultiTurnConfig
+
+    def reset(self, task: Any) -> str | Sequence[Message] | Awaitable[str | Sequence[Message]]:
+        """Begin an episode: the user's first message, or whole messages (then without the config's system prompt)."""
+        raise NotImplementedError(f"{type(self).__name__} needs reset.")
+
+    def step(self, reply: Reply) -> Step | Awaitable[Step]:
+        """Answer the policy; `async def` or not."""
+        raise NotImplementedError(f"{type(self).__name__} needs step.")
+
+    def score_episode(self, turns: Sequence[Turn]) -> float | Awaitable[float]:
+        """The score of an ended episode: by default the sum of its rewards. Above `success_threshold` is success."""
+        return math.fsum(turn.reward for turn in turns)
+
+    def measure(self, turns: Sequence[Turn]) -> Mapping[str, float]:
+        """Further metrics of an ended episode; their means appear as train/… and eval/…"""
+        return {}
+
+    async def collect_trajectory(
+        self, item: Any
+    ) -> tuple[Trajectory | ScoredDataItem | list[ScoredDataItem] | None, Backlog]:
+        """One episode, as one sequence or several."""
+        episode = await self.play(item)
+        items = items_of(episode.trajectory, messages=episode.chats)
+        if episode.trajectory.outcome in self.config.mask_outcomes:
+            for one in items:
+                one["overrides"] = {"set_advantage_to_zero": True}
+        return items, []
+
+    async def evaluate(self, *args: Any, **kwargs: Any) -> Mapping[str, float]:
+        """Each held-out item once greedily and `eval_samples` times at temperature 1."""
+        return await self.evaluate_held_out(self._answers)
+
+    async def play(self, task: Any, temperature: float | None = None) -> Episode:
+        """One episode, on a copy of this object; `temperature` None: that of training.
+
+        Raises:
+            EnvironmentFailed: `reset`, `step` or a score raised, or gave what it cannot give.
+            ContextOverflow: not even the first prompt leaves room for an answer.
+            SamplerFailed: the policy could not be asked.
+        """
+        env = copy.copy(self)
+        env.rng = episode_rng()
+        return await env._run(task, temperature)
+
+    async def _run(self, task: Any, temperature: float | None) -> Episode:
+        """One episode on this very object."""
+        with boundary(EnvironmentFailed, f"{self.title}.reset"):
+            messages = self.chat_of(await _awaited(self.reset(task)))
+        chat = Chat(self.tokenizer, messages)
+        told = _Told(conversation=messages)
+        while True:
+            try:
+                (turn,) = await self.server.chat(chat.messages, temperature=temperature, prompt=chat.prompt)
+            except ContextOverflow:
+                if not told.turns:
+                    raise
+                return await self._ended(told, "context_overflow")
+            if turn.stop_reason == "length" and self.config.end_on_length:
+                told.add(chat, turn, [])
+                return await self._ended(told, "length_stop")
+            step = await self._step(Reply(text=turn.text, turn=len(told.turns), stop_reason=turn.stop_reason))
+            messages = self._messages(step)
+            told.add(chat, replace(turn, reward=step.reward), messages)
+            if step.done:
+                return await self._ended(told, step.outcome)
+            if len(told.turns) >= self.config.max_turns:
+                return await self._ended(told, "turn_limit")
+            if step.fresh:
+                chat = Chat(self.tokenizer, messages)
+            else:
+                chat.go_on(turn.action, messages)
+
+    async def _step(self, reply: Reply) -> Step:
+        where = f"{self.title}.step"
+        with boundary(EnvironmentFailed, where):
+            step: Any = await _awaited(self.step(reply))
+            if not isinstance(step, Step):
+                raise TypeError(f"a Step is expected, not {type(step).__name__}")
+        return replace(step, reward=finite(step.reward, where))
+
+    def _messages(self, step: Step) -> list[dict[str, Any]]:
+        if step.fresh:
+            return self.chat_of(step.messages)
+        if isinstance(step.messages, str):
+            return [{"role": "user", "content": step.messages}]
+        return [dict(message) for message in step.messages]
+
+    async def _ended(self, told: _Told, outcome: Outcome | None) -> Episode:
+        turns, where = tuple(told.turns), f"{self.title}.score_episode"
+        with boundary(EnvironmentFailed, where):
+            score = finite(await _awaited(self.score_episode(turns)), where)
+        with boundary(EnvironmentFailed, f"{self.title}.measure"):
+            measured = self.measure(turns)
+        outcome = outcome or ("success" if score > self.config.success_threshold else "failure")
+        metrics = {
+            **measured,
+            "mean_return": math.fsum(turn.reward for turn in turns),
+            "turns": len(turns),
+            **{f"outcome/{name}": float(name == outcome) for name in get_args(Outcome)},
+        }
+        trajectory = Trajectory(turns=turns, score=score, metrics=metrics, outcome=outcome)
+        return Episode(trajectory=trajectory, chats=tuple(told.chats), conversation=tuple(told.conversation))
+
+    async def _answers(self, item: Any, count: int, temperature: float) -> list[Answer]:
+        async def one(number: int) -> Answer:
+            with one_rollout(number, 0):
+                return _answer(await self.play(item, temperature))
+
+        return await asyncio.gather(*(one(number) for number in range(count)))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Told:
+    """What was said in an episode so far."""
+
+    conversation: list[dict[str, Any]]
+    turns: list[Turn] = field(default_factory=list[Turn])
+    chats: list[list[dict[str, Any]]] = field(default_factory=list[list[dict[str, Any]]])
+
+    def add(self, chat: Chat, turn: Turn, messages: Sequence[dict[str, Any]]) -> None:
+        """The policy's answer to this chat, and what the environment said to it."""
+        said = {"role": "assistant", "content": turn.text}
+        self.turns.append(turn)
+        self.chats.append([*(dict(message) for message in chat.messages), said])
+        self.conversation += [said, *messages]
+
+
+async def _awaited(value: Any) -> Any:
+    """What an author's method gave, `async def` or not."""
+    return await value if inspect.isawaitable(value) else value
+
+
+def _answer(episode: Episode) -> Answer:
+    trajectory, conversation = episode.trajectory, episode.conversation
+    turns = trajectory.turns
+    first = len(episode.chats[0]) - 1  # the place of the policy's first words
+    return Answer(
+        prompt=str(conversation[first - 1].get("content", "")),
+        completion=_text(conversation[first:]),
+        score=trajectory.score,
+        num_tokens=sum(len(turn.action) for turn in turns),
+        stop_reason=turns[-1].stop_reason,
+        version=max(turn.version_max for turn in turns),
+        outcome=trajectory.outcome,
+        metrics=trajectory.metrics,
+    )
+
+
+def _text(conversation: Sequence[Message]) -> str:
+    """A conversation that the policy begins, to be read: whose words they are, but for the first."""
+    first, *others = conversation
+    return "\n\n".join([str(first["content"]), *(f"[{one['role']}]\n{one.get('content', '')}" for one in others)])

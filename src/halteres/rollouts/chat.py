@@ -1,0 +1,79 @@
+"""A chat as tokens: each prompt is the tokens before it, the action as it was sampled, and what is new.
+
+Owns: the prompt of the next turn; where the template rewrites what was said (it leaves out old thinking, say), the
+prompt that the template makes of the whole chat.
+Never: tokenises an action again as long as the template keeps it; writes an end token that the action has.
+
+    prompt   <|im_start|>user\\nGuess.<|im_end|>\\n<|im_start|>assistant\\n
+    action                                                             5<|im_end|>
+    prompt   ...the same tokens, and behind them as new context:                  \\n<|im_start|>user\\nToo low...
+
+The template is asked for the whole chat each time, and its texts are compared: what it adds to its last text is the
+action, whose tokens are known, and new context, which alone is tokenised. White space is no difference: templates trim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from halteres.text import Message, Tokenizer
+
+
+class Chat:
+    """A chat with the policy, which answers next.
+
+    Args:
+        messages: up to the policy's first answer.
+        tools: in OpenAI's form, for the template.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._extra: dict[str, Any] = {"tools": [dict(tool) for tool in tools]} if tools else {}
+        self.messages: list[Message] = list(messages)
+        self._text = self._rendered()
+        self.prompt: tuple[int, ...] = tuple(tokenizer.encode(self._text))
+
+    def go_on(self, action: Sequence[int], messages: Sequence[Message]) -> None:
+        """Append the policy's answer, and these messages behind it."""
+        ended = bool(action) and action[-1] in self._tokenizer.eos_token_ids
+        said = self._tokenizer.decode(action[:-1] if ended else action, skip_special_tokens=False)
+        self.messages += [{"role": "assistant", "content": said}, *messages]
+        before, self._text = self._text, self._rendered()
+        news = _behind(said, self._text[len(before) :]) if self._text.startswith(before) else None
+        if news is None:
+            self.prompt = tuple(self._tokenizer.encode(self._text))
+            return
+        context = self._tokenizer.encode(news)
+        self.prompt = (*self.prompt, *action, *(self._behind_end(context) if ended else context))
+
+    def _behind_end(self, context: list[int]) -> list[int]:
+        """Context that follows an end token, without the template's own, which is then its first word."""
+        ends = (place for place, token in enumerate(context) if token in self._tokenizer.eos_token_ids)
+        end = next(ends, None)
+        doubled = end is not None and not self._tokenizer.decode(context[:end], skip_special_tokens=False).strip()
+        return context[end + 1 :] if end is not None and doubled else context
+
+    def _rendered(self) -> str:
+        return self._tokenizer.render(self.messages, **self._extra)
+
+
+def _behind(said: str, text: str) -> str | None:
+    """What follows `said` in a text that begins with it; None where it begins with something else.
+
+    >>> _behind("5 ", " 5<end>")
+    '<end>'
+    """
+    if text.startswith(said):
+        return text[len(said) :]
+    place = 0
+    for character in "".join(said.split()):
+        while text[place : place + 1].isspace():
+            place += 1
+        if text[place : place + 1] != character:
+            return None
+        place += 1
+    return text[place:].removeprefix(said[len(said.rstrip()) :])

@@ -1,0 +1,285 @@
+"""Episodes of several turns: how they go, how they end, and what of them is sent, recorded and evaluated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halteres.environments.multi_turn import MultiTurnEnv, Reply, Step
+from halteres.environments.scored import ScoredDataGroup, check, rollouts_of, to_wire, turns_of
+from halteres.environments.work import Drawn, Settled, settle_item
+from halteres.observe.metrics import read_rows
+from halteres.rollouts.draws import Draw
+from halteres.types import MASKED, Turn
+
+from .stages import TOKENIZER, Inference, server
+
+
+class Countdown(MultiTurnEnv):
+    """Says "again" until it has been answered as often as the task says; pays a tenth for each answer, 1 at the end."""
+
+    name = "countdown"
+
+    async def get_next_item(self) -> Any:
+        return 2
+
+    def eval_items(self) -> Sequence[int]:
+        return [1, 2, 3][: self.config.eval_tasks]
+
+    def reset(self, task: Any) -> Any:
+        self.left = task
+        return f"Question: {task}?"
+
+    def step(self, reply: Reply) -> Any:
+        self.left -= 1
+        assert self.left >= 0, "an episode that goes on after its end, or shares its state"
+        return Step(f"again {self.left}", reward=0.1) if self.left else Step("done", reward=1.0, done=True)
+
+    def measure(self, turns: Sequence[Turn]) -> Mapping[str, float]:
+        return {"letters": float(sum(len(turn.text) for turn in turns))}
+
+
+def made(kind: type[MultiTurnEnv], inference: Inference, folder: Path | None = None, **changes: Any) -> MultiTurnEnv:
+    values = {"group_size": 2, "max_new_tokens": 32, "max_token_length": 1024, "ensure_scores_are_not_same": False}
+    run_dir = str(folder) if folder else None
+    config = kind.env_config_cls.model_validate({**values, "run_dir": run_dir, **changes})
+    return kind(config, [server(inference)])
+
+
+async def settled(env: MultiTurnEnv, item: Any) -> Settled:
+    result = await settle_item(env, Drawn(draw=Draw(seed=0, step=0, ordinal=0), item=item))
+    await env.server.close()
+    return result
+
+
+async def rolled_out(env: MultiTurnEnv, item: Any) -> ScoredDataGroup:
+    result = await settled(env, item)
+    assert not result.failures, result.failures
+    (group,) = result.kept
+    return group
+
+
+def outcomes(group: ScoredDataGroup) -> list[str]:
+    return [str(one) for one in group.get("outcome", [])]
+
+
+async def test_a_group_of_several_turns_says_what_each_was_paid(inference: Inference) -> None:
+    group = await rolled_out(made(Countdown, inference), 3)
+    assert group["scores"] == [pytest.approx(1.2)] * 2
+    assert group.get("episodes") == [0, 1]
+    spans = group.get("spans") or []
+    assert [(sequence, reward) for sequence, _, _, reward in spans] == [
+        (sequence, reward) for sequence in (0, 1) for reward in (0.1, 0.1, pytest.approx(1.0))
+    ]
+    for sequence, start, stop, _ in spans:
+        masks = group["masks"][sequence]
+        assert masks[start:stop] == group["tokens"][sequence][start:stop]
+        assert masks[start - 1] == MASKED
+    check(group, "env")
+    assert {"episodes", "spans"} <= set(json.loads(json.dumps(to_wire(group, include_messages=False))))
+
+
+async def test_a_group_of_one_turn_looks_on_the_wire_as_it_always_did(inference: Inference) -> None:
+    group = await rolled_out(made(Countdown, inference), 1)
+    assert set(to_wire(group, include_messages=False)) == {
+        "tokens",
+        "masks",
+        "scores",
+        "inference_logprobs",
+        "policy_version",
+    }
+
+
+async def test_the_chat_goes_on_token_by_token(inference: Inference) -> None:
+    env = made(Countdown, inference, group_size=1)
+    group = await rolled_out(env, 2)
+    first, second = (request["input_ids"] for request in inference.requests)
+    (tokens,) = group["tokens"]
+    (_, start, stop, _), _ = group.get("spans") or []
+    assert second[:stop] == tokens[:stop] == [*first, *tokens[start:stop]]
+    assert TOKENIZER.decode(second[stop:], skip_special_tokens=False) == (
+        "\n<|im_start|>user\nagain 1<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+async def test_episodes_that_run_at_once_share_no_state_and_a_repeated_group_is_the_same(inference: Inference) -> None:
+    groups = [await rolled_out(made(Countdown, inference, group_size=4), 3) for _ in range(2)]
+    assert groups[0] == groups[1]
+    assert len({tuple(tokens) for tokens in groups[0]["tokens"]}) == 4
+
+
+class Walk(Countdown):
+    """Every observation repeats all that matters."""
+
+    def step(self, reply: Reply) -> Any:
+        return replace(super().step(reply), fresh=True)
+
+
+async def test_a_fresh_observation_begins_a_new_sequence_of_the_same_rollout(inference: Inference) -> None:
+    env = made(Walk, inference, system_prompt="Play.")
+    group = await rolled_out(env, 2)
+    assert group.get("episodes") == [0, 0, 1, 1]
+    assert rollouts_of(group) == [[0, 1], [2, 3]]
+    assert len(group["scores"]) == 4 and set(group["scores"]) == {1.1}
+    assert [(sequence, reward) for sequence, _, _, reward in group.get("spans") or []] == [
+        (0, 0.1),
+        (1, 1.0),
+        (2, 0.1),
+        (3, 1.0),
+    ]
+    assert TOKENIZER.decode(inference.requests[-1]["input_ids"]) == "system\nPlay.\nuser\nagain 1\nassistant\n"
+    turns = turns_of(group, [0, 1])
+    assert "again 1" in TOKENIZER.decode(turns[0].observation)
+    assert "Play." not in TOKENIZER.decode(turns[0].observation)
+    check(group, "env")
+
+
+class Endless(Countdown):
+    def step(self, reply: Reply) -> Any:
+        return Step("again")
+
+
+async def test_an_episode_that_never_ends_is_cut_off_at_its_turns(inference: Inference) -> None:
+    group = await rolled_out(made(Endless, inference, max_turns=3), 0)
+    assert outcomes(group) == ["turn_limit"] * 2
+    assert len(group.get("spans") or []) == 6
+
+
+async def test_an_episode_without_room_for_another_answer_ends_there_and_its_turns_count(inference: Inference) -> None:
+    group = await rolled_out(made(Endless, inference, max_token_length=200, max_turns=99), 0)
+    assert outcomes(group) == ["context_overflow"] * 2
+    assert all(100 < len(tokens) < 200 for tokens in group["tokens"])
+    nothing = await settled(made(Endless, inference, max_token_length=8, rollout_retries=0), 0)
+    assert {failure.code for failure in nothing.failures} == {"context_overflow"}
+
+
+async def test_an_answer_that_is_cut_off_is_played_on_or_ends_the_episode(inference: Inference) -> None:
+    on = await rolled_out(made(Countdown, inference, max_new_tokens=3), 2)
+    assert outcomes(on) == ["success"] * 2
+    assert [tokens.count(TOKENIZER.eos_token_id) for tokens in on["tokens"]] == [3, 3], "as context where it is missing"
+    ended = await rolled_out(made(Countdown, inference, max_new_tokens=3, end_on_length=True), 2)
+    assert outcomes(ended) == ["length_stop"] * 2
+    assert ended["scores"] == [0.0, 0.0]
+
+
+class Picky(Countdown):
+    """Refuses what every other rollout says."""
+
+    def step(self, reply: Reply) -> Any:
+        bad = int(reply.text[-3]) % 2 == 0
+        return Step(done=True, reward=-0.1, outcome="format_error") if bad else super().step(reply)
+
+
+async def test_an_environment_may_name_the_outcome_and_such_rollouts_may_be_left_out(inference: Inference) -> None:
+    group = await rolled_out(made(Picky, inference, group_size=8, mask_outcomes=("format_error",)), 2)
+    named = outcomes(group)
+    assert {"format_error", "success"} <= set(named)
+    assert group.get("overrides") == [{"set_advantage_to_zero": True} if one == "format_error" else {} for one in named]
+    check(group, "env")
+    trained = await rolled_out(made(Picky, inference, group_size=8), 2)
+    assert "overrides" not in trained
+
+
+class Judged(Countdown):
+    async def score_episode(self, turns: Sequence[Turn]) -> float:
+        return 5.0
+
+    async def step(self, reply: Reply) -> Any:
+        return super().step(reply)
+
+
+async def test_an_authors_score_is_the_sum_of_its_spans(inference: Inference) -> None:
+    """A trainer that pays by turns and one that pays by scores are told the same."""
+    group = await rolled_out(made(Judged, inference, group_size=1), 2)
+    assert group["scores"] == [5.0]
+    assert [reward for *_, reward in group.get("spans") or []] == [0.1, pytest.approx(4.9)]
+
+
+class Broken(Countdown):
+    def step(self, reply: Reply) -> Any:
+        if self.left == 1:
+            raise KeyError("board")
+        return super().step(reply)
+
+
+class Mute(Countdown):
+    def step(self, reply: Reply) -> Any:
+        return "again"
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [(Broken, "countdown.step raised KeyError: 'board'"), (Mute, "a Step is expected, not str")]
+)
+async def test_an_environment_that_breaks_has_no_outcome_and_is_tried_again(
+    inference: Inference, kind: type[MultiTurnEnv], why: str
+) -> None:
+    result = await settled(made(kind, inference, rollout_retries=1), 2)
+    assert [failure.code for failure in result.failures] == ["env_error"] * 4
+    assert why in result.failures[0].why
+
+
+class Dice(Countdown):
+    def reset(self, task: Any) -> Any:
+        return f"Rolled {self.rng.randint(0, 10**6)}"
+
+    def step(self, reply: Reply) -> Any:
+        return Step(f"{self.rng.randint(0, 10**6)}", done=reply.turn == 1)
+
+
+async def test_every_episode_of_a_group_begins_alike(inference: Inference) -> None:
+    """(task, seed) is the whole beginning: a group compares answers, not luck."""
+    env = made(Dice, inference)
+    group = await rolled_out(env, 0)
+    prompts = [tokens[: (group.get("spans") or [])[2 * place][1]] for place, tokens in enumerate(group["tokens"])]
+    assert prompts[0] == prompts[1]
+
+
+async def test_rates_of_outcomes_turns_and_returns_are_figures_of_the_step(
+    inference: Inference, tmp_path: Path
+) -> None:
+    env = made(Picky, inference, tmp_path, group_size=8)
+    group = await rolled_out(env, 2)
+    env.records.group(1, 0, 2, group)
+    figures = env.records.close(before=2)[1]
+    rates = {name: value for name, value in figures.items() if name.startswith("train/outcome/")}
+    assert sum(rates.values()) == pytest.approx(1.0)
+    assert rates["train/outcome/format_error"] == outcomes(group).count("format_error") / 8
+    assert 1 < figures["train/turns"] < 2
+    assert figures["train/mean_return"] == pytest.approx(sum(group["scores"]) / 8)
+    assert figures["train/letters"] > 0
+
+
+async def test_the_rollouts_of_a_step_show_every_turn_with_its_reward(inference: Inference, tmp_path: Path) -> None:
+    env = made(Walk, inference, tmp_path)
+    group = await rolled_out(env, 2)
+    env.records.group(1, 0, 2, group)
+    (line,) = read_rows(tmp_path / "rollouts" / "step_1.jsonl")
+    first, second = line["completions"]
+    assert [turn["reward"] for turn in first["turns"]] == [0.1, 1.0]
+    assert "again 1" in first["turns"][0]["observation"]
+    assert first["turns"][1]["observation"] == ""
+    assert (first["outcome"], first["score"]) == ("success", 1.1)
+    assert second["text"] == "".join(turn["text"] for turn in second["turns"])
+
+
+async def test_an_evaluation_plays_whole_episodes_and_shows_them(inference: Inference, tmp_path: Path) -> None:
+    env = made(Countdown, inference, eval_tasks=3, eval_samples=2, data_dir_to_save_evals=str(tmp_path))
+    metrics = await env.evaluate()
+    await env.server.close()
+    assert metrics["eval/turns"] == 2.0
+    assert metrics["eval/mean_return"] == metrics["eval/mean_score"] == pytest.approx((1.0 + 1.1 + 1.2) / 3)
+    assert (metrics["eval/outcome/success"], metrics["eval/outcome/turn_limit"]) == (1.0, 0.0)
+    assert metrics["eval/percent_correct"] == metrics["eval/percent_correct_greedy"] == 1.0
+    samples = read_rows(tmp_path / "samples.jsonl")
+    assert len(samples) == 3 * 3
+    assert [one["temperature"] for one in samples[:3]] == [0.0, 1.0, 1.0]
+    assert samples[1]["completion"] != samples[2]["completion"], "samples have seeds of their own"
+    last = samples[-1]
+    assert last["prompt"] == "Question: 3?"
+    assert (last["outcome"], last["completion"].count("[user]")) == ("success", 3)
+    assert last["completion"].endswith("[user]\ndone")
