@@ -10,14 +10,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from halteres.environments.games.fifteen_puzzle import FifteenPuzzle
 from halteres.environments.games.game import Game
+from halteres.environments.games.game_2048 import Game2048
 from halteres.environments.games.guess_the_number import GuessTheNumber
+from halteres.environments.games.mastermind import Mastermind
+from halteres.environments.games.minesweeper import Minesweeper
+from halteres.environments.games.sudoku import Sudoku
+from halteres.environments.games.tower_of_hanoi import TowerOfHanoi
 from halteres.errors import NotFound, unknown
 from halteres.rollouts.draws import Split
 
 FAMILIES: tuple[type[Game[Any, Any]], ...] = (
     GuessTheNumber,
-)  # fmt: skip
+    Mastermind,
+    Minesweeper,
+    FifteenPuzzle,
+    Sudoku,
+    TowerOfHanoi,
+    Game2048,
+)
 """One line each."""
 
 
