@@ -1,0 +1,62 @@
+"""Text games of several turns, played by the rules, words and random draws of GEM.
+
+Owns: the games of GEM under its ids; their levels, prompts, rewards and ends; corrected variants (`-v1-`).
+Never: touches a process-wide generator, imports GEM, reads a clock, executes what a policy wrote.
+Guarantees: a task and a seed are the whole initial state; a saved game goes on identically in another process; an
+action of any text gives a result, never an exception.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from halteres.environments.games.fifteen_puzzle import FifteenPuzzle
+from halteres.environments.games.game import Game
+from halteres.environments.games.game_2048 import Game2048
+from halteres.environments.games.guess_the_number import GuessTheNumber
+from halteres.environments.games.mastermind import Mastermind
+from halteres.environments.games.minesweeper import Minesweeper
+from halteres.environments.games.sudoku import Sudoku
+from halteres.environments.games.tower_of_hanoi import TowerOfHanoi
+from halteres.errors import NotFound, unknown
+from halteres.rollouts.draws import Split
+
+FAMILIES: tuple[type[Game[Any, Any]], ...] = (
+    GuessTheNumber,
+    Mastermind,
+    Minesweeper,
+    FifteenPuzzle,
+    Sudoku,
+    TowerOfHanoi,
+    Game2048,
+)
+"""One line each."""
+
+
+def _ids(family: type[Game[Any, Any]]) -> list[str]:
+    plain = [f"game:{family.name}-v0-{level}" for level in (*family.levels, "random")]
+    return plain + [f"game:{family.name}-v1-{level}" for level in family.corrected]
+
+
+_FAMILY_OF = {id: family for family in FAMILIES for id in _ids(family)}
+
+IDS: tuple[str, ...] = tuple(_FAMILY_OF)
+"""All games: `game:<family>-v0-<level>` is GEM's, `-v1-` is ours, where GEM's has a defect."""
+
+
+def make(id: str, *, split: Split = "train", base_seed: int = 0, **options: Any) -> Game[Any, Any]:
+    """The game of an id, to be `reset` before it is played.
+
+    Args:
+        id: one of `IDS`.
+        split: of the seeds that `reset` takes when it is given none; training and evaluation never share a sequence.
+        base_seed: of the same.
+        options: of the family, e.g. `init_algo` of FifteenPuzzle.
+
+    Raises:
+        NotFound: no game has this id; the nearest is named.
+        InvalidConfig: the family has no such option, or not with this value.
+    """
+    if id not in _FAMILY_OF:
+        raise unknown(NotFound, "game", id, IDS)
+    return _FAMILY_OF[id](id, split=split, base_seed=base_seed, **options)

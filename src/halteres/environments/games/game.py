@@ -1,0 +1,247 @@
+"""What all text games share: seeds, the rule of a step, save and restore.
+
+A family of games gives its levels, the pattern of an action, its rules, and what a move does.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import random
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypedDict, TypeVar
+
+from halteres.errors import InvalidConfig, InvalidData, unknown
+from halteres.rollouts.draws import Split
+
+Outcome = Literal["success", "failure", "turn_limit", "format_error"]
+"""How an episode ended."""
+
+FORMAT_ERROR_REWARD = -0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """How hard an episode is; a family adds fields of its own."""
+
+    max_turns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is played; together with a seed it is the whole initial state."""
+
+    id: str  # e.g. "game:FifteenPuzzle-v0-easy"
+    parameters: Mapping[str, Any]  # the family's options by name, JSON-able, defaults filled in
+
+
+class Move(NamedTuple):
+    """What came of a well-formed action."""
+
+    observation: str
+    reward: float = 0.0
+    outcome: Literal["success", "failure"] | None = None  # None: play goes on, unless this was the last turn
+
+
+class Info(TypedDict, total=False):
+    """What comes beside an observation."""
+
+    suffix: str  # shown once, after all observations: the board, the request for a move
+    seed: int  # of this episode
+    outcome: Outcome | None  # None while play goes on; this and the next two only from `step`
+    success: bool
+    reward_components: dict[str, float]  # by what paid: "move", "format_error", "turn_limit"; their sum is the reward
+
+
+Step = tuple[str, float, bool, bool, Info]
+"""Observation, reward, terminated, truncated, info."""
+
+LevelT = TypeVar("LevelT", bound=Level)
+ActionT = TypeVar("ActionT")
+
+
+class Game(ABC, Generic[LevelT, ActionT]):
+    """One environment that plays episodes of one task, one after another; `reset` comes first.
+
+    Reset with seed s, all draws come from one `random.Random(s)`, in the order in which GEM draws: ours and GEM's
+    environment after `reset(seed=s)` play the same episode. Another process that restores what `save` gave goes on
+    identically.
+
+    Args:
+        id: e.g. "game:GuessTheNumber-v0-easy".
+        split: of the seeds that `reset` takes when it is given none.
+        base_seed: of the same.
+        parameters: the family's `options`.
+
+    Raises:
+        InvalidConfig: an option is not the family's.
+    """
+
+    name: ClassVar[str]  # as in its ids
+    levels: ClassVar[Mapping[str, Any]]  # LevelT by name; the level "random" exists beside them
+    random_levels: ClassVar[Sequence[Any]] = ()  # the LevelT among which the level "random" draws
+    corrected: ClassVar[Sequence[str]] = ()  # levels that exist as v1 too
+    options: ClassVar[Mapping[str, Any]] = {}  # parameters beyond the id: their defaults, JSON-able
+    pattern: ClassVar[re.Pattern[str]]  # of an action; the last match within the answer counts
+    state: ClassVar[Sequence[str]]  # the attributes that `setup` and `move` write; their values are JSON-able
+
+    format_error: ClassVar[str] = "At turn {turn}, you did not provide a valid guess."
+    turn_limit: ClassVar[str] = "You have reached the maximum number of turns."
+    suffix_at_reset: ClassVar[bool] = True
+
+    seed: int
+    level: LevelT
+
+    def __init__(self, id: str, *, split: Split = "train", base_seed: int = 0, **parameters: Any) -> None:
+        _, version, self.level_name = id.split("-", 2)
+        self.version = int(version[1:])
+        for option in parameters:
+            if option not in self.options:
+                raise unknown(InvalidConfig, f"option of {id}", option, self.options)
+        self.task = Task(id=id, parameters={**self.options, **parameters})
+        self.turn = 0
+        self.rng = random.Random()  # noqa: S311 - games, not secrets
+        self._split: Split = split
+        self._base_seed, self._num_seeds_taken = base_seed, 0
+
+    @property
+    def exploitable(self) -> bool:
+        """Whether the rules pay again for what was paid already."""
+        return False
+
+    @abstractmethod
+    def setup(self) -> None:
+        """Draw the initial state of `level` from `rng`."""
+
+    @abstractmethod
+    def rules(self) -> str:
+        """The first observation, drawn after `setup`; an example in it is drawn from `rng`."""
+
+    @abstractmethod
+    def suffix(self) -> str:
+        """The board as it is now, and the request for a move."""
+
+    @abstractmethod
+    def parse(self, found: re.Match[str]) -> ActionT | None:
+        """The action of a match; None or a ValueError makes it a format error."""
+
+    @abstractmethod
+    def move(self, action: ActionT) -> Move:
+        """Play an action; one that is against the rules changes nothing, pays nothing and is told why."""
+
+    @abstractmethod
+    def random_action(self, rng: random.Random) -> str:
+        """A well-formed action, not always a possible one."""
+
+    def random_level(self) -> LevelT:
+        """The level of one episode of the level "random": the first draws of a reset."""
+        return self.rng.choice(self.random_levels)
+
+    def turn_limit_reward(self, action: ActionT) -> float | None:
+        """What the last turn pays instead of its move where no move ended the episode; None: its move is paid."""
+        return None
+
+    def reset(self, seed: int | None = None) -> tuple[str, Info]:
+        """Begin an episode; without a seed, of the next one in the sequence of this task, split and base seed."""
+        if seed is None:
+            seed = episode_seed(self.task, self._split, self._base_seed, self._num_seeds_taken)
+            self._num_seeds_taken += 1
+        self._begin(seed)
+        self.turn = 0
+        self.setup()
+        observation = self.rules()
+        return observation, {"suffix": self.suffix(), "seed": seed} if self.suffix_at_reset else {"seed": seed}
+
+    def step(self, action: str) -> Step:
+        """Play the last action within an answer of the policy."""
+        self.turn += 1
+        parsed = self._parsed(action)
+        if parsed is None:
+            text = self.format_error.format(turn=self.turn)
+            paid = {"format_error": FORMAT_ERROR_REWARD}
+            return self._result(text, paid, "format_error", truncated=self.turn == self.level.max_turns)
+        observation, reward, outcome = self.move(parsed)
+        if outcome is None and self.turn >= self.level.max_turns:
+            text = self.turn_limit.format(max_turns=self.level.max_turns)
+            replaced = self.turn_limit_reward(parsed)
+            paid = {"move": reward} if replaced is None else {"turn_limit": replaced}
+            return self._result(text, paid, "turn_limit", truncated=True)
+        return self._result(observation, {"move": reward}, outcome, truncated=False)
+
+    def save(self) -> dict[str, Any]:
+        """The whole state, JSON-able."""
+        version, numbers, gauss = self.rng.getstate()
+        return {
+            "task": {"id": self.task.id, "parameters": dict(self.task.parameters)},
+            "seeds": {"split": self._split, "base_seed": self._base_seed, "num_taken": self._num_seeds_taken},
+            "seed": self.seed,
+            "turn": self.turn,
+            "generator": [version, list(numbers), gauss],
+            "state": {name: copy.deepcopy(getattr(self, name)) for name in self.state},
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Go on where `save` was called, of a game of the same task.
+
+        Raises:
+            InvalidData: it was saved by a game of another task.
+        """
+        if saved["task"] != {"id": self.task.id, "parameters": dict(self.task.parameters)}:
+            raise InvalidData(
+                f"A state of {saved['task']['id']} cannot be restored into {self.task.id}.",
+                f"Its parameters are {saved['task']['parameters']}, here they are {dict(self.task.parameters)}.",
+                f"make({saved['task']['id']!r}, **parameters) gives the game that takes it.",
+            )
+        seeds = saved["seeds"]
+        self._split, self._base_seed, self._num_seeds_taken = seeds["split"], seeds["base_seed"], seeds["num_taken"]
+        self._begin(saved["seed"])
+        self.turn = saved["turn"]
+        for name in self.state:
+            setattr(self, name, copy.deepcopy(saved["state"][name]))
+        version, numbers, gauss = saved["generator"]
+        self.rng.setstate((version, tuple(numbers), gauss))
+
+    def spawn(self, same_state: bool = False) -> Self:
+        """Another game of the same task and sequence of seeds; with `same_state`, in the middle of this episode."""
+        twin = type(self)(self.task.id, split=self._split, base_seed=self._base_seed, **self.task.parameters)
+        if same_state:
+            twin.restore(self.save())
+        return twin
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _begin(self, seed: int) -> None:
+        self.seed = seed
+        self.rng.seed(seed)
+        self.level = self.random_level() if self.level_name == "random" else self.levels[self.level_name]
+
+    def _parsed(self, action: str) -> ActionT | None:
+        last = None
+        for found in self.pattern.finditer(action):
+            last = found
+        try:
+            return None if last is None else self.parse(last)
+        except ValueError:  # Python refuses to convert more than 4300 digits
+            return None
+
+    def _result(self, observation: str, paid: dict[str, float], outcome: Outcome | None, *, truncated: bool) -> Step:
+        (reward,) = paid.values()
+        info: Info = {
+            "suffix": self.suffix(),
+            "seed": self.seed,
+            "outcome": outcome,
+            "success": outcome == "success",
+            "reward_components": paid,
+        }
+        return observation, reward, outcome is not None, truncated, info
+
+
+def episode_seed(task: Task, split: Split, base_seed: int, index: int) -> int:
+    """The seed, 32 bits without sign, of the `index`-th episode that is played of a task without naming one."""
+    name = json.dumps(["halteres/games/1", split, task.id, dict(task.parameters), base_seed, index], sort_keys=True)
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
