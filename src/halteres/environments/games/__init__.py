@@ -12,11 +12,19 @@ from typing import Any
 
 from halteres.environments.games.game import Game
 from halteres.environments.games.guess_the_number import GuessTheNumber
+from halteres.environments.games.hangman import Hangman
+from halteres.environments.games.sokoban import Sokoban
+from halteres.environments.games.word_search import WordSearch
+from halteres.environments.games.wordle import Wordle
 from halteres.errors import NotFound, unknown
 from halteres.rollouts.draws import Split
 
 FAMILIES: tuple[type[Game[Any, Any]], ...] = (
     GuessTheNumber,
+    Hangman,
+    Sokoban,
+    Wordle,
+    WordSearch,
 )  # fmt: skip
 """One line each."""
 
