@@ -10,10 +10,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from halteres.environments.games.fifteen_puzzle import FifteenPuzzle
 from halteres.environments.games.game import Game
+from halteres.environments.games.game_2048 import Game2048
 from halteres.environments.games.guess_the_number import GuessTheNumber
 from halteres.environments.games.hangman import Hangman
+from halteres.environments.games.mastermind import Mastermind
+from halteres.environments.games.minesweeper import Minesweeper
 from halteres.environments.games.sokoban import Sokoban
+from halteres.environments.games.sudoku import Sudoku
+from halteres.environments.games.tower_of_hanoi import TowerOfHanoi
 from halteres.environments.games.word_search import WordSearch
 from halteres.environments.games.wordle import Wordle
 from halteres.errors import NotFound, unknown
@@ -21,11 +27,17 @@ from halteres.rollouts.draws import Split
 
 FAMILIES: tuple[type[Game[Any, Any]], ...] = (
     GuessTheNumber,
-    Hangman,
+    Mastermind,
+    Minesweeper,
+    FifteenPuzzle,
+    Sudoku,
+    TowerOfHanoi,
+    Game2048,
     Sokoban,
+    Hangman,
     Wordle,
     WordSearch,
-)  # fmt: skip
+)
 """One line each."""
 
 
