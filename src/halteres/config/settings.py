@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from halteres.config import environ
+from halteres.config.environment_name import in_file_name, joined_name, split_name
 from halteres.models import TINY
 
 SinkName = Literal["wandb", "trackio", "tensorboard"]
@@ -26,12 +27,12 @@ SinkName = Literal["wandb", "trackio", "tensorboard"]
 
 
 def default_name(environment: str, run_id: str) -> str:
-    """The name of a run of this environment that was given none.
+    """The name of a run of this environment that was given none. Folders and files are called by it too.
 
     >>> default_name("gsm8k", "3fa9c1d2")
     'gsm8k-3fa9c1d2'
     """
-    return f"{environment}-{run_id}"
+    return f"{in_file_name(environment)}-{run_id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,9 @@ class RunSettings(Section):
     name: Annotated[
         str | None, Field(description="readable name of the run; default: ENVIRONMENT-RUN", max_length=80)
     ] = None
-    environment: Annotated[str, Field(description="the environment's name, or the path of its file")] = "arithmetic"
+    environment: Annotated[
+        str, Field(description="the environment's name, FAMILY:VARIANT of a family, or the path of its file")
+    ] = "arithmetic"
     interpreter: Annotated[
         str | None, Field(description="path of the Python that runs the environment file; default: this one")
     ] = None
@@ -91,7 +94,8 @@ class RunSettings(Section):
     @property
     def environment_name(self) -> str:
         """The environment's name, also where it was given as a path to its file."""
-        return Path(self.environment).stem if self.environment.endswith(".py") else self.environment
+        environment, variant = split_name(self.environment)
+        return joined_name(Path(environment).stem if environment.endswith(".py") else environment, variant)
 
     @property
     def project(self) -> str:
