@@ -14,7 +14,7 @@ from halteres.environments.base import BaseEnv
 from halteres.environments.commands import describe
 from halteres.environments.config import APIServerConfig, BaseEnvConfig, EvalHandling
 from halteres.environments.configuring import Overrides, effective, read_file
-from halteres.errors import InvalidConfig, NotFound
+from halteres.errors import EnvironmentFailed, InvalidConfig, NotFound
 
 ATROPOS_FIELDS = [
     "group_size",
@@ -204,3 +204,17 @@ def test_a_familys_settings_are_those_of_the_variant(tmp_path: Path) -> None:
     assert (plain["variant"], plain["turns"]) == ("long", 5)
     with pytest.raises(NotFound, match="Did you mean 'long'"):
         describe(Game, parse(["describe", "--env.variant", "log"]))
+
+
+class OddFamily(ArithmeticEnv):
+    variants = ("one", "two")
+
+
+class OddDefaults(ArithmeticEnv):
+    trainer_defaults: ClassVar[Mapping[str, float | int | str]] = {"lerning_rate": 1.0}
+
+
+@pytest.mark.parametrize(("kind", "why"), [(OddFamily, "no field `variant: str`"), (OddDefaults, "lerning_rate")])
+def test_what_a_class_declares_and_no_run_can_have_is_the_files_mistake(kind: type[BaseEnv], why: str) -> None:
+    with pytest.raises(EnvironmentFailed, match=why):
+        describe(kind, parse(["describe"]))
