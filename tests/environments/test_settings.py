@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from halteres.environments.arguments import BadUsage, parse
 from halteres.environments.arithmetic import ArithmeticConfig, ArithmeticEnv
+from halteres.environments.base import BaseEnv
 from halteres.environments.commands import describe
 from halteres.environments.config import APIServerConfig, BaseEnvConfig, EvalHandling
 from halteres.environments.configuring import Overrides, effective, read_file
-from halteres.errors import InvalidConfig
+from halteres.errors import EnvironmentFailed, InvalidConfig, NotFound
 
 ATROPOS_FIELDS = [
     "group_size",
@@ -167,3 +169,52 @@ def test_atropos_switches_are_accepted() -> None:
 
 def test_settings_without_effect_are_known() -> None:
     assert BaseEnvConfig(use_wandb=True, thinking_mode=True).set_without_effect == ("thinking_mode",)
+
+
+class GameConfig(BaseEnvConfig):
+    variant: str = ""
+    turns: int = 1
+
+
+class Game(BaseEnv):
+    name = "game"
+    variants = ("short", "long")
+    trainer_defaults: ClassVar[Mapping[str, float | int | str]] = {"total_steps": 12}
+
+    @classmethod
+    def config_init(cls, variant: str = "short") -> tuple[GameConfig, list[APIServerConfig]]:
+        return GameConfig(turns=2 if variant == "short" else 20), []
+
+
+class Plain(Game):
+    @classmethod
+    def config_init(cls) -> tuple[GameConfig, list[APIServerConfig]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return GameConfig(turns=5), []
+
+
+def test_a_familys_settings_are_those_of_the_variant(tmp_path: Path) -> None:
+    """`config_init` is given the variant where it takes an argument: the one that file or arguments name, else the
+    first."""
+    by_file = ("--config", str(yaml(tmp_path, "env: {variant: long}")))
+    for arguments, variant, turns in (((), "short", 2), (("--env.variant", "long"), "long", 20), (by_file, "long", 20)):
+        shown = describe(Game, parse(["describe", *arguments]))
+        assert (shown["config"]["variant"], shown["config"]["turns"], shown["problems"]) == (variant, turns, [])
+    assert shown["trainer"] == {"total_steps": 12}
+    plain = describe(Plain, parse(["describe", "--env.variant", "long"]))["config"]
+    assert (plain["variant"], plain["turns"]) == ("long", 5)
+    with pytest.raises(NotFound, match="Did you mean 'long'"):
+        describe(Game, parse(["describe", "--env.variant", "log"]))
+
+
+class OddFamily(ArithmeticEnv):
+    variants = ("one", "two")
+
+
+class OddDefaults(ArithmeticEnv):
+    trainer_defaults: ClassVar[Mapping[str, float | int | str]] = {"lerning_rate": 1.0}
+
+
+@pytest.mark.parametrize(("kind", "why"), [(OddFamily, "no field `variant: str`"), (OddDefaults, "lerning_rate")])
+def test_what_a_class_declares_and_no_run_can_have_is_the_files_mistake(kind: type[BaseEnv], why: str) -> None:
+    with pytest.raises(EnvironmentFailed, match=why):
+        describe(kind, parse(["describe"]))

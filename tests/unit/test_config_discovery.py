@@ -103,6 +103,46 @@ def test_the_first_folder_wins(tmp_path: Path) -> None:
     assert find_environment("arithmetic", [folder(tmp_path, mine=mine)]).class_name == "Chess"
 
 
+@pytest.mark.parametrize(
+    "variants",
+    [
+        'variants = ("Easy-v0", "Hard-v0")',
+        "variants: ClassVar[tuple[str, ...]] = NAMES",
+        "variants = tuple(BY_NAME)",
+        "variants = BESIDE",
+        "variants = tuple(_beside.BY_NAME)",
+    ],
+)
+def test_the_variants_of_a_family_are_read_from_the_text(tmp_path: Path, variants: str) -> None:
+    """A tuple or a dict's keys: in the class, in a constant of the file or of one beside it."""
+    (tmp_path / "_beside.py").write_text('BESIDE = ["Easy-v0", "Hard-v0"]\nBY_NAME = {"Easy-v0": 1, "Hard-v0": f()}')
+    text = f"""
+import _beside
+from _beside import BESIDE
+NAMES = ("Easy-v0", "Hard-v0")
+BY_NAME: dict[str, int] = {{"Easy-v0": 1, "Hard-v0": 2}}
+class Chess(BaseEnv):
+    name = "chess"
+    {variants}
+"""
+    (listed,) = [one for one in discover([folder(tmp_path, games=text)]).environments if one.variants]
+    assert (listed.name, listed.members) == ("chess", ("chess:Easy-v0", "chess:Hard-v0"))
+    asked = ("chess", "chess:Easy-v0", "games:Hard-v0", str(tmp_path / "games.py"), f"{tmp_path}/games.py:Hard-v0")
+    names = [find_environment(name, [tmp_path]).name for name in asked]
+    assert names == ["chess:Easy-v0", "chess:Easy-v0", "chess:Hard-v0", "chess:Easy-v0", "chess:Hard-v0"]
+    with pytest.raises(NotFound, match="Did you mean 'chess:Hard-v0'"):
+        find_environment("chess:hard-v0", [tmp_path])
+    with pytest.raises(NotFound, match=r"Did you mean '.*/games\.py:Hard-v0'"):
+        find_environment(f"{tmp_path}/games.py:hard-v0")
+
+
+@pytest.mark.parametrize("variants", ['("a b",)', "('a/b',)", "names()", "ELSEWHERE", "NAMES[1:]", "('a', *NAMES)"])
+def test_variants_that_cannot_be_read_or_used_are_told(tmp_path: Path, variants: str) -> None:
+    text = f"NAMES = ('a', 'b')\nclass Chess(BaseEnv):\n    variants = {variants}"
+    (broken,) = discover([folder(tmp_path, games=text)]).broken
+    assert broken.why.startswith("line 2: its `variants` must be names")
+
+
 def test_an_unknown_name_offers_the_nearest() -> None:
     with pytest.raises(NotFound, match="Did you mean 'arithmetic'") as caught:
         find_environment("aritmetic")

@@ -14,31 +14,41 @@ from halteres.models import TINY
 
 app = typer.Typer(help="List, serve and evaluate environments.", no_args_is_help=True)
 
-Environment = Annotated[str, typer.Argument(help="Environment: a name or a file.")]
+Environment = Annotated[str, typer.Argument(help="Environment: a name, FAMILY:VARIANT, or a file.")]
 
 
 @app.command("list")
 def list_(
+    family: Annotated[str | None, typer.Argument(help="Only this family: every variant of it.")] = None,
     folders: Annotated[list[Path] | None, typer.Option("--folder", help="Look here too; may be repeated.")] = None,
 ) -> None:
     """Every environment that was found, and every file that could not be read."""
-    from halteres.config.discovery import discover
+    from halteres.config.discovery import discover, find_environment
 
-    found = discover(folders or [])
-    for environment in found.environments:
-        typer.echo(f"{environment.name:16} {environment.description}\n{'':16} {environment.file_path}")
-    for broken in found.broken:
+    if family is not None:
+        found = find_environment(family, folders or [])
+        typer.echo("\n".join(found.members or [found.name]))
+        return
+    discovery = discover(folders or [])
+    for environment in discovery.environments:
+        typer.echo(f"{environment.name:16} {environment.description}")
+        if members := environment.members:
+            typer.echo(f"{'':16} {len(members)} variants, {members[0]} and more: halteres env list {environment.name}")
+        typer.echo(f"{'':16} {environment.file_path}")
+    for broken in discovery.broken:
         typer.echo(f"broken: {broken.file_path}: {broken.why}", err=True)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def serve(context: typer.Context, environment: Environment) -> None:
     """Run an environment against a trajectory server; further options (--config, --env.FIELD ...) are its own."""
-    from halteres.config.discovery import find_environment
+    from halteres.config.program import find_program
 
-    file = find_environment(environment).file_path
+    program = find_program(environment)
+    variant = [f"--env.{name}={value}" for name, value in program.variant_setting.items()]
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, str(file), "serve", *context.args])  # noqa: S606 - no shell
+    command = program.command("serve", *variant, *context.args)
+    os.execv(command[0], command)  # noqa: S606 - no shell
 
 
 @app.command("eval")

@@ -12,7 +12,7 @@ from halteres.errors import InvalidConfig
 
 def train(
     environment: Annotated[
-        str | None, typer.Argument(help="Environment: a name (`halteres env list`) or a file.")
+        str | None, typer.Argument(help="Environment: a name (`halteres env list`), FAMILY:VARIANT, or a file.")
     ] = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="YAML: run/env/inference/trainer, or env/openai/tinker.")

@@ -3,7 +3,8 @@
 Owns: what counts as an environment file, its name and description, where they are looked for, why one cannot be used.
 Never: imports or runs what it finds.
 
-One file is one environment, for it is run as a program: of several classes the one whose `cli` is called.
+One file is one environment, for it is run as a program: of several classes the one whose `cli` is called. Where that
+class has `variants` it is a family of environments: `game:Hangman-v0` is one of them, `game` alone the first.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from halteres.config import environ
-from halteres.config.kinship import environment_class
+from halteres.config.environment_name import is_path, joined_name, split_name
+from halteres.config.kinship import environment_class, variants_of
 from halteres.config.outline import UNREADABLE, read_outline
-from halteres.errors import InvalidConfig, NotFound, boundary, unknown
+from halteres.errors import HalteresError, InvalidConfig, NotFound, boundary, nearest, unknown
 
 BUILTIN_FOLDER = Path(__file__).resolve().parents[1] / "environments"
 """Environments that come with the package. Read as text, like any other."""
@@ -27,6 +29,11 @@ ENTRY_POINTS = "halteres.environments"
 """Group of entry points by which other packages name modules that hold environments."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+_VARIANTS = (
+    "its `variants` must be names of letters, digits, '.', '_' and '-': a tuple in the class, or in a constant (or the"
+    " keys of a dict) of this file or of one beside it."
+)
 
 
 class EnvironmentBroken(InvalidConfig):
@@ -43,12 +50,19 @@ class EnvironmentNotFound(NotFound):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentFile:
-    """One environment."""
+    """One environment, or a family of them."""
 
-    name: str
+    name: str  # of a family that was discovered its own; `find_environment` adds the variant
     class_name: str
     file_path: str  # absolute
     description: str
+    variants: tuple[str, ...] = ()  # of a family; the first is the default
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Names of a family's environments: `game:Hangman-v0`."""
+        family, _ = split_name(self.name)
+        return tuple(joined_name(family, variant) for variant in self.variants)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,24 +104,25 @@ def discover(folders: Sequence[Path] = (), *, afresh: bool = False) -> Discovery
 
 
 def find_environment(name_or_path: str, folders: Sequence[Path] = ()) -> EnvironmentFile:
-    """The environment of this name, or the one in this file; the name of its file will do, without `.py`.
+    """The environment of this name, or the one in this file; the name of its file will do, without `.py`. Of a family
+    it is one variant, the first where none is named.
 
     Raises:
-        EnvironmentNotFound: no such name or file; the nearest name is offered.
+        EnvironmentNotFound: no such name, file or variant; the nearest name is offered.
         EnvironmentBroken: the file cannot be used; the text says why and where.
     """
-    if name_or_path.endswith(".py") or "/" in name_or_path:
-        return _in_file(Path(name_or_path).expanduser().absolute())
+    base, _ = split_name(name_or_path)
+    if is_path(base):
+        return _variant(_in_file(Path(base).expanduser().absolute()), name_or_path)
     found = discover(folders)
     named = {Path(one.file_path).stem: one for one in reversed(found.environments)}
     named |= {one.name: one for one in found.environments}
-    if name_or_path in named:
-        return named[name_or_path]
+    if base in named:
+        return _variant(named[base], name_or_path)
     for file in found.broken:
-        if Path(file.file_path).stem == name_or_path:
+        if Path(file.file_path).stem == base:
             raise _broken(Path(file.file_path), file.why)
-    names = [environment.name for environment in found.environments]
-    raise unknown(EnvironmentNotFound, "environment", name_or_path, names, "List them with: halteres env list")
+    raise _unknown(name_or_path, [one.name for one in found.environments], found)
 
 
 def read_environment(file: Path, *, afresh: bool = False) -> EnvironmentFile | None:
@@ -129,12 +144,31 @@ def read_environment(file: Path, *, afresh: bool = False) -> EnvironmentFile | N
     if not _NAME.fullmatch(name):
         why = f"line {kind.line}: its name '{name}' may hold letters, digits, '.', '_' and '-' alone."
         raise _broken(file, why, kind.line)
+    variants = variants_of(file, outline, kind)
+    if variants is None or not all(map(_NAME.fullmatch, variants)):
+        raise _broken(file, f"line {kind.line}: {_VARIANTS}", kind.line)
     return EnvironmentFile(
         name=name,
         class_name=kind.name,
         file_path=str(file.absolute()),
         description=kind.summary or outline.summary or f"Environment from {file.name}",
+        variants=variants,
     )
+
+
+def _variant(found: EnvironmentFile, asked: str) -> EnvironmentFile:
+    """What is asked for by a name or file that leads to this environment: of a family one variant."""
+    base, variant = split_name(asked)
+    if asked != base and variant not in found.variants:
+        raise _unknown(asked, [joined_name(base, one) for one in found.variants] or [base])
+    return replace(found, name=joined_name(found.name, variant or next(iter(found.variants), "")))
+
+
+def _unknown(asked: str, names: Sequence[str], beside: Discovery | None = None) -> HalteresError:
+    """The error for a name that is not among these; where none of them is like it, variants of families may be."""
+    members = [member for one in beside.environments for member in one.members] if beside else []
+    known = members if nearest(asked, names) is None and nearest(asked, members) else names
+    return unknown(EnvironmentNotFound, "environment", asked, known, "List them with: halteres env list")
 
 
 def _named_apart(environment: EnvironmentFile, taken: dict[str, EnvironmentFile]) -> EnvironmentFile:

@@ -4,7 +4,7 @@ Owns: reading YAML (ours or the seeds'), the one entry for whoever wants setting
 Never: changes anything; on failure there is one InvalidConfig that lists every problem (`gathering`).
 
 Order: defaults, then the file, then edits, then what the operator's policy holds; an environment's own defaults are its
-`config_init`, asked with `describe`.
+`config_init` and its `trainer_defaults`, asked with `describe`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 
 from halteres.config.edits import OWN_KEYS, SWITCHES, Edit, names_beside, nearest_setting
 from halteres.config.env_section import batch_problem, effective
-from halteres.config.locks import over_cap, policy_lock, policy_locks, same, wiring_lock
+from halteres.config.environment_name import reference
+from halteres.config.locks import over_cap, policy_lock, policy_locks, same, variant_lock, wiring_lock
 from halteres.config.numbers import TEXT, number_in_text, odd_numbers, truth_for_number
 from halteres.config.policies import Policy
 from halteres.config.problem import Problem, UnknownSetting, refusal
@@ -44,6 +45,7 @@ class Resolved:
     settings: Settings
     sources: Sources
     coerced: Mapping[str, Any] = field(default_factory=dict)  # edits taken for another type: name as given -> value
+    trainer_defaults: Mapping[str, Any] = field(default_factory=dict)  # of the environment, by field
 
 
 @dataclass(slots=True)
@@ -92,8 +94,7 @@ class Gathering:
         self._hold(environment)
         given = {name: value for name, value in self.sections["env"].items() if name not in ENV_WIRING}
         told = describe(environment, given)
-        if (own := told.config.get(THRESHOLD)) and THRESHOLD not in self.sections["run"]:
-            self.put(f"run.{THRESHOLD}", own, "config_init")
+        self._add_defaults(told)
         parts = {name: self._validated(name) for name in SECTIONS}
         env = effective(given, told)
         self._check_environment(told, given, env)
@@ -103,7 +104,12 @@ class Gathering:
             raise self._refusal(told)
         confirm(environment, env, told)
         settings = Settings.model_validate({**parts, "env": env})
-        return Resolved(settings=settings, sources=self.sources, coerced=dict(_coerced(self.edits, settings)))
+        return Resolved(
+            settings=settings,
+            sources=self.sources,
+            coerced=dict(_coerced(self.edits, settings)),
+            trainer_defaults=told.trainer,
+        )
 
     def _refusal(self, told: Description) -> InvalidConfig:
         """The error for everything that is wrong, under the names that were given."""
@@ -126,8 +132,9 @@ class Gathering:
         keys = ("environment", "interpreter", "working_directory")
         name, interpreter, folder = (str(run[key]) if run.get(key) else None for key in keys)
         environment = find_program(name or RunSettings().environment, interpreter, folder)
-        if name is not None and name != environment.name:
-            run["environment"] = str(environment.path)
+        if name is not None:
+            run["environment"] = reference(name, environment.name, str(environment.path))
+        self._name_variant(environment)
         if interpreter is not None and "/" in interpreter:
             run["interpreter"] = environment.interpreter
         if folder is not None:
@@ -135,7 +142,7 @@ class Gathering:
         return environment
 
     def _hold(self, environment: EnvironmentProgram) -> None:
-        """Lay the policy's locks over what was given; lower a number of steps that nobody gave to its cap."""
+        """Lay the policy's locks over what was given."""
         locks_env = any(key.startswith("env.") for key in self.policy.lock)
         fields = describe(environment, {}).fields if locks_env else frozenset[str]()
         for key, value in policy_locks(self.policy, fields).items():
@@ -146,9 +153,25 @@ class Gathering:
                 lock = policy_lock(key, value, self.policy)
                 self.problems.append(lock.refused(self._names[key], self.sections[section][name]))
             self.put(key, value, "policy")
-        cap, trainer = self.policy.caps.max_steps, self.sections["trainer"]
-        if cap is not None and "total_steps" not in trainer:
-            self.put(STEPS, min(cap, TrainerSettings().total_steps), "policy")
+
+    def _name_variant(self, environment: EnvironmentProgram) -> None:
+        """Which variant of a family it is, says the environment's name: another one is refused."""
+        lock, given = variant_lock(environment), self.sections["env"].get("variant")
+        if lock is not None and given not in (None, lock.value):
+            self.problems.append(lock.refused(self._names.get(lock.key, lock.key), given))
+        self.sections["env"] |= environment.variant_setting
+
+    def _add_defaults(self, told: Description) -> None:
+        """Where nobody gave another value: what the environment says of our settings, steps lowered to their cap."""
+        if (own := told.config.get(THRESHOLD)) and THRESHOLD not in self.sections["run"]:
+            self.put(f"run.{THRESHOLD}", own, "config_init")
+        given, cap = set(self.sections["trainer"]), self.policy.caps.max_steps
+        for name, value in told.trainer.items():
+            if name not in given:
+                self.put(f"trainer.{name}", value, "config_init")
+        steps = self.sections["trainer"].get("total_steps", TrainerSettings().total_steps)
+        if cap is not None and "total_steps" not in given and cap < steps:
+            self.put(STEPS, cap, "policy")
 
     def _validated(self, name: str) -> Section | None:
         model, given = SECTIONS[name], self.sections[name]

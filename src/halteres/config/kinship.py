@@ -1,7 +1,7 @@
 """Which class of a file is its environment: it derives from a root, whatever lies between.
 
 Owns: the roots; following bases through aliases, generics, files beside the one that is looked at, and the built-in
-environments.
+environments; what the variants of a family are called, also where a constant in another of those files says so.
 Never: imports or runs a file, knows where environments are looked for.
 """
 
@@ -26,6 +26,20 @@ def environment_class(file: Path, outline: Outline) -> Kind | None:
     bases = {base for name in derived for base in outline.kinds[name].bases}
     leaves = [name for name in derived if name not in bases]
     return outline.kinds[run or leaves[-1]]
+
+
+def variants_of(file: Path, outline: Outline, kind: Kind) -> tuple[str, ...] | None:
+    """Names of a family's variants; () of a class that is no family, None where they cannot be read from the text."""
+    if not isinstance(kind.variants, str):
+        return kind.variants
+    if kind.variants in outline.constants:
+        return outline.constants[kind.variants]
+    module, name = _imported(kind.variants, outline)
+    source = _source(file, module)
+    try:
+        return read_outline(source).constants.get(name) if source else None
+    except UNREADABLE:
+        return None
 
 
 def _derived(file: Path, outline: Outline, seen: frozenset[Path]) -> list[str]:

@@ -16,8 +16,10 @@ from pydantic import ValidationError
 
 from halteres.config import environ
 from halteres.config.edits import Edit
+from halteres.config.environment_name import joined_name, split_name
 from halteres.config.policies import BUILT_IN, FILE, Policy, PolicyCap
 from halteres.config.problem import LockedSetting, Problem
+from halteres.config.program import EnvironmentProgram
 from halteres.config.settings import ENV_WIRING, SECTIONS, wiring_of
 from halteres.errors import InvalidConfig
 
@@ -57,6 +59,15 @@ def wiring_lock(key: str, env_config: Mapping[str, Any]) -> Lock | None:
         return None
     value = env_config.get(field)
     return Lock(key=key, value=UNKNOWN_YET if value is None else value, why=wiring[field])
+
+
+def variant_lock(environment: EnvironmentProgram) -> Lock | None:
+    """The lock on the setting that says which variant of a family an environment is; None of any other."""
+    family, variant = split_name(environment.name)
+    if not variant:
+        return None
+    why = f"it is part of the environment's name: select {joined_name(family, 'VARIANT')}"
+    return Lock(key="env.variant", value=variant, why=why)
 
 
 def policy_lock(key: str, value: Any, policy: Policy) -> Lock:

@@ -23,6 +23,7 @@ class Kind:
     bases: tuple[str, ...]  # dotted, as written, without what stands in brackets
     line: int
     label: str | None  # the class attribute `name`, where it is a text in the source
+    variants: tuple[str, ...] | str | None  # the class attribute `variants`: its texts, or a constant's name, dotted
     summary: str  # first line of the docstring
 
 
@@ -32,6 +33,7 @@ class Outline:
 
     kinds: Mapping[str, Kind]
     aliases: Mapping[str, str]  # local name -> what was assigned to it, dotted
+    constants: Mapping[str, tuple[str, ...]]  # local name -> the texts of the tuple or list, or the keys of the dict
     imports: Mapping[str, tuple[str, str]]  # local name -> (module, with leading dots; name in it, "" for the module)
     cli_calls: tuple[str, ...]  # names whose `.cli` is called
     summary: str
@@ -60,6 +62,7 @@ def _outline(tree: ast.Module) -> Outline:
     return Outline(
         kinds={kind.name: kind for kind in kinds},
         aliases=dict(_aliases(statements)),
+        constants=dict(_constants(statements)),
         imports=dict(_imports(tree)),
         cli_calls=tuple(_cli_calls(tree)),
         summary=_first_line(ast.get_docstring(tree)),
@@ -86,15 +89,33 @@ def _kind(node: ast.ClassDef) -> Kind:
         bases=tuple(base for expression in node.bases if (base := _dotted(expression))),
         line=node.lineno,
         label=_label(node),
+        variants=_variants(node),
         summary=_first_line(ast.get_docstring(node)),
     )
 
 
 def _label(node: ast.ClassDef) -> str | None:
+    value = _attribute(node, "name")
+    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
+
+
+def _variants(node: ast.ClassDef) -> tuple[str, ...] | str | None:
+    """Of `variants = ("a", "b")` the texts, of `variants = NAMES` and `tuple(m.NAMES)` the constant's name; () where
+    there is no such attribute, None where it cannot be read without running the file."""
+    value = _attribute(node, "variants")
+    if value is None:
+        return ()
+    if isinstance(value, ast.Call) and _dotted(value.func) == "tuple" and len(value.args) == 1:
+        value = value.args[0]
+    return _dotted(value) if isinstance(value, ast.Name | ast.Attribute) else _texts(value)
+
+
+def _attribute(node: ast.ClassDef, name: str) -> ast.expr | None:
+    """What a class attribute is first set to."""
     for statement in node.body:
-        named = any(isinstance(target, ast.Name) and target.id == "name" for target in _targets(statement))
-        if named and isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(statement.value, ast.Constant):
-            return statement.value.value if isinstance(statement.value.value, str) else None
+        named = any(isinstance(target, ast.Name) and target.id == name for target in _targets(statement))
+        if named and isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+            return statement.value
     return None
 
 
@@ -110,6 +131,23 @@ def _aliases(statements: list[ast.stmt]) -> Iterator[tuple[str, str]]:
         meant = _dotted(value) if value is not None else None
         if meant:
             yield from ((target.id, meant) for target in _targets(statement) if isinstance(target, ast.Name))
+
+
+def _constants(statements: list[ast.stmt]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for statement in statements:
+        value = statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
+        texts = _texts(value) if value is not None else None
+        if texts is not None:
+            yield from ((target.id, texts) for target in _targets(statement) if isinstance(target, ast.Name))
+
+
+def _texts(node: ast.expr) -> tuple[str, ...] | None:
+    """The texts of a tuple or list of texts, the keys of a dict that has texts for keys; None of anything else."""
+    if not isinstance(node, ast.Tuple | ast.List | ast.Dict):
+        return None
+    items = node.keys if isinstance(node, ast.Dict) else node.elts
+    texts = [item.value for item in items if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+    return tuple(texts) if len(texts) == len(items) else None
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, tuple[str, str]]]:

@@ -23,6 +23,7 @@ import yaml
 from halteres.config import remembered
 from halteres.config.breakage import broken, last_line
 from halteres.config.discovery import EnvironmentBroken, find_environment
+from halteres.config.environment_name import split_name
 from halteres.config.problem import Problem
 from halteres.config.settings import RunSettings
 from halteres.config.stranger import Ended, run_caught
@@ -57,6 +58,12 @@ class EnvironmentProgram:
     working_directory: Path  # absolute; where its commands run
     is_foreign: bool = False  # written for atroposlib: it knows no `describe` (whoever was not asked does not know)
 
+    @property
+    def variant_setting(self) -> dict[str, str]:
+        """The setting `variant` of a family's environment, which its name says; nothing of any other."""
+        variant = split_name(self.name)[1]
+        return {"variant": variant} if variant else {}
+
     def command(self, verb: str, *arguments: str) -> tuple[str, ...]:
         """The command line of one of its verbs: serve, process, evaluate, describe."""
         return (self.interpreter, str(self.path), verb, *arguments)
@@ -77,6 +84,7 @@ class Description:
     schema: Mapping[str, Any]  # JSON Schema of its config class; {} where nobody can tell
     config: Mapping[str, Any]  # effective values: config_init, then those given
     problems: tuple[Problem, ...] = ()
+    trainer: Mapping[str, Any] = field(default_factory=dict)  # its defaults of the trainer's settings
     is_foreign: bool = False  # the file knows no `describe`
     read: Mapping[str, Sequence[int]] = field(default_factory=dict)  # files of its project that it read -> `_looks`
 
@@ -107,6 +115,7 @@ class Description:
             schema=dict(told["schema"]),
             config=dict(told["config"]),
             problems=problems,
+            trainer=dict(told.get("trainer", {})),
             is_foreign=told.get("is_foreign", False),
             read=dict(told.get("read", {})),
         )
@@ -114,7 +123,7 @@ class Description:
     def told(self) -> dict[str, Any]:
         """The JSON it came from."""
         problems = [{**asdict(one), "field": one.field.removeprefix("env.")} for one in self.problems]
-        known = {"is_foreign": self.is_foreign, "read": self.read}
+        known = {"trainer": self.trainer, "is_foreign": self.is_foreign, "read": self.read}
         return {"schema": self.schema, "config": self.config, "problems": problems, **known}
 
 
@@ -152,6 +161,7 @@ def describe(environment: EnvironmentProgram, values: Mapping[str, Any]) -> Desc
     Raises:
         EnvironmentBroken: it cannot be run, or says nothing usable; with the place, and the end of its traceback.
     """
+    values = {**values, **environment.variant_setting}
     key = _key(environment, values)
     told = _told.get(key) or _remembered(key)
     if told is None or not told.is_current:

@@ -9,7 +9,7 @@ What the seeds' format has no word for travels in a section `halteres`, which ot
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from halteres.config import environ
 from halteres.config.edits import SWITCHES, switch_refused
 from halteres.config.problem import Problem, UnknownSetting
 from halteres.config.settings import ENV_WIRING, Settings
+from halteres.config.sources import NOTHING_GIVEN, Sources
 from halteres.errors import nearest
 
 Sections = dict[str, dict[str, Any]]
@@ -76,17 +77,22 @@ def from_seed_format(data: Mapping[str, Any], problems: list[Problem]) -> Sectio
     return sections
 
 
-def to_seed_format(settings: Settings, addresses: Addresses, own: Collection[str] = frozenset[str]()) -> dict[str, Any]:
+def to_seed_format(settings: Settings, addresses: Addresses, sources: Sources = NOTHING_GIVEN) -> dict[str, Any]:
     """The config file of a run: what the environment reads, and any trainer of that format.
 
     Args:
-        own: fields that hold the environment's own values; those of them that are empty are left out.
+        sources: where the settings come from; fields that hold the environment's own values are left out where they
+            are empty.
     """
     trainer = settings.trainer
     run_name = settings.run.default_name(addresses.run_id)
     return {
         "env": {
-            **{name: value for name, value in settings.env.items() if value not in (None, "") or name not in own},
+            **{
+                name: value
+                for name, value in settings.env.items()
+                if value not in (None, "") or sources.get(f"env.{name}") != "config_init"
+            },
             "tokenizer_name": addresses.tokenizer,
             "rollout_server_url": addresses.api_url,
             "total_steps": trainer.total_steps,
@@ -115,14 +121,18 @@ def to_seed_format(settings: Settings, addresses: Addresses, own: Collection[str
         },
         "slurm": False,
         "testing": False,
-        "halteres": _beyond_seeds(settings),
+        "halteres": _beyond_seeds(settings, sources),
     }
 
 
-def _beyond_seeds(settings: Settings) -> Sections:
-    """What was set away from its default and has no word in the seeds' format."""
+def _beyond_seeds(settings: Settings, sources: Sources) -> Sections:
+    """What was set away from its default and has no word in the seeds' format; of the trainer also what was set to our
+    default, for the environment's may be another."""
     told = {("inference", "model"), *_FROM_ENV.values(), *_FROM_TINKER.values()}
     changed = settings.model_dump(mode="json", exclude_defaults=True)
+    trainer = settings.trainer.model_dump(mode="json")
+    given = {name: value for name, value in trainer.items() if sources.get(f"trainer.{name}", "default") != "default"}
+    changed["trainer"] = {**changed.get("trainer", {}), **given}
     if settings.sinks:
         changed.setdefault("run", {})["sinks"] = list(settings.sinks)
     return {

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from pydantic_core import PydanticCustomError
 
 from halteres.config import environ
+from halteres.config.environment_name import in_file_name, joined_name, split_name
 from halteres.errors import InvalidData, nearest
 from halteres.losses import CUSTOM, LOSSES, complete_settings, find_kind
 from halteres.models import TINY
@@ -48,12 +49,12 @@ Weighting = Literal["token", "turn", "episode"]
 
 
 def default_name(environment: str, run_id: str) -> str:
-    """The name of a run of this environment that was given none.
+    """The name of a run of this environment that was given none. Folders and files are called by it too.
 
     >>> default_name("gsm8k", "3fa9c1d2")
     'gsm8k-3fa9c1d2'
     """
-    return f"{environment}-{run_id}"
+    return f"{in_file_name(environment)}-{run_id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,9 @@ class RunSettings(Section):
     name: Annotated[
         str | None, Field(description="readable name of the run; default: ENVIRONMENT-RUN", max_length=80)
     ] = None
-    environment: Annotated[str, Field(description="the environment's name, or the path of its file")] = "arithmetic"
+    environment: Annotated[
+        str, Field(description="the environment's name, FAMILY:VARIANT of a family, or the path of its file")
+    ] = "arithmetic"
     interpreter: Annotated[
         str | None, Field(description="path of the Python that runs the environment file; default: this one")
     ] = None
@@ -113,7 +116,8 @@ class RunSettings(Section):
     @property
     def environment_name(self) -> str:
         """The environment's name, also where it was given as a path to its file."""
-        return Path(self.environment).stem if self.environment.endswith(".py") else self.environment
+        environment, variant = split_name(self.environment)
+        return joined_name(Path(environment).stem if environment.endswith(".py") else environment, variant)
 
     @property
     def project(self) -> str:

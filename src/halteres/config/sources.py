@@ -13,8 +13,8 @@ from typing import Any, Literal
 from halteres.config.settings import Settings
 
 Source = Literal["default", "config_init", "file", "edit", "policy", "wiring", "resume"]
-"""default: ours; config_init: the environment's; policy: held by the operator's; wiring: filled in by the run; resume:
-held in the run gone on from."""
+"""default: ours; config_init: the environment's, also where it declares defaults of the trainer; policy: held by the
+operator's; wiring: filled in by the run; resume: held in the run gone on from."""
 
 Sources = Mapping[str, Source]
 """section.field -> source, of what was given."""

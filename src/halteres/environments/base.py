@@ -53,6 +53,11 @@ class BaseEnv:
     """
 
     name: ClassVar[str | None] = None
+    variants: ClassVar[Sequence[str]] = ()
+    """Names of the environments of a family, the first the default; they are read from the source text. A family's
+    config class has a field `variant`; its `config_init` is given the variant where it takes an argument."""
+    trainer_defaults: ClassVar[Mapping[str, float | int | str]] = {}
+    """Settings of the trainer that a run of this environment begins with: field -> value."""
     env_config_cls: ClassVar[type[BaseEnvConfig]] = BaseEnvConfig
 
     def __init__(

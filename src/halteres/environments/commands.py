@@ -15,7 +15,7 @@ import logging
 import signal
 import sys
 import traceback
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,9 @@ from pydantic import ValidationError
 
 from halteres import process as own_process
 from halteres.clients.trajectories import EnvironmentClient
+from halteres.config.discovery import EnvironmentNotFound
 from halteres.config.program import NOTHING_TO_EVALUATE
-from halteres.config.settings import Wiring
+from halteres.config.settings import TrainerSettings, Wiring
 from halteres.environments.arguments import USAGE, Arguments, BadUsage, parse
 from halteres.environments.base import BaseEnv, NoEvaluation
 from halteres.environments.config import APIServerConfig, BaseEnvConfig
@@ -33,7 +34,7 @@ from halteres.environments.configuring import Effective, Overrides, effective
 from halteres.environments.link import PATIENCE, TrajectoryLink
 from halteres.environments.processing import process
 from halteres.environments.serving import Serving
-from halteres.errors import EnvironmentFailed, HalteresError
+from halteres.errors import EnvironmentFailed, HalteresError, unknown
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +89,7 @@ def run(kind: Kind, arguments: Sequence[str]) -> int:
 def describe(kind: Kind, arguments: Arguments) -> dict[str, Any]:
     """What the environment is and which settings it would run with, problems included."""
     settings = _settings(kind, arguments)
+    _check_declared(kind, type(settings.env))
     return {
         "name": kind.name or Path(inspect.getfile(kind)).stem,
         "class_name": kind.__name__,
@@ -95,6 +97,7 @@ def describe(kind: Kind, arguments: Arguments) -> dict[str, Any]:
         "schema": _schema(type(settings.env)),
         "config": settings.env.model_dump(mode="json"),
         "problems": [asdict(problem) for problem in settings.problems],
+        "trainer": dict(kind.trainer_defaults),
     }
 
 
@@ -186,16 +189,51 @@ def _told(error: BaseException) -> str:
     return f"{error.title} refuses {'; '.join(found)}"
 
 
-def _settings(kind: Kind, arguments: Arguments) -> Effective[BaseEnvConfig]:
+def settings_of(kind: Kind, overrides: Overrides, presets: Overrides | None = None) -> Effective[BaseEnvConfig]:
+    """What `config_init` gives, then the presets, then the overrides.
+
+    Raises:
+        EnvironmentFailed: `config_init` raised. EnvironmentNotFound: the family has no such variant.
+    """
+    variant = _variant(kind, overrides)
+    initial: Callable[..., tuple[BaseEnvConfig, Sequence[APIServerConfig]]] = kind.config_init
     try:
-        env, servers = kind.config_init()
+        env, servers = initial(*variant.values()) if inspect.signature(initial).parameters else initial()
     except HalteresError:
         raise
     except Exception as error:
         raise author_error(Path(inspect.getfile(kind)), "make its settings (config_init)", error) from error
-    if arguments.verb == "process":
-        env = effective(env, APIServerConfig(), PROCESS_PRESETS).env
-    return effective(env, servers[0] if servers else APIServerConfig(), arguments.all_overrides())
+    if presets is not None:
+        env = effective(env, APIServerConfig(), presets).env
+    openai = servers[0] if servers else APIServerConfig()
+    return effective(env, openai, overrides.over(Overrides(env=variant)))
+
+
+def _variant(kind: Kind, overrides: Overrides) -> dict[str, str]:
+    """The setting `variant` of a family, the first where none is named; nothing of any other environment."""
+    if not kind.variants:
+        return {}
+    variant = str(overrides.env.get("variant") or kind.variants[0])
+    if variant not in kind.variants:
+        raise unknown(EnvironmentNotFound, f"variant of {kind.name or kind.__name__}", variant, kind.variants)
+    return {"variant": variant}
+
+
+def _settings(kind: Kind, arguments: Arguments) -> Effective[BaseEnvConfig]:
+    presets = PROCESS_PRESETS if arguments.verb == "process" else None
+    return settings_of(kind, arguments.all_overrides(), presets)
+
+
+def _check_declared(kind: Kind, config: type[BaseEnvConfig]) -> None:
+    """What a run would refuse of what a class declares is the file's mistake, not its user's."""
+    file = Path(inspect.getfile(kind))
+    if kind.variants and "variant" not in config.model_fields:
+        missing = TypeError(f"{config.__name__} has no field `variant: str`")
+        raise author_error(file, "be a family (variants)", missing)
+    try:
+        TrainerSettings.model_validate(dict(kind.trainer_defaults))
+    except ValidationError as error:
+        raise author_error(file, "set the trainer's defaults (trainer_defaults)", error) from error
 
 
 def _make(kind: Kind, settings: Effective[BaseEnvConfig], *, follows_run: bool) -> BaseEnv:

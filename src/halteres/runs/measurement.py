@@ -67,7 +67,10 @@ def examination(environment: str, run: RunDirectory | None, model: str, policy: 
 
 
 def _is_own(environment: str, state: RunState) -> bool:
-    return environment == state.environment or find_program(environment).path == Path(state.environment_file)
+    if environment == state.environment:
+        return True
+    found, own = find_program(environment), state.program
+    return (found.path, found.variant_setting) == (own.path, own.variant_setting)
 
 
 def _own(run: RunDirectory, state: RunState) -> tuple[EnvironmentProgram, dict[str, Any]]:
@@ -96,7 +99,7 @@ def measure(
     redactor = Redactor([service.key] if service.key else [])
     url, key = f"{service.url}/runs/eval/v1", service.key or "x"
     server = {"model_name": exam.policy, "base_url": url, "api_key": key, "server_type": "sglang"}
-    env = {**exam.env, **wanted, "tokenizer_name": exam.tokenizer, "use_wandb": False}
+    env = {**exam.env, **exam.program.variant_setting, **wanted, "tokenizer_name": exam.tokenizer, "use_wandb": False}
     with tempfile.TemporaryDirectory(prefix="halteres-") as ours:  # which its user alone may look into
         folder, settings = keep_in or Path(ours), Path(ours, "config.yaml")
         settings.write_text(yaml.safe_dump({"env": env, "openai": [server]}))

@@ -47,9 +47,10 @@ def cautions(before: Resolved, after: Resolved) -> list[str]:
 
 def lowered(resolved: Resolved) -> list[str]:
     """What the policy's cap has made of a number of steps that nobody gave."""
-    steps, default, policy = resolved.settings.trainer.total_steps, TrainerSettings().total_steps, load_policy()
-    if resolved.sources.get(STEPS) != "policy" or STEPS in policy.lock or steps >= default:
+    steps, policy = resolved.settings.trainer.total_steps, load_policy()
+    if resolved.sources.get(STEPS) != "policy" or STEPS in policy.lock:
         return []
+    default = resolved.trainer_defaults.get("total_steps", TrainerSettings().total_steps)
     return [f"total_steps is {steps} rather than {default}: the policy '{policy.name}' allows no more (caps.max_steps)"]
 
 

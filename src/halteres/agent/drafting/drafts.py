@@ -23,6 +23,7 @@ from halteres.agent.caller import Caller
 from halteres.agent.drafting.finding import found_environment
 from halteres.config import environ
 from halteres.config.edits import ENVIRONMENT, Edit
+from halteres.config.environment_name import in_file_name, reference
 from halteres.config.files import Resolved, resolve_settings
 from halteres.config.problem import Problem, refusal
 from halteres.config.settings import RunSettings, Settings
@@ -56,7 +57,7 @@ class Draft:
     """What an agent has selected and edited."""
 
     handle: str
-    environment: str | None = None  # name, or absolute path of its file
+    environment: str | None = None  # name, or absolute path of its file; of a family with the variant
     changes: Mapping[str, Any] = field(default_factory=dict)  # section.field -> value, as it holds
     selected_at: float = 0.0  # unix seconds
     name: str = ""  # of the run, unless it is edited: the environment's and the time of the selection (seed 002)
@@ -143,9 +144,9 @@ def choose(caller: Caller, draft: str | None, environment: str, changes: Mapping
     now = time.time()
     fresh = Draft(
         handle=_handle(caller, draft),
-        environment=environment if found.name == environment else found.file_path,
+        environment=reference(environment, found.name, found.file_path),
         selected_at=now,
-        name=f"{found.name[:NAME_LENGTH]}-{datetime.fromtimestamp(now).astimezone():%Y%m%d-%H%M%S}",
+        name=f"{in_file_name(found.name)[:NAME_LENGTH]}-{datetime.fromtimestamp(now).astimezone():%Y%m%d-%H%M%S}",
     )
     after, resolved = fresh.edited(changes)  # may take seconds: nobody else waits for them
     with editing(caller, draft) as before:

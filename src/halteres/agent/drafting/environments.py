@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,13 +33,20 @@ OVERHEAD, LEAST_DESCRIPTION = 240, 16
 """Characters of an answer besides its environments; of a description, however long the paths are."""
 
 
+FEW_VARIANTS = 3
+"""Of a family, unless a query asks for its variants."""
+
+
 class FoundEnvironment(BaseModel):
-    """One environment."""
+    """One environment, or a family of them: each of its variants is one, named FAMILY:VARIANT."""
 
     name: str
     class_name: str
     file_path: str
     description: str
+    variants: list[str] = []  # of a family: a few names, or all of those that a query asks for
+    num_variants: int = 0  # of a family: how many there are
+    all_variants: str = ""  # of a family, where not all are told: the call that tells them
 
 
 class Environments(Result):
@@ -67,7 +74,9 @@ class Selected(Result):
 @tool(title="List environments", hints=READS)
 def rl_list_environments(
     caller: Caller,
-    query: Annotated[str | None, Field(description="words to look for in names and descriptions")] = None,
+    query: Annotated[
+        str | None, Field(description="words to look for in names and descriptions; `FAMILY:` tells all its variants")
+    ] = None,
     refresh: Annotated[bool, Field(description="read all files again, whatever their times say")] = False,
 ) -> Environments:
     """List the environments a model can be trained on: name, file, what it teaches.
@@ -75,12 +84,13 @@ def rl_list_environments(
     Files that cannot be read are told with the reason. To make an environment, copy one of the files.
     """
     found = discover(afresh=refresh)
-    fitting = [one for one in found.environments if _fits(one, query)]
+    fitting = {one: members for one in found.environments if (members := _fitting(one, query)) is not None}
+    first = next((members[0] if members else one.name for one, members in fitting.items()), None)
     told = Environments(
         environments=_told(fitting),
         count=len(fitting),
         tips=list(TIPS),
-        next=worded("rl_select_environment", name=fitting[0].name) if fitting else _none_found(query),
+        next=worded("rl_select_environment", name=first) if first else _none_found(query),
     )
     broken = _broken(found)
     if broken:
@@ -121,23 +131,42 @@ def rl_select_environment(
     return told
 
 
-def _fits(environment: EnvironmentFile, query: str | None) -> bool:
+def _fitting(environment: EnvironmentFile, query: str | None) -> Sequence[str] | None:
+    """Names of the variants that a query asks for; none where it asks for the environment; None where for neither."""
     text = f"{environment.name} {environment.class_name} {environment.description}".casefold()
-    return all(word in text for word in (query or "").casefold().split())
+    words = (query or "").casefold().split()
+    asks_variants = bool(environment.variants) and any(":" in word for word in words)
+    if all(word in text for word in words) and not asks_variants:
+        return ()
+    return [one for one in environment.members if all(word in f"{one.casefold()} {text}" for word in words)] or None
 
 
-def _told(environments: Sequence[EnvironmentFile]) -> list[FoundEnvironment]:
-    """With descriptions as long as there is room for."""
+def _told(environments: Mapping[EnvironmentFile, Sequence[str]]) -> list[FoundEnvironment]:
+    """With descriptions as long as there is room for, beside the variants that were asked for."""
     if not environments:
         return []
-    whole = [
-        FoundEnvironment(name=one.name, class_name=one.class_name, file_path=one.file_path, description=one.description)
-        for one in environments
-    ]
-    tens = -(-len(whole) // 10)
-    rest = sum(len(one.model_dump_json()) + 1 - len(one.description) for one in whole)
+    tens = -(-len(environments) // 10)
+    whole = [_whole(one, ()).model_dump_json(exclude_unset=True) for one in environments]
+    rest = sum(map(len, whole)) + len(whole) - sum(len(one.description) for one in environments)
     room = max(LEAST_DESCRIPTION, (CHARACTERS_PER_10 * tens - OVERHEAD - rest) // len(whole))
-    return [one.model_copy(update={"description": _cut(one.description, room)}) for one in whole]
+    rows = [_whole(one, asked) for one, asked in environments.items()]
+    return [row.model_copy(update={"description": _cut(row.description, room)}) for row in rows]
+
+
+def _whole(environment: EnvironmentFile, asked: Sequence[str]) -> FoundEnvironment:
+    """One row; of a family with the variants asked for, or a few."""
+    family: dict[str, Any] = {}
+    if members := environment.members:
+        family = {"variants": list(asked or members[:FEW_VARIANTS]), "num_variants": len(members)}
+        if not asked and len(members) > FEW_VARIANTS:
+            family["all_variants"] = worded("rl_list_environments", query=f"{environment.name}:")
+    return FoundEnvironment(
+        name=environment.name,
+        class_name=environment.class_name,
+        file_path=environment.file_path,
+        description=environment.description,
+        **family,
+    )
 
 
 def _cut(text: str, room: int) -> str:

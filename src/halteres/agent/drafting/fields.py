@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from halteres.agent.drafting.drafts import Draft
-from halteres.agent.drafting.headline import HEADLINE, by_key
+from halteres.agent.drafting.headline import HEADLINE, by_key, is_environments_default
 from halteres.config import environ
 from halteres.config.edits import ALIASES, ENVIRONMENT, Edit, short_name
 from halteres.config.files import Resolved, settings_schema
-from halteres.config.locks import Lock, is_own_wiring, locks_beside
+from halteres.config.locks import Lock, is_own_wiring, locks_beside, variant_lock
 from halteres.config.policies import load_policy
 from halteres.config.program import describe, program_of
 from halteres.config.settings import ENV_WIRING, SECTIONS, Settings
@@ -44,6 +44,7 @@ class Setting:
     default: Any
     current: Any
     is_edited: bool
+    is_environments: bool = False  # of ours, where the environment has a default of its own
     is_required: bool = False
     lock: Lock | None = None
     same_as: str | None = None  # where this is the seeds' name for it
@@ -81,7 +82,8 @@ class Setting:
     @property
     def is_headline(self) -> bool:
         """Whether it belongs to the first that one wants to know."""
-        return (self.key in HEADLINE and self.same_as is None) or self.is_edited or self.name == "wandb_name"
+        is_first = self.same_as is None and (self.key in HEADLINE or self.is_environments)
+        return is_first or self.is_edited or self.name == "wandb_name"
 
 
 def settings_of(draft: Draft, resolved: Resolved) -> list[Setting]:
@@ -116,6 +118,7 @@ class _Known:
             default=self.defaults.get(key),
             current=lock.value if lock else self.values.get(key),
             is_edited=self.sources.get(key) == "edit" and same_as is None,
+            is_environments=is_environments_default(key, self.sources),
             is_required=key in self.required,
             lock=lock,
             same_as=same_as,
@@ -128,7 +131,8 @@ def _known(draft: Draft, resolved: Resolved) -> _Known:
     theirs = told.schema or {"properties": {name: {} for name in resolved.settings.env}}
     ours = settings_schema()["$defs"]
     sections = {"env": theirs, **{section: ours[model.__name__] for section, model in SECTIONS.items()}}
-    model, name = resolved.settings.inference.model, f"{resolved.settings.run.environment_name}-{{run_id}}"
+    model, name = resolved.settings.inference.model, resolved.settings.run.default_name("{run_id}")
+    variant = variant_lock(program)
     values = _in_force(resolved.settings)
     if resolved.sources.get("run.name") != "edit":
         values["run.name"] = name
@@ -137,10 +141,14 @@ def _known(draft: Draft, resolved: Resolved) -> _Known:
         defaults={
             **{f"env.{name}": value for name, value in told.config.items()},
             **_in_force(Settings()),
+            **{f"trainer.{name}": value for name, value in told.trainer.items()},
             "run.name": name,
         },
         values=values,
-        locks=locks_beside({**told.config, "tokenizer_name": model}, load_policy()),
+        locks={
+            **locks_beside({**told.config, "tokenizer_name": model}, load_policy()),
+            **({variant.key: variant} if variant else {}),
+        },
         sources=resolved.sources,
         required=frozenset(f"env.{name}" for name in theirs.get("required", ())),
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from halteres.config import environ
 from halteres.config.discovery import EnvironmentFile, EnvironmentNotFound, discover, find_environment
+from halteres.config.environment_name import is_path, joined_name, split_name
 
 
 def found_environment(environment: str) -> EnvironmentFile:
@@ -19,7 +20,8 @@ def found_environment(environment: str) -> EnvironmentFile:
         EnvironmentNotFound: neither, or a file that is not Python; `available` names, and `did_you_mean`.
         EnvironmentBroken: its file cannot be used.
     """
-    places = _places(environment)
+    base, variant = split_name(environment)
+    places = _places(base)
     file = next((place for place in places if place.is_file()), None)
     if file is not None and file.suffix != ".py":
         raise EnvironmentNotFound(
@@ -27,7 +29,7 @@ def found_environment(environment: str) -> EnvironmentFile:
             available=[one.name for one in discover().environments],
         )
     try:
-        return find_environment(str(file or environment))
+        return find_environment(environment if file is None else joined_name(str(file), variant))
     except EnvironmentNotFound as error:
         guess = error.details.get("did_you_mean")
         raise EnvironmentNotFound(
@@ -41,7 +43,7 @@ def found_environment(environment: str) -> EnvironmentFile:
 def _places(environment: str) -> list[Path]:
     """Where a path may lead: from the folder of this process, which its user need not know; from a folder of
     environments; from the one around it, as a workspace's texts have it (environments/sums.py). None of a name."""
-    if not (environment.endswith(".py") or "/" in environment):
+    if not is_path(environment):
         return []
     folders = environ.environment_folders()
     begins = [Path.cwd(), *folders, *(folder.parent for folder in folders)]

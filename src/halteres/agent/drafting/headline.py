@@ -13,6 +13,7 @@ from halteres.agent.shortening import echoed
 from halteres.config.edits import ENVIRONMENT, short_name
 from halteres.config.files import Resolved
 from halteres.config.settings import Settings
+from halteres.config.sources import Sources
 
 HEADLINE = (
     "inference.model",
@@ -27,11 +28,17 @@ HEADLINE = (
 
 
 def brief(resolved: Resolved) -> dict[str, Any]:
-    """The headline settings, and what was edited."""
-    values = by_key(resolved.settings)
-    edited = [key for key, source in resolved.sources.items() if source == "edit" and key != ENVIRONMENT]
-    shown = dict.fromkeys([*HEADLINE, *edited])
+    """The headline settings, what the environment says of the trainer's, and what was edited."""
+    values, sources = by_key(resolved.settings), resolved.sources
+    environments = [key for key in sources if is_environments_default(key, sources)]
+    edited = [key for key, source in sources.items() if source == "edit" and key != ENVIRONMENT]
+    shown = dict.fromkeys([*HEADLINE, *environments, *edited])
     return {short_name(key, resolved.settings.env): echoed(values[key]) for key in shown if key in values}
+
+
+def is_environments_default(key: str, sources: Sources) -> bool:
+    """Whether it is a setting of the trainer whose value is the environment's default of it."""
+    return key.startswith("trainer.") and sources.get(key) == "config_init"
 
 
 def diff(before: Resolved, after: Resolved) -> dict[str, list[Any]]:

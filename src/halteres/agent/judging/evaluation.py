@@ -143,7 +143,7 @@ def _request(
     model = run.settings().inference.model
     found = found or (None if base else newest_weights(run))
     return Request(
-        exam=examination(state.environment_file, run, model, found.path if found else model),
+        exam=examination(state.environment, run, model, found.path if found else model),
         step=found.step if found else 0,
         num_tasks=num_tasks,
         service=service_arguments(run.settings().inference),

@@ -81,6 +81,8 @@ def _fitting(plan: Plan, ground: Ground) -> Iterator[_Past]:
 def _is_like(run: RunDirectory, state: RunState, plan: Plan, ground: Ground) -> bool:
     if (state.base_model, state.environment_file) != (ground.model.name, str(ground.environment.path)):
         return False
+    if state.program.variant_setting != ground.environment.variant_setting:
+        return False
     before, now = run.settings().inference, plan.settings.inference
     same_engine = (before.engine, before.threads) == (now.engine, now.threads)
     return same_engine and state.service_given == (plan.service_url is not None)

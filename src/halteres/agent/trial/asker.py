@@ -17,9 +17,9 @@ from pathlib import Path
 from halteres import process
 from halteres.agent.trial.asking import Asking, Scoring
 from halteres.environments.base import BaseEnv, make_sampler, tokenizer_folder
-from halteres.environments.commands import author_error
+from halteres.environments.commands import author_error, settings_of
 from halteres.environments.config import APIServerConfig, BaseEnvConfig
-from halteres.environments.configuring import effective, read_file
+from halteres.environments.configuring import read_file
 from halteres.environments.single_turn import SingleTurnEnv
 from halteres.errors import EnvironmentFailed, HalteresError
 from halteres.observe.metrics import append_row
@@ -46,8 +46,7 @@ def _asking(config: Path, file: Path, class_name: str) -> Asking:
 def environment_of(config: Path, file: Path, class_name: str) -> BaseEnv:
     """The environment of this class in this file, made with the settings of a config file."""
     kind = _kind(file, class_name)
-    env, servers = kind.config_init()
-    settings = effective(env, servers[0] if servers else APIServerConfig(), read_file(config)).checked()
+    settings = settings_of(kind, read_file(config)).checked()
     return kind(settings.env, [settings.openai])
 
 

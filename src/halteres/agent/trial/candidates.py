@@ -17,6 +17,7 @@ from typing import Literal
 import msgspec
 
 from halteres.agent.trial.request import LOCAL, Candidate
+from halteres.config.environment_name import in_file_name
 from halteres.config.settings import Settings
 from halteres.errors import HalteresError
 from halteres.models import model_folder
@@ -126,7 +127,7 @@ class Bench:
             is_local=scale == "local",
             tokenizer=found.tokenizer,
             stem=_stem(self.environment, model),
-            wandb_run=f"test_inference_RSIAgent_{self.environment}_{secrets.token_hex(4)}",
+            wandb_run=f"test_inference_RSIAgent_{in_file_name(self.environment)}_{secrets.token_hex(4)}",
             run=run,
             service_url=service_url,
             problem=problem,

@@ -17,7 +17,8 @@ import msgspec
 
 from halteres.agent.trial.folder import TestFolder, all_tests
 from halteres.agent.trial.request import LOCAL, Request
-from halteres.config.discovery import EnvironmentBroken, EnvironmentNotFound, find_environment
+from halteres.config.discovery import EnvironmentBroken, EnvironmentFile, EnvironmentNotFound, find_environment
+from halteres.config.environment_name import split_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +47,10 @@ def latest_test(environment: str, model: str, draft: str = "") -> TestOutcome | 
         draft: handle; a test of this draft comes before those of others, which may have other settings.
     """
     try:
-        file = find_environment(environment).file_path
+        found = find_environment(environment)
     except (EnvironmentNotFound, EnvironmentBroken):
         return None
-    best_first = sorted(_alike(file), key=lambda test: (test[0].draft == draft, _finished_at(test[1])), reverse=True)
+    best_first = sorted(_alike(found), key=lambda test: (test[0].draft == draft, _finished_at(test[1])), reverse=True)
     return next((told for _, folder in best_first for told in _outcomes(folder, model)), None)
 
 
@@ -83,10 +84,12 @@ def _requests() -> Iterator[tuple[TestFolder, Request]]:
             yield folder, folder.request()
 
 
-def _alike(file: str) -> Iterator[tuple[Request, TestFolder]]:
-    """Tests of this file that were like training."""
+def _alike(found: EnvironmentFile) -> Iterator[tuple[Request, TestFolder]]:
+    """Tests of this environment that were like training; of a family's file, those of the same variant."""
+    environment = found.file_path, split_name(found.name)[1]
     for folder, request in _requests():
-        if request.environment_file == file and request.is_like_training:
+        same = (request.environment_file, split_name(request.environment)[1]) == environment
+        if same and request.is_like_training:
             yield request, folder
 
 

@@ -36,7 +36,7 @@ def config_text(
         api_key: of the service.
         folder: where the run's files lie, while that is not `path` yet. config.resolved.json is among them.
     """
-    config = to_seed_format(settings, _addresses(state, path, api_url, api_key), _own_fields(folder or path))
+    config = to_seed_format(settings, _addresses(state, path, api_url, api_key), sources_of(folder or path))
     # Through JSON: an environment's values may be of types that only its own interpreter knows.
     return yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False)
 
@@ -62,12 +62,6 @@ def sources_of(folder: Path) -> Sources:
 def _written(folder: Path) -> Effective:
     file = folder / FILE
     return json.loads(file.read_bytes()) if file.exists() else {}
-
-
-def _own_fields(folder: Path) -> frozenset[str]:
-    """Fields that hold the environment's own values."""
-    sources = sources_of(folder).items()
-    return frozenset(key.removeprefix("env.") for key, source in sources if source == "config_init")
 
 
 def _addresses(state: RunState, path: Path, api_url: str | None = None, api_key: str | None = None) -> Addresses:

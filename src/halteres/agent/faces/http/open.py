@@ -14,6 +14,7 @@ from typing import Any, Final
 from halteres.agent.caller import TokenNeeded
 from halteres.agent.trial.request import LOCAL
 from halteres.config.edits import ENVIRONMENT, Edit
+from halteres.config.environment_name import is_path
 from halteres.models import known_folder, model_folder
 from halteres.runs.starting.base_model import shelf
 
@@ -46,7 +47,7 @@ def beyond_open(tool: str, arguments: Mapping[str, Any]) -> TokenNeeded | None:
     """The refusal of a call that would choose what runs by more than an environment's name, or reach a folder by its
     path; None of any other."""
     named = arguments.get(NAMES_AN_ENVIRONMENT.get(tool, ""))
-    if isinstance(named, str) and ("/" in named or named.endswith(".py")):
+    if isinstance(named, str) and is_path(named):
         return TokenNeeded.of("Without the token an environment is chosen by its name, not by its file.", _WHY)
     for setting, value in _settings(arguments):
         key = Edit(name=setting, value=None).key

@@ -27,6 +27,7 @@ from halteres.agent.caller import Caller
 from halteres.agent.defects import Defect, recorded
 from halteres.agent.faces.pictures import base64_of
 from halteres.agent.untrusted import fenced, marked
+from halteres.config.environment_name import split_name
 from halteres.dashboard.view import view_of
 from halteres.errors import HalteresError, NotFound, ServerError, boundary
 from halteres.observe.metrics import Row, merge_by_step
@@ -144,7 +145,8 @@ async def _log(uri: str, caller: Caller, run_id: str, role: str) -> Contents:
 
 async def _source(uri: str, caller: Caller, name: str) -> Contents:
     reply = await _told("rl_list_environments", {}, caller)
-    files = [found["file_path"] for found in reply.body["environments"] if found["name"] == name]
+    family, _ = split_name(name)
+    files = [found["file_path"] for found in reply.body["environments"] if found["name"] == family]
     if not files:
         raise NotFound(f"There is no environment {name}.")
     return _plain(uri, "text/x-python", await asyncio.to_thread(_text_of, Path(files[0])))
