@@ -9,7 +9,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from .world import Process, Run, ask, within
+
+pytestmark = pytest.mark.runs
 
 MakeRun = Callable[..., Run]
 FOUR_STEPS = {"total_steps": 4, "checkpoint_every": 2, "eval_every": 0}

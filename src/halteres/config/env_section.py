@@ -39,12 +39,12 @@ def effective(given: Mapping[str, Any], told: Description) -> dict[str, Any]:
     return env
 
 
-def batch_problem(env: Mapping[str, Any]) -> Problem | None:
-    """What is wrong with the sizes of group and batch."""
+def batch_problem(env: Mapping[str, Any], smallest_group: int) -> Problem | None:
+    """What is wrong with the sizes of group and batch; `smallest_group`: what the estimator of advantages needs."""
     batch, group = env["batch_size"], env["group_size"]
     if not (isinstance(batch, int) and isinstance(group, int) and group > 0 and batch > 0):
         return Problem(field="env.batch_size", got=batch, rule="must be a positive integer")
-    if group < 2:
+    if group < smallest_group:
         return Problem(field="env.group_size", got=group, rule=_GROUP_RULE, suggest=(8, 16))
     if group > LARGEST_BATCH:
         return Problem(field="env.group_size", got=group, rule=_AT_MOST)

@@ -97,8 +97,10 @@ class Gathering:
         self._add_defaults(told)
         parts = {name: self._validated(name) for name in SECTIONS}
         env = effective(given, told)
-        self._check_environment(told, given, env)
-        if isinstance(trainer := parts["trainer"], TrainerSettings):
+        trainer = parts["trainer"]
+        trainer = trainer if isinstance(trainer, TrainerSettings) else TrainerSettings()
+        self._check_environment(told, given, env, 2 if trainer.compares_groups else 1)
+        if parts["trainer"] is not None:
             self.problems.extend(filter(None, [over_cap(self.policy, trainer.total_steps)]))
         if self.problems:
             raise self._refusal(told)
@@ -188,7 +190,9 @@ class Gathering:
             self.problems.extend(_problems_of(name, error))
         return None
 
-    def _check_environment(self, told: Description, given: Mapping[str, Any], env: Mapping[str, Any]) -> None:
+    def _check_environment(
+        self, told: Description, given: Mapping[str, Any], env: Mapping[str, Any], smallest_group: int
+    ) -> None:
         """What only beside the environment can be seen to be wrong."""
         self._refuse_wiring(told)
         for problem in told.problems:
@@ -199,7 +203,7 @@ class Gathering:
         odd = {one.field: one for values in (env, given) for one in odd_numbers(told.schema, values)}
         self.problems.extend(problem for field, problem in odd.items() if field not in known)
         if not known & {"env.batch_size", "env.group_size"}:
-            self.problems.extend(filter(None, [batch_problem(env)]))
+            self.problems.extend(filter(None, [batch_problem(env, smallest_group)]))
         for edit in self.edits:
             if edit.name in told.fields and edit.name not in ENV_WIRING and edit.key in OWN_KEYS:
                 self.problems.append(edit.ambiguous([edit.key, f"env.{edit.name}"]))

@@ -242,6 +242,11 @@ class TrainerSettings(Section):
     ] = 20
 
     @property
+    def compares_groups(self) -> bool:
+        """The estimator compares rollouts of one group, so that a group needs two at least."""
+        return self.advantage in ("group_std", "group_mean", "rloo", "turn_mean")
+
+    @property
     def updates_per_batch(self) -> int:
         """Optimiser steps that one batch may take."""
         return self.epochs * self.minibatches

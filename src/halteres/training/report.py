@@ -17,13 +17,12 @@ import numpy as np
 from halteres.observe.metrics import append_row
 from halteres.redaction import Redactor
 from halteres.training import agreement
-from halteres.training.advantages import is_degenerate
 from halteres.training.datums import Example
 from halteres.training.folder import RunFolder
 from halteres.training.learner import Checkpoint, Pass
 from halteres.training.objective import TrainingBatch
 from halteres.training.rollouts import Rollouts
-from halteres.training.turns import FloatArray, Turns
+from halteres.training.turns import FloatArray
 from halteres.types import CONTEXT_LOGPROB, Batch
 
 logger = logging.getLogger(__name__)
@@ -150,7 +149,7 @@ def metrics_of(step: Step, success_threshold: float = 0.0) -> agreement.Metrics:
         "train/learning_rate": step.learning_rate,
         "train/updates": float(len(step.passes)),
         "train/skipped": 0.0 if step.passes else 1.0,
-        **_rewards(step.training_batch.turns, success_threshold),
+        **_rewards(step.training_batch, success_threshold),
         **_advantages(step.training_batch),
         **_turns(step),
         **agreement.agreement(examples, first.logprobs if first else (), step.version),
@@ -159,9 +158,10 @@ def metrics_of(step: Step, success_threshold: float = 0.0) -> agreement.Metrics:
     }
 
 
-def _rewards(turns: Turns, success_threshold: float) -> agreement.Metrics:
-    scores = turns.scores_E
-    silent = [is_degenerate(scores[turns.group_E == group]) for group in np.unique(turns.group_E)]
+def _rewards(training_batch: TrainingBatch, success_threshold: float) -> agreement.Metrics:
+    turns = training_batch.turns
+    scores, group_K = turns.scores_E, turns.group_E[turns.episode_K]
+    silent = [not training_batch.advantages_K[group_K == group].any() for group in np.unique(turns.group_E)]
     return {
         "reward/mean": float(scores.mean()),
         "reward/std": float(scores.std()),

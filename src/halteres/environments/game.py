@@ -1,0 +1,188 @@
+"""The family `game`: text games of several turns under GEM's ids (`game:GuessTheNumber-v0-easy`).
+
+Owns: which seeds are trained on and which are held out; what of a game the policy sees; what counts as won.
+Never: knows a game's rules (`games`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from halteres.environments.config import APIServerConfig, BaseEnvConfig
+from halteres.environments.games import make
+from halteres.environments.games.templates import TemplateName, user_message
+from halteres.environments.games.wrappers import View, wrap
+from halteres.environments.multi_turn import MultiTurnConfig, MultiTurnEnv, Reply, Step
+from halteres.rollouts.draws import Draw
+
+VARIANTS = (
+    "GuessTheNumber-v0-easy",
+    "GuessTheNumber-v0-hard",
+    "GuessTheNumber-v0-random",
+    "Mastermind-v0-easy",
+    "Mastermind-v0-hard",
+    "Mastermind-v0-random",
+    "Minesweeper-v0-easy",
+    "Minesweeper-v0-hard",
+    "Minesweeper-v0-random",
+    "Minesweeper-v1-easy",
+    "Minesweeper-v1-hard",
+    "Minesweeper-v1-random",
+    "FifteenPuzzle-v0-easy",
+    "FifteenPuzzle-v0-hard",
+    "FifteenPuzzle-v0-random",
+    "FifteenPuzzle-v1-easy",
+    "FifteenPuzzle-v1-random",
+    "Sudoku-v0-easy",
+    "Sudoku-v0-hard",
+    "Sudoku-v0-random",
+    "TowerofHanoi-v0-easy",
+    "TowerofHanoi-v0-hard",
+    "TowerofHanoi-v0-random",
+    "Game2048-v0-easy",
+    "Game2048-v0-hard",
+    "Game2048-v0-extreme-hard",
+    "Game2048-v0-random",
+    "Sokoban-v0-easy",
+    "Sokoban-v0-hard",
+    "Sokoban-v0-random",
+    "Hangman-v0-easy",
+    "Hangman-v0-hard",
+    "Hangman-v0-random",
+    "Hangman-v1-easy",
+    "Hangman-v1-hard",
+    "Hangman-v1-random",
+    "Wordle-v0-easy",
+    "Wordle-v0-hard",
+    "Wordle-v0-random",
+    "Wordle-v1-easy",
+    "Wordle-v1-hard",
+    "Wordle-v1-random",
+    "WordSearch-v0-easy",
+    "WordSearch-v0-hard",
+    "WordSearch-v0-random",
+    "WordSearch-v1-easy",
+    "WordSearch-v1-hard",
+    "WordSearch-v1-random",
+)
+"""`games.IDS` without "game:", written out: the list of environments is read without running this file."""
+
+CHATS = (View.CONCAT_CHAT, View.CONCAT_CHAT_ON_RESET)
+"""Wrappers that show an episode as a chat: here it is one, in the model's own template."""
+
+
+class GameConfig(MultiTurnConfig):
+    """Settings of a game."""
+
+    variant: Annotated[str, Field(description="the game")] = VARIANTS[0]
+    env_wrappers: Annotated[
+        str,
+        Field(
+            description="what the policy sees, GEM's names: concat (all observations), concat_with_action, concat_chat"
+            " (a growing chat) or none of them; before it a tool, after it episode_tracking"
+        ),
+    ] = "concat"
+    template: Annotated[
+        TemplateName, Field(description="wording around an observation: qwen3_game, qwen3_general, or no other words")
+    ] = "qwen3_game"
+    words: Annotated[
+        str | None, Field(description="file with a word a line, for word games; default: the bundled list")
+    ] = None
+    search_url: Annotated[str | None, Field(description="search server, for search_tool; default: none")] = None
+
+
+class GameEnv(MultiTurnEnv):
+    """Text games of several turns: numbers, boards, words; won or lost by exact rules."""
+
+    name = "game"
+    variants: ClassVar[Sequence[str]] = VARIANTS
+    trainer_defaults: ClassVar[Mapping[str, float | int | str]] = {
+        "learning_rate": 1.5e-3,
+        "gamma": 0.9,
+        "advantage": "rebn",
+    }
+    env_config_cls: ClassVar[type[BaseEnvConfig]] = GameConfig
+    config: GameConfig  # pyright: ignore[reportIncompatibleVariableOverride]  # narrowed, and only ever read
+
+    @classmethod
+    def config_init(cls, variant: str = VARIANTS[0]) -> tuple[GameConfig, Sequence[APIServerConfig]]:
+        """Batches of 48 episodes, 32 at once, each of a game of its own; a game ends by its own rules."""
+        config = GameConfig(
+            variant=variant,
+            group_size=1,
+            batch_size=48,
+            max_new_tokens=128,
+            max_turns=200,
+            max_num_workers=32,
+            max_eval_workers=32,
+            success_threshold=0.999,  # a lost game may end just below 1: its last guess was near
+            ensure_scores_are_not_same=False,
+            eval_tasks=128,
+            eval_samples=4,
+            total_steps=-1,
+            use_wandb=False,
+        )
+        return config, [APIServerConfig()]
+
+    async def get_next_item(self) -> dict[str, Any]:
+        """A game and its seed, which is all there is to its first state: a group plays the same one."""
+        return {"task": self._id, "seed": self.rng.getrandbits(32)}
+
+    def eval_items(self) -> list[dict[str, Any]]:
+        """The same seeds for every run."""
+        draws = (Draw(seed=0, step=0, ordinal=number, split="eval") for number in range(self.config.eval_tasks))
+        return [{"task": self._id, "seed": draw.rng().getrandbits(32)} for draw in draws]
+
+    async def reset(self, task: Any) -> str:
+        """The rules and the first state."""
+        observation, info = await asyncio.to_thread(self._begin, task)  # drawing a Sokoban takes 7 ms
+        return self._message(observation, info)
+
+    def step(self, reply: Reply) -> Step:
+        """Play the policy's answer."""
+        observation, reward, terminated, truncated, info = self.game.step(reply.text)
+        return Step(
+            messages=self._message(observation, info),
+            reward=reward,
+            done=terminated or truncated,
+            fresh=not self._is_chat,
+            outcome=info["outcome"],
+        )
+
+    def _begin(self, task: Mapping[str, Any]) -> tuple[str, Any]:
+        config = self.config
+        options: dict[str, Any] = {"words": config.words} if config.words else {}
+        names = ",".join(name for name in self._wrappers if name not in CHATS)
+        self.game = wrap(make(task["task"], **options), names, search_url=config.search_url)
+        return self.game.reset(seed=task["seed"])
+
+    def _message(self, observation: str, info: Mapping[str, Any]) -> str:
+        if self._shows_suffix:
+            return user_message(self.config.template, observation)
+        shown = f"{info.get('prefix', '')}{observation}{info.get('suffix', '')}"
+        return user_message(self.config.template, shown)
+
+    @property
+    def _id(self) -> str:
+        return f"{self.name}:{self.config.variant}"
+
+    @property
+    def _wrappers(self) -> list[str]:
+        return [name.strip() for name in self.config.env_wrappers.split(",") if name.strip()]
+
+    @property
+    def _is_chat(self) -> bool:
+        return any(name in CHATS for name in self._wrappers)
+
+    @property
+    def _shows_suffix(self) -> bool:
+        """An observation wrapper adds it itself."""
+        return any(name in tuple(View) and name not in CHATS for name in self._wrappers)
+
+
+if __name__ == "__main__":
+    GameEnv.cli()
