@@ -14,6 +14,12 @@ def train(
     environment: Annotated[
         str | None, typer.Argument(help="Environment: a name (`halteres env list`), FAMILY:VARIANT, or a file.")
     ] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Settings, as --set; or those of a recipe.")
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option("--recipe", help="Settings that go together, by names of their own: gem.")
+    ] = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="YAML: run/env/inference/trainer, or env/openai/tinker.")
     ] = None,
@@ -32,6 +38,12 @@ def train(
     from halteres.runs.directory import find_run
     from halteres.runs.starting.start import start_run
 
+    given = list(assignments or [])
+    if environment is not None and "=" in environment and not environment.endswith(".py"):
+        environment, given = None, [environment, *given]
+    edits = [*_recipe_edits(recipe, given, environment), *(edits or [])]
+    if recipe is not None and environment is None:
+        environment = _taken(edits, "run.environment")
     if environment is None and config is None and resume is None:
         raise InvalidConfig("Nothing to train on.", "No environment was named.", "Try: halteres train arithmetic")
     if resume is not None:
@@ -42,15 +54,13 @@ def train(
                 "An environment or a config file was named besides --resume.",
                 f"Try: halteres train --resume {resume} --set trainer.total_steps=80",
             )
-        asked = resolve_settings(None, None, edits or [], base=old.settings())  # under the policy that holds now
+        asked = resolve_settings(None, None, edits, base=old.settings())  # under the policy that holds now
     else:
-        if environment is not None and any(
-            edit.startswith(("run.environment=", "environment=")) for edit in edits or []
-        ):
+        if environment is not None and any(edit.startswith(("run.environment=", "environment=")) for edit in edits):
             raise InvalidConfig(
                 "Two environments were named.", f"'{environment}', and one by --set.", "Leave one of them out."
             )
-        old, asked = None, resolve_settings(environment, config, edits or [])
+        old, asked = None, resolve_settings(environment, config, edits)
     url = service or environ.service_url()
     run = start_run(
         asked.settings,
@@ -60,6 +70,29 @@ def train(
         warn=lambda warning: typer.echo(f"warning: {warning}", err=True),
     )
     attend(run.run_id, detach=detach)
+
+
+def _recipe_edits(recipe: str | None, assignments: list[str], environment: str | None) -> list[str]:
+    """`name=value` as edits: of a recipe under its own names, otherwise as `--set` takes them."""
+    from halteres.config.recipes import find_recipe
+
+    if recipe is None:
+        return assignments
+    found = find_recipe(recipe)
+    for note in found.notes(assignments):
+        typer.echo(f"note: {note}", err=True)
+    edits = found.edits(assignments)
+    if environment is not None:
+        _taken(edits, "run.environment")  # named by itself
+    return edits
+
+
+def _taken(edits: list[str], key: str) -> str | None:
+    """The value of an edit, which is taken out."""
+    found = [edit for edit in edits if edit.startswith(f"{key}=")]
+    for edit in found:
+        edits.remove(edit)
+    return found[-1].partition("=")[2] if found else None
 
 
 def attend(run_id: str, *, detach: bool = False) -> None:

@@ -1,0 +1,263 @@
+"""Does a policy learn a game of several turns? Fresh runs of `game`, estimators side by side on the same work.
+
+    python benchmarks/learning_game.py [--game GuessTheNumber-v0-easy] [--estimators rebn reinforce group_std]
+        [--seeds 0 1 2 3 4] [--steps 60] [--side-by-side 1]
+
+Every line is one run as `halteres train game:GAME` makes it, with the same number of optimiser steps and of episodes in
+each; group_std (GRPO on whole episodes) plays every game eight times. Held-out games are played by the first and the
+last weights, 512 of them at temperature 1. CPU seconds are those of all processes of the run's training, evaluations
+apart. Written: benchmarks/results/learning_game.{json,png}. Exit code 1 where rebn wins less than 0.90 of the games in
+the mean, or less than 0.85 with a seed, or takes more than 360 CPU seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from machine import machine
+
+RESULTS = Path(__file__).parent / "results" / "learning_game"
+LEAST_MEAN, LEAST, MOST_CPU_S = 0.90, 0.85, 360.0
+TICKS = os.sysconf("SC_CLK_TCK")
+GROUPS = {"group_std": 8, "group_mean": 8, "rloo": 8, "turn_mean": 8}
+T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+"""Student's t, 0.975, by the number of seeds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One run."""
+
+    estimator: str
+    seed: int
+    run_id: str
+    steps: int
+    cpu_s: float  # of training
+    wall_s: float
+    wins_before: float  # share of held-out games won at T = 1
+    wins_after: float
+    return_before: float
+    return_after: float
+    greedy_after: float
+    kl_sample_train_v2_max: float
+
+
+def main() -> int:
+    options = parse()
+    os.environ["HALTERES_HOME"] = str(options.home)
+    print(f"{machine()['cpu']}, {machine()['cores']} cores; runs in {options.home}", flush=True)
+    jobs = [(estimator, seed) for seed in options.seeds for estimator in options.estimators]
+    with ThreadPoolExecutor(options.side_by_side) as pool:
+        done = list(pool.map(lambda job: train(*job, options), jobs))
+    results = [result for result, _ in done]
+    print_table(results)
+    write(results, {f"{r.estimator} {r.seed}": rows for r, rows in done}, options)
+    if not options.keep:
+        shutil.rmtree(options.home)
+    return verdict(results)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Games of several turns: estimators side by side.")
+    parser.add_argument("--game", default="GuessTheNumber-v0-easy")
+    parser.add_argument("--estimators", nargs="+", default=["rebn", "reinforce", "group_std"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--tasks", type=int, default=512)
+    parser.add_argument("--side-by-side", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--set", dest="edits", action="append", default=[], help="a setting, as for halteres train")
+    parser.add_argument("--home", type=Path, help="where the runs go and stay; default: a temporary folder")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="results, without suffix")
+    options = parser.parse_args()
+    options.keep = options.home is not None
+    options.home = (options.home or Path(tempfile.mkdtemp(prefix="halteres-bench-"))).absolute()
+    return options
+
+
+def train(estimator: str, seed: int, options: argparse.Namespace) -> tuple[Result, list[dict[str, Any]]]:
+    """One run, and the games that its first and last weights win."""
+    from halteres.config.files import resolve_settings
+    from halteres.observe.metrics import merge_by_step
+    from halteres.runs.starting.start import start_run
+
+    edits = [
+        f"run.seed={seed}",
+        f"trainer.advantage={estimator}",
+        f"trainer.total_steps={options.steps}",
+        f"env.group_size={GROUPS.get(estimator, 1)}",
+        "trainer.checkpoint_every=0",
+        "trainer.eval_every=0",
+        "env.eval_tasks=16",
+        "env.eval_samples=1",
+        *options.edits,
+    ]
+    asked = resolve_settings(f"game:{options.game}", None, edits)
+    begun = time.monotonic()
+    run = start_run(asked.settings, sources=asked.sources)
+    cpu_s = follow(run)
+    wall_s = time.monotonic() - begun
+    rows = merge_by_step(run.metrics())
+    before, after = evaluate(run, options.tasks)
+    result = Result(
+        estimator=estimator,
+        seed=seed,
+        run_id=run.run_id,
+        steps=options.steps,
+        cpu_s=round(cpu_s, 1),
+        wall_s=round(wall_s, 1),
+        wins_before=before["eval/outcome/success"],
+        wins_after=after["eval/outcome/success"],
+        return_before=before["eval/mean_return"],
+        return_after=after["eval/mean_return"],
+        greedy_after=after["eval/percent_correct_greedy"],
+        kl_sample_train_v2_max=max((row.get("kl_sample_train_v2") or 0.0 for row in rows), default=math.nan),
+    )
+    print(
+        f"{estimator:>20} seed {seed}: wins {result.wins_before:.3f} -> {result.wins_after:.3f}, return "
+        f"{result.return_before:.3f} -> {result.return_after:.3f}, {result.cpu_s:.0f} CPU s, {wall_s:.0f} s",
+        flush=True,
+    )
+    return result, rows
+
+
+def follow(run: Any) -> float:
+    """CPU seconds of the run's processes until it has ended, its evaluations apart."""
+    seconds: dict[int, float] = {}
+    while not (state := run.state()).terminal:
+        for pid, spent in processes_of(run.run_id):
+            seconds[pid] = max(spent, seconds.get(pid, 0.0))
+        time.sleep(0.5)
+    if state.status == "failed":
+        raise SystemExit(f"Run {run.run_id} failed: {state.error} ({run.path})")
+    return sum(seconds.values())
+
+
+def processes_of(run_id: str) -> list[tuple[int, float]]:
+    """Processes that belong to a run by their command line or their parent, and the CPU seconds of each so far."""
+    parents: dict[int, int] = {}
+    commands: dict[int, str] = {}
+    spent: dict[int, float] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                commands[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue  # it has ended
+            parents[int(entry.name)] = int(fields[1])
+            spent[int(entry.name)] = (int(fields[11]) + int(fields[12])) / TICKS
+    roots = {pid for pid, command in commands.items() if run_id in command and "supervisor" in command}
+    found = [pid for pid in spent if roots & {*lineage(pid, parents)}]
+    evaluating = {pid for pid in found if " evaluate " in commands[pid]}
+    return [(pid, spent[pid]) for pid in found if not evaluating & {*lineage(pid, parents)}]
+
+
+def lineage(pid: int, parents: dict[int, int]) -> list[int]:
+    line = [pid]
+    while (parent := parents.get(line[-1], 0)) > 1 and parent not in line:
+        line.append(parent)
+    return line
+
+
+def evaluate(run: Any, tasks: int) -> list[dict[str, float]]:
+    """The held-out figures of the run's first and last weights, by a service on the run's own state."""
+    from halteres.runs.served import served
+
+    paths = {row["name"]: row["sampler_path"] for row in run.checkpoints()}
+    with served(run.state().base_model, run) as server:
+        return [score(run, server.url, paths[name], tasks) for name in ("step-000000", "final")]
+
+
+def score(run: Any, url: str, sampler_path: str, tasks: int) -> dict[str, float]:
+    state = run.state()
+    command = [state.interpreter, state.environment_file, "evaluate", "--config", str(run.path / "config.yaml")]
+    command += ["--openai.base_url", f"{url}/runs/{run.run_id}/v1", "--openai.model_name", sampler_path]
+    command += ["--env.eval_tasks", str(tasks), "--env.eval_samples", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3600)
+    if done.returncode:
+        raise SystemExit(f"Evaluating {sampler_path} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def interval(values: Sequence[float]) -> float:
+    """Half of the 95 % confidence interval of the mean."""
+    if len(values) < 2:
+        return math.nan
+    return T_975.get(len(values), 1.96) * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def summary(results: Sequence[Result]) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for estimator in dict.fromkeys(result.estimator for result in results):
+        own = [result for result in results if result.estimator == estimator]
+        wins = [result.wins_after for result in own]
+        found[estimator] = {
+            "wins_before": statistics.fmean(result.wins_before for result in own),
+            "wins_after": statistics.fmean(wins),
+            "wins_interval": interval(wins),
+            "wins_least": min(wins),
+            "return_after": statistics.fmean(result.return_after for result in own),
+            "cpu_s": statistics.median(result.cpu_s for result in own),
+            "cpu_s_most": max(result.cpu_s for result in own),
+            "seeds": len(own),
+        }
+    return found
+
+
+def print_table(results: Sequence[Result]) -> None:
+    print(f"\n{'estimator':>20} {'seeds':>5} {'wins before':>11} {'after ± 95 %':>15} {'least':>6} {'CPU s':>6}")
+    for estimator, row in summary(results).items():
+        print(
+            f"{estimator:>20} {row['seeds']:>5} {row['wins_before']:>11.3f} {row['wins_after']:>7.3f} ± "
+            f"{row['wins_interval']:.3f} {row['wins_least']:>7.3f} {row['cpu_s']:>6.0f}",
+            flush=True,
+        )
+
+
+def verdict(results: Sequence[Result]) -> int:
+    rebn = summary(results).get("rebn")
+    if rebn is None:
+        return 0
+    good = rebn["wins_after"] >= LEAST_MEAN and rebn["wins_least"] >= LEAST and rebn["cpu_s_most"] <= MOST_CPU_S
+    print(
+        f"{'Passed' if good else 'FAILED'}: rebn wins ≥ {LEAST_MEAN} in the mean, each ≥ {LEAST}, ≤ {MOST_CPU_S} CPU s."
+    )
+    return 0 if good else 1
+
+
+def write(results: Sequence[Result], curves: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> None:
+    import msgspec
+
+    from halteres.observe.plots import plot_runs
+
+    record = {
+        "what": f"game:{options.game} on halteres/tiny: held-out games won before and after RL",
+        "command": " ".join(["python", "benchmarks/learning_game.py", *sys.argv[1:]]),
+        "machine": machine(),
+        "held_out_games": options.tasks,
+        "summary": summary(results),
+        "runs": [asdict(result) for result in results],
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.with_suffix(".json").write_bytes(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
+    title = f"{options.game}, {len(options.seeds)} seeds, {options.steps} steps"
+    plot_runs(curves, options.out.with_suffix(".png"), title, "reward/success")
+    print(f"Written: {options.out}.json, {options.out}.png")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
