@@ -12,6 +12,12 @@ import pytest
 import typer.main
 import uvicorn.server
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How much is played where our games are compared with GEM's."""
+    parser.addoption("--game-actions", type=int, default=1000, help="actions for each family of games (clients)")
+
+
 UVICORN_ASKS_EVERY_S = 0.005
 """Whether it is to end; by itself every 0.1 s, and it rests as long again before it ends: 0.2 s for each test."""
 

@@ -1,0 +1,34 @@
+"""Our games beside the real GEM 0.1.0: the same seeds and actions, random, skilled and malformed.
+
+`--game-actions 10000` plays that many for each family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from environments.games.episodes import GEM, difference, draw_episodes, play, play_with_gem, v0_ids
+
+from halteres.environments.games import FAMILIES
+
+pytestmark = pytest.mark.clients
+
+PARAMETERS = {"FifteenPuzzle": {"init_algo": "gem-0.1.0"}}
+"""This release draws boards half of which cannot be solved."""
+
+
+@pytest.mark.parametrize("family", [family.name for family in FAMILIES])
+def test_a_game_plays_as_in_gem(
+    client_python: Callable[..., str], family: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    ids = v0_ids(family)
+    num_actions = int(pytestconfig.getoption("--game-actions")) // len(ids)
+    episodes = [episode for id in ids for episode in draw_episodes(id, num_actions, **PARAMETERS.get(family, {}))]
+    transcripts = play_with_gem(client_python(*GEM), episodes, tmp_path)
+    found = {
+        (episode.id, episode.seed): difference(play(episode), transcript)
+        for episode, transcript in zip(episodes, transcripts, strict=True)
+    }
+    assert {place: what for place, what in found.items() if what} == {}
