@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -14,7 +15,8 @@ import nltk
 nltk.download = lambda *_, **__: True  # the words are there: NLTK_DATA
 
 
-def made(id: str, parameters: dict[str, Any]) -> Any:
+@functools.cache
+def made(id: str, **parameters: Any) -> Any:
     """GEM cannot make FifteenPuzzle's random level: its size is used before it is drawn."""
     if id != "game:FifteenPuzzle-v0-random":
         return gem.make(id, **parameters)
@@ -25,7 +27,7 @@ def made(id: str, parameters: dict[str, Any]) -> Any:
 
 def play(episode: dict[str, Any]) -> list[Any]:
     """[observation, suffix] of the reset, then [observation, reward, terminated, truncated, suffix] of each step."""
-    env = made(episode["id"], episode["parameters"])
+    env = made(episode["id"], **episode["parameters"])
     observation, info = env.reset(seed=episode["seed"])
     transcript: list[Any] = [[observation, info.get("suffix")]]
     for action in episode["actions"]:

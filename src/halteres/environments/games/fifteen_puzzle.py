@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -98,10 +99,11 @@ class FifteenPuzzle(Game[Frame, str]):
     def move(self, action: str) -> Move:
         """Slide a tile into the gap."""
         gap = self.tiles.index(GAP)
-        if action not in self._possible(gap):
+        tile = tiles_beside(gap, self.level.side).get(action)
+        if tile is None:
             text = f"At turn {self.turn}, you chose a move {action} that is outside the bounds of the board."
             return Move(text)
-        self._slide(self.tiles, gap, action)
+        self.tiles[gap], self.tiles[tile] = self.tiles[tile], GAP
         if self.tiles == self._goal():
             return Move("Congratulations! You have solved the puzzle!", 1.0, "success")
         return Move(f"At turn {self.turn}, you made a valid move: {action}.\n")
@@ -118,27 +120,16 @@ class FifteenPuzzle(Game[Frame, str]):
     def _goal(self) -> list[int]:
         return [*range(1, self.level.side**2), GAP]
 
-    def _possible(self, gap: int) -> list[str]:
-        """Directions in which a tile can go into the gap, in the order of DIRECTIONS."""
-        side = self.level.side
-        row, column = divmod(gap, side)
-        room = (row < side - 1, row > 0, column < side - 1, column > 0)
-        return [direction for direction, there in zip(DIRECTIONS, room, strict=True) if there]
-
-    def _slide(self, tiles: list[int], gap: int, direction: str) -> int:
-        """Slide a tile into the gap; where the gap is then."""
-        side = self.level.side
-        tile = gap + {"up": side, "down": -side, "left": 1, "right": -1}[direction]
-        tiles[gap], tiles[tile] = tiles[tile], GAP
-        return tile
-
     def _scrambled(self) -> list[int]:
         """From the goal, moves that never take the one before back."""
         tiles = self._goal()
         gap, last = len(tiles) - 1, ""
         for _ in range(NUM_SCRAMBLING_MOVES):
-            last = self.rng.choice([move for move in self._possible(gap) if move != OPPOSITE.get(last)])
-            gap = self._slide(tiles, gap, last)
+            beside = tiles_beside(gap, self.level.side)
+            last = self.rng.choice([direction for direction in beside if direction != OPPOSITE.get(last)])
+            tile = beside[last]
+            tiles[gap], tiles[tile] = tiles[tile], GAP
+            gap = tile
         return tiles
 
     def _shuffled(self) -> list[int]:
@@ -155,6 +146,15 @@ class FifteenPuzzle(Game[Frame, str]):
         gap_row, gap_column = divmod(tiles.index(GAP), self.level.side)
         distance = 2 * (self.level.side - 1) - gap_row - gap_column
         return (_num_inversions(tiles) + distance) % 2 == 0
+
+
+@functools.cache
+def tiles_beside(gap: int, side: int) -> Mapping[str, int]:
+    """The cells whose tiles can go into the gap, by their direction, in the order of DIRECTIONS."""
+    row, column = divmod(gap, side)
+    cells = {"up": gap + side, "down": gap - side, "left": gap + 1, "right": gap - 1}
+    there = {"up": row < side - 1, "down": row > 0, "left": column < side - 1, "right": column > 0}
+    return {direction: cells[direction] for direction in DIRECTIONS if there[direction]}
 
 
 def _num_inversions(tiles: list[int]) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 import random
 import re
 from abc import ABC, abstractmethod
@@ -162,15 +161,16 @@ class Game(ABC, Generic[LevelT, ActionT]):
         parsed = self._parsed(action)
         if parsed is None:
             text = self.format_error.format(turn=self.turn)
-            paid = {"format_error": FORMAT_ERROR_REWARD}
-            return self._result(text, paid, "format_error", truncated=self.turn == self.level.max_turns)
+            truncated = self.turn == self.level.max_turns
+            return self._result(text, FORMAT_ERROR_REWARD, "format_error", "format_error", truncated)
         observation, reward, outcome = self.move(parsed)
         if outcome is None and self.turn >= self.level.max_turns:
             text = self.turn_limit.format(max_turns=self.level.max_turns)
             replaced = self.turn_limit_reward(parsed)
-            paid = {"move": reward} if replaced is None else {"turn_limit": replaced}
-            return self._result(text, paid, "turn_limit", truncated=True)
-        return self._result(observation, {"move": reward}, outcome, truncated=False)
+            if replaced is None:
+                return self._result(text, reward, "move", "turn_limit", True)
+            return self._result(text, replaced, "turn_limit", "turn_limit", True)
+        return self._result(observation, reward, "move", outcome, False)
 
     def save(self) -> dict[str, Any]:
         """The whole state, JSON-able."""
@@ -229,19 +229,20 @@ class Game(ABC, Generic[LevelT, ActionT]):
         except ValueError:  # Python refuses to convert more than 4300 digits
             return None
 
-    def _result(self, observation: str, paid: dict[str, float], outcome: Outcome | None, *, truncated: bool) -> Step:
-        (reward,) = paid.values()
+    def _result(
+        self, observation: str, reward: float, component: str, outcome: Outcome | None, truncated: bool
+    ) -> Step:
         info: Info = {
             "suffix": self.suffix(),
             "seed": self.seed,
             "outcome": outcome,
             "success": outcome == "success",
-            "reward_components": paid,
+            "reward_components": {component: reward},
         }
         return observation, reward, outcome is not None, truncated, info
 
 
 def episode_seed(task: Task, split: Split, base_seed: int, index: int) -> int:
     """The seed, 32 bits without sign, of the `index`-th episode that is played of a task without naming one."""
-    name = json.dumps(["halteres/games/1", split, task.id, dict(task.parameters), base_seed, index], sort_keys=True)
+    name = f"halteres/games/1:{task.id}/{sorted(task.parameters.items())}/{split}/{base_seed}/{index}"
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")

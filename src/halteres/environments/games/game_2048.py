@@ -118,7 +118,9 @@ class Game2048(Game[Target, str]):
         self.rows[row][column] = 2 if self.rng.random() < 0.9 else 4
 
     def _is_stuck(self) -> bool:
-        return all(slid(self.rows, direction) == self.rows for direction in DIRECTIONS)
+        if any(EMPTY in row for row in self.rows):
+            return False
+        return slid(self.rows, "left") == self.rows and slid(self.rows, "up") == self.rows
 
 
 def slid(rows: Rows, direction: str) -> Rows:
