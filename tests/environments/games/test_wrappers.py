@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import msgspec
 import pytest
 
+from environments.games.peers import Markup, SearchServer, running_search_server
 from halteres.environments.games import make
 from halteres.environments.games.wrappers import STAGES, Environment, Wrapper, wrap, wrappers
 from halteres.errors import InvalidConfig
@@ -53,14 +51,6 @@ class Scripted:
         self.shown = []
 
 
-class Markup:
-    """A chat template that is easily read."""
-
-    def render(self, messages: Sequence[Mapping[str, Any]], /, *, add_generation_prompt: bool = True) -> str:
-        opened = "<assistant>" if add_generation_prompt else ""
-        return "".join(f"<{one['role']}>{one['content']}</>" for one in messages) + opened
-
-
 @pytest.fixture
 def played() -> Scripted:
     """Three observations, one of them empty, with a suffix for each and a prefix for the last."""
@@ -68,43 +58,10 @@ def played() -> Scripted:
     return Scripted(("rules", infos[0]), ("", infos[1]), ("second\n", infos[2]))
 
 
-class SearchServer(HTTPServer):
-    """Remembers what it was asked; answers with `result`."""
-
-    asked: list[Any]
-    result: Any
-    status = 200
-
-
-class Search(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        server = self.server
-        assert isinstance(server, SearchServer)
-        server.asked.append(msgspec.msgpack.decode(self.rfile.read(int(self.headers["Content-Length"]))))
-        self.send_response(server.status)
-        self.end_headers()
-        self.wfile.write(msgspec.msgpack.encode(server.result))
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: stderr is for failures."""
-
-
 @pytest.fixture
 def search_server() -> Iterator[SearchServer]:
-    """Two passages, the second without a text."""
-    with SearchServer(("127.0.0.1", 0), Search) as server:
-        server.asked = []
-        documents = ("Sky\nIt is blue.\nMostly.", "Sea")
-        server.result = {"result": [{"document": {"contents": text}, "score": 1.0} for text in documents]}
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with running_search_server() as server:
         yield server
-        server.shutdown()
-        thread.join()
-
-
-def address(server: SearchServer) -> str:
-    return f"http://127.0.0.1:{server.server_port}/retrieve"
 
 
 def observations(env: Environment, *actions: str) -> list[str]:
@@ -150,7 +107,7 @@ def test_the_inner_info_is_left_as_it_is(played: Scripted) -> None:
 
 def test_a_search_is_answered_paid_and_costs_no_turn(search_server: SearchServer) -> None:
     game = make("game:GuessTheNumber-v0-easy")
-    env = wrap(game, "search_tool", search_url=address(search_server))
+    env = wrap(game, "search_tool", search_url=search_server.url)
     rules, info = env.reset(3)
     assert rules.startswith("You are playing Guess The Number.")
     assert rules.endswith("\n  <answer> your answer here </answer>")
@@ -167,12 +124,12 @@ def test_a_search_is_answered_paid_and_costs_no_turn(search_server: SearchServer
 
 
 def test_what_follows_a_call_is_not_shown_again(search_server: SearchServer) -> None:
-    env = wrap(Scripted(("rules", {})), "search_tool,concat_with_action", search_url=address(search_server))
+    env = wrap(Scripted(("rules", {})), "search_tool,concat_with_action", search_url=search_server.url)
     assert "</search>\n\n\n<information>" in observations(env, CALL)[1]
 
 
 def test_the_fifth_use_is_told_to_be_the_last_and_the_next_call_is_an_action(search_server: SearchServer) -> None:
-    env = wrap(make("game:GuessTheNumber-v0-easy"), "search_tool_no_int_reward", search_url=address(search_server))
+    env = wrap(make("game:GuessTheNumber-v0-easy"), "search_tool_no_int_reward", search_url=search_server.url)
     env.reset(3)
     results = [env.step(CALL) for _ in range(6)]
     last = "</information>\n\n\n\nReached the maximum number of tool use. Please output final answer directly."
@@ -186,7 +143,7 @@ def test_the_fifth_use_is_told_to_be_the_last_and_the_next_call_is_an_action(sea
 def test_a_search_that_fails_is_told_to_the_policy_and_to_the_trainer(
     trouble: str, search_server: SearchServer
 ) -> None:
-    url = address(search_server)
+    url = search_server.url
     if trouble == "status":
         search_server.status = 500
     elif trouble == "form":
@@ -205,7 +162,7 @@ def test_a_search_that_fails_is_told_to_the_policy_and_to_the_trainer(
 def test_wrapped_games_are_saved_restored_and_spawned_as_one(search_server: SearchServer) -> None:
     def wrapped() -> Environment:
         names = "search_tool,concat_with_action,episode_tracking"
-        return wrap(make("game:Hangman-v0-easy"), names, search_url=address(search_server))
+        return wrap(make("game:Hangman-v0-easy"), names, search_url=search_server.url)
 
     env, other = wrapped(), wrapped()
     env.reset(4)
