@@ -2,8 +2,8 @@
 
 Usage: python -m environments.games.record [--source FOLDER] [FAMILY...]
 
-FOLDER holds another state of the package `gem`. The release 0.1.0 lacks FifteenPuzzle's ways to draw a solvable
-board, so its episodes of v0 are recorded from a checkout of axon-rl/gem.
+FOLDER holds another state of the package `gem`; its episodes go to FAMILY-head. The release 0.1.0 lacks FifteenPuzzle's
+ways to draw a solvable board: FifteenPuzzle-head comes from 0.1.0 with those of axon-rl/gem at 1406ac9.
 """
 
 from __future__ import annotations

@@ -107,6 +107,16 @@ def test_any_text_gives_a_result_and_no_exception(id: str) -> None:
 
 
 @each_game
+def test_a_long_answer_is_read_in_time_that_grows_with_its_length(id: str) -> None:
+    """With the square of it, these would take hours."""
+    game = make(id)
+    game.reset(1)
+    for begin in ("\\boxed{", "\\boxed{1 ", "\\boxed{A", "\\boxed{a1", "\\boxed{reveal 1 "):
+        for filling in (" ", "1", "1 ", "a", "a ", "\\boxed{"):
+            assert game.step(begin + filling * 100_000)[4]["outcome"] == "format_error"
+
+
+@each_game
 def test_a_random_action_is_well_formed(id: str) -> None:
     game, rng = make(id), random.Random(1)
     for seed in range(20):

@@ -31,7 +31,8 @@ class TowerOfHanoi(Game[Disks, tuple[str, str]]):
         Disks(num_disks=4, max_turns=20),
         Disks(num_disks=5, max_turns=35),
     )
-    pattern = re.compile(r"\\boxed\{([ABCabc])\s*,?\s*([ABCabc])\}")
+    # GEM's `\s*,?\s*` matches the same, in time that grows with the square of the spaces.
+    pattern = re.compile(r"\\boxed\{([ABCabc])\s*(?:,\s*)?([ABCabc])\}")
     state = ("towers",)
     format_error = "You did not provide a valid action."
 
