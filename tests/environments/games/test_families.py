@@ -24,6 +24,7 @@ from halteres.errors import InvalidConfig, NotFound
         ("eval:CodeContest", "no sandbox"),
         ("eval:AIME24", "rl_evaluate"),
         ("game:Crosswords-v0-easy", "game:WordSearch-v1-easy"),
+        ("game:WikiGame-v0-hard", "needs none"),
     ],
 )
 def test_an_id_of_another_family_says_what_to_use(id: str, instead: str) -> None:
