@@ -15,10 +15,16 @@ from halteres.environments.games import IDS, make
 from halteres.environments.games.fifteen_puzzle import DIRECTIONS, FifteenPuzzle
 from halteres.environments.games.game import FORMAT_ERROR_REWARD, Game
 from halteres.environments.games.guess_the_number import GuessTheNumber
+from halteres.environments.games.hangman import Hangman
 from halteres.environments.games.mastermind import Mastermind
 from halteres.environments.games.minesweeper import FLAG, MINE, UNKNOWN, Minesweeper
+from halteres.environments.games.sokoban import BOX, BOX_ON_TARGET, FLOOR, PLAYER, TARGET, RoomSize, Sokoban
+from halteres.environments.games.sokoban import DIRECTIONS as STEPS
 from halteres.environments.games.sudoku import EMPTY, Sudoku
 from halteres.environments.games.tower_of_hanoi import TowerOfHanoi
+from halteres.environments.games.word_search import WordSearch
+from halteres.environments.games.wordle import Wordle
+from halteres.environments.games.words import load_words
 
 GEM = ("gem-games", "gem-llm==0.1.0", "requests")
 """The arguments of `scripts/client` for the package that ours are compared with."""
@@ -142,7 +148,11 @@ def play_with_gem(python: str, episodes: list[Episode], folder: Path, source: Pa
     """What GEM makes of them; `source` is a folder with another state of its package."""
     asked, answered = folder / "episodes.json", folder / "transcripts.json"
     asked.write_text(json.dumps([asdict(episode) for episode in episodes]))
-    variables = {"PYTHONPATH": str(source)} if source else {}
+    variables = {"NLTK_DATA": str(folder)} | ({"PYTHONPATH": str(source)} if source else {})
+    corpus = folder / "corpora" / "words"
+    corpus.mkdir(parents=True)
+    for name, words in (("en-basic", load_words().basic), ("en", load_words().full)):
+        (corpus / name).write_text("\n".join(words))
     subprocess.run([python, PROGRAM, asked, answered], check=True, env=variables, timeout=600, cwd=folder)
     return json.loads(answered.read_text())
 
@@ -222,6 +232,79 @@ def slide_a_tile(game: FifteenPuzzle, rng: random.Random) -> str | None:
     return f"\\boxed{{{came[start][1]}}}" if start in came and start != goal else None
 
 
+def push_a_box(game: Sokoban, rng: random.Random) -> str | None:
+    """The first move of a shortest way to the end, where the room is small enough to look for it."""
+    if game.level.num_boxes > 2:
+        return None
+    key = (tuple(game.cells), tuple(game.structure))
+    if key not in WAYS:
+        way = way_out(game.cells, game.structure, game.level)
+        for cells, direction in way:
+            WAYS[(cells, key[1])] = direction
+        if not way:
+            WAYS[key] = None
+    return f"\\boxed{{{WAYS[key]}}}" if WAYS[key] else None
+
+
+WAYS: dict[tuple[tuple[int, ...], tuple[int, ...]], str | None] = {}
+"""The next move by room and its structure."""
+
+
+def way_out(cells: list[int], structure: list[int], level: RoomSize) -> list[tuple[tuple[int, ...], str]]:
+    """Rooms from this one on, and the move in each of them; none where the room is solved, or cannot be."""
+    start = tuple(cells)
+    came: dict[tuple[int, ...], tuple[tuple[int, ...], str]] = {start: (start, "")}
+    waiting = deque([start])
+    while waiting and waiting[0].count(BOX_ON_TARGET) < level.num_boxes:
+        before = waiting.popleft()
+        for direction, after in moves(before, structure, level.width):
+            if after not in came:
+                came[after] = (before, direction)
+                waiting.append(after)
+    way: list[tuple[tuple[int, ...], str]] = []
+    at = waiting[0] if waiting else start
+    while at != start:
+        at, direction = came[at]
+        way.append((at, direction))
+    return way
+
+
+def moves(cells: tuple[int, ...], structure: list[int], width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Possible moves in a room, and the room after each; Sokoban's rules, said once more."""
+    at = cells.index(PLAYER)
+    for direction, step in zip(STEPS, (-width, width, -1, 1), strict=True):
+        after = list(cells)
+        if cells[at + step] in (BOX, BOX_ON_TARGET):
+            if cells[at + 2 * step] not in (FLOOR, TARGET):
+                continue
+            after[at + 2 * step] = BOX_ON_TARGET if structure[at + 2 * step] == TARGET else BOX
+        elif cells[at + step] not in (FLOOR, TARGET):
+            continue
+        after[at], after[at + step] = structure[at], PLAYER
+        yield direction, tuple(after)
+
+
+def guess_a_letter(game: Hangman, rng: random.Random) -> str:
+    """Sometimes the whole word; it alone ends the game."""
+    hidden = [letter for letter in game.secret if letter not in game.guessed]
+    return f"\\boxed{{{rng.choice(hidden) if hidden and rng.random() < 0.8 else game.secret}}}"
+
+
+def guess_the_word(game: Wordle, rng: random.Random) -> str:
+    """At first only some letters in their places."""
+    letters = [letter if rng.random() < 0.7 else rng.choice(game.secret) for letter in game.secret]
+    return f"\\boxed{{{''.join(letters).lower()}}}"
+
+
+def find_a_word(game: WordSearch, rng: random.Random) -> str:
+    """Either way round, a word that was found before too."""
+    word, (row, column, direction) = rng.choice(list(game.places.items()))
+    length = len(word) - 1
+    ends = [(row, column), (row, column + length) if direction == "across" else (row + length, column)]
+    rng.shuffle(ends)
+    return f"\\boxed{{{ends[0][0]} {ends[0][1]} {ends[1][0]} {ends[1][1]}}}"
+
+
 SOLVERS: dict[str, Callable[[Any, random.Random], str | None]] = {
     "GuessTheNumber": guess_the_number,
     "Mastermind": guess_the_code,
@@ -229,5 +312,9 @@ SOLVERS: dict[str, Callable[[Any, random.Random], str | None]] = {
     "Sudoku": place_a_digit,
     "TowerofHanoi": move_a_disk,
     "FifteenPuzzle": slide_a_tile,
+    "Sokoban": push_a_box,
+    "Hangman": guess_a_letter,
+    "Wordle": guess_the_word,
+    "WordSearch": find_a_word,
 }
 """A good action by family, found by looking behind the board; None where there is none to be found quickly."""

@@ -10,6 +10,9 @@ from typing import Any
 
 import gem
 import gem.envs  # registers the games
+import nltk
+
+nltk.download = lambda *_, **__: True  # the words are there: NLTK_DATA
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from halteres.environments.games.families import not_a_game
 from halteres.environments.games.fifteen_puzzle import FifteenPuzzle
 from halteres.environments.games.game import Game
 from halteres.environments.games.game_2048 import Game2048
@@ -22,7 +23,6 @@ from halteres.environments.games.sudoku import Sudoku
 from halteres.environments.games.tower_of_hanoi import TowerOfHanoi
 from halteres.environments.games.word_search import WordSearch
 from halteres.environments.games.wordle import Wordle
-from halteres.errors import NotFound, unknown
 from halteres.rollouts.draws import Split
 
 FAMILIES: tuple[type[Game[Any, Any]], ...] = (
@@ -63,8 +63,9 @@ def make(id: str, *, split: Split = "train", base_seed: int = 0, **options: Any)
 
     Raises:
         NotFound: no game has this id; the nearest is named.
-        InvalidConfig: the family has no such option, or not with this value.
+        InvalidConfig: it is an id of GEM's that is no game played here; the family has no such option, or not with
+            this value.
     """
     if id not in _FAMILY_OF:
-        raise unknown(NotFound, "game", id, IDS)
+        raise not_a_game(id, IDS)
     return _FAMILY_OF[id](id, split=split, base_seed=base_seed, **options)

@@ -27,6 +27,12 @@ OTHER_FAMILIES = (
         why="Its words and clues come from GEM's own data.",
         instead="game:WordSearch-v1-easy is the nearest game.",
     ),
+    Family(
+        prefix="game:WikiGame",
+        kind="refused",
+        why="It walks through Wikipedia, which a server has to serve.",
+        instead="Take a game that needs none, e.g. game:WordSearch-v1-easy.",
+    ),
     Family(prefix="game:", kind="native"),
     Family(
         prefix="rg:",

@@ -79,15 +79,19 @@ class SearchTool:
         found = _QUERY.search(answer)
         if found is None:
             return None
-        error = None
+        told, error = self._answered(found[1].strip())
+        observation = f"\n\n<information>{told}</information>\n\n"
+        return ToolUse(action=answer[: found.end()], observation=observation, error=error)
+
+    def _answered(self, query: str) -> tuple[str, str | None]:
+        """What the policy is told, and why the search failed if it did."""
         try:
-            told = _passages(self._search(found[1].strip()))
-        except (HalteresError, msgspec.MsgspecError, UnicodeError) as failure:
+            return _passages(self._search(query)), None
+        except HalteresError as failure:
+            error = failure.what  # what a server says beside its status is not for the policy
+        except (msgspec.MsgspecError, UnicodeError) as failure:
             error = str(failure)
-            told = f"[SearchTool Error: {error}]"
-        return ToolUse(
-            action=answer[: found.end()], observation=f"\n\n<information>{told}</information>\n\n", error=error
-        )
+        return f"[SearchTool Error: {error}]", error
 
     def _search(self, query: str) -> _Reply:
         asked: dict[str, Any] = {"query": query, "topk": self.top_k, "return_scores": True}
