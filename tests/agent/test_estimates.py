@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,8 @@ def test_runs_of_another_model_environment_or_engine_do_not_count(home: Path) ->
     )
     record("aaaa1111")
     assert estimate(plan, elsewhere, may_measure=False) is None
+    variant = replace(ground, environment=replace(PROGRAM, name="arithmetic:Hard-v0"))
+    assert estimate(plan, variant, may_measure=False) is None, "another environment of the same file"
     threads = plan_of(
         plan.settings.model_copy(update={"inference": plan.settings.inference.model_copy(update={"threads": 7})})
     )

@@ -22,6 +22,8 @@ from halteres.agent.faces.mcp.server import build
 from halteres.agent.starting import start_training as starting
 from halteres.cli.main import app
 from halteres.config.files import resolve_settings
+from halteres.dashboard.listing import listed
+from halteres.dashboard.view import view_of
 from halteres.runs.directory import RunDirectory, find_run
 from halteres.runs.measurement import examination
 from halteres.runs.starting import start
@@ -194,6 +196,9 @@ async def test_a_run_keeps_the_variant_and_the_defaults_in_its_files_and_no_colo
     config = yaml.safe_load((run.path / "config.yaml").read_text())
     assert (config["env"]["variant"], config["halteres"]["run"]["environment"]) == ("Wordle-v0", "game:Wordle-v0")
     assert not [path for path in run.path.rglob("*") if ":" in path.name]
+    assert (await told("rl_list_runs"))["runs"][0]["environment"] == "game:Wordle-v0"
+    assert [row["environment"] for row in listed()["runs"]] == ["game:Wordle-v0"]
+    assert view_of(run)["environment"] == "game:Wordle-v0"
     again = resolve_settings(None, run.path / "config.yaml", []).settings
     assert again.trainer == run.settings().trainer, "our default that was set over the family's is not lost on the way"
     assert again.env == run.settings().env
@@ -240,8 +245,8 @@ async def test_the_source_of_a_variant_is_the_familys_file(game: Path) -> None:
 
 
 def test_the_command_line_lists_trains_and_serves_variants(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    listed = CliRunner().invoke(app, ["env", "list"]).output
-    assert "5 variants, game:Wordle-v0 and more: halteres env list game" in listed
+    output = CliRunner().invoke(app, ["env", "list"]).output
+    assert "5 variants, game:Wordle-v0 and more: halteres env list game" in output
     assert CliRunner().invoke(app, ["env", "list", "game"]).output.split() == MEMBERS
     served: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda _, command: served.append(list(command)))

@@ -333,6 +333,16 @@ def test_the_newest_test_counts_unless_the_environment_has_changed(test_of: Make
     assert tests_store.latest_test(file, "m") is None
 
 
+def test_a_test_of_one_variant_of_a_family_says_nothing_of_another(test_of: Make) -> None:
+    written = test_of().groups([1, 0]).ended(WELL)
+    written.request = msgspec.structs.replace(written.request, environment="mine:Hard-v0")
+    written.folder.write("request.json", written.request)
+    written.file.write_text("class Mine(BaseEnv):\n    variants = ('Easy-v0', 'Hard-v0')\n")
+    written.folder.write("result.json", written.told())
+    assert tests_store.latest_test(f"{written.file}:Hard-v0", "m") is not None
+    assert tests_store.latest_test(f"{written.file}:Easy-v0", "m") is None
+
+
 @pytest.mark.parametrize(
     "asked", [{"temperature": 0.0}, {"group_size": 2}, {"max_tokens": 8}], ids=["greedy", "two answers", "cut"]
 )

@@ -52,7 +52,7 @@ class EnvironmentNotFound(NotFound):
 class EnvironmentFile:
     """One environment, or a family of them."""
 
-    name: str  # of a family that was discovered its own; `find_environment` adds the variant
+    name: str  # a family's own where it was discovered; `find_environment` adds the variant
     class_name: str
     file_path: str  # absolute
     description: str

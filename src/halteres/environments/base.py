@@ -53,7 +53,7 @@ class BaseEnv:
     """
 
     name: ClassVar[str | None] = None
-    variants: ClassVar[Sequence[str]] = ()
+    variants: ClassVar[tuple[str, ...]] = ()
     """Names of the environments of a family, the first the default; they are read from the source text. A family's
     config class has a field `variant`; its `config_init` is given the variant where it takes an argument."""
     trainer_defaults: ClassVar[Mapping[str, float | int | str]] = {}

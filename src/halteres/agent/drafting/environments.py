@@ -32,7 +32,6 @@ CHARACTERS_PER_10 = 1600
 OVERHEAD, LEAST_DESCRIPTION = 240, 16
 """Characters of an answer besides its environments; of a description, however long the paths are."""
 
-
 FEW_VARIANTS = 3
 """Of a family, unless a query asks for its variants."""
 
@@ -101,7 +100,7 @@ def rl_list_environments(
 @tool(title="Select an environment", hints=Hints(idempotent=True))
 def rl_select_environment(
     caller: Caller,
-    name: Annotated[str, Field(description="name from rl_list_environments, or the path of a file")],
+    name: Annotated[str, Field(description="name from rl_list_environments, FAMILY:VARIANT, or a file's path")],
     changes: Changes = None,
     draft: Draft = None,
 ) -> Selected:

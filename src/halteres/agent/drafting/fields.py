@@ -44,7 +44,7 @@ class Setting:
     default: Any
     current: Any
     is_edited: bool
-    is_environments: bool = False  # of ours, where the environment has a default of its own
+    is_environments_default: bool = False  # of the trainer's, where the environment says the value
     is_required: bool = False
     lock: Lock | None = None
     same_as: str | None = None  # where this is the seeds' name for it
@@ -82,7 +82,7 @@ class Setting:
     @property
     def is_headline(self) -> bool:
         """Whether it belongs to the first that one wants to know."""
-        is_first = self.same_as is None and (self.key in HEADLINE or self.is_environments)
+        is_first = self.same_as is None and (self.key in HEADLINE or self.is_environments_default)
         return is_first or self.is_edited or self.name == "wandb_name"
 
 
@@ -118,7 +118,7 @@ class _Known:
             default=self.defaults.get(key),
             current=lock.value if lock else self.values.get(key),
             is_edited=self.sources.get(key) == "edit" and same_as is None,
-            is_environments=is_environments_default(key, self.sources),
+            is_environments_default=is_environments_default(key, self.sources),
             is_required=key in self.required,
             lock=lock,
             same_as=same_as,
