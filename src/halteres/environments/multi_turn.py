@@ -16,7 +16,7 @@ import asyncio
 import copy
 import inspect
 import math
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, get_args
 
@@ -31,6 +31,7 @@ from halteres.rollouts.chat import Chat
 from halteres.rollouts.draws import episode_rng, one_rollout
 from halteres.rollouts.sampler import ContextOverflow
 from halteres.text import Message
+from halteres.tool_calls import ToolCall, read_calls
 from halteres.types import Outcome, StopReason, Trajectory, Turn
 
 
@@ -50,9 +51,10 @@ class MultiTurnConfig(BaseEnvConfig):
 class Reply:
     """What the policy said in one turn."""
 
-    text: str  # without the end token
+    text: str  # without the end token and, in an environment with tools, without calls
     turn: int  # from 0
     stop_reason: StopReason
+    tool_calls: tuple[ToolCall, ...] = ()  # also those that cannot be read, which say why: empty without `tools`
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +77,14 @@ class Episode:
     conversation: tuple[dict[str, Any], ...]  # all that was said, in order
 
 
+Tools = Sequence[Mapping[str, Any]]
+"""Functions in OpenAI's form: {"type": "function", "function": {"name": ..., "parameters": ...}}."""
+
+
 class MultiTurnEnv(BaseEnv):
-    """Write `get_next_item`, `reset` and `step`; `load_dataset` for data, `eval_items` for evaluation, `score_episode`
-    where a score is more than the sum of rewards, `measure` for further metrics.
+    """Write `get_next_item`, `reset` and `step`; `tools` for functions that the policy may call, `load_dataset` for
+    data, `eval_items` for evaluation, `score_episode` where a score is more than the sum of rewards, `measure` for
+    further metrics.
 
     Each episode has a shallow copy of this object to itself: what `reset` and `step` set on `self` belongs to the
     episode; what they change in place (a list of the original's, say) belongs to all. `self.rng` is the episode's own
@@ -86,6 +93,8 @@ class MultiTurnEnv(BaseEnv):
 
     env_config_cls: ClassVar[type[BaseEnvConfig]] = MultiTurnConfig
     config: MultiTurnConfig
+    tools: Tools | Callable[[], Tools] = ()
+    """What the policy may call: an attribute, a property or a method. Its calls are in `Reply.tool_calls`."""
 
     def reset(self, task: Any) -> str | Sequence[Message] | Awaitable[str | Sequence[Message]]:
         """Begin an episode: the user's first message, or whole messages (then without the config's system prompt)."""
@@ -134,7 +143,8 @@ class MultiTurnEnv(BaseEnv):
         """One episode on this very object."""
         with boundary(EnvironmentFailed, f"{self.title}.reset"):
             messages = self.chat_of(await _awaited(self.reset(task)))
-        chat = Chat(self.tokenizer, messages)
+            tools = tuple(self.tools() if callable(self.tools) else self.tools)
+        chat = self._chat(messages, tools)
         told = _Told(conversation=messages)
         while True:
             try:
@@ -146,32 +156,32 @@ class MultiTurnEnv(BaseEnv):
             if turn.stop_reason == "length" and self.config.end_on_length:
                 told.add(chat, turn, [])
                 return await self._ended(told, "length_stop")
-            step = await self._step(Reply(text=turn.text, turn=len(told.turns), stop_reason=turn.stop_reason))
-            messages = self._messages(step)
+            step, messages = await self._step(_reply(turn, len(told.turns), calls=bool(tools)))
             told.add(chat, replace(turn, reward=step.reward), messages)
             if step.done:
                 return await self._ended(told, step.outcome)
             if len(told.turns) >= self.config.max_turns:
                 return await self._ended(told, "turn_limit")
             if step.fresh:
-                chat = Chat(self.tokenizer, messages)
+                chat = self._chat(messages, tools)
             else:
                 chat.go_on(turn.action, messages)
 
-    async def _step(self, reply: Reply) -> Step:
+    def _chat(self, messages: Sequence[Message], tools: Tools) -> Chat:
+        """A chat that begins with these; a server that is asked with messages hears of the tools in words."""
+        return Chat(self.tokenizer, messages, tools, in_words=self.server.server_type != "sglang")
+
+    async def _step(self, reply: Reply) -> tuple[Step, list[dict[str, Any]]]:
+        """What the environment answers, and its messages as such."""
         where = f"{self.title}.step"
         with boundary(EnvironmentFailed, where):
             step: Any = await _awaited(self.step(reply))
             if not isinstance(step, Step):
                 raise TypeError(f"a Step is expected, not {type(step).__name__}")
-        return replace(step, reward=finite(step.reward, where))
-
-    def _messages(self, step: Step) -> list[dict[str, Any]]:
-        if step.fresh:
-            return self.chat_of(step.messages)
-        if isinstance(step.messages, str):
-            return [{"role": "user", "content": step.messages}]
-        return [dict(message) for message in step.messages]
+            if step.outcome not in (None, *get_args(Outcome)):
+                raise ValueError(f"there is no outcome '{step.outcome}'; they are {', '.join(get_args(Outcome))}")
+            messages = self.chat_of(step.messages) if step.fresh else _as_messages(step.messages)
+        return replace(step, reward=finite(step.reward, where)), messages
 
     async def _ended(self, told: _Told, outcome: Outcome | None) -> Episode:
         turns, where = tuple(told.turns), f"{self.title}.score_episode"
@@ -216,6 +226,17 @@ class _Told:
 async def _awaited(value: Any) -> Any:
     """What an author's method gave, `async def` or not."""
     return await value if inspect.isawaitable(value) else value
+
+
+def _as_messages(said: str | Sequence[Message]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": said}] if isinstance(said, str) else [dict(message) for message in said]
+
+
+def _reply(turn: Turn, number: int, *, calls: bool) -> Reply:
+    """A turn as the environment sees it; ids of calls are the same in a repeated run."""
+    said, found = read_calls(turn.text) if calls else (turn.text, ())
+    named = tuple(replace(call, id=f"call_{number}_{call.index}") for call in found)
+    return Reply(text=said, turn=number, stop_reason=turn.stop_reason, tool_calls=named)
 
 
 def _answer(episode: Episode) -> Answer:
