@@ -331,6 +331,32 @@ async def test_a_server_of_chats_is_asked_with_messages_and_its_answers_are_scor
     ]
 
 
+class Alike(Adder):
+    """Every task is asked in the same words."""
+
+    def eval_items(self) -> Sequence[int]:
+        return [3, 4, 5]
+
+    def reset(self, task: Any) -> Any:
+        return "Find it."
+
+    def step(self, reply: Reply) -> Any:
+        return Step(reward=1.0, done=True)
+
+
+async def test_held_out_tasks_that_are_asked_alike_stay_apart(inference: Inference, tmp_path: Path) -> None:
+    """Evaluations are compared task by task: by what was asked, and its number where that is not enough."""
+    env = made(Alike, inference, eval_samples=1, data_dir_to_save_evals=str(tmp_path))
+    await env.evaluate()
+    await env.server.close()
+    samples = read_rows(tmp_path / "samples.jsonl")
+    assert [(one["prompt"], one.get("task")) for one in samples[::2]] == [
+        ("Find it.", None),
+        ("Find it.", 1),
+        ("Find it.", 2),
+    ]
+
+
 class Dice(Countdown):
     def reset(self, task: Any) -> Any:
         return f"Rolled {self.rng.randint(0, 10**6)}"

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,8 +83,7 @@ async def evaluate_items(items: Sequence[Any], answers_of: AnswersOf, config: Ba
     failed = [outcome for outcome in outcomes if isinstance(outcome, FailedRollout)]
     if not tasks:
         raise EnvironmentFailed(f"All {len(failed)} held-out tasks failed.", f"Last failure: {failed[-1].why}")
-    samples = tuple(_sample(answer, t) for task in tasks for answer, t in _with_temperatures(task))
-    return Evaluation(metrics=_metrics(tasks, len(failed), config), samples=samples)
+    return Evaluation(metrics=_metrics(tasks, len(failed), config), samples=tuple(_samples(tasks)))
 
 
 async def _answer_task(item: Any, answers_of: AnswersOf, num_samples: int) -> _Task:
@@ -126,8 +126,15 @@ def _standard_error(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
 
 
-def _with_temperatures(task: _Task) -> list[tuple[Answer, float]]:
-    return [(task.greedy, GREEDY), *((answer, SAMPLED) for answer in task.sampled)]
+def _samples(tasks: Sequence[_Task]) -> Iterator[dict[str, Any]]:
+    """Every answer. Tasks that are asked in the same words, as games are, have a number: 1 for the second of them."""
+    asked: Counter[str] = Counter()
+    for task in tasks:
+        prompt = task.greedy.prompt
+        number = {"task": asked[prompt]} if asked[prompt] else {}
+        asked[prompt] += 1
+        yield {**_sample(task.greedy, GREEDY), **number}
+        yield from ({**_sample(answer, SAMPLED), **number} for answer in task.sampled)
 
 
 def _sample(answer: Answer, temperature: float) -> dict[str, Any]:

@@ -74,7 +74,8 @@ class Episode:
 
     trajectory: Trajectory
     chats: tuple[list[dict[str, Any]], ...]  # of each turn, its answer included
-    conversation: tuple[dict[str, Any], ...]  # all that was said, in order
+    opening: tuple[dict[str, Any], ...]  # what `reset` gave
+    conversation: tuple[dict[str, Any], ...]  # all that was said after it, in order
 
 
 Tools = Sequence[Mapping[str, Any]]
@@ -145,7 +146,7 @@ class MultiTurnEnv(BaseEnv):
             messages = self.chat_of(await _awaited(self.reset(task)))
             tools = tuple(self.tools() if callable(self.tools) else self.tools)
         chat = self._chat(messages, tools)
-        told = _Told(conversation=messages)
+        told = _Told(opening=tuple(messages))
         while True:
             try:
                 (turn,) = await self.server.chat(chat.messages, temperature=temperature, prompt=chat.prompt)
@@ -197,21 +198,32 @@ class MultiTurnEnv(BaseEnv):
             **{f"outcome/{name}": float(name == outcome) for name in get_args(Outcome)},
         }
         trajectory = Trajectory(turns=turns, score=score, metrics=metrics, outcome=outcome)
-        return Episode(trajectory=trajectory, chats=tuple(told.chats), conversation=tuple(told.conversation))
+        return Episode(
+            trajectory=trajectory,
+            chats=tuple(told.chats),
+            opening=told.opening,
+            conversation=tuple(told.conversation),
+        )
 
     async def _answers(self, item: Any, count: int, temperature: float) -> list[Answer]:
         async def one(number: int) -> Answer:
             with one_rollout(number, 0):
                 return _answer(await self.play(item, temperature))
 
-        return await asyncio.gather(*(one(number) for number in range(count)))
+        # All of them are waited for, also where one fails: what is tried again leaves no episode behind.
+        ended = await asyncio.gather(*(one(number) for number in range(count)), return_exceptions=True)
+        for outcome in ended:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return [outcome for outcome in ended if isinstance(outcome, Answer)]
 
 
 @dataclass(slots=True, kw_only=True)
 class _Told:
     """What was said in an episode so far."""
 
-    conversation: list[dict[str, Any]]
+    opening: tuple[dict[str, Any], ...]
+    conversation: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     turns: list[Turn] = field(default_factory=list[Turn])
     chats: list[list[dict[str, Any]]] = field(default_factory=list[list[dict[str, Any]]])
 
@@ -240,12 +252,10 @@ def _reply(turn: Turn, number: int, *, calls: bool) -> Reply:
 
 
 def _answer(episode: Episode) -> Answer:
-    trajectory, conversation = episode.trajectory, episode.conversation
-    turns = trajectory.turns
-    first = len(episode.chats[0]) - 1  # the place of the policy's first words
+    trajectory, turns = episode.trajectory, episode.trajectory.turns
     return Answer(
-        prompt=str(conversation[first - 1].get("content", "")),
-        completion=_text(conversation[first:]),
+        prompt=str(episode.opening[-1]["content"]) if episode.opening else "",
+        completion=_text(episode.conversation),
         score=trajectory.score,
         num_tokens=sum(len(turn.action) for turn in turns),
         stop_reason=turns[-1].stop_reason,
