@@ -335,7 +335,7 @@ class Alike(Adder):
     """Every task is asked in the same words."""
 
     def eval_items(self) -> Sequence[int]:
-        return [3, 4, 5]
+        return [3, 4, 3, 5]
 
     def reset(self, task: Any) -> Any:
         return "Find it."
@@ -353,6 +353,7 @@ async def test_held_out_tasks_that_are_asked_alike_stay_apart(inference: Inferen
     assert [(one["prompt"], one.get("task")) for one in samples[::2]] == [
         ("Find it.", None),
         ("Find it.", 1),
+        ("Find it.", None),
         ("Find it.", 2),
     ]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +44,7 @@ class Answer:
 class _Task:
     """All answers to one held-out task."""
 
+    item: Any
     greedy: Answer
     sampled: tuple[Answer, ...]
 
@@ -88,7 +89,7 @@ async def evaluate_items(items: Sequence[Any], answers_of: AnswersOf, config: Ba
 
 async def _answer_task(item: Any, answers_of: AnswersOf, num_samples: int) -> _Task:
     greedy = await answers_of(item, 1, GREEDY)
-    return _Task(greedy=greedy[0], sampled=tuple(await answers_of(item, num_samples, SAMPLED)))
+    return _Task(item=item, greedy=greedy[0], sampled=tuple(await answers_of(item, num_samples, SAMPLED)))
 
 
 def _metrics(tasks: Sequence[_Task], num_failed: int, config: BaseEnvConfig) -> dict[str, float]:
@@ -127,12 +128,13 @@ def _standard_error(values: Sequence[float]) -> float:
 
 
 def _samples(tasks: Sequence[_Task]) -> Iterator[dict[str, Any]]:
-    """Every answer. Tasks that are asked in the same words, as games are, have a number: 1 for the second of them."""
-    asked: Counter[str] = Counter()
+    """Every answer. Tasks that differ, and are asked in the same words as games are, are told apart by `task`: 1, 2, …"""
+    asked: defaultdict[str, list[str]] = defaultdict(list)
     for task in tasks:
-        prompt = task.greedy.prompt
-        number = {"task": asked[prompt]} if asked[prompt] else {}
-        asked[prompt] += 1
+        alike, item = asked[task.greedy.prompt], repr(task.item)
+        if item not in alike:
+            alike.append(item)
+        number = {"task": alike.index(item)} if alike[0] != item else {}
         yield {**_sample(task.greedy, GREEDY), **number}
         yield from ({**_sample(answer, SAMPLED), **number} for answer in task.sampled)
 
