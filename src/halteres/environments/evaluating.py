@@ -128,7 +128,7 @@ def _standard_error(values: Sequence[float]) -> float:
 
 
 def _samples(tasks: Sequence[_Task]) -> Iterator[dict[str, Any]]:
-    """Every answer. Tasks that differ, and are asked in the same words as games are, are told apart by `task`: 1, 2, …"""
+    """Every answer. Different tasks that are asked in the same words, as games are, have a `task`: 1, 2, …"""
     asked: defaultdict[str, list[str]] = defaultdict(list)
     for task in tasks:
         alike, item = asked[task.greedy.prompt], repr(task.item)
