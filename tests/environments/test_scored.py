@@ -16,6 +16,7 @@ from halteres.environments.scored import (
     group_of,
     items_of,
     rollouts_of,
+    scores_of,
     to_wire,
     turns_of,
 )
