@@ -331,6 +331,32 @@ async def test_a_server_of_chats_is_asked_with_messages_and_its_answers_are_scor
     ]
 
 
+class Chronicle(Countdown):
+    """Its observations grow."""
+
+    def reset(self, task: Any) -> Any:
+        self.history = super().reset(task)
+        return self.history
+
+    def step(self, reply: Reply) -> Any:
+        step = super().step(reply)
+        self.history += f"\n{step.messages}"
+        return replace(step, messages=self.history, fresh=True)
+
+
+async def test_a_conversation_shows_what_is_new_of_observations_that_repeat_all(
+    inference: Inference, tmp_path: Path
+) -> None:
+    inference.answer = lambda prompt, _: "Yes."
+    env = made(Chronicle, inference, eval_tasks=3, eval_samples=1, data_dir_to_save_evals=str(tmp_path))
+    await env.evaluate()
+    await env.server.close()
+    last = read_rows(tmp_path / "samples.jsonl")[-1]
+    assert last["completion"] == (
+        "Yes.\n\n[user]\nagain 2\n\n[assistant]\nYes.\n\n[user]\nagain 1\n\n[assistant]\nYes.\n\n[user]\ndone"
+    )
+
+
 class Alike(Adder):
     """Every task is asked in the same words."""
 

@@ -18,6 +18,7 @@ import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from os.path import commonprefix
 from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import Field
@@ -75,7 +76,7 @@ class Episode:
     trajectory: Trajectory
     chats: tuple[list[dict[str, Any]], ...]  # of each turn, its answer included
     opening: tuple[dict[str, Any], ...]  # what `reset` gave
-    conversation: tuple[dict[str, Any], ...]  # all that was said after it, in order
+    conversation: tuple[dict[str, Any], ...]  # all that was said after it, in order; of a fresh chat what is new
 
 
 Tools = Sequence[Mapping[str, Any]]
@@ -158,7 +159,8 @@ class MultiTurnEnv(BaseEnv):
                 told.add(chat, turn, [])
                 return await self._ended(told, "length_stop")
             step, messages = await self._step(_reply(turn, len(told.turns), calls=bool(tools)))
-            told.add(chat, replace(turn, reward=step.reward), messages)
+            shown = _news(messages, chat.messages) if step.fresh else messages
+            told.add(chat, replace(turn, reward=step.reward), shown)
             if step.done:
                 return await self._ended(told, step.outcome)
             if len(told.turns) >= self.config.max_turns:
@@ -242,6 +244,15 @@ async def _awaited(value: Any) -> Any:
 
 def _as_messages(said: str | Sequence[Message]) -> list[dict[str, Any]]:
     return [{"role": "user", "content": said}] if isinstance(said, str) else [dict(message) for message in said]
+
+
+def _news(fresh: Sequence[dict[str, Any]], before: Sequence[Message]) -> list[dict[str, Any]]:
+    """A fresh chat's last message, without the lines with which the one before it began, too."""
+    if not fresh or not before:
+        return list(fresh)
+    text = str(fresh[-1].get("content", ""))
+    shared = len(commonprefix([str(before[-1].get("content", "")), text]))
+    return [{**fresh[-1], "content": text[text.rfind("\n", 0, shared + 1) + 1 :]}]
 
 
 def _reply(turn: Turn, number: int, *, calls: bool) -> Reply:
