@@ -127,10 +127,11 @@ async def test_however_long_rollouts_are_the_answer_keeps_its_budget(n: int, tex
 
 
 async def test_several_turns_are_shown_apart_with_the_observations_between_them(run: RunDirectory) -> None:
-    turns = [{"text": "Is it 4?", "observation": "Too low."}, {"text": "Is it 7?", "observation": ""}]
-    add_group(run, 3, {**completion("Is it 4?Is it 7?", 1.0), "turns": turns})
+    turns = [{"text": "Is it 4?", "observation": "Too low."}, {"text": "Is it 7?", "observation": "", "reward": 0.5}]
+    add_group(run, 3, {**completion("Is it 4?Is it 7?", 1.0), "turns": turns, "outcome": "turn_limit"})
     (shown,) = (await told("rl_get_rollouts", run_id=RUN))["rollouts"]
-    assert shown["turns"] == [{"text": "Is it 4?", "observation": "Too low."}, {"text": "Is it 7?"}]
+    assert shown["turns"] == [{"text": "Is it 4?", "observation": "Too low."}, {"text": "Is it 7?", "reward": 0.5}]
+    assert shown["outcome"] == "turn_limit"
     assert "completion" not in shown
 
 

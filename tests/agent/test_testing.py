@@ -392,6 +392,46 @@ async def test_free_prompts_of_an_environment_of_several_turns_are_answered_and_
 BASE = ("import SingleTurnEnv", "import SingleTurnEnv\nfrom halteres.environments.base import BaseEnv")
 
 
+SEVERAL = """
+from halteres.environments.multi_turn import MultiTurnEnv, Step
+
+
+class Twice(MultiTurnEnv):
+    name = "twice"
+
+    async def get_next_item(self):
+        return self.rng.randint(0, 3)
+
+    def reset(self, task):
+        return f"Is {task} a number?"
+
+    def step(self, reply):
+        right = reply.text.startswith("yes")
+        return Step("Really?", reward=0.25 * right, done=reply.turn == 1, fresh=True)
+
+
+if __name__ == "__main__":
+    Twice.cli()
+"""
+
+
+async def test_an_environment_of_several_turns_is_tested_by_whole_episodes(
+    endpoint: OpenRouter, tmp_path: Path
+) -> None:
+    """Two sequences of an episode are one rollout, and what is shown of it is the conversation."""
+    file = tmp_path / "twice.py"
+    file.write_text(SEVERAL)
+    draft(file)
+    answer = await answered(num_steps=2, group_size=4, models=["good/one"])
+    (tested,) = answer["models_tested"]
+    assert tested["total_completions"] == 8, tested
+    assert len(endpoint.requests) == 16
+    sample = answer["samples"][0]
+    assert "a number?" in sample["prompt"]
+    assert sample["best"].count("says good") == 2
+    assert "Really?" in sample["best"]
+
+
 async def test_an_environment_that_is_slow_to_describe_itself_does_not_hold_up_the_answer(
     endpoint: OpenRouter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

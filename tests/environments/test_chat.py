@@ -183,3 +183,26 @@ def test_every_sampled_token_is_in_one_sequence_and_one_span(borrow: Borrow, kin
         spans = [(item, span) for item in items for span in item.get("spans", [])]
         assert [token for item, (start, stop, _) in spans for token in item["tokens"][start:stop]] == sampled
         assert len(spans) == len(turns)
+
+
+TOOLS = [{"type": "function", "function": {"name": "add"}}]
+WITH_TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}" + QWEN_3
+
+
+def test_a_template_that_reads_tools_is_given_them_and_their_results(borrow: Borrow, tmp_path: Path) -> None:
+    folder = shutil.copytree(borrow("qwen-3").folder, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(WITH_TOOLS)
+    tokenizer = Tokenizer(folder)
+    chat = Chat(tokenizer, [user("Add.")], TOOLS)
+    assert tokenizer.decode(chat.prompt, skip_special_tokens=False) == tokenizer.render([user("Add.")], tools=TOOLS)
+    chat.go_on(
+        [*tokenizer.encode("<tool_call>{}</tool_call>"), tokenizer.eos_token_id], [{"role": "tool", "content": "7"}]
+    )
+    assert "<|im_start|>tool\n7<|im_end|>" in tokenizer.decode(chat.prompt, skip_special_tokens=False)
+
+
+def test_tools_told_in_words_stand_behind_the_system_prompt() -> None:
+    chat = Chat(TOKENIZER, [{"role": "system", "content": "Be brief."}, user("Add.")], TOOLS, in_words=True)
+    assert [message["role"] for message in chat.messages] == ["system", "user"]
+    assert chat.messages[0]["content"].startswith("Be brief.\n\nYou may call tools.")
+    assert '{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}' in chat.messages[0]["content"]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -18,6 +18,8 @@ from halteres.rollouts.draws import Draw
 from halteres.types import MASKED, Turn
 
 from .stages import TOKENIZER, Inference, server
+
+Env = TypeVar("Env", bound=MultiTurnEnv)
 
 
 class Countdown(MultiTurnEnv):
@@ -44,7 +46,7 @@ class Countdown(MultiTurnEnv):
         return {"letters": float(sum(len(turn.text) for turn in turns))}
 
 
-def made(kind: type[MultiTurnEnv], inference: Inference, folder: Path | None = None, **changes: Any) -> MultiTurnEnv:
+def made(kind: type[Env], inference: Inference, folder: Path | None = None, **changes: Any) -> Env:
     values = {"group_size": 2, "max_new_tokens": 32, "max_token_length": 1024, "ensure_scores_are_not_same": False}
     run_dir = str(folder) if folder else None
     config = kind.env_config_cls.model_validate({**values, "run_dir": run_dir, **changes})
@@ -221,6 +223,165 @@ async def test_an_environment_that_breaks_has_no_outcome_and_is_tried_again(
     result = await settled(made(kind, inference, rollout_retries=1), 2)
     assert [failure.code for failure in result.failures] == ["env_error"] * 4
     assert why in result.failures[0].why
+
+
+class Winner(Countdown):
+    def step(self, reply: Reply) -> Any:
+        return Step(done=True, outcome="won")  # pyright: ignore[reportArgumentType]  an author's slip
+
+
+async def test_an_outcome_that_does_not_exist_is_refused_with_those_that_do(inference: Inference) -> None:
+    result = await settled(made(Winner, inference, rollout_retries=0), 2)
+    assert "there is no outcome 'won'; they are success, failure" in result.failures[0].why
+
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+class Adder(Countdown):
+    """Answers each call; the answer without one ends the episode."""
+
+    tools = (ADD,)
+    seen: list[Reply]
+
+    def step(self, reply: Reply) -> Any:
+        self.seen.append(reply)
+        results = [call.result(call.error or sum((call.arguments or {}).values())) for call in reply.tool_calls]
+        return Step(results) if results else Step(reward=1.0, done=True)
+
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+BROKEN_CALL = '<tool_call>\n{"name": "add", "arguments": {"a": \n</tool_call>'
+
+
+async def test_calls_of_tools_are_read_answered_and_trained_on_as_they_were_sampled(inference: Inference) -> None:
+    """The built-in model's template has no place for tools: they are told in words, results by the user."""
+    inference.answer = lambda prompt, _: f"I add.\n{CALL}" if "tool_response" not in prompt else "It is 3."
+    env = made(Adder, inference, group_size=1, max_new_tokens=128)
+    env.seen = []
+    group = await rolled_out(env, 0)
+    first, second = env.seen
+    assert (first.text, first.turn) == ("I add.", 0)
+    assert [(call.name, call.arguments, call.error, call.id) for call in first.tool_calls] == [
+        ("add", {"a": 1, "b": 2}, None, "call_0_0")
+    ]
+    assert (second.text, second.tool_calls) == ("It is 3.", ())
+    prompts = [TOKENIZER.decode(request["input_ids"], skip_special_tokens=False) for request in inference.requests]
+    assert prompts[0].startswith("<|im_start|>system\nYou may call tools.") and json.dumps(ADD) in prompts[0]
+    assert prompts[1].endswith(
+        f"I add.\n{CALL}<|im_end|>\n<|im_start|>user\n<tool_response>\n3\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert len(group["tokens"]) == 1
+    assert TOKENIZER.decode(turns_of(group, [0])[0].action) == f"I add.\n{CALL}"
+
+
+async def test_a_call_that_cannot_be_read_comes_to_the_environment_with_the_reason(inference: Inference) -> None:
+    inference.answer = lambda prompt, _: BROKEN_CALL if "tool_response" not in prompt else "Sorry."
+    env = made(Adder, inference, group_size=1, max_new_tokens=128)
+    env.seen = []
+    group = await rolled_out(env, 0)
+    (call,) = env.seen[0].tool_calls
+    assert (call.name, call.arguments, env.seen[0].text) == ("", None, "")
+    assert call.error is not None and call.error.startswith("The call cannot be read: ")
+    assert outcomes(group) == ["success"]
+
+
+class Lister(Adder):
+    tools = ()
+
+
+async def test_without_tools_a_call_is_text(inference: Inference) -> None:
+    inference.answer = lambda prompt, _: CALL
+    env = made(Lister, inference, group_size=1, max_new_tokens=128)
+    env.seen = []
+    await rolled_out(env, 0)
+    assert (env.seen[0].text, env.seen[0].tool_calls) == (CALL, ())
+
+
+class Method(Adder):
+    def tools(self) -> Any:
+        return [ADD]
+
+
+class Property(Adder):
+    @property
+    def tools(self) -> Any:
+        return [ADD]
+
+
+@pytest.mark.parametrize("kind", [Adder, Method, Property])
+async def test_tools_are_an_attribute_a_property_or_a_method(inference: Inference, kind: type[Adder]) -> None:
+    env = made(kind, inference, group_size=1)
+    env.seen = []
+    await rolled_out(env, 0)
+    assert json.dumps(ADD) in TOKENIZER.decode(inference.requests[0]["input_ids"])
+
+
+async def test_a_server_of_chats_is_asked_with_messages_and_its_answers_are_scored(inference: Inference) -> None:
+    """Models elsewhere, as in `halteres env test`: their tokens are not known, and they are not trained."""
+    config = Countdown.env_config_cls(group_size=2, max_new_tokens=32, ensure_scores_are_not_same=False)
+    env = Countdown(config, [server(inference, server_type="openai")])
+    group = await rolled_out(env, 2)
+    assert group["scores"] == [1.1, 1.1]
+    assert inference.requests[-1]["messages"] == [
+        {"role": "user", "content": "Question: 2?"},
+        {"role": "assistant", "content": "answer 0"},
+        {"role": "user", "content": "again 1"},
+    ]
+
+
+class Chronicle(Countdown):
+    """Its observations grow."""
+
+    def reset(self, task: Any) -> Any:
+        self.history = super().reset(task)
+        return self.history
+
+    def step(self, reply: Reply) -> Any:
+        step = super().step(reply)
+        self.history += f"\n{step.messages}"
+        return replace(step, messages=self.history, fresh=True)
+
+
+async def test_a_conversation_shows_what_is_new_of_observations_that_repeat_all(
+    inference: Inference, tmp_path: Path
+) -> None:
+    inference.answer = lambda prompt, _: "Yes."
+    env = made(Chronicle, inference, eval_tasks=3, eval_samples=1, data_dir_to_save_evals=str(tmp_path))
+    await env.evaluate()
+    await env.server.close()
+    last = read_rows(tmp_path / "samples.jsonl")[-1]
+    assert last["completion"] == (
+        "Yes.\n\n[user]\nagain 2\n\n[assistant]\nYes.\n\n[user]\nagain 1\n\n[assistant]\nYes.\n\n[user]\ndone"
+    )
+
+
+class Alike(Adder):
+    """Every task is asked in the same words."""
+
+    def eval_items(self) -> Sequence[int]:
+        return [3, 4, 3, 5]
+
+    def reset(self, task: Any) -> Any:
+        return "Find it."
+
+    def step(self, reply: Reply) -> Any:
+        return Step(reward=1.0, done=True)
+
+
+async def test_held_out_tasks_that_are_asked_alike_stay_apart(inference: Inference, tmp_path: Path) -> None:
+    """Evaluations are compared task by task: by what was asked, and its number where that is not enough."""
+    env = made(Alike, inference, eval_samples=1, data_dir_to_save_evals=str(tmp_path))
+    await env.evaluate()
+    await env.server.close()
+    samples = read_rows(tmp_path / "samples.jsonl")
+    assert [(one["prompt"], one.get("task")) for one in samples[::2]] == [
+        ("Find it.", None),
+        ("Find it.", 1),
+        ("Find it.", None),
+        ("Find it.", 2),
+    ]
 
 
 class Dice(Countdown):

@@ -16,6 +16,7 @@ from halteres.environments.scored import (
     group_of,
     items_of,
     rollouts_of,
+    scores_of,
     to_wire,
     turns_of,
 )
@@ -82,6 +83,7 @@ def test_a_group_tells_its_rollouts_and_what_each_turn_was_paid() -> None:
     assert made["scores"] == [0.5, 1.0, 1.0, 0.0]
     assert made.get("episodes") == [0, 1, 1, 2]
     assert rollouts_of(made) == [[0], [1, 2], [3]]
+    assert scores_of(made) == [0.5, 1.0, 0.0]
     assert made.get("spans") == [
         (0, 1, 2, 0.25),
         (0, 3, 5, 0.25),

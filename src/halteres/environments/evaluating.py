@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ class Answer:
 class _Task:
     """All answers to one held-out task."""
 
+    item: Any
     greedy: Answer
     sampled: tuple[Answer, ...]
 
@@ -82,13 +84,12 @@ async def evaluate_items(items: Sequence[Any], answers_of: AnswersOf, config: Ba
     failed = [outcome for outcome in outcomes if isinstance(outcome, FailedRollout)]
     if not tasks:
         raise EnvironmentFailed(f"All {len(failed)} held-out tasks failed.", f"Last failure: {failed[-1].why}")
-    samples = tuple(_sample(answer, t) for task in tasks for answer, t in _with_temperatures(task))
-    return Evaluation(metrics=_metrics(tasks, len(failed), config), samples=samples)
+    return Evaluation(metrics=_metrics(tasks, len(failed), config), samples=tuple(_samples(tasks)))
 
 
 async def _answer_task(item: Any, answers_of: AnswersOf, num_samples: int) -> _Task:
     greedy = await answers_of(item, 1, GREEDY)
-    return _Task(greedy=greedy[0], sampled=tuple(await answers_of(item, num_samples, SAMPLED)))
+    return _Task(item=item, greedy=greedy[0], sampled=tuple(await answers_of(item, num_samples, SAMPLED)))
 
 
 def _metrics(tasks: Sequence[_Task], num_failed: int, config: BaseEnvConfig) -> dict[str, float]:
@@ -126,8 +127,16 @@ def _standard_error(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
 
 
-def _with_temperatures(task: _Task) -> list[tuple[Answer, float]]:
-    return [(task.greedy, GREEDY), *((answer, SAMPLED) for answer in task.sampled)]
+def _samples(tasks: Sequence[_Task]) -> Iterator[dict[str, Any]]:
+    """Every answer. Different tasks that are asked in the same words, as games are, have a `task`: 1, 2, …"""
+    asked: defaultdict[str, list[str]] = defaultdict(list)
+    for task in tasks:
+        alike, item = asked[task.greedy.prompt], repr(task.item)
+        if item not in alike:
+            alike.append(item)
+        number = {"task": alike.index(item)} if alike[0] != item else {}
+        yield {**_sample(task.greedy, GREEDY), **number}
+        yield from ({**_sample(answer, SAMPLED), **number} for answer in task.sampled)
 
 
 def _sample(answer: Answer, temperature: float) -> dict[str, Any]:

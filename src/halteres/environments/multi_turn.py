@@ -16,8 +16,9 @@ import asyncio
 import copy
 import inspect
 import math
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from os.path import commonprefix
 from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import Field
@@ -31,6 +32,7 @@ from halteres.rollouts.chat import Chat
 from halteres.rollouts.draws import episode_rng, one_rollout
 from halteres.rollouts.sampler import ContextOverflow
 from halteres.text import Message
+from halteres.tool_calls import ToolCall, read_calls
 from halteres.types import Outcome, StopReason, Trajectory, Turn
 
 
@@ -50,9 +52,10 @@ class MultiTurnConfig(BaseEnvConfig):
 class Reply:
     """What the policy said in one turn."""
 
-    text: str  # without the end token
+    text: str  # without the end token and, in an environment with tools, without calls
     turn: int  # from 0
     stop_reason: StopReason
+    tool_calls: tuple[ToolCall, ...] = ()  # also those that cannot be read, which say why: empty without `tools`
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +75,18 @@ class Episode:
 
     trajectory: Trajectory
     chats: tuple[list[dict[str, Any]], ...]  # of each turn, its answer included
-    conversation: tuple[dict[str, Any], ...]  # all that was said, in order
+    opening: tuple[dict[str, Any], ...]  # what `reset` gave
+    conversation: tuple[dict[str, Any], ...]  # all that was said after it, in order; of a fresh chat what is new
+
+
+Tools = Sequence[Mapping[str, Any]]
+"""Functions in OpenAI's form: {"type": "function", "function": {"name": ..., "parameters": ...}}."""
 
 
 class MultiTurnEnv(BaseEnv):
-    """Write `get_next_item`, `reset` and `step`; `load_dataset` for data, `eval_items` for evaluation, `score_episode`
-    where a score is more than the sum of rewards, `measure` for further metrics.
+    """Write `get_next_item`, `reset` and `step`; `tools` for functions that the policy may call, `load_dataset` for
+    data, `eval_items` for evaluation, `score_episode` where a score is more than the sum of rewards, `measure` for
+    further metrics.
 
     Each episode has a shallow copy of this object to itself: what `reset` and `step` set on `self` belongs to the
     episode; what they change in place (a list of the original's, say) belongs to all. `self.rng` is the episode's own
@@ -86,6 +95,8 @@ class MultiTurnEnv(BaseEnv):
 
     env_config_cls: ClassVar[type[BaseEnvConfig]] = MultiTurnConfig
     config: MultiTurnConfig
+    tools: Tools | Callable[[], Tools] = ()
+    """What the policy may call: an attribute, a property or a method. Its calls are in `Reply.tool_calls`."""
 
     def reset(self, task: Any) -> str | Sequence[Message] | Awaitable[str | Sequence[Message]]:
         """Begin an episode: the user's first message, or whole messages (then without the config's system prompt)."""
@@ -134,8 +145,9 @@ class MultiTurnEnv(BaseEnv):
         """One episode on this very object."""
         with boundary(EnvironmentFailed, f"{self.title}.reset"):
             messages = self.chat_of(await _awaited(self.reset(task)))
-        chat = Chat(self.tokenizer, messages)
-        told = _Told(conversation=messages)
+            tools = tuple(self.tools() if callable(self.tools) else self.tools)
+        chat = self._chat(messages, tools)
+        told = _Told(opening=tuple(messages))
         while True:
             try:
                 (turn,) = await self.server.chat(chat.messages, temperature=temperature, prompt=chat.prompt)
@@ -146,32 +158,33 @@ class MultiTurnEnv(BaseEnv):
             if turn.stop_reason == "length" and self.config.end_on_length:
                 told.add(chat, turn, [])
                 return await self._ended(told, "length_stop")
-            step = await self._step(Reply(text=turn.text, turn=len(told.turns), stop_reason=turn.stop_reason))
-            messages = self._messages(step)
-            told.add(chat, replace(turn, reward=step.reward), messages)
+            step, messages = await self._step(_reply(turn, len(told.turns), calls=bool(tools)))
+            shown = _news(messages, chat.messages) if step.fresh else messages
+            told.add(chat, replace(turn, reward=step.reward), shown)
             if step.done:
                 return await self._ended(told, step.outcome)
             if len(told.turns) >= self.config.max_turns:
                 return await self._ended(told, "turn_limit")
             if step.fresh:
-                chat = Chat(self.tokenizer, messages)
+                chat = self._chat(messages, tools)
             else:
                 chat.go_on(turn.action, messages)
 
-    async def _step(self, reply: Reply) -> Step:
+    def _chat(self, messages: Sequence[Message], tools: Tools) -> Chat:
+        """A chat that begins with these; a server that is asked with messages hears of the tools in words."""
+        return Chat(self.tokenizer, messages, tools, in_words=self.server.server_type != "sglang")
+
+    async def _step(self, reply: Reply) -> tuple[Step, list[dict[str, Any]]]:
+        """What the environment answers, and its messages as such."""
         where = f"{self.title}.step"
         with boundary(EnvironmentFailed, where):
             step: Any = await _awaited(self.step(reply))
             if not isinstance(step, Step):
                 raise TypeError(f"a Step is expected, not {type(step).__name__}")
-        return replace(step, reward=finite(step.reward, where))
-
-    def _messages(self, step: Step) -> list[dict[str, Any]]:
-        if step.fresh:
-            return self.chat_of(step.messages)
-        if isinstance(step.messages, str):
-            return [{"role": "user", "content": step.messages}]
-        return [dict(message) for message in step.messages]
+            if step.outcome not in (None, *get_args(Outcome)):
+                raise ValueError(f"there is no outcome '{step.outcome}'; they are {', '.join(get_args(Outcome))}")
+            messages = self.chat_of(step.messages) if step.fresh else _as_messages(step.messages)
+        return replace(step, reward=finite(step.reward, where)), messages
 
     async def _ended(self, told: _Told, outcome: Outcome | None) -> Episode:
         turns, where = tuple(told.turns), f"{self.title}.score_episode"
@@ -187,21 +200,32 @@ class MultiTurnEnv(BaseEnv):
             **{f"outcome/{name}": float(name == outcome) for name in get_args(Outcome)},
         }
         trajectory = Trajectory(turns=turns, score=score, metrics=metrics, outcome=outcome)
-        return Episode(trajectory=trajectory, chats=tuple(told.chats), conversation=tuple(told.conversation))
+        return Episode(
+            trajectory=trajectory,
+            chats=tuple(told.chats),
+            opening=told.opening,
+            conversation=tuple(told.conversation),
+        )
 
     async def _answers(self, item: Any, count: int, temperature: float) -> list[Answer]:
         async def one(number: int) -> Answer:
             with one_rollout(number, 0):
                 return _answer(await self.play(item, temperature))
 
-        return await asyncio.gather(*(one(number) for number in range(count)))
+        # All of them are waited for, also where one fails: what is tried again leaves no episode behind.
+        ended = await asyncio.gather(*(one(number) for number in range(count)), return_exceptions=True)
+        for outcome in ended:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return [outcome for outcome in ended if isinstance(outcome, Answer)]
 
 
 @dataclass(slots=True, kw_only=True)
 class _Told:
     """What was said in an episode so far."""
 
-    conversation: list[dict[str, Any]]
+    opening: tuple[dict[str, Any], ...]
+    conversation: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     turns: list[Turn] = field(default_factory=list[Turn])
     chats: list[list[dict[str, Any]]] = field(default_factory=list[list[dict[str, Any]]])
 
@@ -218,13 +242,31 @@ async def _awaited(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
+def _as_messages(said: str | Sequence[Message]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": said}] if isinstance(said, str) else [dict(message) for message in said]
+
+
+def _news(fresh: Sequence[dict[str, Any]], before: Sequence[Message]) -> list[dict[str, Any]]:
+    """A fresh chat's last message, without the lines with which the one before it began, too."""
+    if not fresh or not before:
+        return list(fresh)
+    text = str(fresh[-1].get("content", ""))
+    shared = len(commonprefix([str(before[-1].get("content", "")), text]))
+    return [{**fresh[-1], "content": text[text.rfind("\n", 0, shared + 1) + 1 :]}]
+
+
+def _reply(turn: Turn, number: int, *, calls: bool) -> Reply:
+    """A turn as the environment sees it; ids of calls are the same in a repeated run."""
+    said, found = read_calls(turn.text) if calls else (turn.text, ())
+    named = tuple(replace(call, id=f"call_{number}_{call.index}") for call in found)
+    return Reply(text=said, turn=number, stop_reason=turn.stop_reason, tool_calls=named)
+
+
 def _answer(episode: Episode) -> Answer:
-    trajectory, conversation = episode.trajectory, episode.conversation
-    turns = trajectory.turns
-    first = len(episode.chats[0]) - 1  # the place of the policy's first words
+    trajectory, turns = episode.trajectory, episode.trajectory.turns
     return Answer(
-        prompt=str(conversation[first - 1].get("content", "")),
-        completion=_text(conversation[first:]),
+        prompt=str(episode.opening[-1]["content"]) if episode.opening else "",
+        completion=_text(episode.conversation),
         score=trajectory.score,
         num_tokens=sum(len(turn.action) for turn in turns),
         stop_reason=turns[-1].stop_reason,

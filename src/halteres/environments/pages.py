@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from halteres.environments.scored import ScoredDataGroup, action_tokens, prompt_tokens, rollouts_of
+from halteres.environments.scored import ScoredDataGroup, action_tokens, prompt_tokens, rollouts_of, scores_of
 from halteres.text import Tokenizer
 
 _STYLE = (
@@ -23,7 +23,7 @@ _STYLE = (
 
 def render_page(title: str, groups: Sequence[ScoredDataGroup], tokenizer: Tokenizer) -> str:
     """The whole page."""
-    scores = [score for group in groups for score in _scores(group)]
+    scores = [score for group in groups for score in scores_of(group)]
     mean = f"{sum(scores) / len(scores):.3f}" if scores else "–"
     heading = f"<h1>{escape(title)}</h1><p>{len(groups)} groups, mean score {mean}</p>"
     details = "".join(_group(number, group, tokenizer) for number, group in enumerate(groups, 1))
@@ -33,13 +33,8 @@ def render_page(title: str, groups: Sequence[ScoredDataGroup], tokenizer: Tokeni
     )
 
 
-def _scores(group: ScoredDataGroup) -> list[float]:
-    """One for each rollout."""
-    return [group["scores"][rollout[0]] for rollout in rollouts_of(group)]
-
-
 def _group(number: int, group: ScoredDataGroup, tokenizer: Tokenizer) -> str:
-    scores = " ".join(f"{score:g}" for score in _scores(group))
+    scores = " ".join(f"{score:g}" for score in scores_of(group))
     rollouts = "".join(_rollout(group, rollout, tokenizer) for rollout in rollouts_of(group))
     return f"<details><summary>Group {number}: {escape(scores)}</summary>{rollouts}</details>"
 

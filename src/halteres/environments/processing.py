@@ -15,7 +15,7 @@ from pathlib import Path
 
 from halteres.environments.base import BaseEnv
 from halteres.environments.pages import render_page
-from halteres.environments.scored import OWN, ScoredDataGroup
+from halteres.environments.scored import OWN, ScoredDataGroup, scores_of
 from halteres.environments.work import Drawn, Items, Settled, settle_item
 from halteres.errors import EnvironmentFailed, InvalidConfig
 from halteres.observe.metrics import append_row
@@ -47,7 +47,7 @@ async def process(env: BaseEnv) -> Path:
     async for group in _groups(env, wanted):
         append_row(file, {name: value for name, value in group.items() if name not in OWN})
         written.append(group)
-        scores = ", ".join(f"{score:g}" for score in group["scores"])
+        scores = ", ".join(f"{score:g}" for score in scores_of(group))
         log.info("group %d of %d: scores %s", len(written), wanted, scores)
     file.with_suffix(".html").write_text(render_page(env.title, written, env.tokenizer))
     await env.cleanup()

@@ -227,6 +227,11 @@ def rollouts_of(group: ScoredDataGroup) -> list[list[int]]:
     return [[number for number, _ in part] for _, part in groupby(enumerate(episodes), itemgetter(1))]
 
 
+def scores_of(group: ScoredDataGroup) -> list[float]:
+    """The score of each rollout."""
+    return [group["scores"][rollout[0]] for rollout in rollouts_of(group)]
+
+
 def expected_size(group: ScoredDataGroup, default: int) -> int:
     """Rollouts that the group should have; `group_overrides` may change it."""
     return int((group.get("group_overrides") or {}).get("group_size", default))

@@ -1,7 +1,7 @@
 """A chat as tokens: each prompt is the tokens before it, the action as it was sampled, and what is new.
 
 Owns: the prompt of the next turn; where the template rewrites what was said (it leaves out old thinking, say), the
-prompt that the template makes of the whole chat.
+prompt that the template makes of the whole chat; tools told in words where the template has no place for them.
 Never: tokenises an action again as long as the template keeps it; writes an end token that the action has.
 
     prompt   <|im_start|>user\\nGuess.<|im_end|>\\n<|im_start|>assistant\\n
@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from halteres.text import Message, Tokenizer
+from halteres.tool_calls import told_tools
 
 
 class Chat:
@@ -26,14 +27,24 @@ class Chat:
     Args:
         messages: up to the policy's first answer.
         tools: in OpenAI's form, for the template.
+        in_words: tools are told in the system message, and what they gave by the user, also where the template has a
+            place for both.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        tokenizer: Tokenizer,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        in_words: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
-        self._extra: dict[str, Any] = {"tools": [dict(tool) for tool in tools]} if tools else {}
-        self.messages: list[Message] = list(messages)
+        self._in_words = bool(tools) and (in_words or not tokenizer.template_reads("tools"))
+        self._extra: dict[str, Any] = {"tools": [*map(dict, tools)]} if tools and not self._in_words else {}
+        self.messages: list[dict[str, Any]] = self._worded(messages)
+        if self._in_words:
+            self.messages = _told(tools, self.messages)
         self._text = self._rendered()
         self.prompt: tuple[int, ...] = tuple(tokenizer.encode(self._text))
 
@@ -41,7 +52,7 @@ class Chat:
         """Append the policy's answer, and these messages behind it."""
         ended = bool(action) and action[-1] in self._tokenizer.eos_token_ids
         said = self._tokenizer.decode(action[:-1] if ended else action, skip_special_tokens=False)
-        self.messages += [{"role": "assistant", "content": said}, *messages]
+        self.messages += [{"role": "assistant", "content": said}, *self._worded(messages)]
         before, self._text = self._text, self._rendered()
         news = _behind(said, self._text[len(before) :]) if self._text.startswith(before) else None
         if news is None:
@@ -57,8 +68,24 @@ class Chat:
         doubled = end is not None and not self._tokenizer.decode(context[:end], skip_special_tokens=False).strip()
         return context[end + 1 :] if end is not None and doubled else context
 
+    def _worded(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        if not self._in_words:
+            return [dict(message) for message in messages]
+        return [_as_user(message) if message["role"] == "tool" else dict(message) for message in messages]
+
     def _rendered(self) -> str:
         return self._tokenizer.render(self.messages, **self._extra)
+
+
+def _told(tools: Sequence[Mapping[str, Any]], messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with the tools in the first of them, which is the system's."""
+    first = messages[0] if messages and messages[0]["role"] == "system" else None
+    words = told_tools(tools) if first is None else f"{first['content']}\n\n{told_tools(tools)}"
+    return [{"role": "system", "content": words}, *(messages if first is None else messages[1:])]
+
+
+def _as_user(message: Message) -> dict[str, Any]:
+    return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
 
 
 def _behind(said: str, text: str) -> str | None:

@@ -43,7 +43,7 @@ class Rollouts(Result):
     steps: list[int]  # first and last that there are
     figures: dict[str, Any]  # of all of the step's; distinct, commonest: shares of different completions, of one
     # prompt, completion, score, tokens, finish, group_scores, item, times; of several turns, instead of completion:
-    # turns, each text and the observation after it
+    # turns, each text, the observation after it and its reward; outcome
     rollouts: list[dict[str, Any]]
 
 
@@ -150,6 +150,7 @@ def _told(rollout: Rollout, room: int) -> dict[str, Any]:
         "score": rounded(rollout.score),
         "tokens": rollout.tokens,
         "finish": rollout.finish,
+        **({"outcome": rollout.outcome} if rollout.outcome else {}),
         "group_scores": _scores(rollout.group_scores),
         "item": item,
     }
@@ -163,12 +164,15 @@ def _turns(turns: Sequence[Turn], room: int) -> list[dict[str, Any]]:
     """Each with what was observed after it; of many, the first and the last."""
     missing = max(0, len(turns) - MOST_TURNS)
     kept = [*turns[: MOST_TURNS // 2], *turns[len(turns) - MOST_TURNS // 2 :]] if missing else turns
-    each = max(0, room // len(kept) - size_of({"text": "", "observation": ""})) // 2
-    told: list[dict[str, Any]] = [
-        {name: shortened(text, each) for name, text in (("text", turn.text), ("observation", turn.observation)) if text}
-        for turn in kept
-    ]
+    each = max(0, room // len(kept) - size_of({"text": "", "observation": "", "reward": 0.1234})) // 2
+    told = [_turn(turn, each) for turn in kept]
     return [*told[: MOST_TURNS // 2], {"left_out": missing}, *told[MOST_TURNS // 2 :]] if missing else told
+
+
+def _turn(turn: Turn, room: int) -> dict[str, Any]:
+    texts = {"text": turn.text, "observation": turn.observation}
+    told: dict[str, Any] = {name: shortened(text, room) for name, text in texts.items() if text}
+    return told if turn.reward is None else {**told, "reward": rounded(turn.reward)}
 
 
 def _scores(scores: Sequence[float | None]) -> Any:

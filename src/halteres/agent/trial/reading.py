@@ -55,6 +55,7 @@ class _Line(msgspec.Struct):
 
     scores: list[float]
     messages: list[Any] | None = None
+    episodes: list[int] | None = None  # of each sequence, where rollouts have several turns
 
 
 def _groups(output: Path, rollouts: Sequence[Row]) -> Iterator[Group]:
@@ -71,12 +72,26 @@ def _groups(output: Path, rollouts: Sequence[Row]) -> Iterator[Group]:
 
 def _group(line: _Line, row: Row) -> Group:
     scores, chats, reference = tuple(line.scores), line.messages or [], reference_of(row.get("item"))
+    if line.episodes is not None:
+        return _episodes(dict(zip(line.episodes, scores, strict=False)), row, reference)
     if len(chats) == len(scores) and all(isinstance(chat, list) and len(chat) > 1 for chat in chats):
         answers = tuple(str(chat[-1].get("content")) for chat in chats)
         return Group(scores=scores, prompt=str(chats[0][-2].get("content")), answers=answers, reference=reference)
     answers = tuple(one["text"] for one in row.get("completions", ()))
     whole = answers if len(answers) == len(scores) else ()
     return Group(scores=scores, prompt=row.get("prompt", ""), answers=whole, reference=reference)
+
+
+def _episodes(scores: Mapping[int, float], row: Row, reference: str) -> Group:
+    """A group of several turns, by rollout: its answers are whole conversations, as they were recorded."""
+    answers = tuple(_conversation(one) for one in row.get("completions", ()))
+    whole = answers if len(answers) == len(scores) else ()
+    return Group(scores=tuple(scores.values()), prompt=row.get("prompt", ""), answers=whole, reference=reference)
+
+
+def _conversation(completion: Row) -> str:
+    turns = completion.get("turns") or [completion]
+    return "\n\n".join(text for turn in turns for text in (turn["text"], turn.get("observation")) if text)
 
 
 def reference_of(item: Any) -> str:

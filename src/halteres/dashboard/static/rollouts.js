@@ -76,8 +76,8 @@ function figures({ rollouts: count, groups, mean_score, mean_tokens, truncated, 
   return [...said, note].filter(Boolean).join(" · ");
 }
 
-function rollout({ prompt, completion, turns, score, tokens, finish, times, group_scores, item }) {
-  const facts = [`${tokens} tokens`, finish === "length" ? "cut off" : finish, times ? `given ${times} times` : null].filter(Boolean);
+function rollout({ prompt, completion, turns, outcome, score, tokens, finish, times, group_scores, item }) {
+  const facts = [`${tokens} tokens`, outcome, finish === "length" ? "cut off" : finish, times ? `given ${times} times` : null].filter(Boolean);
   return h(
     "article", { class: "rollout" },
     h("header", null, h("span", { class: `score ${score > 0 ? "good" : "bad"}` }, `score ${figure(score)}`), h("span", { class: "quiet" }, facts.join(" · "))),
@@ -87,10 +87,11 @@ function rollout({ prompt, completion, turns, score, tokens, finish, times, grou
   );
 }
 
-function turn({ text, observation, left_out }) {
+function turn({ text, observation, reward, left_out }) {
   if (left_out) return [h("p", { class: "quiet" }, `${left_out} turns left out`)];
   return [
     h("pre", { class: "completion", tabindex: 0 }, text ?? ""),
+    ...(reward ? [h("p", { class: "quiet" }, `reward ${figure(reward)}`)] : []),
     ...(observation ? [h("pre", { class: "prompt", tabindex: 0 }, observation)] : []),
   ];
 }

@@ -70,7 +70,7 @@ def _step_of(samples: Path) -> int:
 def _by_prompt(file: Path) -> dict[str, Row]:
     found: dict[str, Row] = {}
     for row in read_rows(file):
-        found.setdefault(json.dumps(row.get("prompt")), row)
+        found.setdefault(json.dumps([row.get("prompt"), row.get("task")]), row)
     return found
 
 

@@ -60,7 +60,7 @@ class _Task:
 class _Measured:
     """One figure, task by task."""
 
-    tasks: defaultdict[bytes, _Task] = field(default_factory=lambda: defaultdict(_Task))  # by the prompt's hash
+    tasks: defaultdict[bytes, _Task] = field(default_factory=lambda: defaultdict(_Task))  # by a hash of what was asked
     low: float = math.inf
     high: float = -math.inf
 
@@ -150,7 +150,7 @@ def _read(file: Path, size: int, mtime_ns: int, success_threshold: float) -> Map
             sample = decoded(_decoder, line)
             if sample is None or not sample.prompt:
                 continue  # torn, of another kind, or of a task that is not told
-            prompt = hashlib.blake2b(sample.prompt, digest_size=16).digest()
+            prompt = hashlib.blake2b(bytes(sample.prompt) + bytes(sample.task), digest_size=16).digest()
             for name, value in _values(sample, success_threshold):
                 found[name].add(prompt, value)
     return found
@@ -160,6 +160,7 @@ class _Sample(msgspec.Struct, gc=False):
     """What is read of a line of samples.jsonl; strangers write others."""
 
     prompt: msgspec.Raw = msgspec.Raw(b"")
+    task: msgspec.Raw = msgspec.Raw(b"")  # among those with the same prompt
     score: Any = None
     temperature: Any = None
     tokens: Any = None

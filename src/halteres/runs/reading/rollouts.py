@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from halteres.files import open_regular
 from halteres.observe.metrics import decoded
 from halteres.runs.directory import RunDirectory
+from halteres.types import Outcome
 
 READ_BYTES = 256 * 1024 * 1024
 """How much of one step is looked at: a second's worth."""
@@ -42,6 +43,7 @@ class Turn(msgspec.Struct, frozen=True):
 
     text: str = ""  # what the policy said
     observation: str = ""  # what it was shown after that
+    reward: float | None = None  # in the environment's own units; None: it is not told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,7 @@ class Rollout:
     finish: str | None
     group_scores: tuple[float | None, ...]  # of its whole group, itself included
     turns: tuple[Turn, ...] = ()  # of a rollout of several; `completion` has their texts in one
+    outcome: str | None = None  # how its episode ended, where the environment tells
 
 
 @dataclass(slots=True)
@@ -80,6 +83,7 @@ class _Completion(msgspec.Struct, gc=False):
     score: float | None = None
     tokens: int = 0
     finish: str | None = None
+    outcome: str | None = None
     turns: list[Turn] = []
 
 
@@ -150,5 +154,6 @@ def _rollout(group: _Line, place: int) -> Rollout:
         tokens=one.tokens,
         finish=one.finish,
         turns=tuple(one.turns),
+        outcome=one.outcome if one.outcome in get_args(Outcome) else None,
         group_scores=tuple(other.score for other in group.completions),
     )
