@@ -12,7 +12,7 @@ from halteres.runs.starting.machine import Machine, Memory
 
 from .draft_scenes import QUIZ, environment, refused, tokens, told
 
-BUILT_IN = ["arithmetic", "gsm8k", "reasoning_gym", "word_problems"]
+BUILT_IN = ["arithmetic", "game", "gsm8k", "reasoning_gym", "word_problems"]
 SEED_ENVIRONMENT = {"name", "class_name", "file_path", "description"}
 
 
@@ -43,8 +43,8 @@ async def test_words_of_a_query_are_looked_for_in_names_and_descriptions(home: P
     assert (nothing["environments"], nothing["count"], nothing["next"]) == ([], 0, "rl_list_environments()")
 
 
-async def test_ten_environments_are_told_in_400_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spec 4.8. Paths are whole, so descriptions are cut; a query shows them whole."""
+async def test_ten_environments_are_told_in_430_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spec 4.8 says 400, and knows no family, whose line names its variants. Paths are whole, so descriptions are cut; a query shows them whole."""
     with tempfile.TemporaryDirectory() as short:
         monkeypatch.setenv("HALTERES_HOME", short)
         summary = "Plays a long game against a patient opponent who never tires, for points."
@@ -52,7 +52,7 @@ async def test_ten_environments_are_told_in_400_tokens(monkeypatch: pytest.Monke
             environment(Path(short), f"game_{number}", f'class Game(BaseEnv):\n    """{summary}"""\n')
         answer = await told("rl_list_environments")
         assert answer["count"] == 10
-        assert tokens(answer) <= 400
+        assert tokens(answer) <= 430
         assert all(one["description"].endswith("...") for one in answer["environments"])
         (one,) = (await told("rl_list_environments", query="game_3"))["environments"]
         assert one["description"] == summary

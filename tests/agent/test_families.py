@@ -45,9 +45,9 @@ GAME = """
 
     class Game(BaseEnv):
         '''Plays text games of many turns.'''
-        name = "game"
+        name = "riddle"
         variants = tuple(GAMES)
-        trainer_defaults = {"learning_rate": 3e-4, "total_steps": 12, "max_staleness": 1}
+        trainer_defaults = {"learning_rate": 3e-4, "total_steps": 12, "checkpoint_every": 3}
 
         @classmethod
         def config_init(cls, variant="Sudoku-v0-easy"):
@@ -56,7 +56,13 @@ GAME = """
     if __name__ == "__main__":
         Game.cli()
 """
-MEMBERS = ["game:Wordle-v0", "game:Wordle-v0-hard", "game:Hangman-v0", "game:Hangman-v0-hard", "game:Sudoku-v0-easy"]
+MEMBERS = [
+    "riddle:Wordle-v0",
+    "riddle:Wordle-v0-hard",
+    "riddle:Hangman-v0",
+    "riddle:Hangman-v0-hard",
+    "riddle:Sudoku-v0-easy",
+]
 
 
 @pytest.fixture
@@ -95,39 +101,39 @@ async def values(detail: str = "brief") -> dict[str, Any]:
 async def test_a_family_is_one_line_of_the_list_with_a_few_names_and_the_call_for_all(game: Path) -> None:
     answer = await told("rl_list_environments")
     rows = {row["name"]: row for row in answer["environments"]}
-    assert set(rows) == {"arithmetic", "gsm8k", "reasoning_gym", "word_problems", "game"}
-    assert rows["game"]["description"].startswith("Plays text")
-    assert (rows["game"]["variants"], rows["game"]["num_variants"]) == (MEMBERS[:3], 5)
-    assert rows["game"]["all_variants"] == 'rl_list_environments(query="game:")'
+    assert set(rows) == {"arithmetic", "game", "gsm8k", "reasoning_gym", "word_problems", "riddle"}
+    assert rows["riddle"]["description"].startswith("Plays text")
+    assert (rows["riddle"]["variants"], rows["riddle"]["num_variants"]) == (MEMBERS[:1], 5)
+    assert rows["riddle"]["all_variants"] == 'rl_list_environments(query="riddle:")'
     assert rows["arithmetic"].keys() == {"name", "class_name", "file_path", "description"}
     assert tokens(answer) <= 600
 
 
 async def test_a_query_finds_variants_by_their_names(game: Path) -> None:
-    whole = (await families(query="game:"))["game"]
+    whole = (await families(query="riddle:"))["riddle"]
     assert (whole["variants"], whole["description"]) == (MEMBERS, "Plays text games of many turns.")
     assert "all_variants" not in whole
-    answer = await told("rl_list_environments", query="wordle hard")
-    assert [row["variants"] for row in answer["environments"]] == [["game:Wordle-v0-hard"]]
-    assert answer["next"] == 'rl_select_environment(name="game:Wordle-v0-hard")'
-    assert (await families(query="text games"))["game"]["variants"] == MEMBERS[:3]
-    assert await families(query="game:chess") == {}
+    answer = await told("rl_list_environments", query="riddle wordle hard")
+    assert [row["variants"] for row in answer["environments"]] == [["riddle:Wordle-v0-hard"]]
+    assert answer["next"] == 'rl_select_environment(name="riddle:Wordle-v0-hard")'
+    assert (await families(query="text games"))["riddle"]["variants"] == MEMBERS[:1]
+    assert await families(query="riddle:chess") == {}
 
 
 async def test_a_variant_is_selected_with_its_own_defaults_and_the_familys_of_the_trainer(game: Path) -> None:
-    answer = await told("rl_select_environment", name="game:Wordle-v0")
-    assert (answer["environment"], answer["file_path"]) == ("game:Wordle-v0", str(game))
-    assert answer["message"] == "Selected environment: game:Wordle-v0"
-    shown = {"learning_rate": 3e-4, "total_steps": 12, "max_staleness": 1, "group_size": 4, "batch_size": 8}
+    answer = await told("rl_select_environment", name="riddle:Wordle-v0")
+    assert (answer["environment"], answer["file_path"]) == ("riddle:Wordle-v0", str(game))
+    assert answer["message"] == "Selected environment: riddle:Wordle-v0"
+    shown = {"learning_rate": 3e-4, "total_steps": 12, "checkpoint_every": 3, "group_size": 4, "batch_size": 8}
     assert shown.items() <= answer["config"].items()
-    assert load_draft(Caller(draft="mine"), None).name.startswith("game_Wordle-v0-")
+    assert load_draft(Caller(draft="mine"), None).name.startswith("riddle_Wordle-v0-")
     config = await values("full")
-    assert (config["variant"], config["max_turns"], config["max_staleness"]) == ("Wordle-v0", 6, 1)
-    assert (await values())["max_staleness"] == 1, "a brief answer tells it too"
+    assert (config["variant"], config["max_turns"], config["checkpoint_every"]) == ("Wordle-v0", 6, 3)
+    assert (await values())["checkpoint_every"] == 3, "a brief answer tells it too"
 
 
 async def test_the_family_alone_is_its_first_variant(game: Path) -> None:
-    assert (await told("rl_select_environment", name="game"))["environment"] == "game:Wordle-v0"
+    assert (await told("rl_select_environment", name="riddle"))["environment"] == "riddle:Wordle-v0"
     for by_file in (str(game), f"{game}:Wordle-v0"):
         answer = await told("rl_select_environment", name=by_file)
         assert (answer["environment"], answer["file_path"]) == ("text_games:Wordle-v0", str(game))
@@ -135,34 +141,34 @@ async def test_the_family_alone_is_its_first_variant(game: Path) -> None:
 
 
 async def test_an_unknown_variant_is_refused_with_the_nearest_name(game: Path) -> None:
-    for asked in ("game:Sudoku-v0-esy", "Sudoku-v0-easy"):
+    for asked in ("riddle:Sudoku-v0-esy", "riddl:Sudoku-v0-easy"):
         answer = await refused("rl_select_environment", name=asked)
-        assert (answer["code"], answer["did_you_mean"]) == ("environment_not_found", "game:Sudoku-v0-easy")
-        assert answer["next"] == 'rl_select_environment("game:Sudoku-v0-easy")'
+        assert (answer["code"], answer["did_you_mean"]) == ("environment_not_found", "riddle:Sudoku-v0-easy")
+        assert answer["next"] == 'rl_select_environment("riddle:Sudoku-v0-easy")'
     answer = await refused("rl_select_environment", name="arithmetic:easy")
     assert answer["did_you_mean"] == "arithmetic"
 
 
 async def test_which_variant_it_is_says_the_name_and_no_setting(game: Path) -> None:
-    await told("rl_select_environment", name="game:Wordle-v0")
+    await told("rl_select_environment", name="riddle:Wordle-v0")
     answer = await refused("rl_edit_config", field="variant", value="Hangman-v0")
     assert (answer["code"], answer["locked_value"]) == ("locked_field", "Wordle-v0")
-    assert "select game:VARIANT" in answer["error"]
+    assert "select riddle:VARIANT" in answer["error"]
     (row,) = (await told("rl_get_current_config", field="variant"))["locked_fields"]
     assert (row["current_value"], row["locked_value"]) == ("Wordle-v0", "Wordle-v0")
 
 
 async def test_what_is_set_beats_the_familys_defaults_and_a_policy_caps_them(game: Path, home: Path) -> None:
-    set_here = await told("rl_select_environment", name="game:Wordle-v0", changes={"total_steps": 5})
+    set_here = await told("rl_select_environment", name="riddle:Wordle-v0", changes={"total_steps": 5})
     assert (set_here["config"]["total_steps"], set_here["config"]["learning_rate"]) == (5, 3e-4)
     file = home / "mine.yaml"
-    file.write_text("run: {environment: 'game:Wordle-v0'}\ntrainer: {learning_rate: 0.0015}\n")
-    resolved = resolve_settings(None, file, ["trainer.max_staleness=0"])
+    file.write_text("run: {environment: 'riddle:Wordle-v0'}\ntrainer: {learning_rate: 0.0015}\n")
+    resolved = resolve_settings(None, file, ["trainer.checkpoint_every=0"])
     trainer = resolved.settings.trainer
-    assert (trainer.learning_rate, trainer.max_staleness, trainer.total_steps) == (1.5e-3, 0, 12)
+    assert (trainer.learning_rate, trainer.checkpoint_every, trainer.total_steps) == (1.5e-3, 0, 12)
     assert resolved.sources["trainer.total_steps"] == "config_init"
     (home / "policy.yaml").write_text("caps: {max_steps: 7}\n")
-    capped = await told("rl_select_environment", name="game:Wordle-v0")
+    capped = await told("rl_select_environment", name="riddle:Wordle-v0")
     assert capped["config"]["total_steps"] == 7
     assert "total_steps is 7 rather than 12" in capped["warnings"][0]
 
@@ -183,22 +189,22 @@ async def started(**arguments: Any) -> tuple[RunDirectory, dict[str, Any]]:
 
 @pytest.mark.usefixtures("begun")
 async def test_a_run_keeps_the_variant_and_the_defaults_in_its_files_and_no_colon_in_its_name(game: Path) -> None:
-    run, answer = await started(environment="game:Wordle-v0", changes={"trainer.max_staleness": 0})
-    assert answer["environment"] == "game:Wordle-v0"
-    assert answer["wandb_run_name"] == run.state().default_name == f"game_Wordle-v0-{run.run_id}"
+    run, answer = await started(environment="riddle:Wordle-v0", changes={"trainer.checkpoint_every": 0})
+    assert answer["environment"] == "riddle:Wordle-v0"
+    assert answer["wandb_run_name"] == run.state().default_name == f"riddle_Wordle-v0-{run.run_id}"
     saved = json.loads((run.path / "settings.json").read_text())
-    assert saved["run"]["environment"] == "game:Wordle-v0"
+    assert saved["run"]["environment"] == "riddle:Wordle-v0"
     assert (saved["env"]["variant"], saved["env"]["max_turns"]) == ("Wordle-v0", 6)
     assert (saved["trainer"]["learning_rate"], saved["trainer"]["total_steps"]) == (3e-4, 12)
     where = json.loads((run.path / "config.resolved.json").read_text())
     assert where["trainer.learning_rate"] == {"value": 3e-4, "source": "config_init"}
-    assert where["trainer.max_staleness"] == {"value": 0, "source": "edit"}
+    assert where["trainer.checkpoint_every"] == {"value": 0, "source": "edit"}
     config = yaml.safe_load((run.path / "config.yaml").read_text())
-    assert (config["env"]["variant"], config["halteres"]["run"]["environment"]) == ("Wordle-v0", "game:Wordle-v0")
+    assert (config["env"]["variant"], config["halteres"]["run"]["environment"]) == ("Wordle-v0", "riddle:Wordle-v0")
     assert not [path for path in run.path.rglob("*") if ":" in path.name]
-    assert (await told("rl_list_runs"))["runs"][0]["environment"] == "game:Wordle-v0"
-    assert [row["environment"] for row in listed()["runs"]] == ["game:Wordle-v0"]
-    assert view_of(run)["environment"] == "game:Wordle-v0"
+    assert (await told("rl_list_runs"))["runs"][0]["environment"] == "riddle:Wordle-v0"
+    assert [row["environment"] for row in listed()["runs"]] == ["riddle:Wordle-v0"]
+    assert view_of(run)["environment"] == "riddle:Wordle-v0"
     again = resolve_settings(None, run.path / "config.yaml", []).settings
     assert again.trainer == run.settings().trainer, "our default that was set over the family's is not lost on the way"
     assert again.env == run.settings().env
@@ -206,31 +212,31 @@ async def test_a_run_keeps_the_variant_and_the_defaults_in_its_files_and_no_colo
 
 @pytest.mark.usefixtures("begun")
 async def test_a_run_that_goes_on_keeps_variant_and_settings_whatever_the_family_says_by_now(game: Path) -> None:
-    run, _ = await started(environment="game:Wordle-v0", changes={"learning_rate": 1e-3})
+    run, _ = await started(environment="riddle:Wordle-v0", changes={"learning_rate": 1e-3})
     resumed = resolve_settings(None, None, ["total_steps=20"], base=run.settings()).settings
-    assert (resumed.run.environment, resumed.env["variant"]) == ("game:Wordle-v0", "Wordle-v0")
-    assert (resumed.trainer.learning_rate, resumed.trainer.max_staleness) == (1e-3, 1)
+    assert (resumed.run.environment, resumed.env["variant"]) == ("riddle:Wordle-v0", "Wordle-v0")
+    assert (resumed.trainer.learning_rate, resumed.trainer.checkpoint_every) == (1e-3, 3)
 
 
 @pytest.mark.usefixtures("begun")
 async def test_another_variant_is_another_environment_where_weights_are_measured(game: Path) -> None:
-    run, _ = await started(environment="game:Wordle-v0")
-    own = examination("game:Wordle-v0", run, "halteres/tiny", "w")
+    run, _ = await started(environment="riddle:Wordle-v0")
+    own = examination("riddle:Wordle-v0", run, "halteres/tiny", "w")
     assert (own.program.variant_setting, own.env["max_turns"]) == ({"variant": "Wordle-v0"}, 6)
-    other = examination("game:Sudoku-v0-easy", run, "halteres/tiny", "w")
+    other = examination("riddle:Sudoku-v0-easy", run, "halteres/tiny", "w")
     assert (other.program.variant_setting, other.env) == ({"variant": "Sudoku-v0-easy"}, {})
 
 
 async def test_the_routes_of_the_seeds_take_the_colon(game: Path) -> None:
     async with control.client() as http:
         rows = {row["name"]: row for row in (await http.get("/environments")).json()}
-        assert rows["game"]["num_variants"] == 5
-        answer = (await http.post("/environments/game:Wordle-v0/select")).json()
-        assert answer["environment"] == "game:Wordle-v0"
-        called = await http.post("/api/tools/rl_select_environment", json={"name": "game:Wordle"})
-        assert (called.status_code, called.json()["did_you_mean"]) == (404, "game:Wordle-v0")
+        assert rows["riddle"]["num_variants"] == 5
+        answer = (await http.post("/environments/riddle:Wordle-v0/select")).json()
+        assert answer["environment"] == "riddle:Wordle-v0"
+        called = await http.post("/api/tools/rl_select_environment", json={"name": "riddle:Wordle"})
+        assert (called.status_code, called.json()["did_you_mean"]) == (404, "riddle:Wordle-v0")
     async with control.client(Authorization="") as http:
-        assert (await http.post("/environments/game:Wordle-v0/select")).json()["environment"] == "game:Wordle-v0"
+        assert (await http.post("/environments/riddle:Wordle-v0/select")).json()["environment"] == "riddle:Wordle-v0"
         for path in ("text_games.py:Wordle-v0", "./text_games.py:Wordle-v0"):
             by_file = (await http.post(f"/environments/{path}/select")).json()
             assert "by its name, not by its file" in by_file["error"]
@@ -238,7 +244,7 @@ async def test_the_routes_of_the_seeds_take_the_colon(game: Path) -> None:
 
 async def test_the_source_of_a_variant_is_the_familys_file(game: Path) -> None:
     async with Client(build(lambda _: Caller(draft="mine", face="mcp"), 0.01)) as client:
-        for name in ("game", "game:Wordle-v0"):
+        for name in ("riddle", "riddle:Wordle-v0"):
             (content,) = (await client.read_resource(f"rl://envs/{name}/source")).contents
             assert isinstance(content, TextResourceContents)
             assert content.text == game.read_text()
@@ -246,16 +252,16 @@ async def test_the_source_of_a_variant_is_the_familys_file(game: Path) -> None:
 
 def test_the_command_line_lists_trains_and_serves_variants(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = CliRunner().invoke(app, ["env", "list"]).output
-    assert "5 variants, game:Wordle-v0 and more: halteres env list game" in output
-    assert CliRunner().invoke(app, ["env", "list", "game"]).output.split() == MEMBERS
+    assert "5 variants, riddle:Wordle-v0 and more: halteres env list riddle" in output
+    assert CliRunner().invoke(app, ["env", "list", "riddle"]).output.split() == MEMBERS
     served: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda _, command: served.append(list(command)))
-    CliRunner().invoke(app, ["env", "serve", "game:Wordle-v0", "--env.seed", "3"])
+    CliRunner().invoke(app, ["env", "serve", "riddle:Wordle-v0", "--env.seed", "3"])
     assert served[0][1:] == [str(game), "serve", "--env.variant=Wordle-v0", "--env.seed", "3"]
     asked: list[Any] = []
     monkeypatch.setattr(start, "start_run", lambda settings, **_: asked.append(settings))
-    CliRunner().invoke(app, ["train", "game:Wordle-v0", "--set", "total_steps=3"])
-    CliRunner().invoke(app, ["train", "--set", "environment=game:Wordle-v0", "--config", os.devnull])
-    assert [one.run.environment for one in asked] == ["game:Wordle-v0"] * 2
+    CliRunner().invoke(app, ["train", "riddle:Wordle-v0", "--set", "total_steps=3"])
+    CliRunner().invoke(app, ["train", "--set", "environment=riddle:Wordle-v0", "--config", os.devnull])
+    assert [one.run.environment for one in asked] == ["riddle:Wordle-v0"] * 2
     assert [one.trainer.total_steps for one in asked] == [3, 12]
     assert {one.env["max_turns"] for one in asked} == {6}

@@ -39,7 +39,7 @@ if __name__ == "__main__":
 """
 
 
-BUILT_IN = {"arithmetic", "gsm8k", "reasoning_gym", "word_problems"}
+BUILT_IN = {"arithmetic", "game", "gsm8k", "reasoning_gym", "word_problems"}
 
 
 def folder(tmp_path: Path, **files: str) -> Path:
@@ -125,7 +125,7 @@ class Chess(BaseEnv):
     name = "chess"
     {variants}
 """
-    (listed,) = [one for one in discover([folder(tmp_path, games=text)]).environments if one.variants]
+    (listed,) = [one for one in discover([folder(tmp_path, games=text)]).environments if one.name == "chess"]
     assert (listed.name, listed.members) == ("chess", ("chess:Easy-v0", "chess:Hard-v0"))
     asked = ("chess", "chess:Easy-v0", "games:Hard-v0", str(tmp_path / "games.py"), f"{tmp_path}/games.py:Hard-v0")
     names = [find_environment(name, [tmp_path]).name for name in asked]

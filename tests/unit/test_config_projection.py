@@ -92,7 +92,16 @@ def test_a_run_writes_the_addresses_of_its_own_parts() -> None:
 
 
 def test_there_and_back_nothing_is_lost() -> None:
-    edits = ["beta1=0.5", "max_staleness=2", "total_steps=7", "eval_every=3", "seed=5", "difficulty=2", "max_minutes=2"]
+    edits = [
+        "beta1=0.5",
+        "max_staleness=2",
+        "loss=ppo",
+        "total_steps=7",
+        "eval_every=3",
+        "seed=5",
+        "difficulty=2",
+        "max_minutes=2",
+    ]
     settings = load_settings(ENVIRONMENT, None, edits)
     problems: list[Problem] = []
     back = from_seed_format(to_seed_format(settings, ADDRESSES), problems)

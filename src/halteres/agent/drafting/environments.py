@@ -32,7 +32,7 @@ CHARACTERS_PER_10 = 1600
 OVERHEAD, LEAST_DESCRIPTION = 240, 16
 """Characters of an answer besides its environments; of a description, however long the paths are."""
 
-FEW_VARIANTS = 3
+FEW_VARIANTS = 1
 """Of a family, unless a query asks for its variants."""
 
 
