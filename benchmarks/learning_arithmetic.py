@@ -149,9 +149,9 @@ def evaluate(run: Any, tasks: int, samples: int) -> tuple[Score, Score]:
     from halteres.runs.served import served
 
     paths = {row["name"]: row["sampler_path"] for row in run.checkpoints()}
-    with served(run.state().base_model, run) as url:
+    with served(run.state().base_model, run) as service:
         before, after = (
-            score(run, url, paths[name], run.path / "evals" / f"bench-{name}", tasks, samples)
+            score(run, service.url, paths[name], run.path / "evals" / f"bench-{name}", tasks, samples)
             for name in ("step-000000", "final")
         )
     return before, after

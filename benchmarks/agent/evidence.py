@@ -57,8 +57,8 @@ def truth(run: RunDirectory) -> float:
         policy=newest_policy(run),
         run=run,
     )
-    with served(TINY, run) as url:
-        return measure(exam, url, HELD_OUT)["eval/percent_correct"]
+    with served(TINY, run) as service:
+        return measure(exam, service, HELD_OUT)["eval/percent_correct"]
 
 
 def rewards(run: RunDirectory) -> list[float]:

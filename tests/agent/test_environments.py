@@ -44,7 +44,9 @@ async def test_words_of_a_query_are_looked_for_in_names_and_descriptions(home: P
 
 
 async def test_ten_environments_are_told_in_430_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spec 4.8 says 400, and knows no family, whose line names its variants. Paths are whole, so descriptions are cut; a query shows them whole."""
+    """Spec 4.8 says 400, and knows no family, whose line names its variants.
+
+    Paths are whole, so descriptions are cut; a query shows them whole."""
     with tempfile.TemporaryDirectory() as short:
         monkeypatch.setenv("HALTERES_HOME", short)
         summary = "Plays a long game against a patient opponent who never tires, for points."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 from halteres.errors import NotReady
 from halteres.runs import served as module
 from halteres.runs.served import served
+from halteres.runs.servers import Server
 
 from .test_damaged import run_of
 
@@ -95,6 +97,18 @@ def test_whoever_comes_later_waits_until_the_weights_of_a_run_that_has_ended_are
             assert len(began) == 1 and not later.done()
         later.result(DEADLINE_S)
     assert len(began) == 2
+
+
+def test_weights_on_somebody_elses_service_that_is_gone_are_told_at_once(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its clients would wait for it: an evaluation did, to the end of its hour."""
+    run = run_of(home, "3fa9c1d2")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    monkeypatch.setattr(module, "_service_of", lambda _: Server(url=url))
+    with pytest.raises(NotReady, match=r"does not answer\. The run trained on it.*Start it again"), served("m", run):
+        raise AssertionError("it is gone")
 
 
 def test_a_service_that_cannot_be_started_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

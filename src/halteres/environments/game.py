@@ -99,7 +99,7 @@ class GameEnv(MultiTurnEnv):
     """Text games of several turns: numbers, boards, words; won or lost by exact rules."""
 
     name = "game"
-    variants: ClassVar[Sequence[str]] = VARIANTS
+    variants: ClassVar[tuple[str, ...]] = VARIANTS
     trainer_defaults: ClassVar[Mapping[str, float | int | str]] = {
         "learning_rate": 1.5e-3,
         "gamma": 0.9,

@@ -34,6 +34,8 @@ FREE_WITHIN_S = 300.0
 
 ASK_EVERY_S, ANSWERS_WITHIN_S = 0.1, 5.0
 ENDS_WITHIN_S = 15.0
+GONE_AFTER_S = 30.0
+"""A service that computes may be slow to answer; one that has ended refuses the connection at once."""
 
 
 @contextmanager
@@ -56,9 +58,11 @@ def served(
         given_up: set by another thread, it ends the wait for a service that is loading: that raises NotReady.
 
     Raises:
-        NotReady: somebody else used the run's state all the time, or the service was not ready in time.
+        NotReady: somebody else used the run's state all the time, the service was not ready in time, or the one that
+            the run trained on is gone.
     """
     if run is not None and (there := _service_of(run)):
+        _check_answers(there)
         yield there
         return
     given_up = given_up or threading.Event()
@@ -75,6 +79,20 @@ def served(
 def _service_of(run: RunDirectory) -> Server | None:
     state = run.state()
     return None if state.terminal and not state.service_given else servers_of(run).service
+
+
+def _check_answers(service: Server) -> None:
+    """A service that has ended is told at once: its clients would wait for it to come back."""
+    try:
+        plain.get_json(f"{service.url}/api/v1/healthz", GONE_AFTER_S, service.key)
+    except plain.Refused:  # it is there
+        return
+    except NotReady as error:
+        raise NotReady(
+            f"The service at {service.url} does not answer.",
+            f"The run trained on it, and its weights are there. {error.why}",
+            "Start it again at this address, on its own state; then ask again.",
+        ) from error
 
 
 def service_arguments(inference: InferenceSettings) -> tuple[str, ...]:
