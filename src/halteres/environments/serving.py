@@ -50,6 +50,7 @@ class Serving:
         self._evaluation: asyncio.Task[None] | None = None
         self._failed_in_a_row = 0
         self._dropped_in_a_row = 0
+        self._num_failed_calls = 0  # of the sampler, as far as they are told
         self._idle = False  # the last item came to nothing: the next ones wait for a poll
 
     async def run(self) -> None:
@@ -228,7 +229,9 @@ class Serving:
         first_open = min((drawn.batch_step for drawn in self._under_way.values()), default=self._env.curr_step + 1)
         for step, figures in self._env.records.close(before=min(first_open, self._env.curr_step + 1)).items():
             log.info("step %d: %s", step, ", ".join(f"{name} {value:.3g}" for name, value in figures.items()))
-            row = {"step": step, **figures}
+            failed_calls = self._env.server.num_failed_calls - self._num_failed_calls
+            self._num_failed_calls += failed_calls
+            row = {"step": step, **figures, "sampling/failed_calls": failed_calls}
             await self._call("wandb_log", lambda row=row: self._env.wandb_log(row))
 
     async def _call(self, name: str, hook: Callable[[], Awaitable[None] | None]) -> None:

@@ -68,6 +68,7 @@ class Sampler:
     ) -> None:
         self.client, self.tokenizer, self.defaults = client, tokenizer, defaults
         self.limits, self.server_type, self.retries = limits, server_type, retries or Retries()
+        self.num_failed_calls = 0  # requests that the server failed, whether or not repeating them helped
 
     async def chat(
         self,
@@ -129,8 +130,15 @@ class Sampler:
     async def _turns(
         self, prompt: Sequence[int], call: Callable[[], Awaitable[tuple[Completion, ...]]]
     ) -> tuple[Turn, ...]:
+        async def counted() -> tuple[Completion, ...]:
+            try:
+                return await call()
+            except ServerError:
+                self.num_failed_calls += 1
+                raise
+
         try:
-            completions = await self.retries.call(call, on=(ServerError,))
+            completions = await self.retries.call(counted, on=(ServerError,))
         except (InvalidData, NotReady, ServerError) as error:
             raise SamplerFailed(error.what, error.why, error.next) from error
         return tuple(self._turn(tuple(prompt), completion) for completion in completions)
