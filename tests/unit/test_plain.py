@@ -1,4 +1,4 @@
-"""One JSON request to a server of ours."""
+"""One request to a server of ours, or beside us."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from halteres.clients.plain import Refused, get_json, post_json
+from halteres.clients.plain import Refused, get_json, post_bytes, post_json
 from halteres.errors import InvalidConfig, NotReady
 
 ANSWERS = {
@@ -60,6 +60,7 @@ def test_json_is_fetched_and_posted_past_any_proxy(url: str) -> None:
     assert get_json(f"{url}/object", 5) == {"a": 1}
     assert get_json(f"{url}/list", 5) == {}
     assert post_json(f"{url}/object", [1, 2], 5) == {"given": [1, 2]}
+    assert post_bytes(f"{url}/object", b"[1]", 5, content_type="text/plain") == b'{"given": [1]}'
 
 
 def test_a_process_that_is_born_with_a_proxy_asks_none(url: str) -> None:

@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 from halteres.environments.games.game import Game, Level, Move
@@ -119,8 +120,9 @@ class Sokoban(Game[RoomSize, str]):
         return f"\\boxed{{{rng.choice(DIRECTIONS)}}}"
 
 
+@lru_cache(maxsize=256)
 def _make_room(level: RoomSize, seed: int) -> tuple[bytes, bytes]:
-    """A room that can be solved, with its structure.
+    """A room that can be solved, with its structure; kept, because all rollouts of a group begin in it.
 
     Raises:
         EnvironmentFailed: no room of this size and so many boxes was found.
@@ -199,37 +201,45 @@ def _play_backwards(solved: bytes, structure: bytes, width: int) -> bytes | None
     """The room from which most has to be done: pulls on the way to it, times the distances of boxes from their targets.
 
     Depth-first over the player's steps; whoever steps away from a box drags it along. Rooms in which a target is
-    taken do not count; None where there is no other. A dragged box is BOX_ON_TARGET until the end, wherever it is:
-    that keeps such rooms apart from those in which it was never touched.
+    taken do not count; None where there is no other. Boxes are sets of bits, one for each cell; a box that was never
+    dragged is not the same as one that was dragged back.
     """
     targets = tuple(position for position, cell in enumerate(structure) if cell == TARGET)
+    all_targets = sum(1 << target for target in targets)
     best, best_score = None, 0
-    seen: set[bytes] = set()
-    stack = [(solved, solved.index(PLAYER), targets, 0, 1)]  # room, player, each target's box, pulls, depth
+    seen: set[tuple[int, int, int]] = set()
+    # player, boxes untouched and dragged; each target's box, pulls, depth
+    stack = [((solved.index(PLAYER), all_targets, 0), targets, 0, 1)]
     while stack and len(seen) < MOST_STATES:
-        cells, player, boxes, num_pulls, depth = stack.pop()
-        if cells in seen:
+        room, boxes, num_pulls, depth = stack.pop()
+        if room in seen:
             continue
-        seen.add(cells)
-        if num_pulls and cells.count(TARGET) == len(targets):
+        seen.add(room)
+        player, untouched, dragged = room
+        taken = untouched | dragged
+        if num_pulls and not (taken | 1 << player) & all_targets:
             score = num_pulls * _distances(targets, boxes, width)
             if score > best_score:
-                best, best_score = cells, score
+                best, best_score = room, score
         if depth == DEEPEST:
             continue
-        for step in reversed(_steps(width)):  # what is pushed last is looked at first
+        for step in (1, -1, width, -width):  # what is pushed last is looked at first
             ahead, behind = player + step, player - step
-            if cells[ahead] not in FREE:
+            if structure[ahead] == WALL or taken >> ahead & 1:
                 continue
-            after = bytearray(cells)
-            after[ahead], after[player] = PLAYER, structure[player]
-            if cells[behind] not in BOXES:
-                stack.append((bytes(after), ahead, boxes, num_pulls, depth + 1))
+            if not taken >> behind & 1:
+                stack.append(((ahead, untouched, dragged), boxes, num_pulls, depth + 1))
                 continue
-            after[player], after[behind] = BOX_ON_TARGET, structure[behind]
-            dragged = tuple(player if box == behind else box for box in boxes)
-            stack.append((bytes(after), ahead, dragged, num_pulls + 1, depth + 1))
-    return None if best is None else best.replace(bytes([BOX_ON_TARGET]), bytes([BOX]))
+            others = ~(1 << behind)
+            after = (ahead, untouched & others, dragged & others | 1 << player)
+            moved = tuple(player if box == behind else box for box in boxes)
+            stack.append((after, moved, num_pulls + 1, depth + 1))
+    if best is None:
+        return None
+    player, untouched, dragged = best
+    cells = [BOX if (untouched | dragged) >> position & 1 else cell for position, cell in enumerate(structure)]
+    cells[player] = PLAYER
+    return bytes(cells)
 
 
 def _distances(targets: Sequence[int], boxes: Sequence[int], width: int) -> int:

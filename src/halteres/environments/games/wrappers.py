@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, ClassVar, Protocol, Self
@@ -55,7 +56,7 @@ class Environment(Protocol):
         ...
 
 
-class Wrapper:
+class Wrapper(ABC):
     """An environment around another; what it does not define is the inner one's."""
 
     state: ClassVar[Sequence[str]]
@@ -74,17 +75,17 @@ class Wrapper:
         """The environment within all wrappers."""
         return self.env.unwrapped if isinstance(self.env, Wrapper) else self.env
 
+    @abstractmethod
     def begin(self) -> None:
         """Set `state` as it is before the first episode."""
-        raise NotImplementedError
 
+    @abstractmethod
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """Begin an episode."""
-        raise NotImplementedError
 
+    @abstractmethod
     def step(self, action: str) -> WrappedStep:
         """Play an answer of the policy."""
-        raise NotImplementedError
 
     def random_action(self, rng: random.Random) -> str:
         """The inner environment's."""
