@@ -47,6 +47,17 @@ def test_a_gain_speaks_of_as_many_tasks_as_the_evaluation_and_its_difference_is_
     assert found.num_tasks == 12, "one of them was asked twice"
 
 
+def test_tasks_that_are_asked_in_the_same_words_are_compared_one_by_one(tmp_path: Path) -> None:
+    """As games are: `task` tells them apart."""
+    before, after = evaluation(tmp_path, 0, tasks(20, 5)), evaluation(tmp_path, 9, tasks(20, 15))
+    for one in (before, after):
+        assert one.samples is not None
+        rows = [{**row, "prompt": "Guess.", "task": int(row["prompt"].split()[1])} for row in read_rows(one.samples)]
+        one.samples.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = differences(before, after)["eval/percent_correct"]
+    assert (found.delta, found.method, found.num_tasks) == (0.5, "paired", 20)
+
+
 def test_a_success_is_what_scores_above_the_runs_threshold(tmp_path: Path) -> None:
     half = {"eval/percent_correct": 0.0}
     before = evaluation(tmp_path, 0, {f"task {number}": [0.5] for number in range(20)}, **half)
