@@ -106,6 +106,9 @@ class MultiTurnEnv(BaseEnv):
         """Answer the policy; `async def` or not."""
         raise NotImplementedError(f"{type(self).__name__} needs step.")
 
+    def close(self) -> Awaitable[None] | None:
+        """Let go of what `reset` took: called once for every `reset`, however the episode ended; `async def` or not."""
+
     def score_episode(self, turns: Sequence[Turn]) -> float | Awaitable[float]:
         """The score of an ended episode: by default the sum of its rewards. Above `success_threshold` is success."""
         return math.fsum(turn.reward for turn in turns)
@@ -139,7 +142,11 @@ class MultiTurnEnv(BaseEnv):
         """
         env = copy.copy(self)
         env.rng = episode_rng()
-        return await env._run(task, temperature)
+        try:
+            return await env._run(task, temperature)
+        finally:
+            with boundary(EnvironmentFailed, f"{self.title}.close"):
+                await _awaited(env.close())
 
     async def _run(self, task: Any, temperature: float | None) -> Episode:
         """One episode on this very object."""

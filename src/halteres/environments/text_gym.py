@@ -1,0 +1,134 @@
+"""The environment `text_gym`: text environments of other packages, GEM's and Gymnasium's, each in its own Python.
+
+Owns: the processes that play them, which seeds are trained on and which are held out, what of an episode the policy
+sees.
+Never: imports the package: it may want other versions of what Halteres needs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from halteres.environments.config import APIServerConfig, BaseEnvConfig
+from halteres.environments.multi_turn import MultiTurnConfig, MultiTurnEnv, Reply, Step
+from halteres.environments.worker_process import WorkerProcess, WorkerRefused
+from halteres.errors import InvalidConfig
+from halteres.rollouts.draws import Draw
+
+WORKER = Path(__file__).with_name("text_gym_worker.py")
+START_S, RESET_S, STEP_S = 120.0, 60.0, 30.0
+"""How long a package may take to be imported, an episode to begin, and a step to be taken."""
+
+
+class TextGymConfig(MultiTurnConfig):
+    """Settings of `text_gym`."""
+
+    make: Annotated[
+        str, Field(pattern=r"^[\w.]+:\w+$", description="MODULE:FUNCTION that makes the environment of an id")
+    ] = "gem:make"
+    task: Annotated[str, Field(description="id of the environment, as its package names it")] = (
+        "game:GuessTheNumber-v0-easy"
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="further arguments of the function")
+    python: Annotated[str | None, Field(description="path of a Python that has the package; default: this one")] = None
+    view: Annotated[
+        Literal["chat", "concat", "last"],
+        Field(description="what the policy sees: a growing chat, all observations in one message, or the last alone"),
+    ] = "chat"
+    prompt_template: Annotated[str, Field(description="the user's message; {observation} is replaced")] = (
+        "{observation}\nPlease reason step by step, and put your final answer within \\boxed{}."
+    )
+
+
+class TextGymEnv(MultiTurnEnv):
+    """A text environment of another package with GEM's or Gymnasium's interface (env.make, env.task, env.python)."""
+
+    name = "text_gym"
+    trainer_defaults: ClassVar[dict[str, float | int | str]] = {"gamma": 0.9, "advantage": "rebn"}
+    env_config_cls: ClassVar[type[BaseEnvConfig]] = TextGymConfig
+    config: TextGymConfig  # pyright: ignore[reportIncompatibleVariableOverride]  # narrowed, and only ever read
+
+    @classmethod
+    def config_init(cls) -> tuple[TextGymConfig, Sequence[APIServerConfig]]:
+        """Batches of 32 episodes, 8 at once, each in a process of its own; only full marks are a success."""
+        config = TextGymConfig(
+            group_size=1,
+            batch_size=32,
+            max_turns=100,
+            max_num_workers=8,
+            max_eval_workers=8,
+            success_threshold=0.999,
+            ensure_scores_are_not_same=False,
+            total_steps=-1,
+        )
+        return config, [APIServerConfig()]
+
+    async def load_dataset(self) -> None:
+        """See that the package, and in it the environment, is there.
+
+        Raises:
+            InvalidConfig: it is not, or does not speak in texts.
+        """
+        self.idle: list[WorkerProcess] = []  # of all episodes: they share this list
+        worker = self._worker()
+        try:
+            await worker.ask({"seed": 0}, RESET_S)
+        except WorkerRefused as error:
+            raise InvalidConfig(
+                f"{self.config.make}({self.config.task!r}) cannot be played.",
+                error.what,
+                "Set env.make, env.task and env.options, and env.python to a Python that has the package.",
+            ) from error
+        self.idle.append(worker)
+
+    async def get_next_item(self) -> dict[str, Any]:
+        """A seed of the training split."""
+        return {"task": self.config.task, "seed": self.rng.getrandbits(32)}
+
+    def eval_items(self) -> list[dict[str, Any]]:
+        """The same seeds for every run."""
+        draws = (Draw(seed=0, step=0, ordinal=number, split="eval") for number in range(self.config.eval_tasks))
+        return [{"task": self.config.task, "seed": draw.rng().getrandbits(32)} for draw in draws]
+
+    async def reset(self, task: Any) -> str:
+        """The first observation; a process is this episode's alone until it ends."""
+        self.worker = self.idle.pop() if self.idle else self._worker()
+        self.observations: list[str] = []
+        return self._message(await self.worker.ask({"seed": task["seed"]}, RESET_S))
+
+    async def step(self, reply: Reply) -> Step:
+        """Play the policy's answer."""
+        told = await self.worker.ask({"action": reply.text}, STEP_S)
+        return Step(
+            messages=self._message(told),
+            reward=told["reward"],
+            done=told["terminated"] or told["truncated"],
+            fresh=self.config.view != "chat",
+            outcome="turn_limit" if told["truncated"] and not told["terminated"] else None,
+        )
+
+    def close(self) -> None:
+        """The next episode may have the process; one that was killed starts anew."""
+        self.idle.append(self.worker)
+
+    def _worker(self) -> WorkerProcess:
+        config = self.config
+        command = (config.python or sys.executable, str(WORKER), config.make, config.task, json.dumps(config.options))
+        return WorkerProcess(command, start_within_s=START_S)
+
+    def _message(self, told: Any) -> str:
+        self.observations.append(told["observation"])
+        seen = self.observations if self.config.view == "concat" else self.observations[-1:]
+        text = "\n".join(seen)
+        observation = f"{told['prefix']}{text}\n{told['suffix']}" if told["suffix"] else f"{told['prefix']}{text}"
+        return self.config.prompt_template.replace("{observation}", observation)
+
+
+if __name__ == "__main__":
+    TextGymEnv.cli()
