@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -50,7 +50,7 @@ class TextGymEnv(MultiTurnEnv):
     """A text environment of another package with GEM's or Gymnasium's interface (env.make, env.task, env.python)."""
 
     name = "text_gym"
-    trainer_defaults: ClassVar[dict[str, float | int | str]] = {"gamma": 0.9, "advantage": "rebn"}
+    trainer_defaults: ClassVar[Mapping[str, float | int | str]] = {"gamma": 0.9, "advantage": "rebn"}
     env_config_cls: ClassVar[type[BaseEnvConfig]] = TextGymConfig
     config: TextGymConfig  # pyright: ignore[reportIncompatibleVariableOverride]  # narrowed, and only ever read
 
