@@ -34,7 +34,7 @@ def group(*, logprobs: list[list[float]], overrides: list[dict[str, bool]] | Non
 def examples_of(batch: Batch, advantages: list[float], max_length: int = 100, loss: str = "ppo") -> Examples:
     """The examples of a batch whose turns, one per sequence, have these advantages."""
     kind, turns = LOSSES[loss], turns_of(batch)
-    sequences = to_sequences(batch, kind)
+    sequences = to_sequences(batch, needs_logprobs="logprobs" in kind.inputs)
     advantages_K = np.where(turns.masked_K, 0.0, advantages)
     return to_examples(sequences, spread(turns, advantages_K, sequences), max_length, kind, {})
 
@@ -103,14 +103,14 @@ def test_versions_travel_with_their_sequence_and_may_be_missing() -> None:
 def test_a_group_without_log_probabilities_is_refused_with_the_remedy() -> None:
     bare = Group(tokens=((1, 2),), masks=((1, 2),), scores=(1.0,), logprobs=(), versions=())
     with pytest.raises(InvalidData, match="inference_logprobs"):
-        to_sequences(Batch(groups=(bare,)), LOSSES["ppo"])
+        to_sequences(Batch(groups=(bare,)), needs_logprobs=True)
 
 
 @pytest.mark.parametrize("logprobs", [(C,), (C, math.nan), (C, -math.inf)])
 def test_log_probabilities_that_are_misaligned_or_not_finite_are_refused(logprobs: tuple[float, ...]) -> None:
     bad = Group(tokens=((1, 2),), masks=((1, 2),), scores=(1.0,), logprobs=(logprobs,), versions=())
     with pytest.raises(InvalidData, match="Sequence 0 of group 0"):
-        to_sequences(Batch(groups=(bad,)), LOSSES["ppo"])
+        to_sequences(Batch(groups=(bad,)), needs_logprobs=True)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_mask_that_contradicts_the_log_probabilities_is_refused(
     """An environment that writes 0.0 on its context would have its prompts trained on."""
     bad = Group(tokens=((5, 6, 7),), masks=(masks,), scores=(1.0,), logprobs=(logprobs,), versions=())
     with pytest.raises(InvalidData, match=f"Sequence 0 of group 0 has {told}.* Mend the environment"):
-        to_sequences(Batch(groups=(bad,)), LOSSES["ppo"])
+        to_sequences(Batch(groups=(bad,)), needs_logprobs=True)
 
 
 def test_a_loss_that_reads_no_log_probabilities_trains_groups_without_them_by_their_masks() -> None:
@@ -176,7 +176,7 @@ def test_weighting_says_what_counts_the_same(weighting: str, expected: list[floa
     """Turns of 2, 1 and 3 tokens are 2 on average; the episodes are 3 tokens each."""
     batch = two_episodes()
     turns: Turns = turns_of(batch)
-    sequences = to_sequences(batch, LOSSES["ppo"])
+    sequences = to_sequences(batch, needs_logprobs=True)
     found = spread(turns, np.array([1.0, 2.0, 3.0]), sequences, weighting)  # type: ignore[arg-type]
     flat = [value for sequence, row in zip(sequences, found, strict=True) for value in row[1:][sequence.actions_N]]
     assert flat == expected

@@ -90,6 +90,11 @@ class Learner(Protocol):
         ...
 
     @property
+    def tempered(self) -> bool:
+        """Sampled log-probabilities are those of the sampling temperature, which is not 1."""
+        ...
+
+    @property
     def update_norm(self) -> float | None:
         """Norm of what the adapter adds to the base weights, relative to theirs; None where nobody has said."""
         ...

@@ -82,6 +82,11 @@ class Policy:
         return self._version
 
     @property
+    def tempered(self) -> bool:
+        """Sampled log-probabilities are those of the sampling temperature, which is not 1."""
+        return self._wiring.tempered
+
+    @property
     def update_norm(self) -> float | None:
         """How far the weights are from the base model's, as the service said of the last step."""
         return self._update_norm
