@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -180,6 +181,34 @@ def test_weighting_says_what_counts_the_same(weighting: str, expected: list[floa
     found = spread(turns, np.array([1.0, 2.0, 3.0]), sequences, weighting)  # type: ignore[arg-type]
     flat = [value for sequence, row in zip(sequences, found, strict=True) for value in row[1:][sequence.actions_N]]
     assert flat == expected
+
+
+@pytest.mark.parametrize("weighting", ["token", "turn", "episode"])
+def test_a_weighting_shares_the_average_length_between_the_tokens_of_a_turn_or_an_episode(weighting: Any) -> None:
+    """By hand: advantage times (mean length of the parts) over (length of its part); the sum of weights stays."""
+    random = np.random.default_rng(4)
+    lengths = [random.integers(1, 7, random.integers(1, 5)).tolist() for _ in range(6)]  # of each episode's turns
+    tokens = [[1, *[5] * n] for turns in lengths for n in turns]
+    episode = [e for e, turns in enumerate(lengths) for _ in turns]
+    group = Group(
+        tokens=tuple(map(tuple, tokens)),
+        masks=tuple((-100, *row[1:]) for row in tokens),
+        scores=tuple(float(e) for e in episode),
+        logprobs=tuple((C, *[-1.0] * (len(row) - 1)) for row in tokens),
+        versions=(),
+        episodes=tuple(episode),
+    )
+    batch = Batch(groups=(group,))
+    advantages = random.standard_normal(len(tokens))
+    sequences = to_sequences(batch, needs_logprobs=True)
+    found = spread(turns_of(batch), advantages, sequences, weighting)
+    flat = [n for turns in lengths for n in turns]
+    of_part = {"token": [1] * len(flat), "turn": flat, "episode": [sum(lengths[e]) for e in episode]}[weighting]
+    mean = {"token": 1.0, "turn": np.mean(flat), "episode": np.mean([sum(turns) for turns in lengths])}[weighting]
+    for advantage, part, n, row in zip(advantages, of_part, flat, found, strict=True):
+        assert row.tolist() == pytest.approx([0.0, *[advantage * mean / part] * n])
+    ones = spread(turns_of(batch), np.ones(len(tokens)), sequences, weighting)
+    assert sum(row.sum() for row in ones) == pytest.approx(sum(flat))
 
 
 def test_every_sampled_token_is_trained_once_with_its_own_turns_advantage() -> None:

@@ -28,6 +28,7 @@ class Pass:
 
     loss: float  # summed over tokens
     logprobs: tuple[Row, ...]  # per example, N: of its targets, before the step
+    clipped: float | None = None  # tokens whose ratio the loss clipped; None of a loss or a service that does not say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

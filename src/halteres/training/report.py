@@ -185,6 +185,7 @@ def metrics_of(step: Step, success_threshold: float = 0.0) -> agreement.Metrics:
         "train/learning_rate": step.learning_rate,
         "train/updates": float(len(step.passes)),
         "train/skipped": 0.0 if step.passes else 1.0,
+        "tokens/clipped": _clipped(step),
         **_rewards(step.training_batch, success_threshold),
         **_advantages(step.training_batch),
         **_turns(step),
@@ -192,6 +193,13 @@ def metrics_of(step: Step, success_threshold: float = 0.0) -> agreement.Metrics:
         **counts,
         **{f"time/{phase}": seconds for phase, seconds in step.seconds.items()},
     }
+
+
+def _clipped(step: Step) -> float | None:
+    """Share of the tokens of all passes whose ratio the loss clipped; None where it does not clip."""
+    counts = [passed.clipped for _, passed in step.passes if passed.clipped is not None]
+    num_tokens = sum(int(example.actions_N.sum()) for examples, _ in step.passes for example in examples)
+    return sum(counts) / max(1, num_tokens) if counts else None
 
 
 def _rewards(training_batch: TrainingBatch, success_threshold: float) -> agreement.Metrics:
