@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from halteres.observe.metrics import read_rows
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.rollouts import rollouts_of, steps_of
 from halteres.text import load_tokenizer
+from halteres.training.datums import Example
 from halteres.training.experience import Trajectories
 from halteres.training.failures import LossNotFinite, NoExperience
 from halteres.training.folder import RunFolder
+from halteres.training.learner import Pass, Promise
 from halteres.training.loop import close, keep, open_to_environments, train
 from halteres.training.report import Report
 from halteres.training.rollouts import Rollouts
@@ -185,6 +188,19 @@ async def test_log_probabilities_at_another_temperature_are_not_compared_with_th
     await run(tmp_path, policy)
     row = read_rows(tmp_path / "metrics.jsonl")[0]
     assert (row["tokens/compared"], row["kl_sample_train_v2"], row["tokens/trained"]) == (0, None, 4)
+
+
+async def test_clipped_tokens_are_told_as_a_share_of_all_that_passes_went_through(tmp_path: Path) -> None:
+    class Clipping(FakePolicy):
+        def forward_backward(self, examples: Sequence[Example]) -> Promise[Pass]:
+            return Promise(super().forward_backward(examples), "", lambda passed: replace(passed, clipped=1.0))
+
+    for folder in ("clips", "none"):
+        (tmp_path / folder).mkdir()
+    await run(tmp_path / "clips", Clipping(), TrainerSettings(total_steps=1, loss="ppo", epochs=2, minibatches=2))
+    assert read_rows(tmp_path / "clips" / "metrics.jsonl")[0]["tokens/clipped"] == 4 / 8  # 4 passes of 2 tokens each
+    await run(tmp_path / "none", FakePolicy(), TrainerSettings(total_steps=1))
+    assert read_rows(tmp_path / "none" / "metrics.jsonl")[0]["tokens/clipped"] is None
 
 
 @pytest.mark.parametrize(

@@ -153,16 +153,17 @@ class Report:
                 "generation_params say: tokens outside were never tried, the log-probabilities are of all tokens, and "
                 "no ratio corrects that; the gradient is biased."
             )
-            self._notice_once("truncated_sampling", step.number, evidence)
+            remedy = "Let the environment sample with top_p 1, top_k -1 and min_p 0."
+            self._notice_once("truncated_sampling", step.number, evidence, remedy=remedy)
 
-    def _notice_once(self, rule: str, step: int, evidence: str) -> None:
+    def _notice_once(self, rule: str, step: int, evidence: str, **more: str) -> None:
         if rule not in self._noticed:
             self._noticed.add(rule)
-            self._notice(rule, step, evidence)
+            self._notice(rule, step, evidence, **more)
 
-    def _notice(self, rule: str, step: int, evidence: str) -> None:
+    def _notice(self, rule: str, step: int, evidence: str, **more: str) -> None:
         logger.warning("%s: %s", rule, evidence)
-        self._event("notice", rule=rule, step=step, evidence=evidence)
+        self._event("notice", rule=rule, step=step, evidence=evidence, **more)
 
     def _event(self, kind: str, **facts: Any) -> None:
         append_row(self._folder.events, {"t": self._clock(), "type": kind, **self._redactor.json(facts)})
