@@ -36,6 +36,7 @@ class LossKind:
     wide: bool = False  # K targets per token are understood
     sequences: bool = False  # it reads which sampled sequence a target belongs to
     bounded: bool = False  # the ratio of new to old probability weighs up to a bound, so data may be a little old
+    reweighs: bool = False  # every token counts by that ratio, so that it may come from another distribution
     pull: str = ""  # the setting that pulls every sampled token towards the sampler's, whatever its advantage
 
     @property
@@ -44,16 +45,16 @@ class LossKind:
         return CLIP_LOW in self.config
 
 
-def _clipped(inputs: tuple[str, ...], low: float, high: float) -> LossKind:
-    return LossKind(inputs, {CLIP_LOW: low, CLIP_HIGH: high}, bounded=True)
+def _clipped(inputs: tuple[str, ...], low: float, high: float, *, reweighs: bool = False) -> LossKind:
+    return LossKind(inputs, {CLIP_LOW: low, CLIP_HIGH: high}, bounded=True, reweighs=reweighs)
 
 
 LOSSES: Mapping[str, LossKind] = MappingProxyType(
     {
         "cross_entropy": LossKind(("weights",), wide=True),
-        "importance_sampling": LossKind(_SAMPLED),
+        "importance_sampling": LossKind(_SAMPLED, reweighs=True),
         "ppo": _clipped(_SAMPLED, 0.8, 1.2),
-        "cispo": _clipped(_SAMPLED, 0.0, 4.0),
+        "cispo": _clipped(_SAMPLED, 0.0, 4.0, reweighs=True),
         "dro": LossKind(_SAMPLED, {"beta": 0.05}, pull="beta"),
         "gspo": _clipped((*_SAMPLED, SEQUENCE_RATIO_MASK), 1 - 3e-4, 1 + 4e-4),
         STABLE_REINFORCE: LossKind(_SAMPLED, {"kl_coeff": 0.0}, sequences=True, bounded=True, pull="kl_coeff"),

@@ -86,6 +86,7 @@ class Group:
     advantages: tuple[tuple[float, ...], ...] = ()  # S x T_i or none: the environment's own
     ref_logprobs: tuple[tuple[float, ...], ...] = ()  # S x T_i or none: of a reference policy
     env_id: int | None = None  # who made it, as the trajectory server numbers environments
+    is_truncated: bool = False  # its environment says that top-p, top-k or min-p cut what could be sampled
 
     @property
     def num_rollouts(self) -> int:

@@ -48,7 +48,7 @@ def test_every_alert_is_in_the_table_of_alerts() -> None:
     told = TOOLS[TOOLS.index("## Alerts") : TOOLS.index("## The operator")]
     named = {name for row in re.findall(r"^\| (`.*?) \|", told, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
     case = Case(run_id="r", environment="e", trainer=TrainerSettings())
-    noticed = {"temperature", "stalled", "calls_refused", "groups_failed"}
+    noticed = {"temperature", "own_advantages", "truncated_sampling", "stalled", "calls_refused", "groups_failed"}
     assert named == {rule.name for rule in rules(case, Rewards())} | noticed
 
 

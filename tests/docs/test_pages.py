@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,13 +18,13 @@ from clients.sdk.serving import serving
 
 from halteres.config.edits import ALIASES
 from halteres.config.policies import load_policy
-from halteres.config.settings import SECTIONS
+from halteres.config.settings import SECTIONS, TrainerSettings
 from halteres.environments.config import BaseEnvConfig
 
 from .settings_page import shipped
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks" / "README.md"]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
 SOURCE = ROOT / "src" / "halteres"
 
 FIELDS = {
@@ -70,8 +71,8 @@ def test_every_link_leads_to_a_page_and_a_heading_that_there_is(page: Path) -> N
 
 def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
-    missing = [page.name for page in (ROOT / "docs").glob("*.md") if f"]({page.name})" not in index]
-    assert missing == ["README.md"]
+    pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
+    assert [page for page in pages if f"]({page})" not in index] == ["README.md"]
     assert "](docs/README.md)" in (ROOT / "README.md").read_text()
 
 
@@ -98,6 +99,16 @@ def test_every_block_of_python_shell_and_yaml_can_be_read(page: Path) -> None:
         subprocess.run(["sh", "-n"], input=text, text=True, check=True)
     for text in blocks(page, "yaml"):
         assert any(isinstance(document, dict) for document in yaml.safe_load_all(text)), text
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "algorithms").glob("*.md")), ids=name_of)
+def test_the_trainers_settings_in_an_algorithms_commands_go_together(page: Path) -> None:
+    lines = [line for text in blocks(page, "sh") for line in text.splitlines()]
+    assert lines
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        given = dict(word.split("=", 1) for word in words if word.startswith("trainer."))
+        TrainerSettings(**{name.removeprefix("trainer."): yaml.safe_load(value) for name, value in given.items()})
 
 
 def test_the_policies_on_the_pages_can_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

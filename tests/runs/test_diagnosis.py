@@ -340,7 +340,7 @@ def test_sampler_and_trainer_that_differ_are_told_once_per_excursion() -> None:
 
 
 def test_batches_too_far_off_the_policy_are_told_with_fresher_ones() -> None:
-    off_policy = Case(run_id="3fa9c1d2", environment="arithmetic", trainer=TrainerSettings(max_staleness=4))
+    off_policy = Case(run_id="3fa9c1d2", environment="arithmetic", trainer=TrainerSettings(max_staleness=4, loss="ppo"))
     alert = the_one(rows(10, **{"logprobs/diff": 0.12, "policy/staleness_max": 4}), off_policy)
     assert (alert.rule, alert.step) == ("kl_drift", 3)
     assert "0.12 nats per token" in alert.evidence and "4 policy versions old" in alert.evidence
@@ -403,7 +403,7 @@ def test_what_a_role_noticed_becomes_an_alert_with_a_call() -> None:
     assert (kept.rule, kept.step, kept.evidence) == ("nan_loss", 7, "The loss is not finite.")
     assert kept.remedy == 'rl_start_training(resume_from="3fa9c1d2", changes={"trainer.learning_rate":0.0005})'
     assert 'environment="arithmetic"' in diagnosis.notice(notice, resumable=False).remedy
-    for rule in ("temperature", "no_reward_variance", "something_of_its_own"):
+    for rule in ("temperature", "own_advantages", "no_reward_variance", "something_of_its_own"):
         assert_calls(diagnosis.notice({"rule": rule, "remedy": "Or else."}, resumable=True).remedy)
 
 

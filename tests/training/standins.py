@@ -72,6 +72,7 @@ class FakePolicy:
     def __init__(self, version: int = 0, calls: list[str] | None = None) -> None:
         self.version, self.calls = version, [] if calls is None else calls
         self.update_norm: float | None = 0.01
+        self.tempered = False
         self.loss: Callable[[], float] = lambda: -1.0
         self.trained: list[int] = []
         self.rates: list[float] = []

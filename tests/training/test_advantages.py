@@ -161,6 +161,25 @@ def test_values_of_states_become_what_each_turn_added() -> None:
     assert turns.rewards_K.tolist() == [0.25, 0.25, -0.375, 0.5, 0.5]
 
 
+@pytest.mark.parametrize("gamma", [1.0, 0.9, 0.0])
+def test_returns_of_state_differences_are_the_discounted_values_ahead_less_the_value_reached(gamma: float) -> None:
+    """Per-turn credit: with discount 1 the last state's value less the one before the turn, with 0 the turn's own gain.
+
+    By hand: sum over u >= t of gamma^(u - t) * (v_u - v_(u-1)), with 0 before the first turn.
+    """
+    groups = random_groups(3)
+    turns = state_differences(turns_of(episodes(*groups)))
+    expected = [
+        math.fsum(gamma ** (u - t) * (values[u] - (values[u - 1] if u else 0.0)) for u in range(t, len(values)))
+        for group in groups
+        for values in group
+        for t in range(len(values))
+    ]
+    found = returns(turns, gamma)
+    assert found.tolist() == pytest.approx(expected, abs=1e-12)
+    assert estimate(turns, "reinforce", gamma).tolist() == found.tolist()
+
+
 def test_an_episode_of_several_sequences_has_its_turns_together_and_one_score() -> None:
     """The wire lists spans in order of time; two episodes that ran side by side are told apart by their sequences."""
     group = Group(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def group(*, logprobs: list[list[float]], overrides: list[dict[str, bool]] | Non
 def examples_of(batch: Batch, advantages: list[float], max_length: int = 100, loss: str = "ppo") -> Examples:
     """The examples of a batch whose turns, one per sequence, have these advantages."""
     kind, turns = LOSSES[loss], turns_of(batch)
-    sequences = to_sequences(batch, kind)
+    sequences = to_sequences(batch, needs_logprobs="logprobs" in kind.inputs)
     advantages_K = np.where(turns.masked_K, 0.0, advantages)
     return to_examples(sequences, spread(turns, advantages_K, sequences), max_length, kind, {})
 
@@ -103,14 +104,14 @@ def test_versions_travel_with_their_sequence_and_may_be_missing() -> None:
 def test_a_group_without_log_probabilities_is_refused_with_the_remedy() -> None:
     bare = Group(tokens=((1, 2),), masks=((1, 2),), scores=(1.0,), logprobs=(), versions=())
     with pytest.raises(InvalidData, match="inference_logprobs"):
-        to_sequences(Batch(groups=(bare,)), LOSSES["ppo"])
+        to_sequences(Batch(groups=(bare,)), needs_logprobs=True)
 
 
 @pytest.mark.parametrize("logprobs", [(C,), (C, math.nan), (C, -math.inf)])
 def test_log_probabilities_that_are_misaligned_or_not_finite_are_refused(logprobs: tuple[float, ...]) -> None:
     bad = Group(tokens=((1, 2),), masks=((1, 2),), scores=(1.0,), logprobs=(logprobs,), versions=())
     with pytest.raises(InvalidData, match="Sequence 0 of group 0"):
-        to_sequences(Batch(groups=(bad,)), LOSSES["ppo"])
+        to_sequences(Batch(groups=(bad,)), needs_logprobs=True)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ def test_a_mask_that_contradicts_the_log_probabilities_is_refused(
     """An environment that writes 0.0 on its context would have its prompts trained on."""
     bad = Group(tokens=((5, 6, 7),), masks=(masks,), scores=(1.0,), logprobs=(logprobs,), versions=())
     with pytest.raises(InvalidData, match=f"Sequence 0 of group 0 has {told}.* Mend the environment"):
-        to_sequences(Batch(groups=(bad,)), LOSSES["ppo"])
+        to_sequences(Batch(groups=(bad,)), needs_logprobs=True)
 
 
 def test_a_loss_that_reads_no_log_probabilities_trains_groups_without_them_by_their_masks() -> None:
@@ -176,10 +177,38 @@ def test_weighting_says_what_counts_the_same(weighting: str, expected: list[floa
     """Turns of 2, 1 and 3 tokens are 2 on average; the episodes are 3 tokens each."""
     batch = two_episodes()
     turns: Turns = turns_of(batch)
-    sequences = to_sequences(batch, LOSSES["ppo"])
+    sequences = to_sequences(batch, needs_logprobs=True)
     found = spread(turns, np.array([1.0, 2.0, 3.0]), sequences, weighting)  # type: ignore[arg-type]
     flat = [value for sequence, row in zip(sequences, found, strict=True) for value in row[1:][sequence.actions_N]]
     assert flat == expected
+
+
+@pytest.mark.parametrize("weighting", ["token", "turn", "episode"])
+def test_a_weighting_shares_the_average_length_between_the_tokens_of_a_turn_or_an_episode(weighting: Any) -> None:
+    """By hand: advantage times (mean length of the parts) over (length of its part); the sum of weights stays."""
+    random = np.random.default_rng(4)
+    lengths = [random.integers(1, 7, random.integers(1, 5)).tolist() for _ in range(6)]  # of each episode's turns
+    tokens = [[1, *[5] * n] for turns in lengths for n in turns]
+    episode = [e for e, turns in enumerate(lengths) for _ in turns]
+    group = Group(
+        tokens=tuple(map(tuple, tokens)),
+        masks=tuple((-100, *row[1:]) for row in tokens),
+        scores=tuple(float(e) for e in episode),
+        logprobs=tuple((C, *[-1.0] * (len(row) - 1)) for row in tokens),
+        versions=(),
+        episodes=tuple(episode),
+    )
+    batch = Batch(groups=(group,))
+    advantages = random.standard_normal(len(tokens))
+    sequences = to_sequences(batch, needs_logprobs=True)
+    found = spread(turns_of(batch), advantages, sequences, weighting)
+    flat = [n for turns in lengths for n in turns]
+    of_part = {"token": [1] * len(flat), "turn": flat, "episode": [sum(lengths[e]) for e in episode]}[weighting]
+    mean = {"token": 1.0, "turn": np.mean(flat), "episode": np.mean([sum(turns) for turns in lengths])}[weighting]
+    for advantage, part, n, row in zip(advantages, of_part, flat, found, strict=True):
+        assert row.tolist() == pytest.approx([0.0, *[advantage * mean / part] * n])
+    ones = spread(turns_of(batch), np.ones(len(tokens)), sequences, weighting)
+    assert sum(row.sum() for row in ones) == pytest.approx(sum(flat))
 
 
 def test_every_sampled_token_is_trained_once_with_its_own_turns_advantage() -> None:

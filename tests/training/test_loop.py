@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,11 @@ from halteres.observe.metrics import read_rows
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.rollouts import rollouts_of, steps_of
 from halteres.text import load_tokenizer
+from halteres.training.datums import Example
 from halteres.training.experience import Trajectories
 from halteres.training.failures import LossNotFinite, NoExperience
 from halteres.training.folder import RunFolder
+from halteres.training.learner import Pass, Promise
 from halteres.training.loop import close, keep, open_to_environments, train
 from halteres.training.report import Report
 from halteres.training.rollouts import Rollouts
@@ -32,9 +36,20 @@ MIXED = ([0.0, 1.0], [1.0, 1.0])  # the second group teaches nothing
 
 
 async def run(
-    folder: Path, policy: FakePolicy, config: TrainerSettings = CONFIG, done: int = 0, scores: Any = MIXED
+    folder: Path,
+    policy: FakePolicy,
+    config: TrainerSettings = CONFIG,
+    done: int = 0,
+    scores: Any = MIXED,
+    changes: dict[str, Any] | None = None,
 ) -> int:
-    server = FakeServer(lambda version: batch(*scores, version=version))
+    """Train on the same batch again and again; `changes` are of its first group."""
+
+    def made(version: int) -> Batch:
+        first, *others = batch(*scores, version=version).groups
+        return Batch(groups=(replace(first, **changes or {}), *others))
+
+    server = FakeServer(made)
     registration = replace(REGISTRATION, batch_size=sum(map(len, scores)))
     source = Trajectories(server, registration, stopping(folder))
     return await train(policy, source, Report(RunFolder(folder)), Settings(trainer=config), done)
@@ -157,6 +172,54 @@ def test_a_temperature_other_than_one_is_noticed_at_the_start(
     notices = events(tmp_path, "notice")
     assert [notice["rule"] for notice in notices] == rules
     assert all(notice["step"] == 3 and "env.temperature is 0.7" in notice["evidence"] for notice in notices)
+
+
+def test_a_temperature_that_the_ratio_corrects_is_no_matter_for_an_alert(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        Report(RunFolder(tmp_path)).begins({"temperature": 0.7}, 0, tempered=True)
+    assert events(tmp_path, "notice") == [] and "the ratio to them corrects" in caplog.text
+
+
+async def test_log_probabilities_at_another_temperature_are_not_compared_with_the_trainers(tmp_path: Path) -> None:
+    policy = FakePolicy()
+    policy.tempered = True
+    await run(tmp_path, policy)
+    row = read_rows(tmp_path / "metrics.jsonl")[0]
+    assert (row["tokens/compared"], row["kl_sample_train_v2"], row["tokens/trained"]) == (0, None, 4)
+
+
+async def test_clipped_tokens_are_told_as_a_share_of_all_that_passes_went_through(tmp_path: Path) -> None:
+    class Clipping(FakePolicy):
+        def forward_backward(self, examples: Sequence[Example]) -> Promise[Pass]:
+            return Promise(super().forward_backward(examples), "", lambda passed: replace(passed, clipped=1.0))
+
+    for folder in ("clips", "none"):
+        (tmp_path / folder).mkdir()
+    await run(tmp_path / "clips", Clipping(), TrainerSettings(total_steps=1, loss="ppo", epochs=2, minibatches=2))
+    assert read_rows(tmp_path / "clips" / "metrics.jsonl")[0]["tokens/clipped"] == 4 / 8  # 4 passes of 2 tokens each
+    await run(tmp_path / "none", FakePolicy(), TrainerSettings(total_steps=1))
+    assert read_rows(tmp_path / "none" / "metrics.jsonl")[0]["tokens/clipped"] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule", "told"),
+    [
+        (
+            {"advantages": ((0.0, 0.0, 1.0, 2.0),) * 2},
+            "own_advantages",
+            "1 of 2 groups .* carry advantages of their own",
+        ),
+        ({"is_truncated": True}, "truncated_sampling", "1 of 2 groups .* sampled with top_p, top_k or min_p"),
+    ],
+)
+async def test_what_groups_carry_and_training_passes_over_is_noticed_once(
+    tmp_path: Path, changes: dict[str, Any], rule: str, told: str
+) -> None:
+    await run(tmp_path, FakePolicy(), changes=changes)
+    (notice,) = events(tmp_path, "notice")
+    assert (notice["rule"], notice["step"]) == (rule, 1) and re.search(told, notice["evidence"])
 
 
 async def test_a_score_that_is_not_finite_never_reaches_the_policy(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_advantages_and_datums_are_those_of_the_multi_turn_seed(seed: int, use_r
         [turn["return"] for turn in chosen], rel=2e-7, abs=2e-7
     )
 
-    sequences = to_sequences(batch, loss)
+    sequences = to_sequences(batch, needs_logprobs=True)
     examples = to_examples(sequences, spread(turns, advantages_K, sequences), 100, loss, {})
     assert len(examples.kept) == num_turns
     for k, datum in zip(order, theirs["make_training_data"](chosen), strict=True):

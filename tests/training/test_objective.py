@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from halteres.config.settings import TrainerSettings
+from halteres.config.settings import Settings, TrainerSettings
 from halteres.errors import InvalidData
 from halteres.training.datums import Example, Row
 from halteres.training.learner import Promise
@@ -102,6 +102,54 @@ async def test_tokens_of_an_older_version_count_by_their_importance(
     assert [*chain(*advantages(found))] == pytest.approx(expected)
     for one in found.examples.kept:  # the loss's own ratio starts from the present policy
         assert one.logprobs_N[one.actions_N].tolist() == pytest.approx([-0.5 + drift, -0.25 + drift])
+
+
+async def test_tokens_sampled_at_another_temperature_count_by_their_importance_also_of_the_present_version() -> None:
+    """The penalty, too, is of the present policy's log-probability then: 0.25 + log 1.5 nats above the reference."""
+    policy = FakePolicy(version=3)
+    policy.drift, policy.tempered = np.log(1.5), True
+    given = batch([0.0, 1.0], version=3)
+    corrected = await trained(TrainerSettings(advantage="group_mean", correction="truncate", loss="ppo"), given, policy)
+    assert [*chain(*advantages(corrected))] == pytest.approx([-0.75] * 2 + [0.75] * 2)
+    (group,) = given.groups
+    referred = Batch(groups=(replace(group, ref_logprobs=((0.0, 0.0, -0.75, -0.5),) * 2),))
+    config = TrainerSettings(**KL, reference="environment", correction="truncate")
+    assert (await trained(config, referred, policy)).kl_reference == pytest.approx(0.25 + np.log(1.5))
+    by_its_own_ratio = await trained(TrainerSettings(advantage="group_mean"), given, policy)
+    assert advantages(by_its_own_ratio) == [[-0.5, -0.5], [0.5, 0.5]]
+    assert by_its_own_ratio.examples.kept[0].logprobs_N.tolist() == [0.0, -0.5, -0.25]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "trainer", "corrected"),
+    [
+        (1.0, {}, False),
+        (0.7, {}, True),
+        (1.3, {"loss": "cispo"}, True),
+        (0, {}, False),
+        (0.7, {"loss": "ppo"}, False),
+        (0.7, {"loss": "ppo", "correction": "truncate"}, True),
+        (0.7, {"loss": "cross_entropy"}, False),
+    ],
+)
+def test_a_temperature_is_corrected_where_a_ratio_weighs_every_token(
+    temperature: float, trainer: dict[str, object], corrected: bool
+) -> None:
+    """A loss that clips the ratio would leave tokens out by how they were sampled; greedy answers have no ratio."""
+    settings = Settings(env={"temperature": temperature}, trainer=TrainerSettings(**trainer))  # type: ignore[arg-type]
+    assert settings.corrects_temperature is corrected
+
+
+@pytest.mark.parametrize("config", [{"kl_coef": 0.1}, {"correction": "mask"}, {"loss": "ppo"}])
+async def test_log_probabilities_are_asked_for_where_the_loss_the_penalty_or_the_correction_reads_them(
+    config: dict[str, object],
+) -> None:
+    (group,) = batch([0.0, 1.0]).groups
+    bare = Batch(groups=(replace(group, logprobs=()),))
+    found = await trained(TrainerSettings(advantage="group_mean", loss="cross_entropy"), bare)
+    assert advantages(found) == [[-0.5, -0.5], [0.5, 0.5]]
+    with pytest.raises(InvalidData, match="log-probabilities for 0"):
+        await trained(TrainerSettings(**{"loss": "cross_entropy", **config}), bare)  # type: ignore[arg-type]
 
 
 async def test_data_of_the_present_version_needs_no_correction_and_no_further_pass() -> None:

@@ -42,7 +42,7 @@ def test_an_example_becomes_a_datum_of_equally_long_arrays() -> None:
 
 def test_a_pass_is_read_as_its_summed_loss_and_one_row_per_example() -> None:
     passed = _finite_pass(answer(-3.5, [-1.0, -2.0], [-0.5]))
-    assert passed.loss == -3.5
+    assert (passed.loss, passed.clipped) == (-3.5, None)
     assert [row.tolist() for row in passed.logprobs] == [[-1.0, -2.0], [-0.5]]
 
 

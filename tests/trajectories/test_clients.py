@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from aiohttp import web
 
@@ -30,7 +29,6 @@ from halteres.clients.trajectories import (
 )
 from halteres.config.limits import LARGEST_BATCH
 from halteres.errors import InvalidConfig, InvalidData, NotFound, NotReady
-from halteres.training.datums import to_examples
 
 from .scenes import ServerProcess, group
 
@@ -49,13 +47,14 @@ def trainer(server: ServerProcess) -> TrainerClient:
 def test_optional_arrays_that_do_not_fit_their_tokens_are_left_out_by_our_trainer(
     server: ServerProcess, trainer: TrainerClient
 ) -> None:
-    server.ask("/scored_data", group(2, mark=1, policy_version=0, advantages=[[1.0] * 4] * 2))
+    cut = {"top_p": 0.9}
+    server.ask("/scored_data", group(2, mark=1, policy_version=0, advantages=[[1.0] * 4] * 2, generation_params=cut))
     server.ask("/scored_data", group(2, mark=2, policy_version=0, ref_logprobs=[[-1.0]]))
     batch = trainer.batch(0, deadline_s=5)
     assert batch is not None
     assert [each.tokens[0][0] for each in batch.groups] == [1, 2]
-    examples = to_examples(batch, [np.array([1.0, -1.0])] * 2, max_length=64)
-    assert [example.advantages_N.tolist() for example in examples.kept] == [[1.0, 1.0], [-1.0, -1.0]] * 2
+    assert [(each.advantages, each.ref_logprobs) for each in batch.groups] == [((), ())] * 2
+    assert [each.is_truncated for each in batch.groups] == [True, False]
     trainer.close()
 
 

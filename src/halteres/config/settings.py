@@ -319,6 +319,16 @@ class Settings(Section):
         wanted: tuple[SinkName, ...] = ("wandb",) if self.env.get("use_wandb") else ()
         return tuple(dict.fromkeys((*wanted, *self.run.sinks)))
 
+    @property
+    def corrects_temperature(self) -> bool:
+        """Training can use the log-probabilities at env.temperature: a ratio to them weighs every token.
+
+        A loss that clips the ratio instead would leave tokens out by how they were sampled, and greedy answers have no
+        ratio at all.
+        """
+        reweighs = find_kind(self.trainer.loss).reweighs or self.trainer.correction != "none"
+        return reweighs and self.env.get("temperature", 1.0) not in (0, 1)
+
 
 def wiring_of(model: type[BaseModel]) -> dict[str, str]:
     """Fields of a section that only the supervisor writes, each with the reason."""

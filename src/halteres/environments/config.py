@@ -50,7 +50,7 @@ class BaseEnvConfig(BaseModel):
     max_new_tokens: Annotated[int, Field(ge=1, description="tokens of one answer at most")] = 512
     temperature: Annotated[
         float,
-        Field(ge=0, le=10, description="sampling temperature of training rollouts; 1 keeps the gradient unbiased"),
+        Field(ge=0, le=10, description="sampling temperature of training rollouts; 1 is the policy that is trained"),
     ] = 1.0
     system_prompt: Annotated[
         str | None, Field(description="system message, the first of every chat; default: none")

@@ -60,7 +60,7 @@ async def run(folder: RunFolder) -> None:
     registration = registration_of(settings, wiring, folder.path, done)
     policy = await policy_of(settings, wiring, folder)
     await open_to_environments(policy, report, fresh=wiring.resume_from is None)
-    report.begins(settings.env, done)
+    report.begins(settings.env, done, tempered=policy.tempered)
     trajectories = Trajectories(TrainerClient(wiring.api_url, Patience(total_s=4.0)), registration, stopping)
     await trajectories.register()
     stopping.start_clock()

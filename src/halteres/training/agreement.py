@@ -16,13 +16,14 @@ from halteres.training.datums import Example
 Metrics = dict[str, float | None]
 
 
-def agreement(examples: Sequence[Example], trained: Sequence[NDArray[np.float32]], version: int) -> Metrics:
+def agreement(examples: Sequence[Example], trained: Sequence[NDArray[np.float32]], version: int | None) -> Metrics:
     """Metrics of one pass.
 
     Args:
         examples: what was trained on.
         trained: the trainer's log-probabilities of the targets, N per example.
-        version: the policy version that the pass started from; only sequences sampled wholly by it are compared.
+        version: the policy version that the pass started from; only sequences sampled wholly by it are compared. None:
+            none is, for all were sampled at another temperature, and differ rightly.
 
     Returns:
         `logprobs/*` of the sampler (reference) and of the pass, over all action tokens; `logprobs/diff`, their mean

@@ -63,15 +63,15 @@ class Examples:
     without_signal: int  # sequences that can move no weight
 
 
-def to_sequences(batch: Batch, loss: LossKind) -> tuple[Example, ...]:
+def to_sequences(batch: Batch, *, needs_logprobs: bool) -> tuple[Example, ...]:
     """The sequences of a batch, shifted and masked, S of them, without advantages.
 
     Raises:
-        InvalidData: a group has no log-probabilities and the loss reads them, lengths differ, or masks and
+        InvalidData: a group has no log-probabilities and they are needed, lengths differ, or masks and
             log-probabilities disagree.
     """
     for index, group in enumerate(batch.groups):
-        _check(group, index, needs_logprobs="logprobs" in loss.inputs)
+        _check(group, index, needs_logprobs=needs_logprobs)
     return tuple(_sequence(group, i) for group in batch.groups for i in range(len(group.tokens)))
 
 
@@ -180,7 +180,7 @@ def _check(group: Group, index: int, *, needs_logprobs: bool) -> None:
         raise InvalidData(
             f"Group {index} of the batch has {len(group.tokens)} sequences and log-probabilities for "
             f"{len(group.logprobs)}.",
-            "This loss needs the sampler's log-probability of every token.",
+            "The loss, the KL penalty or the correction needs the sampler's log-probability of every token.",
             "Let the environment send inference_logprobs (with atroposlib: server_type sglang and a managed server), "
             "or train with trainer.loss cross_entropy, which needs none.",
         )

@@ -35,6 +35,7 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     base_model: str
     tokenizer: str = ""  # folder of the base model, or its name
     is_foreign: bool = False  # the environment is written for atroposlib
+    tempered: bool = False  # the service gives sampled log-probabilities at env.temperature, not at 1
     api_key: str | None = None
     resume_from: ResumePoint | None = None
 

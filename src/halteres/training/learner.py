@@ -28,6 +28,7 @@ class Pass:
 
     loss: float  # summed over tokens
     logprobs: tuple[Row, ...]  # per example, N: of its targets, before the step
+    clipped: float | None = None  # tokens whose ratio the loss clipped; None of a loss or a service that does not say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,11 @@ class Learner(Protocol):
     @property
     def version(self) -> int:
         """Optimiser steps taken so far: the policy version."""
+        ...
+
+    @property
+    def tempered(self) -> bool:
+        """Sampled log-probabilities are those of the sampling temperature, which is not 1."""
         ...
 
     @property

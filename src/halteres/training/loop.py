@@ -40,6 +40,7 @@ async def train(policy: Learner, trajectories: Trajectories, report: Report, set
             Step(
                 number=step,
                 version=version,
+                tempered=policy.tempered,
                 learning_rate=rate,
                 batch=batch,
                 training_batch=training_batch,

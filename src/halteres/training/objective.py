@@ -3,8 +3,9 @@
 Owns: the order of what is done to rewards and advantages: penalty, estimator, weighting, correction.
 Never: takes a step (`loop`), knows how a service is reached (`policy`).
 
+    present log-probabilities, and the importance of what another distribution sampled
     rewards ─▶ less the KL penalty (kl_in: reward) ─▶ returns, baselines (`advantages`) ─▶ tokens (`datums.spread`)
-            ─▶ less the KL penalty (kl_in: loss) ─▶ importance of what an older version sampled ─▶ examples
+            ─▶ less the KL penalty (kl_in: loss) ─▶ times the importance ─▶ examples
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ class TrainingBatch:
 
     turns: Turns
     advantages_K: FloatArray  # of every turn
+    uses_own_advantages: bool = False  # they are the groups' own
     examples: Examples
-    kl_reference: float | None = None  # mean of sampler's minus reference's log-probability, nats per sampled token
-    corrected: float | None = None  # share of an older version's tokens whose importance was truncated or masked
+    kl_reference: float | None = None  # mean of the policy's minus reference's log-probability, nats per sampled token
+    corrected: float | None = None  # of the tokens that another distribution sampled, share truncated or masked
 
 
 class Objective:
@@ -49,7 +51,9 @@ class Objective:
             InvalidData: the batch lacks what the loss or the estimator needs, or holds a number that is not finite.
         """
         config = self._config
-        sequences = to_sequences(batch, self._loss)
+        needs_logprobs = "logprobs" in self._loss.inputs or bool(config.kl_coef) or config.correction != "none"
+        sequences = to_sequences(batch, needs_logprobs=needs_logprobs)
+        sequences, importance_S, corrected = await self._importance(sequences)
         turns = turns_of(batch)
         if config.turn_rewards == "states":
             turns = state_differences(turns)
@@ -68,11 +72,11 @@ class Objective:
                 advantages_T - used * penalty_T
                 for advantages_T, penalty_T, used in zip(advantages_S, penalties_S, used_S, strict=True)
             )
-        sequences, importance_S, corrected = await self._importance(sequences)
         advantages_S = tuple(a_T * w_T for a_T, w_T in zip(advantages_S, importance_S, strict=True))
         return TrainingBatch(
             turns=turns,
             advantages_K=advantages_K,
+            uses_own_advantages=config.advantage == "environment",
             examples=to_examples(
                 sequences, advantages_S, config.max_token_trainer_length, self._loss, config.loss_config
             ),
@@ -81,7 +85,10 @@ class Objective:
         )
 
     async def _penalties(self, batch: Batch, sequences: Sequence[Example]) -> tuple[FloatArray, ...]:
-        """kl_coef times (sampler's minus reference's log-probability) of every token, 0 on context; none without KL."""
+        """kl_coef times (log-probability minus the reference's) of every token, 0 on context; none without KL.
+
+        The log-probability is the sampler's, and where it was corrected (`_importance`) the present policy's.
+        """
         config = self._config
         if not config.kl_coef:
             return ()
@@ -99,23 +106,24 @@ class Objective:
     async def _importance(
         self, sequences: Sequence[Example]
     ) -> tuple[Sequence[Example], list[FloatArray], float | None]:
-        """How much each token of an older version counts, and the sequences with present log-probabilities there.
+        """How much each token counts, and the sequences, with present log-probabilities where another one sampled.
 
+        Another one is an older version, or the policy at another temperature.
         Truncated importance sampling (IMPALA, arXiv 1802.01561) or a mask, by the ratio of the present policy to the
         sampler. The loss's own ratio then starts from the present policy, as in decoupled PPO (arXiv 2110.00641).
         """
         config, version = self._config, self._policy.version
         ones = [np.ones(len(sequence.tokens_N) + 1) for sequence in sequences]
-        older = [
+        others = [
             i
             for i, sequence in enumerate(sequences)
-            if sequence.versions not in (None, (version, version)) and self._fits(sequence)
+            if (self._policy.tempered or sequence.versions not in (None, (version, version))) and self._fits(sequence)
         ]
-        if config.correction == "none" or not older:
+        if config.correction == "none" or not others:
             return sequences, ones, None
-        corrected, present = list(sequences), await self._policy.forward([sequences[i] for i in older])
+        corrected, present = list(sequences), await self._policy.forward([sequences[i] for i in others])
         num_bounded = num_tokens = 0
-        for i, present_N in zip(older, present, strict=True):
+        for i, present_N in zip(others, present, strict=True):
             actions_N = sequences[i].actions_N
             ratio_N = np.exp(np.where(actions_N, present_N - sequences[i].logprobs_N.astype(np.float64), 0.0))
             outside_N = ratio_N > config.ratio_cap

@@ -32,6 +32,9 @@ ANY_KEY = "tml-local"
 VERSION_METRIC = "policy_version:max"
 """Of an optimiser step: the service's own count."""
 
+CLIPPED_METRIC = "num_clipped_tokens:sum"
+"""Of a pass: tokens with an advantage whose ratio was clipped."""
+
 UPDATE_METRIC = "update_norm:max"
 """Of an optimiser step: what the adapter adds to the base weights, relative to them (Frobenius norms)."""
 
@@ -80,6 +83,11 @@ class Policy:
     def version(self) -> int:
         """Optimiser steps taken so far."""
         return self._version
+
+    @property
+    def tempered(self) -> bool:
+        """Sampled log-probabilities are those of the sampling temperature, which is not 1."""
+        return self._wiring.tempered
 
     @property
     def update_norm(self) -> float | None:
@@ -204,7 +212,7 @@ def _finite_pass(answer: tinker.ForwardBackwardOutput) -> Pass:
             "The weights have diverged, most likely because the learning rate is too high.",
             "Resume from the last checkpoint with a lower trainer.learning_rate.",
         )
-    return Pass(loss=loss, logprobs=logprobs)
+    return Pass(loss=loss, logprobs=logprobs, clipped=answer.metrics.get(CLIPPED_METRIC))
 
 
 def _rows(answer: tinker.ForwardBackwardOutput) -> tuple[Row, ...]:

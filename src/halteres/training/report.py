@@ -34,6 +34,7 @@ class Step:
 
     number: int  # 1-based
     version: int  # policy version before the step
+    tempered: bool = False  # sampled log-probabilities are those of the sampling temperature, which is not 1
     learning_rate: float
     batch: Batch
     training_batch: TrainingBatch
@@ -77,6 +78,7 @@ class Report:
         self._success_threshold, self._rollouts = success_threshold, rollouts
         self._redactor = Redactor.of_this_process()
         self._had_batch = False
+        self._noticed = set[str]()
         self.unsaved_step: int | None = None  # the last step, unless a checkpoint holds it
 
     def ready(self) -> None:
@@ -84,21 +86,33 @@ class Report:
         self._folder.ready.parent.mkdir(exist_ok=True)
         self._folder.ready.touch()
 
-    def begins(self, env: Mapping[str, Any], done: int) -> None:
-        """Training begins with these settings of the environment, after step `done`."""
+    def begins(self, env: Mapping[str, Any], done: int, *, tempered: bool = False) -> None:
+        """Training begins with these settings of the environment, after step `done`.
+
+        `tempered`: sampled log-probabilities are those of the environment's temperature.
+        """
         temperature = env.get("temperature", 1.0)
-        if temperature != 1.0:
-            evidence = (
-                f"env.temperature is {temperature:g}: answers are sampled from another distribution than the one whose "
-                "log-probabilities are recorded and trained, and no ratio corrects it; the gradient is biased."
+        if temperature == 1.0:
+            return
+        if tempered:
+            logger.info(
+                "env.temperature is %g, and sampled log-probabilities are those of that temperature: the ratio to them "
+                "corrects every token's probability. They differ rightly from the trainer's, and are not compared.",
+                temperature,
             )
-            self._notice("temperature", done, evidence)
+            return
+        evidence = (
+            f"env.temperature is {temperature:g}: answers are sampled from another distribution than the one whose "
+            "log-probabilities are recorded and trained, and no ratio corrects it; the gradient is biased."
+        )
+        self._notice("temperature", done, evidence)
 
     def step(self, step: Step) -> None:
         """One step is done."""
         if not self._had_batch:
             self._event("first_batch", step=step.number)
             self._had_batch = True
+        self._notice_unused(step)
         metrics = metrics_of(step, self._success_threshold)
         if self._rollouts is not None:
             self._rollouts.write(step.number, step.batch)
@@ -124,9 +138,32 @@ class Report:
         """The loss is not finite."""
         self._notice("nan_loss", step, evidence)
 
-    def _notice(self, rule: str, step: int, evidence: str) -> None:
+    def _notice_unused(self, step: Step) -> None:
+        """What groups say of themselves that training passes over."""
+        groups = step.batch.groups
+        if not step.training_batch.uses_own_advantages and (own := sum(bool(group.advantages) for group in groups)):
+            evidence = (
+                f"{own} of {len(groups)} groups of the batch carry advantages of their own, which are not used: "
+                "trainer.advantage makes them of scores and rewards. With 'environment' theirs are trained on."
+            )
+            self._notice_once("own_advantages", step.number, evidence)
+        if cut := sum(group.is_truncated for group in groups):
+            evidence = (
+                f"{cut} of {len(groups)} groups of the batch were sampled with top_p, top_k or min_p, as their "
+                "generation_params say: tokens outside were never tried, the log-probabilities are of all tokens, and "
+                "no ratio corrects that; the gradient is biased."
+            )
+            remedy = "Let the environment sample with top_p 1, top_k -1 and min_p 0."
+            self._notice_once("truncated_sampling", step.number, evidence, remedy=remedy)
+
+    def _notice_once(self, rule: str, step: int, evidence: str, **more: str) -> None:
+        if rule not in self._noticed:
+            self._noticed.add(rule)
+            self._notice(rule, step, evidence, **more)
+
+    def _notice(self, rule: str, step: int, evidence: str, **more: str) -> None:
         logger.warning("%s: %s", rule, evidence)
-        self._event("notice", rule=rule, step=step, evidence=evidence)
+        self._event("notice", rule=rule, step=step, evidence=evidence, **more)
 
     def _event(self, kind: str, **facts: Any) -> None:
         append_row(self._folder.events, {"t": self._clock(), "type": kind, **self._redactor.json(facts)})
@@ -149,13 +186,21 @@ def metrics_of(step: Step, success_threshold: float = 0.0) -> agreement.Metrics:
         "train/learning_rate": step.learning_rate,
         "train/updates": float(len(step.passes)),
         "train/skipped": 0.0 if step.passes else 1.0,
+        "tokens/clipped": _clipped(step),
         **_rewards(step.training_batch, success_threshold),
         **_advantages(step.training_batch),
         **_turns(step),
-        **agreement.agreement(examples, first.logprobs if first else (), step.version),
+        **agreement.agreement(examples, first.logprobs if first else (), None if step.tempered else step.version),
         **counts,
         **{f"time/{phase}": seconds for phase, seconds in step.seconds.items()},
     }
+
+
+def _clipped(step: Step) -> float | None:
+    """Share of the tokens of all passes whose ratio the loss clipped; None where it does not clip."""
+    counts = [passed.clipped for _, passed in step.passes if passed.clipped is not None]
+    num_tokens = sum(int(example.actions_N.sum()) for examples, _ in step.passes for example in examples)
+    return sum(counts) / max(1, num_tokens) if counts else None
 
 
 def _rewards(training_batch: TrainingBatch, success_threshold: float) -> agreement.Metrics:
@@ -222,7 +267,8 @@ def _sampled(batch: Batch) -> FloatArray:
     """The sampler's log-probability of every sampled token of the whole batch.
 
     Minus their mean is an unbiased (Monte Carlo) estimate of the policy's entropy per token, in nats: E[-ln p] over
-    tokens drawn from p itself, which they are at temperature 1. (`logprobs/mean` covers only what was trained on.)
+    tokens drawn from p itself. That is the policy, at temperature 1, or the tempered one, where the log-probabilities
+    are those of env.temperature. (`logprobs/mean` covers only what was trained on.)
     """
     rows = [np.asarray(row, dtype=np.float64) for group in batch.groups for row in group.logprobs]
     every = np.concatenate(rows) if rows else np.empty(0)

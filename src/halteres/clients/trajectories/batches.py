@@ -6,6 +6,7 @@ Never: asks.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ class Element(msgspec.Struct):
     advantages: tuple[tuple[float, ...], ...] | None = None
     ref_logprobs: tuple[tuple[float, ...], ...] | None = None
     env_id: int | None = None
+    generation_params: dict[str, Any] | None = None
 
     def as_group(self) -> Group:
         """The group, with a span of versions per sequence, or none."""
@@ -46,12 +48,19 @@ class Element(msgspec.Struct):
             advantages=self._aligned(self.advantages),
             ref_logprobs=self._aligned(self.ref_logprobs),
             env_id=self.env_id,
+            is_truncated=truncates(self.generation_params or {}),
         )
 
     def _aligned(self, rows: tuple[tuple[float, ...], ...] | None) -> tuple[tuple[float, ...], ...]:
         """Numbers per token; none where they do not fit the tokens, as the server lets them."""
         fits = rows is not None and [*map(len, rows)] == [*map(len, self.tokens)]
         return rows if rows is not None and fits else ()
+
+
+def truncates(sampling: Mapping[str, Any]) -> bool:
+    """True where parameters of sampling leave tokens out that the model might have said."""
+    bounds = {"top_p": (1, None), "top_k": (-1, 0, None), "min_p": (0, None)}
+    return any(sampling.get(name) not in all_tokens for name, all_tokens in bounds.items())
 
 
 class BatchReply(msgspec.Struct):

@@ -117,6 +117,8 @@ def _remedy(rule: str, case: Case, resumable: bool) -> str:
     """The call that mends what a role has noticed."""
     if rule == "temperature":
         return case.go_on_with({"env.temperature": 1.0})
+    if rule == "own_advantages":
+        return case.go_on_with({"trainer.advantage": "environment"})
     if rule == "nan_loss":  # the trainer ends itself; what it had learnt is in its last checkpoint
         return case.resume(case.slower()) if resumable else case.begin_anew(case.slower())
     return case.logs("env")

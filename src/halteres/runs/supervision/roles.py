@@ -58,6 +58,11 @@ class Scene:
     api: Listener
     secret: str = field(repr=False)  # what the run's own servers ask for
 
+    @property
+    def tempered(self) -> bool:
+        """The run's own service gives sampled log-probabilities at env.temperature, for training corrects by them."""
+        return self.service is not None and self.settings.corrects_temperature
+
 
 Casting = Callable[[Scene], tuple[Role, ...]]
 """Makes the roles of a run; tests put stand-ins here."""
@@ -72,13 +77,14 @@ def cast(scene: Scene) -> tuple[Role, ...]:
 def _service(scene: Scene, listener: Listener) -> Role:
     inference = scene.settings.inference
     threads = ("--threads", str(inference.threads)) if inference.threads else ()
+    tempered = ("--sample-logprobs", "tempered") if scene.tempered else ()
     return Role(
         name="service",
         title="Training service",
         command=(
             *_module("halteres.service", "--state", str(scene.path / "service")),
             *("--listen-fd", str(listener.descriptor), "--engine", inference.engine),
-            *("--model", scene.base_model, *threads),
+            *("--model", scene.base_model, *threads, *tempered),
         ),
         phase="api",
         ready=Answers(f"{listener.url}/api/v1/healthz"),

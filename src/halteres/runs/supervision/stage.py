@@ -72,6 +72,7 @@ def _write_wiring(ledger: Ledger, scene: Scene) -> None:
         "base_model": scene.base_model,
         "tokenizer": ledger.state.tokenizer,
         "is_foreign": scene.environment.is_foreign,
+        "tempered": scene.tempered,
         "resume_from": ledger.state.resume_point,
     }
     _write_private(scene.path / WIRING, json.dumps(wiring, indent=1))
