@@ -119,6 +119,7 @@ class Trainer:
         self.step = 0
         self.groups: list[dict[str, Any]] = []  # all that were accepted, each key once
         self.keys: list[str] = []  # of every post
+        self._accepted: set[str] = set()
         self.disconnected = False
         self.parked = False
         self.batches: list[list[dict[str, Any]]] = []
@@ -166,6 +167,9 @@ class Trainer:
         self.changed.set()
         if self.refuse:
             raise self.refuse.pop(0)
+        if key in self._accepted:
+            return Posted(status="received")
+        self._accepted.add(key)
         self.groups.append(json.loads(json.dumps(group, allow_nan=False)))
         self._queued.append(self.groups[-1])
         self._form()

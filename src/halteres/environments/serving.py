@@ -5,7 +5,9 @@ Never: scores, samples, parses arguments.
 
     status ─▶ step over? (metrics, checkpoint, evaluation) ─▶ start items up to the allowance ─▶ wait for one, or 50 ms
 
-Promise: groups under way and on their way never exceed the allowance of the server's last answer.
+Promise: groups under way and on their way never exceed the allowance of the server's last answer; they are sent in the
+order in which they were drawn, so that a batch is the next groups in line, not those that were finished first, which
+would favour short episodes. A group that is finished early waits for its turn; nobody's sampling waits for it.
 """
 
 from __future__ import annotations
@@ -47,6 +49,9 @@ class Serving:
         self._env, self._link = env, link
         self._items = Items(env)
         self._under_way: dict[asyncio.Task[None], Drawn] = {}
+        self._rolling_out = 0  # of them, those that are not settled
+        self._last_turn = asyncio.get_running_loop().create_future()  # done once all that was drawn is sent or dropped
+        self._last_turn.set_result(None)
         self._evaluation: asyncio.Task[None] | None = None
         self._failed_in_a_row = 0
         self._dropped_in_a_row = 0
@@ -100,12 +105,16 @@ class Serving:
 
     async def _start(self, room: int) -> None:
         """Put up to `room` more items under way, as far as there are workers."""
-        for _ in range(min(room, self._workers() - len(self._under_way))):
+        for _ in range(min(room, self._workers() - self._rolling_out)):
             drawn = await self._draw()
             if drawn is None:
                 self._idle = True
                 return
-            self._under_way[asyncio.create_task(self._work(drawn), name=f"item {drawn.draw.ordinal}")] = drawn
+            turn, self._last_turn = self._last_turn, asyncio.get_running_loop().create_future()
+            self._rolling_out += 1
+            task = asyncio.create_task(self._work(drawn, turn), name=f"item {drawn.draw.ordinal}")
+            task.add_done_callback(lambda _, turn=turn, after=self._last_turn: _pass_on(turn, after))
+            self._under_way[task] = drawn
 
     def _workers(self) -> int:
         evaluating = self._evaluation is not None and not self._evaluation.done()
@@ -136,14 +145,17 @@ class Serving:
             del self._under_way[task]
             task.result()  # what stops the environment surfaces here
 
-    async def _work(self, drawn: Drawn) -> None:
-        """One item, until its groups are acknowledged."""
+    async def _work(self, drawn: Drawn, turn: asyncio.Future[None]) -> None:
+        """One item, until its groups are acknowledged; they wait for their turn, one that comes to nothing does not."""
         settled = await settle_item(self._env, drawn)
+        self._rolling_out -= 1
         self._items.put_back(settled.backlog)
         if settled.failures:
             self._note_failure(drawn.batch_step, drawn.draw.ordinal, drawn.item, settled.failures)
             return
         self._note_dropped(settled)
+        if settled.kept:
+            await asyncio.wait([turn])  # not the future itself: cancelled, it would fail whoever waits for the next
         for number, group in enumerate(settled.kept):
             await self._deliver(drawn, number, group)
         await self._call("cleanup", self._env.cleanup)
@@ -264,6 +276,11 @@ class Serving:
         for step, figures in self._env.records.close(before=self._env.curr_step + 2).items():
             self._env.records.log(step, figures)
         await self._call("cleanup", self._env.cleanup)
+
+
+def _pass_on(turn: asyncio.Future[None], after: asyncio.Future[None]) -> None:
+    """An item is over: it is the next one's turn as soon as it would have been its own."""
+    turn.add_done_callback(lambda _: after.set_result(None))
 
 
 def _to_vary(share: float | None) -> str:
