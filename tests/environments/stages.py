@@ -144,7 +144,7 @@ class Trainer:
     async def info(self) -> tuple[int, int]:
         return self.batch_size, 256
 
-    async def status(self, env_id: int) -> EnvStatus:
+    async def status(self, env_id: int, asked_for: int | None = None) -> EnvStatus:
         await asyncio.sleep(0)
         self.polls += 1
         self.changed.set()

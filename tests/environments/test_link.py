@@ -71,7 +71,7 @@ class Server:
     async def info(self) -> tuple[int, int]:
         return 4, 64
 
-    async def status(self, env_id: int) -> EnvStatus:
+    async def status(self, env_id: int, asked_for: int | None = None) -> EnvStatus:
         await self._asked_by(env_id)
         return EnvStatus(
             current_step=0,

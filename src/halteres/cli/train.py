@@ -24,6 +24,9 @@ def train(
     service: Annotated[
         str | None, typer.Option("--service", help="URL of a training service to use instead of starting one.")
     ] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="The same settings give the same bits: trainer.deterministic=true.")
+    ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Start and return; the run goes on by itself.")] = False,
 ) -> None:
     """Train a model on an environment by reinforcement learning."""
@@ -32,6 +35,7 @@ def train(
     from halteres.runs.directory import find_run
     from halteres.runs.starting.start import start_run
 
+    edits = [*(edits or []), *(["trainer.deterministic=true"] if deterministic else [])]
     if environment is None and config is None and resume is None:
         raise InvalidConfig("Nothing to train on.", "No environment was named.", "Try: halteres train arithmetic")
     if resume is not None:
@@ -42,15 +46,13 @@ def train(
                 "An environment or a config file was named besides --resume.",
                 f"Try: halteres train --resume {resume} --set trainer.total_steps=80",
             )
-        asked = resolve_settings(None, None, edits or [], base=old.settings())  # under the policy that holds now
+        asked = resolve_settings(None, None, edits, base=old.settings())  # under the policy that holds now
     else:
-        if environment is not None and any(
-            edit.startswith(("run.environment=", "environment=")) for edit in edits or []
-        ):
+        if environment is not None and any(edit.startswith(("run.environment=", "environment=")) for edit in edits):
             raise InvalidConfig(
                 "Two environments were named.", f"'{environment}', and one by --set.", "Leave one of them out."
             )
-        old, asked = None, resolve_settings(environment, config, edits or [])
+        old, asked = None, resolve_settings(environment, config, edits)
     url = service or environ.service_url()
     run = start_run(
         asked.settings,

@@ -56,7 +56,7 @@ class TrajectoryClient(Protocol):
         """batch_size in sequences, and max_token_len."""
         ...
 
-    async def status(self, env_id: int) -> EnvStatus:
+    async def status(self, env_id: int, asked_for: int | None = None) -> EnvStatus:
         """Step, queue and allowance."""
         ...
 
@@ -75,6 +75,7 @@ class Status:
 
     step: int  # batches delivered
     room: int  # groups that may be under way, those of before the question included
+    asked_version: int | None = None  # see `EnvStatus`
 
 
 class TrajectoryLink:
@@ -96,6 +97,11 @@ class TrajectoryLink:
         if self._registered is None:
             raise NotReady("The environment is not registered yet.")
         return self._registered
+
+    @property
+    def batch_size(self) -> int:
+        """Rollouts of a batch, as the trainer said."""
+        return self._batch_size
 
     @property
     def life(self) -> int:
@@ -134,14 +140,14 @@ class TrajectoryLink:
             )
         return self._registered
 
-    async def status(self) -> Status:
+    async def status(self, asked_for: int | None = None) -> Status:
         """Deliver what could not be delivered before; then ask how far the trainer is, and what it still wants."""
         for file, letter in self._spool.letters():
             await self._deliver_late(letter)
             file.unlink(missing_ok=True)
-        answer = await self._as_known(self._client.status)
+        answer = await self._as_known(lambda env_id: self._client.status(env_id, asked_for))
         room = self._room_by_queue(answer) if answer.allowance is None else answer.allowance
-        return Status(step=answer.current_step, room=room)
+        return Status(step=answer.current_step, room=room, asked_version=answer.asked_version)
 
     async def send(self, body: Mapping[str, Any], place: str) -> Posted:
         """Deliver one group; returns when the server has acknowledged it, or it is KEPT.

@@ -19,9 +19,10 @@ from collections.abc import Awaitable, Callable
 
 from halteres.clients.trajectories import Address
 from halteres.environments.base import BaseEnv
+from halteres.environments.batch_plan import BatchPlan
 from halteres.environments.config import EvalHandling
 from halteres.environments.link import KEPT, Status, TrajectoryLink
-from halteres.environments.scored import ScoredDataGroup, to_wire
+from halteres.environments.scored import ScoredDataGroup, rollouts_of, to_wire
 from halteres.environments.work import Drawn, Items, Settled, settle_item
 from halteres.errors import (
     EnvironmentFailed,
@@ -48,6 +49,8 @@ class Serving:
     def __init__(self, env: BaseEnv, link: TrajectoryLink) -> None:
         self._env, self._link = env, link
         self._items = Items(env)
+        self._plan: BatchPlan | None = None  # of a deterministic environment
+        self._delivered = 0  # batches
         self._under_way: dict[asyncio.Task[None], Drawn] = {}
         self._rolling_out = 0  # of them, those that are not settled
         self._last_turn = asyncio.get_running_loop().create_future()  # done once all that was drawn is sent or dropped
@@ -68,7 +71,14 @@ class Serving:
         log.info("Registering as %s at %s.", self._env.wandb_name, url)
         registered = await self._link.register()
         self._items = Items(self._env, self._link.life)
-        self._env.curr_step = registered.starting_step
+        self._env.curr_step = self._delivered = registered.starting_step
+        if self._env.config.weights_lag is not None:
+            self._plan = BatchPlan(
+                lag=self._env.config.weights_lag,
+                batch_size=self._link.batch_size,
+                group_size=self._env.config.group_size,
+                step=registered.starting_step,
+            )
         self._env.checkpoint_dir = registered.checkpoint_dir
         if registered.starting_step > 0:
             self._env.load_checkpoint()
@@ -86,14 +96,22 @@ class Serving:
     async def _until_enough(self) -> None:
         while True:
             pending = len(self._under_way)  # before the question: what the answer counts as queued may be in here too
-            status = await self._link.status()
+            asked_for = None if self._plan is None else self._plan.asked_for
+            status = await self._link.status(asked_for)
+            if self._plan is not None and asked_for is not None:
+                self._plan.name_weights(asked_for, status.asked_version)
             await self._advance(status)
             if 0 < self._total_steps <= status.step:
                 log.info("All %d batches were delivered.", status.step)
                 await self._finish()
                 return
-            await self._start(status.room - pending)
+            await self._start(self._room(status) - pending)
             await self._wait()
+
+    def _room(self, status: Status) -> int:
+        if self._plan is None:
+            return status.room
+        return self._plan.room if self._total_steps <= 0 or self._plan.step < self._total_steps else 0
 
     async def _finish(self) -> None:
         """Hear the acknowledgements of the last posts, and close their step."""
@@ -106,6 +124,8 @@ class Serving:
     async def _start(self, room: int) -> None:
         """Put up to `room` more items under way, as far as there are workers."""
         for _ in range(min(room, self._workers() - self._rolling_out)):
+            if self._plan is not None and self._plan.step != self._env.curr_step:
+                return  # the batch became whole meanwhile
             drawn = await self._draw()
             if drawn is None:
                 self._idle = True
@@ -126,7 +146,7 @@ class Serving:
 
     async def _draw(self) -> Drawn | None:
         try:
-            return await self._items.next()
+            return await self._items.next(self._plan.version if self._plan is not None else None)
         except EnvironmentFailed as failure:
             self._note_failure(self._env.curr_step + 1, -1, None, (as_data(failure),))
             return None
@@ -162,6 +182,9 @@ class Serving:
 
     async def _deliver(self, drawn: Drawn, number: int, group: ScoredDataGroup) -> None:
         records = self._env.records
+        if self._plan is not None and not self._plan.takes(drawn.draw.step):
+            records.tally(drawn.batch_step).count("groups/dropped/surplus")
+            return
         records.group(drawn.batch_step, drawn.draw.ordinal, drawn.item, group)
         body = to_wire(group, include_messages=self._env.config.include_messages)
         try:
@@ -174,6 +197,8 @@ class Serving:
             log.warning("The trajectory server set a group aside: %s", posted.set_aside)
             records.tally(drawn.batch_step).count("groups/set_aside")
             self._idle = True
+        elif self._plan is not None:
+            self._plan.add(len(rollouts_of(group)))
         records.tally(drawn.batch_step).count("groups/kept" if posted.status == KEPT else "groups/sent")
         self._failed_in_a_row = 0
 
@@ -221,9 +246,13 @@ class Serving:
             self._env.records.notice("groups_failed", step, evidence, f"Mend {inspect.getfile(type(self._env))}.")
 
     async def _advance(self, status: Status) -> None:
-        """Do what is due when the trainer took batches: metrics; every so many steps a checkpoint, an evaluation."""
-        before, now = self._env.curr_step, status.step
-        self._env.curr_step = now
+        """Do what is due when the trainer took batches: metrics; every so many steps a checkpoint, an evaluation.
+
+        A deterministic environment's current step is the batch that it fills, so that what it draws, and what it saves
+        of itself, does not depend on when the trainer took one.
+        """
+        before, now = self._env.curr_step, status.step if self._plan is None else self._plan.step
+        self._env.curr_step, self._delivered = now, status.step
         await self._report()
         if now == before:
             return
@@ -237,8 +266,8 @@ class Serving:
 
     async def _report(self) -> None:
         """Write the figures of steps whose batch was delivered and of which nothing is under way any more."""
-        first_open = min((drawn.batch_step for drawn in self._under_way.values()), default=self._env.curr_step + 1)
-        for step, figures in self._env.records.close(before=min(first_open, self._env.curr_step + 1)).items():
+        first_open = min((drawn.batch_step for drawn in self._under_way.values()), default=self._delivered + 1)
+        for step, figures in self._env.records.close(before=min(first_open, self._delivered + 1)).items():
             log.info("step %d: %s", step, ", ".join(f"{name} {value:.3g}" for name, value in figures.items()))
             row = {"step": step, **figures}
             await self._call("wandb_log", lambda row=row: self._env.wandb_log(row))

@@ -28,6 +28,7 @@ class Draw:
     step: int  # batches delivered when it was drawn
     ordinal: int  # from 0 within the step
     split: Split = "train"
+    version: int | None = None  # of the weights that sample it, where the run is deterministic; None: the newest
     life: int = 0  # which of several environments of one name, on one trajectory server, draws it
 
     def rng(self) -> random.Random:
@@ -83,6 +84,12 @@ def one_rollout(rollout: int, attempt: int) -> Iterator[None]:
         yield
     finally:
         _seeds.reset(token)
+
+
+def pinned_version() -> int | None:
+    """The policy version that the running rollout is sampled by; None: the newest."""
+    draw = _draw.get()
+    return None if draw is None else draw.version
 
 
 def episode_rng() -> random.Random:
