@@ -51,7 +51,7 @@ class Inference:
         self.asked.set()
         if self.failures:
             return web.json_response({"detail": "not now"}, status=self.failures.pop(0))
-        params = body["sampling_params"]
+        params = {**body["sampling_params"], "policy_version": body.get("policy_version")}
         items = [self._item(body["input_ids"], params, number) for number in range(params["n"])]
         return web.json_response(items if params["n"] > 1 else items[0])
 
@@ -66,7 +66,9 @@ class Inference:
 
     def _item(self, prompt: list[int], params: dict[str, Any], number: int) -> dict[str, Any]:
         seed = number if params["temperature"] else -1
+        pinned = params["policy_version"]  # other weights give other answers, where they are asked for by version
         said = f"{prompt}/{params.get('sampling_seed') if params['temperature'] else ''}/{seed}"
+        said += "" if pinned is None else f"/{pinned}"
         text = self.answer(TOKENIZER.decode(prompt), int.from_bytes(hashlib.sha256(said.encode()).digest()[:4], "big"))
         tokens = [*TOKENIZER.encode(text), TOKENIZER.eos_token_id][: params["max_new_tokens"]]
         return {
@@ -75,7 +77,7 @@ class Inference:
             "meta_info": {
                 "finish_reason": {"type": "stop" if tokens[-1] == TOKENIZER.eos_token_id else "length"},
                 "output_token_logprobs": [[-0.5, token, None] for token in tokens],
-                "policy_version": [self.version, self.version],
+                "policy_version": [self.version, self.version] if pinned is None else [pinned, pinned],
             },
         }
 
@@ -127,6 +129,7 @@ class Trainer:
         self._queued: list[dict[str, Any]] = []
         self.refuse: list[Exception] = []  # of the next posts; nothing is stored
         self.polls = 0
+        self.asked: dict[int, int] = {}  # batches delivered -> the version with which it asked for the next one
         self.registrations = 0
 
     async def register_env(self, **values: Any) -> Registered:
@@ -156,6 +159,7 @@ class Trainer:
             unallocated_fraction=1.0,
             env_weight=1.0,
             allowance=self._allowance() if self.extended else None,
+            asked_version=None if asked_for is None else self.asked.get(max(asked_for, 0)),
         )
 
     def _allowance(self) -> int:
