@@ -99,6 +99,7 @@ class Batch:
     """What the trajectory server delivered for one optimiser step."""
 
     groups: tuple[Group, ...]
+    num_stale: int | None = None  # groups of the run that were set aside as too old so far; None: nobody tells
     run_id: str | None = None  # whose it is; empty: of a trainer that named no run; None: the server does not tell
 
     @property

@@ -51,7 +51,7 @@ class Inference:
         self.asked.set()
         if self.failures:
             return web.json_response({"detail": "not now"}, status=self.failures.pop(0))
-        params = body["sampling_params"]
+        params = {**body["sampling_params"], "policy_version": body.get("policy_version")}
         items = [self._item(body["input_ids"], params, number) for number in range(params["n"])]
         return web.json_response(items if params["n"] > 1 else items[0])
 
@@ -66,7 +66,9 @@ class Inference:
 
     def _item(self, prompt: list[int], params: dict[str, Any], number: int) -> dict[str, Any]:
         seed = number if params["temperature"] else -1
+        pinned = params["policy_version"]  # other weights give other answers, where they are asked for by version
         said = f"{prompt}/{params.get('sampling_seed') if params['temperature'] else ''}/{seed}"
+        said += "" if pinned is None else f"/{pinned}"
         text = self.answer(TOKENIZER.decode(prompt), int.from_bytes(hashlib.sha256(said.encode()).digest()[:4], "big"))
         tokens = [*TOKENIZER.encode(text), TOKENIZER.eos_token_id][: params["max_new_tokens"]]
         return {
@@ -75,7 +77,7 @@ class Inference:
             "meta_info": {
                 "finish_reason": {"type": "stop" if tokens[-1] == TOKENIZER.eos_token_id else "length"},
                 "output_token_logprobs": [[-0.5, token, None] for token in tokens],
-                "policy_version": [self.version, self.version],
+                "policy_version": [self.version, self.version] if pinned is None else [pinned, pinned],
             },
         }
 
@@ -119,6 +121,7 @@ class Trainer:
         self.step = 0
         self.groups: list[dict[str, Any]] = []  # all that were accepted, each key once
         self.keys: list[str] = []  # of every post
+        self._accepted: set[str] = set()
         self.disconnected = False
         self.parked = False
         self.batches: list[list[dict[str, Any]]] = []
@@ -126,6 +129,7 @@ class Trainer:
         self._queued: list[dict[str, Any]] = []
         self.refuse: list[Exception] = []  # of the next posts; nothing is stored
         self.polls = 0
+        self.asked: dict[int, int] = {}  # batches delivered -> the version with which it asked for the next one
         self.registrations = 0
 
     async def register_env(self, **values: Any) -> Registered:
@@ -143,7 +147,7 @@ class Trainer:
     async def info(self) -> tuple[int, int]:
         return self.batch_size, 256
 
-    async def status(self, env_id: int) -> EnvStatus:
+    async def status(self, env_id: int, asked_for: int | None = None) -> EnvStatus:
         await asyncio.sleep(0)
         self.polls += 1
         self.changed.set()
@@ -155,6 +159,7 @@ class Trainer:
             unallocated_fraction=1.0,
             env_weight=1.0,
             allowance=self._allowance() if self.extended else None,
+            asked_version=None if asked_for is None else self.asked.get(max(asked_for, 0)),
         )
 
     def _allowance(self) -> int:
@@ -166,6 +171,9 @@ class Trainer:
         self.changed.set()
         if self.refuse:
             raise self.refuse.pop(0)
+        if key in self._accepted:
+            return Posted(status="received")
+        self._accepted.add(key)
         self.groups.append(json.loads(json.dumps(group, allow_nan=False)))
         self._queued.append(self.groups[-1])
         self._form()

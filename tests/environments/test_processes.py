@@ -99,7 +99,7 @@ async def test_a_signal_ends_it_in_order_and_the_server_is_told(
 async def test_a_killed_environment_started_again_doubles_no_rollout_of_the_batch(
     inference: Inference, tmp_path: Path
 ) -> None:
-    """The item of every draw and the samples asked for differ from those of the first life, which the batch holds."""
+    """Without a folder: the item of every draw and the samples asked for differ from those of its first life."""
     config = write_config(tmp_path, inference, group_size=4, batch_size=32, max_num_workers=1, total_steps=1)
     async with asyncio.timeout(30), trajectory_server(tmp_path, batch_size=32, num_steps=1) as server:
         address = f"--env.rollout_server_url={server.url}"

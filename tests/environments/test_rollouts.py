@@ -43,7 +43,7 @@ def test_a_draw_is_a_function_of_seed_step_ordinal_and_split() -> None:
     assert all(0 <= seed < 2**31 for seed in seeds)
 
 
-def test_a_later_life_of_an_environment_draws_other_items() -> None:
+def test_several_environments_of_one_name_draw_different_items() -> None:
     lives = [Draw(seed=1, step=2, ordinal=3, life=life) for life in range(3)]
     assert lives[0].rng().random() == Draw(seed=1, step=2, ordinal=3).rng().random(), "the first: as recorded"
     assert len({draw.rng().random() for draw in lives}) == 3

@@ -84,7 +84,7 @@ async def test_the_same_seed_asks_for_the_same_samples_also_from_a_later_step(in
             for number in range(1, last - first + 1):
                 await trainer.until(lambda number=number: len(trainer.batches) == number)
                 trainer.ask()
-        return [sorted(group["tokens"] for group in batch) for batch in trainer.batches[: last - first]]
+        return [[group["tokens"] for group in batch] for batch in trainer.batches[: last - first]]
 
     straight = await groups(1, 0, 4)
     assert straight == await groups(1, 0, 4)
@@ -94,20 +94,69 @@ async def test_the_same_seed_asks_for_the_same_samples_also_from_a_later_step(in
     assert len(set(seeds)) == 16
 
 
-async def test_a_restarted_environment_completes_the_batch_with_other_rollouts(inference: Inference) -> None:
-    """What its first life sent is in the batch already: drawn again, a batch would hold the same rollouts twice."""
+async def test_groups_are_sent_in_the_order_in_which_they_were_drawn(inference: Inference) -> None:
+    """Not as they are finished: that would favour short episodes. What comes to nothing keeps nobody waiting."""
+    first_may_end = asyncio.Event()
+    env = Digits(config(max_num_workers=2, ensure_scores_are_not_same=True), [server(inference)])
+    items: list[int] = []
+    collect, draw = env.collect_trajectories, env.get_next_item
+
+    async def drawn() -> int:
+        items.append(await draw())
+        return items[-1]
+
+    async def slow_first(item: int) -> Any:
+        if item == items[0]:
+            await first_may_end.wait()
+        return await collect(item)
+
+    env.get_next_item, env.collect_trajectories = drawn, slow_first
     trainer = Trainer(batch_size=32, group_size=4)
-    async with asyncio.timeout(5), at_work(Digits(config(max_num_workers=2), [server(inference)]), trainer):
-        await trainer.until(lambda: len(trainer.groups) >= 3)
-    before = len(trainer.groups)
-    assert before < 8
-    async with asyncio.timeout(5), at_work(Digits(config(), [server(inference)]), trainer):
+    async with asyncio.timeout(5), at_work(env, trainer):
+        await inference.asked.wait()
+        while len(inference.requests) < 7:  # one of two workers goes on, though nothing can be sent yet
+            inference.asked.clear()
+            await inference.asked.wait()
+        assert not trainer.groups
+        first_may_end.set()
         await trainer.until(lambda: len(trainer.batches) == 1)
-    (batch,) = trainer.batches
-    assert len(batch) == len(trainer.groups) == 8
+    prompts = [TOKENIZER.decode(group["tokens"][0], skip_special_tokens=False) for group in trainer.batches[0]]
+    asked = [next(item for item in items if f"Question: {item}?" in prompt) for prompt in prompts]
+    assert asked == sorted(asked, key=items.index)
+    assert asked[0] == items[0]
+    assert len(items) > 8, "groups of equal scores were dropped, and others took their places"
+
+
+async def restarted(inference: Inference, **changes: Any) -> Trainer:
+    """A batch of eight groups, in the middle of which the environment was started again."""
+    trainer = Trainer(batch_size=32, group_size=4)
+    async with asyncio.timeout(5), at_work(Digits(config(max_num_workers=2, **changes), [server(inference)]), trainer):
+        await trainer.until(lambda: len(trainer.groups) >= 3)
+    assert len(trainer.groups) < 8
+    async with asyncio.timeout(5), at_work(Digits(config(**changes), [server(inference)]), trainer):
+        await trainer.until(lambda: len(trainer.batches) == 1)
+    assert len(trainer.batches[0]) == len(trainer.groups) == 8
+    assert len({json.dumps(group["tokens"]) for group in trainer.groups}) == 8, "no rollout twice"
+    return trainer
+
+
+async def test_an_environment_with_a_folder_that_is_started_again_makes_the_batch_that_it_would_have_made(
+    inference: Inference, tmp_path: Path
+) -> None:
+    """It draws what it drew before; what the server has of it already counts once, and is written down once."""
+    trainer = await restarted(inference, run_dir=str(tmp_path))
+    assert len(trainer.keys) > len(set(trainer.keys)) == 8
+    straight = Trainer(batch_size=32, group_size=4)
+    async with asyncio.timeout(5), at_work(Digits(config(), [server(inference)]), straight):
+        await straight.until(lambda: len(straight.batches) == 1)
+    assert [group["tokens"] for group in trainer.groups] == [group["tokens"] for group in straight.groups]
+    assert sorted(row["group"] for row in rollouts(tmp_path)) == list(range(8))
+
+
+async def test_an_environment_without_a_folder_that_is_started_again_draws_something_else(inference: Inference) -> None:
+    """Nobody can tell it from a twin that goes on beside it."""
+    trainer = await restarted(inference)
     assert len(set(trainer.keys)) == len(trainer.keys)
-    samples = [json.dumps(group["tokens"]) for group in batch]
-    assert len(set(samples)) == 8
     seeds = [request["sampling_params"]["sampling_seed"] for request in inference.requests]
     assert len(set(seeds)) == len(seeds)
 

@@ -12,6 +12,7 @@ from contract.requirements import proves
 from halteres.clients.inference import InferenceClient, Sampling
 from halteres.errors import ServerError
 from halteres.models import TINY
+from halteres.service.sampling.samplers import KEPT_VERSIONS
 from halteres.text import load_tokenizer
 
 from .scenes import BASE, DATA, STEP, Scene, closing, trainer
@@ -74,6 +75,33 @@ async def test_answers_come_from_the_newest_policy_and_say_its_version(
     _, info = await scene.get("/halteres/v1/info")
     assert info["policies"] == {RUN: 2}
     assert (info["model"]["name"], info["engine"]["restarts"]) == (TINY, 0)
+
+
+async def test_a_deterministic_run_samples_by_the_version_that_it_names(
+    scene: Scene, training: tinker.TrainingClient
+) -> None:
+    """Also while newer ones are published, and unchanged ones again; what is not there yet is worth waiting for."""
+    body = {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 8, "seed": 1, "ignore_eos": True}}
+
+    async def sampled(version: int) -> Any:
+        status, answer = await scene.ask(f"/runs/{RUN}/generate", **body, policy_version=version)
+        return (status, *answer["meta_info"]["policy_version"], answer["output_ids"]) if status == 200 else status
+
+    first = await sampled(0)
+    assert first[:3] == (200, 0, 0)
+    assert await sampled(1) == 503
+    for _ in range(2):
+        await training.forward_backward(DATA, "cross_entropy")
+        await training.optim_step(STEP)
+        await training.save_weights_and_get_sampling_client()
+        await training.save_weights_and_get_sampling_client()
+    assert await sampled(0) == first
+    assert [(await sampled(version))[1] for version in (1, 2)] == [1, 2]
+    for _ in range(KEPT_VERSIONS):
+        await training.forward_backward(DATA, "cross_entropy")
+        await training.optim_step(STEP)
+        await training.save_weights_and_get_sampling_client()
+    assert (await sampled(2), (await sampled(3))[1]) == (500, 3)
 
 
 @proves("inference:openai")

@@ -113,8 +113,8 @@ class Scene:
     async def batch(self, **params: Any) -> list[Json] | None:
         return (await self.get("/batch", **params))["batch"]
 
-    async def status_env(self, env_id: int) -> Json:
-        answer = await self.http.request("GET", "/status-env", json={"env_id": env_id})
+    async def status_env(self, env_id: int, **asked: int) -> Json:
+        answer = await self.http.request("GET", "/status-env", json={"env_id": env_id, **asked})
         assert answer.status_code == 200, answer.text
         return answer.json()
 

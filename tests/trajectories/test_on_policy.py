@@ -197,6 +197,48 @@ async def test_nobody_stays_parked_whom_a_registration_frees(scene: Scene) -> No
     assert (await scene.status_env(env_id))["allowance"] > 0
 
 
+async def test_an_environment_may_ask_with_which_version_the_trainer_asked_for_a_batch(tmp_path: Path) -> None:
+    """Also before there were batches, and after a restart of the server; not before the trainer has asked."""
+
+    async def told(scene: Scene, asked_for: int) -> int | None:
+        return (await scene.status_env(0, asked_for=asked_for)).get("asked_version")
+
+    async with opened(tmp_path / "queue.sqlite") as scene:
+        await scene.register(max_staleness=8, run_id="r1", starting_step=3)
+        assert await scene.batch(policy_version=5, after=0) is None
+        env_id = await scene.register_env()
+        assert env_id == 0
+        assert "asked_version" not in await scene.status_env(env_id)
+        assert [await told(scene, step) for step in (-1, 2, 3, 4)] == [5, 5, 5, None]
+        await scene.send(tagged(5), tagged(5))
+        first = await scene.get("/batch", policy_version=5, after=0)
+        assert [await told(scene, step) for step in (3, 4)] == [5, None]
+        assert await scene.batch(policy_version=5, after=first["batch_id"]) is None  # the batch taught nothing
+        assert [await told(scene, step) for step in (3, 4, 5)] == [5, 5, None]
+        await scene.send(tagged(5), tagged(5))
+        await scene.get("/batch", policy_version=7, after=first["batch_id"])
+    async with opened(tmp_path / "queue.sqlite") as scene:
+        assert [await told(scene, step) for step in (3, 4, 5)] == [5, 7, None]
+
+
+async def test_as_many_batches_may_lie_ready_as_the_bound_allows_versions_for(scene: Scene) -> None:
+    """A trainer that makes four versions of a batch cannot take two batches of weights that may lag four behind."""
+    await scene.begin(max_staleness=4, updates_per_batch=4, batch_size=4)
+    env_id = await scene.register_env()
+    assert (await scene.status_env(env_id))["allowance"] == 2
+    await scene.register(max_staleness=8, updates_per_batch=4, batch_size=4)
+    assert (await scene.status_env(env_id))["allowance"] == 4
+
+
+async def test_a_batch_tells_how_many_groups_were_set_aside_as_too_old(scene: Scene) -> None:
+    await begin(scene, max_staleness=1)
+    await scene.send(tagged(0), tagged(0))
+    first = await scene.get("/batch", policy_version=0, after=0)
+    await scene.send(tagged(0), tagged(2), tagged(2))
+    second = await scene.get("/batch", policy_version=2, after=first["batch_id"])
+    assert (first["num_stale"], second["num_stale"]) == (0, 1)
+
+
 # -- who asks for the last batch again: the table in `delivering.again` ------------------------------------------------
 
 FIRST, SECOND, THIRD = [1, 2], [3, 4], [5, 6]

@@ -30,6 +30,9 @@ def train(
     service: Annotated[
         str | None, typer.Option("--service", help="URL of a training service to use instead of starting one.")
     ] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="The same settings give the same bits: trainer.deterministic=true.")
+    ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Start and return; the run goes on by itself.")] = False,
 ) -> None:
     """Train a model on an environment by reinforcement learning."""
@@ -38,12 +41,8 @@ def train(
     from halteres.runs.directory import find_run
     from halteres.runs.starting.start import start_run
 
-    given = list(assignments or [])
-    if environment is not None and "=" in environment and not environment.endswith(".py"):
-        environment, given = None, [environment, *given]
-    edits = [*_recipe_edits(recipe, given, environment), *(edits or [])]
-    if recipe is not None and environment is None:
-        environment = _taken(edits, "run.environment")
+    environment, given = _asked(environment, assignments or [], recipe)
+    edits = [*given, *(edits or []), *(["trainer.deterministic=true"] if deterministic else [])]
     if environment is None and config is None and resume is None:
         raise InvalidConfig("Nothing to train on.", "No environment was named.", "Try: halteres train arithmetic")
     if resume is not None:
@@ -72,19 +71,20 @@ def train(
     attend(run.run_id, detach=detach)
 
 
-def _recipe_edits(recipe: str | None, assignments: list[str], environment: str | None) -> list[str]:
-    """`name=value` as edits: of a recipe under its own names, otherwise as `--set` takes them."""
+def _asked(environment: str | None, assignments: list[str], recipe: str | None) -> tuple[str | None, list[str]]:
+    """The environment, and `name=value` as edits: under a recipe's own names, otherwise as `--set` takes them."""
     from halteres.config.recipes import find_recipe
 
+    if environment is not None and "=" in environment and not environment.endswith(".py"):
+        environment, assignments = None, [environment, *assignments]
     if recipe is None:
-        return assignments
+        return environment, assignments
     found = find_recipe(recipe)
+    edits = found.edits(assignments)
     for note in found.notes(assignments):
         typer.echo(f"note: {note}", err=True)
-    edits = found.edits(assignments)
-    if environment is not None:
-        _taken(edits, "run.environment")  # named by itself
-    return edits
+    named = _taken(edits, "run.environment")
+    return environment or named, edits
 
 
 def _taken(edits: list[str], key: str) -> str | None:

@@ -41,6 +41,7 @@ class Sampling:
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
     seed: int | None = None
+    policy_version: int | None = None  # of `generate`: by exactly these weights of the run; None: by the newest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +90,14 @@ class InferenceClient(Connected):
             NotReady: the server was not ready within `ready_within_s`.
             ServerError: 5xx, a broken connection, a time-out or an answer of another shape.
         """
-        body = {
+        body: dict[str, Any] = {
             "input_ids": list(prompt),
             "sampling_params": _sglang_params(sampling, n),
             "return_logprob": True,
             "return_text_in_logprobs": False,
         }
+        if sampling.policy_version is not None:
+            body["policy_version"] = sampling.policy_version
         answer = await self._post_when_ready("/generate", body)
         return _all(n, [_from_sglang(item) for item in (answer if isinstance(answer, list) else [answer])])
 

@@ -102,6 +102,7 @@ def to_seed_format(settings: Settings, addresses: Addresses, sources: Sources = 
             "use_wandb": settings.env.get("use_wandb", False),  # there only where somebody set it
             "wandb_name": settings.run.name or run_name,
             "run_dir": addresses.run_dir,
+            **({"weights_lag": trainer.max_staleness} if trainer.deterministic else {}),
         },
         "openai": [
             {

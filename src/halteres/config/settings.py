@@ -48,6 +48,10 @@ Weighting = Literal["token", "turn", "episode"]
 """What counts the same in the loss, however many tokens it has."""
 
 
+MOST_PINNED = 32
+"""Updates of a run whose older weights can be sampled from by their version, beside the newest."""
+
+
 def default_name(environment: str, run_id: str) -> str:
     """The name of a run of this environment that was given none. Folders and files are called by it too.
 
@@ -227,6 +231,13 @@ class TrainerSettings(Section):
     allow_unclipped_staleness: Annotated[
         bool, Field(description="allow older data with a loss that does not bound the ratio of probabilities")
     ] = False
+    deterministic: Annotated[
+        bool,
+        Field(
+            description="the same settings give the same bits: each batch is sampled wholly by the weights that"
+            " max_staleness names, whatever takes how long; slower"
+        ),
+    ] = False
     max_token_trainer_length: Annotated[
         int,
         Field(ge=8, description="tokens of a sequence, prompt included; longer ones are not trained on, and counted"),
@@ -266,6 +277,10 @@ class TrainerSettings(Section):
             raise _refused("loss_config", self.loss_config, error.sentence) from error
         if self.warmup_steps >= self.total_steps:
             raise _refused("warmup_steps", self.warmup_steps, f"must be below total_steps ({self.total_steps})")
+        if self.deterministic and self.max_staleness > MOST_PINNED:
+            raise _refused(
+                "max_staleness", self.max_staleness, f"must be at most {MOST_PINNED} where deterministic is set"
+            )
         drifts = self.updates_per_batch > 1 or (self.max_staleness > 0 and self.correction == "none")
         if drifts and not find_kind(self.loss).bounded and not self.allow_unclipped_staleness:
             field = "minibatches" if self.updates_per_batch > 1 else "max_staleness"
@@ -291,6 +306,7 @@ ENV_WIRING: Mapping[str, str] = {
     "steps_per_eval": "set trainer.eval_every",
     "seed": "set run.seed",
     "success_threshold": "set run.success_threshold",
+    "weights_lag": "set trainer.deterministic",
     "run_dir": "the supervisor writes the run's directory",
     "wandb_name": "the supervisor names the run",
     "data_dir_to_save_evals": "the supervisor names a folder for each evaluation",

@@ -138,6 +138,11 @@ class BaseEnvConfig(BaseModel):
     wandb_name: Annotated[
         str | None, Wiring("the supervisor names the run"), Field(description="name given to the trajectory server")
     ] = None
+    weights_lag: Annotated[
+        int | None,
+        Wiring("it follows from the trainer's settings"),
+        Field(ge=0, description="of a deterministic run: batches that the weights lag behind the batch they sample"),
+    ] = None
     run_dir: Annotated[
         str | None,
         Wiring("the supervisor owns the run directory"),

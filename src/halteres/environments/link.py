@@ -1,7 +1,7 @@
 """The environment's side of the trajectory server: registered, polled, fed, left.
 
 Owns: this environment's registration, also after the server has forgotten it; how many groups the server still has room
-for; the keys that make a repeated post harmless; groups that could not be delivered, until they are.
+for; the keys that make a repeated group harmless; groups that could not be delivered, until they are, in their order.
 Never: decides how many groups to make; repeats a request (its client does, while the server is away).
 
     send ──▶ acknowledged
@@ -13,6 +13,7 @@ Never: decides how many groups to make; repeats a request (its client does, whil
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -35,6 +36,7 @@ SEND_S = 60.0
 
 GOODBYE_S = 2.0
 
+RECEIVED = "received"
 KEPT = "kept"
 """Status of a group that was not delivered yet, and will be."""
 
@@ -54,7 +56,7 @@ class TrajectoryClient(Protocol):
         """batch_size in sequences, and max_token_len."""
         ...
 
-    async def status(self, env_id: int) -> EnvStatus:
+    async def status(self, env_id: int, asked_for: int | None = None) -> EnvStatus:
         """Step, queue and allowance."""
         ...
 
@@ -73,6 +75,7 @@ class Status:
 
     step: int  # batches delivered
     room: int  # groups that may be under way, those of before the question included
+    asked_version: int | None = None  # see `EnvStatus`
 
 
 class TrajectoryLink:
@@ -83,8 +86,8 @@ class TrajectoryLink:
         self._registered: Registered | None = None
         self._registering = asyncio.Lock()  # one of those who learn at once that the server forgot us
         self._batch_size = config.batch_size
-        self._incarnation = uuid.uuid4().hex[:12]  # so that no group of an earlier life is taken for one of ours
-        folder = spool_folder(config)
+        folder = self._folder = spool_folder(config)
+        self._identity = uuid.uuid4().hex[:12] if folder is None else _identity_of(folder)
         self._spool = Spool(folder)
         self._send_s = None if folder is None else send_s  # None: as long as the client has patience
 
@@ -96,8 +99,21 @@ class TrajectoryLink:
         return self._registered
 
     @property
+    def batch_size(self) -> int:
+        """Rollouts of a batch, as the trainer said."""
+        return self._batch_size
+
+    @property
     def life(self) -> int:
-        """How many environments of this name registered before: the server numbers its names, from NAME_0."""
+        """Which of several environments of this name it is: the server numbers their names, from NAME_0.
+
+        One with a folder is always the first: started again, it draws what it drew before. What the server has of that
+        already has its key, and counts once, so that the batch, and all later ones, are those of an environment that
+        was never interrupted. One without a folder cannot be told from a twin that goes on beside it, and draws
+        something else.
+        """
+        if self._folder is not None:
+            return 0
         number = self.registered.name.removeprefix(f"{self._name}_")
         return int(number) if number.isdecimal() else 0
 
@@ -124,14 +140,14 @@ class TrajectoryLink:
             )
         return self._registered
 
-    async def status(self) -> Status:
+    async def status(self, asked_for: int | None = None) -> Status:
         """Deliver what could not be delivered before; then ask how far the trainer is, and what it still wants."""
         for file, letter in self._spool.letters():
             await self._deliver_late(letter)
             file.unlink(missing_ok=True)
-        answer = await self._as_known(self._client.status)
+        answer = await self._as_known(lambda env_id: self._client.status(env_id, asked_for))
         room = self._room_by_queue(answer) if answer.allowance is None else answer.allowance
-        return Status(step=answer.current_step, room=room)
+        return Status(step=answer.current_step, room=room, asked_version=answer.asked_version)
 
     async def send(self, body: Mapping[str, Any], place: str) -> Posted:
         """Deliver one group; returns when the server has acknowledged it, or it is KEPT.
@@ -140,9 +156,13 @@ class TrajectoryLink:
             InvalidData: the server refuses the group.
             NotReady: the server stayed away, and the group could not be kept.
         """
-        letter = Letter(key=f"{self._incarnation}/{place}", body=body)
+        letter = Letter(key=f"{self._identity}/{place}", body=body)
+        if not self._spool.is_empty and self._spool.keep(letter):  # no group overtakes one that is kept
+            return Posted(status=KEPT)
         try:
             return await self._post_in_time(letter)
+        except KeyReused:  # an earlier life of this environment has sent the group of this place
+            return Posted(status=RECEIVED)
         except NotReady:
             if not self._spool.keep(letter):
                 raise
@@ -204,6 +224,11 @@ class TrajectoryLink:
         """Groups that may wait at a server without allowances: Atropos's own bound."""
         wanted = self._config.max_batches_offpolicy * self._batch_size // self._config.group_size
         return max(0, wanted - answer.queue_size)
+
+
+def _identity_of(folder: Path) -> str:
+    """The same for whoever uses the folder after this one: a repeated group has its first key."""
+    return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
 
 
 def spool_folder(config: BaseEnvConfig) -> Path | None:

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ from halteres.environments.scored import (
 )
 from halteres.errors import HalteresError, as_failure
 from halteres.files import replace_file
-from halteres.observe.metrics import append_row
+from halteres.observe.metrics import append_row, read_rows
 from halteres.text import Tokenizer
 from halteres.types import FailedRollout
 
@@ -42,8 +43,7 @@ class Tally:
 
     def __init__(self, tokenizer: Tokenizer, success_threshold: float) -> None:
         self._tokenizer, self._success_threshold = tokenizer, success_threshold
-        self._sums: defaultdict[str, float] = defaultdict(float)
-        self._sizes: Counter[str] = Counter()
+        self._values: defaultdict[str, list[float]] = defaultdict(list)
         self._counts: Counter[str] = Counter()
 
     def group(self, group: ScoredDataGroup) -> None:
@@ -62,13 +62,12 @@ class Tally:
         self._counts[name] += number
 
     def row(self) -> dict[str, float]:
-        """The figures."""
-        means = {name: self._sums[name] / size for name, size in self._sizes.items()}
+        """The figures: the same bits in whatever order groups were taken in."""
+        means = {name: math.fsum(values) / len(values) for name, values in self._values.items()}
         return {**means, "rollouts/failed": 0, **self._counts}
 
     def _value(self, name: str, value: float) -> None:
-        self._sums[name] += value
-        self._sizes[name] += 1
+        self._values[name].append(value)
 
 
 class Records:
@@ -78,6 +77,7 @@ class Records:
         self._tallies: defaultdict[int, Tally] = defaultdict(lambda: Tally(tokenizer, success_threshold))
         self._tokenizer = tokenizer
         self._folder = Path(run_dir) if run_dir else None
+        self._written: dict[int, set[int]] = {}  # groups of a step that an earlier life of this environment wrote
         if self._folder is not None:
             (self._folder / "rollouts").mkdir(parents=True, exist_ok=True)
 
@@ -159,7 +159,14 @@ class Records:
         return self._tokenizer.decode(tokens, skip_special_tokens=False)
 
     def _rollouts(self, step: int, line: Mapping[str, Any]) -> None:
-        self._append(f"rollouts/step_{step}.jsonl", line)
+        """A group that is rolled out again, because the environment was started again, is written once."""
+        if self._folder is None:
+            return
+        file = f"rollouts/step_{step}.jsonl"
+        if step not in self._written:
+            self._written[step] = {row["group"] for row in read_rows(self._folder / file) if "group" in row}
+        if line["group"] not in self._written[step]:
+            self._append(file, line)
 
     def _append(self, file: str, row: Mapping[str, Any]) -> None:
         if self._folder is None:

@@ -5,7 +5,9 @@ Never: scores, samples, parses arguments.
 
     status ─▶ step over? (metrics, checkpoint, evaluation) ─▶ start items up to the allowance ─▶ wait for one, or 50 ms
 
-Promise: groups under way and on their way never exceed the allowance of the server's last answer.
+Promise: groups under way and on their way never exceed the allowance of the server's last answer; they are sent in the
+order in which they were drawn, so that a batch is the next groups in line, not those that were finished first, which
+would favour short episodes. A group that is finished early waits for its turn; nobody's sampling waits for it.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from collections.abc import Awaitable, Callable
 
 from halteres.clients.trajectories import Address
 from halteres.environments.base import BaseEnv
+from halteres.environments.batch_plan import BatchPlan
 from halteres.environments.config import EvalHandling
 from halteres.environments.link import KEPT, Status, TrajectoryLink
-from halteres.environments.scored import ScoredDataGroup, to_wire
+from halteres.environments.scored import ScoredDataGroup, rollouts_of, to_wire
 from halteres.environments.work import Drawn, Items, Settled, settle_item
 from halteres.errors import (
     EnvironmentFailed,
@@ -46,7 +49,12 @@ class Serving:
     def __init__(self, env: BaseEnv, link: TrajectoryLink) -> None:
         self._env, self._link = env, link
         self._items = Items(env)
+        self._plan: BatchPlan | None = None  # of a deterministic environment
+        self._delivered = 0  # batches
         self._under_way: dict[asyncio.Task[None], Drawn] = {}
+        self._rolling_out = 0  # of them, those that are not settled
+        self._last_turn = asyncio.get_running_loop().create_future()  # done once all that was drawn is sent or dropped
+        self._last_turn.set_result(None)
         self._evaluation: asyncio.Task[None] | None = None
         self._failed_in_a_row = 0
         self._dropped_in_a_row = 0
@@ -64,7 +72,14 @@ class Serving:
         log.info("Registering as %s at %s.", self._env.wandb_name, url)
         registered = await self._link.register()
         self._items = Items(self._env, self._link.life)
-        self._env.curr_step = registered.starting_step
+        self._env.curr_step = self._delivered = registered.starting_step
+        if self._env.config.weights_lag is not None:
+            self._plan = BatchPlan(
+                lag=self._env.config.weights_lag,
+                batch_size=self._link.batch_size,
+                group_size=self._env.config.group_size,
+                step=registered.starting_step,
+            )
         self._env.checkpoint_dir = registered.checkpoint_dir
         if registered.starting_step > 0:
             self._env.load_checkpoint()
@@ -82,14 +97,22 @@ class Serving:
     async def _until_enough(self) -> None:
         while True:
             pending = len(self._under_way)  # before the question: what the answer counts as queued may be in here too
-            status = await self._link.status()
+            asked_for = None if self._plan is None else self._plan.asked_for
+            status = await self._link.status(asked_for)
+            if self._plan is not None and asked_for is not None:
+                self._plan.name_weights(asked_for, status.asked_version)
             await self._advance(status)
             if 0 < self._total_steps <= status.step:
                 log.info("All %d batches were delivered.", status.step)
                 await self._finish()
                 return
-            await self._start(status.room - pending)
+            await self._start(self._room(status) - pending)
             await self._wait()
+
+    def _room(self, status: Status) -> int:
+        if self._plan is None:
+            return status.room
+        return self._plan.room if self._total_steps <= 0 or self._plan.step < self._total_steps else 0
 
     async def _finish(self) -> None:
         """Hear the acknowledgements of the last posts, and close their step."""
@@ -101,12 +124,18 @@ class Serving:
 
     async def _start(self, room: int) -> None:
         """Put up to `room` more items under way, as far as there are workers."""
-        for _ in range(min(room, self._workers() - len(self._under_way))):
+        for _ in range(min(room, self._workers() - self._rolling_out)):
+            if self._plan is not None and self._plan.step != self._env.curr_step:
+                return  # the batch became whole meanwhile
             drawn = await self._draw()
             if drawn is None:
                 self._idle = True
                 return
-            self._under_way[asyncio.create_task(self._work(drawn), name=f"item {drawn.draw.ordinal}")] = drawn
+            turn, self._last_turn = self._last_turn, asyncio.get_running_loop().create_future()
+            self._rolling_out += 1
+            task = asyncio.create_task(self._work(drawn, turn), name=f"item {drawn.draw.ordinal}")
+            task.add_done_callback(lambda _, turn=turn, after=self._last_turn: _pass_on(turn, after))
+            self._under_way[task] = drawn
 
     def _workers(self) -> int:
         evaluating = self._evaluation is not None and not self._evaluation.done()
@@ -118,7 +147,7 @@ class Serving:
 
     async def _draw(self) -> Drawn | None:
         try:
-            return await self._items.next()
+            return await self._items.next(self._plan.version if self._plan is not None else None)
         except EnvironmentFailed as failure:
             self._note_failure(self._env.curr_step + 1, -1, None, (as_data(failure),))
             return None
@@ -137,20 +166,26 @@ class Serving:
             del self._under_way[task]
             task.result()  # what stops the environment surfaces here
 
-    async def _work(self, drawn: Drawn) -> None:
-        """One item, until its groups are acknowledged."""
+    async def _work(self, drawn: Drawn, turn: asyncio.Future[None]) -> None:
+        """One item, until its groups are acknowledged; they wait for their turn, one that comes to nothing does not."""
         settled = await settle_item(self._env, drawn)
+        self._rolling_out -= 1
         self._items.put_back(settled.backlog)
         if settled.failures:
             self._note_failure(drawn.batch_step, drawn.draw.ordinal, drawn.item, settled.failures)
             return
         self._note_dropped(settled)
+        if settled.kept:
+            await asyncio.wait([turn])  # not the future itself: cancelled, it would fail whoever waits for the next
         for number, group in enumerate(settled.kept):
             await self._deliver(drawn, number, group)
         await self._call("cleanup", self._env.cleanup)
 
     async def _deliver(self, drawn: Drawn, number: int, group: ScoredDataGroup) -> None:
         records = self._env.records
+        if self._plan is not None and not self._plan.takes(drawn.draw.step):
+            records.tally(drawn.batch_step).count("groups/dropped/surplus")
+            return
         records.group(drawn.batch_step, drawn.draw.ordinal, drawn.item, group)
         body = to_wire(group, include_messages=self._env.config.include_messages)
         try:
@@ -163,6 +198,8 @@ class Serving:
             log.warning("The trajectory server set a group aside: %s", posted.set_aside)
             records.tally(drawn.batch_step).count("groups/set_aside")
             self._idle = True
+        elif self._plan is not None:
+            self._plan.add(len(rollouts_of(group)))
         records.tally(drawn.batch_step).count("groups/kept" if posted.status == KEPT else "groups/sent")
         self._failed_in_a_row = 0
 
@@ -210,9 +247,13 @@ class Serving:
             self._env.records.notice("groups_failed", step, evidence, f"Mend {inspect.getfile(type(self._env))}.")
 
     async def _advance(self, status: Status) -> None:
-        """Do what is due when the trainer took batches: metrics; every so many steps a checkpoint, an evaluation."""
-        before, now = self._env.curr_step, status.step
-        self._env.curr_step = now
+        """Do what is due when the trainer took batches: metrics; every so many steps a checkpoint, an evaluation.
+
+        A deterministic environment's current step is the batch that it fills, so that what it draws, and what it saves
+        of itself, does not depend on when the trainer took one.
+        """
+        before, now = self._env.curr_step, status.step if self._plan is None else self._plan.step
+        self._env.curr_step, self._delivered = now, status.step
         await self._report()
         if now == before:
             return
@@ -226,8 +267,8 @@ class Serving:
 
     async def _report(self) -> None:
         """Write the figures of steps whose batch was delivered and of which nothing is under way any more."""
-        first_open = min((drawn.batch_step for drawn in self._under_way.values()), default=self._env.curr_step + 1)
-        for step, figures in self._env.records.close(before=min(first_open, self._env.curr_step + 1)).items():
+        first_open = min((drawn.batch_step for drawn in self._under_way.values()), default=self._delivered + 1)
+        for step, figures in self._env.records.close(before=min(first_open, self._delivered + 1)).items():
             log.info("step %d: %s", step, ", ".join(f"{name} {value:.3g}" for name, value in figures.items()))
             failed_calls = self._env.server.num_failed_calls - self._num_failed_calls
             self._num_failed_calls += failed_calls
@@ -267,6 +308,11 @@ class Serving:
         for step, figures in self._env.records.close(before=self._env.curr_step + 2).items():
             self._env.records.log(step, figures)
         await self._call("cleanup", self._env.cleanup)
+
+
+def _pass_on(turn: asyncio.Future[None], after: asyncio.Future[None]) -> None:
+    """An item is over: it is the next one's turn as soon as it would have been its own."""
+    turn.add_done_callback(lambda _: after.set_result(None))
 
 
 def _to_vary(share: float | None) -> str:

@@ -56,6 +56,11 @@ class Spool:
             return False
         return True
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no letter is kept."""
+        return not self._files()
+
     def letters(self) -> Iterator[tuple[Path, Letter]]:
         """Every letter with its file, the oldest first; a file that is none is moved out of the way."""
         for file in self._files():

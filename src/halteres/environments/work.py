@@ -61,15 +61,19 @@ class Items:
         """Roll these out next."""
         self._backlog.extend(items)
 
-    async def next(self) -> Drawn | None:
+    async def next(self, version: int | None = None) -> Drawn | None:
         """The next item for the environment's current step; None: no more now.
+
+        Args:
+            version: of the weights that are to sample it; None: the newest.
 
         Raises:
             EnvironmentFailed: `get_next_item` raised.
         """
         if self._env.curr_step != self._step:
             self._step, self._ordinal = self._env.curr_step, 0
-        draw = Draw(seed=self._env.config.seed, step=self._step, ordinal=self._ordinal, life=self._life)
+        seed = self._env.config.seed
+        draw = Draw(seed=seed, step=self._step, ordinal=self._ordinal, version=version, life=self._life)
         item = self._backlog.popleft() if self._backlog else await self._ask(draw)
         if item is None:
             return None

@@ -3,8 +3,8 @@
 Owns: the derivation of generators and sampling seeds from (seed, split, step, ordinal, life); the seeds of the rollout
 that is running now.
 Never: reads a clock or the process's own generators.
-Promise: a run that is repeated, or resumed at a step, draws the same items and asks for the same samples; an
-environment that is started again within a step draws others: the groups of its first life are in the batch already.
+Promise: a run that is repeated, or resumed at a step, draws the same items and asks for the same samples, and so does
+its environment when it is started again within a step: what the batch holds already has its key, and counts once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Draw:
     step: int  # batches delivered when it was drawn
     ordinal: int  # from 0 within the step
     split: Split = "train"
-    life: int = 0  # how many environments of this name registered before it
+    version: int | None = None  # of the weights that sample it, where the run is deterministic; None: the newest
+    life: int = 0  # which of several environments of one name, on one trajectory server, draws it
 
     def rng(self) -> random.Random:
         """A fresh generator for drawing the item itself."""
@@ -83,6 +84,12 @@ def one_rollout(rollout: int, attempt: int) -> Iterator[None]:
         yield
     finally:
         _seeds.reset(token)
+
+
+def pinned_version() -> int | None:
+    """The policy version that the running rollout is sampled by; None: the newest."""
+    draw = _draw.get()
+    return None if draw is None else draw.version
 
 
 def episode_rng() -> random.Random:

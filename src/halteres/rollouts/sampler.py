@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from halteres.clients.inference import Completion, InferenceClient, Sampling, ServerType
 from halteres.errors import EnvironmentFailed, InvalidData, NotReady, SamplerFailed, ServerError
-from halteres.rollouts.draws import next_sampling_seed
+from halteres.rollouts.draws import next_sampling_seed, pinned_version
 from halteres.rollouts.retries import Retries
 from halteres.text import Message, Tokenizer
 from halteres.types import PolicyVersion, Turn
@@ -125,6 +125,7 @@ class Sampler:
             max_new_tokens=self.limits.action_tokens(prompt_tokens, wanted),
             temperature=self.defaults.temperature if temperature is None else temperature,
             seed=next_sampling_seed(),
+            policy_version=pinned_version(),
         )
 
     async def _turns(

@@ -11,7 +11,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -81,7 +81,7 @@ class Trajectories:
                     raise
 
     async def batches(self, steps: Iterable[int], version: Callable[[], int]) -> AsyncIterator[tuple[int, Batch]]:
-        """Each step with its batch. Ends early where an end was asked for.
+        """Each step with its batch, which tells of groups set aside since the one before. Ends early where asked to.
 
         Args:
             steps: step numbers to serve.
@@ -91,11 +91,15 @@ class Trajectories:
             NoExperience: no sign of life for `patience_s`, or no group for GROUP_S; it says why there is no batch.
             BatchNotOurs: another trainer has registered at the server, for another run or another batch size.
         """
+        num_stale = 0
         for step in steps:
             batch = await self._next(version())
             if batch is None:
                 return
             check_source(batch, self._registration)
+            if batch.num_stale is not None:
+                stale_before, num_stale = num_stale, batch.num_stale
+                batch = replace(batch, num_stale=num_stale - stale_before)
             yield step, batch
             if self._stopping.request():
                 return
@@ -191,6 +195,7 @@ def registration_of(settings: Settings, wiring: Wiring, folder: Path, done: int)
         starting_step=done,
         num_steps=settings.trainer.total_steps,
         max_staleness=settings.trainer.max_staleness * settings.trainer.updates_per_batch,  # in policy versions
+        updates_per_batch=settings.trainer.updates_per_batch,
         checkpoint_dir=str(folder),
         save_checkpoint_interval=settings.trainer.checkpoint_every,
     )

@@ -247,7 +247,7 @@ def _turns(step: Step) -> agreement.Metrics:
 
 def _counts(step: Step) -> agreement.Metrics:
     examples = step.training_batch.examples
-    oldest = [low for group in step.batch.groups for low, _ in group.versions]
+    lags = [step.version - oldest for group in step.batch.groups for oldest, _ in group.versions]
     sampled = _sampled(step.batch)
     return {
         "policy/entropy": -float(sampled.mean()) if sampled.size else None,
@@ -259,7 +259,9 @@ def _counts(step: Step) -> agreement.Metrics:
         "groups/own_advantages": float(np.mean([bool(group.advantages) for group in step.batch.groups])),
         "policy/version": float(step.version + len(step.passes)),
         "policy/update_norm": step.update_norm,
-        "policy/staleness_max": float(step.version - min(oldest)) if oldest else None,
+        "policy/staleness_max": float(max(lags)) if lags else None,
+        "policy/staleness_mean": float(np.mean(lags)) if lags else None,
+        "groups/stale": None if step.batch.num_stale is None else float(step.batch.num_stale),
     }
 
 

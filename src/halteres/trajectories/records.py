@@ -91,9 +91,14 @@ class RunRecord:
     started: bool = False  # a trainer has asked for a batch, so environments may register
     step: int = 0  # batches delivered, plus the starting step
     first_group: int = 0  # smallest group id that belongs to this run
-    asked_version: int | None = None  # what the trainer last said
+    asked_version: int | None = None  # the trainer's, with its question for the next batch; None: it has not asked yet
     last: Delivery | None = None
     parked: bool = False  # delivered on-policy; nothing to do until the trainer moves on
+
+    @property
+    def known_version(self) -> int | None:
+        """The newest version that the trainer is known to have."""
+        return self.last.version if self.asked_version is None and self.last is not None else self.asked_version
 
     @property
     def batch_size(self) -> int:

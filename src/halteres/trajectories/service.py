@@ -17,6 +17,7 @@ from halteres.trajectories.delivering import batches, runs
 from halteres.trajectories.delivering.batches import take_back_offers
 from halteres.trajectories.delivering.handover import Batch, Handovers
 from halteres.trajectories.delivering.question import Gone, Question
+from halteres.trajectories.delivering.versions import asked_with
 from halteres.trajectories.intake.content import Content
 from halteres.trajectories.intake.posted import Verdict, accept_all
 from halteres.trajectories.records import Delivery, EnvRecord, GroupRecord, Remembered
@@ -176,8 +177,11 @@ class TrajectoryService:
         keys = [key for content in contents for key in content.keys(self._clock())]
         return await self.turns.submit(lambda state: accept_all(state, [each.keyed(state) for each in contents]), keys)
 
-    async def status_env(self, env_id: int, *, ours: bool = False) -> dict[str, Any]:
+    async def status_env(self, env_id: int, *, ours: bool = False, asked_for: int | None = None) -> dict[str, Any]:
         """GET /status-env; an unknown id is adopted, an impossible one is told to pause.
+
+        Args:
+            asked_for: tell with which policy version the trainer asked for the batch after so many.
 
         Raises:
             EnvironmentUnknown: one of ours.
@@ -191,7 +195,9 @@ class TrajectoryService:
         else:
             await self.turns.submit(lambda state: state.hear(env_id))
         await self.handovers.settled()
-        return await self._unparked(env_id)
+        answer = await self._unparked(env_id)
+        version = None if asked_for is None else asked_with(self.state, asked_for)
+        return answer if version is None else {**answer, "asked_version": version}
 
     async def _unparked(self, env_id: int) -> dict[str, Any]:
         """The answer; one that says "pause" to a client that would not listen comes late instead."""

@@ -69,7 +69,8 @@ class BatchReply(msgspec.Struct):
     batch: tuple[Element, ...] | None
     batch_id: int | None = None
     lease_expires: float | None = None  # unix s, where it was leased
-    run_id: str | None = None  # as in `types.Batch`
+    run_id: str | None = None  # these two: as in `types.Batch`
+    num_stale: int | None = None
     status: str = ""
     message: str = ""
 
@@ -77,7 +78,9 @@ class BatchReply(msgspec.Struct):
         """The batch; None where there is none yet."""
         if not self.batch:
             return None
-        return Batch(groups=tuple(element.as_group() for element in self.batch), run_id=self.run_id)
+        return Batch(
+            groups=tuple(element.as_group() for element in self.batch), run_id=self.run_id, num_stale=self.num_stale
+        )
 
 
 decoder = msgspec.json.Decoder(BatchReply)

@@ -59,6 +59,7 @@ class EnvStatus:
     unallocated_fraction: float
     env_weight: float
     allowance: int | None = None  # groups to have in flight at most; None: an original server
+    asked_version: int | None = None  # the trainer's, with its question for the batch that was named; None: not yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +126,13 @@ class EnvironmentClient(Connected):
                 return msgspec.convert(answer | {"name": answer["wandb_name"]}, Registered)
             await asyncio.sleep(POLL_S)
 
-    async def status(self, env_id: int) -> EnvStatus:
-        """Step, queue and allowance. Groups in flight when this is *sent* count against the allowance of the answer."""
-        return msgspec.convert(await self._call("GET", "/status-env", {"env_id": env_id}), EnvStatus)
+    async def status(self, env_id: int, asked_for: int | None = None) -> EnvStatus:
+        """Step, queue and allowance. Groups in flight when this is *sent* count against the allowance of the answer.
+
+        `asked_for`: the number of batches before one of which `asked_version` is to be told.
+        """
+        more = {} if asked_for is None else {"asked_for": asked_for}
+        return msgspec.convert(await self._call("GET", "/status-env", {"env_id": env_id, **more}), EnvStatus)
 
     async def info(self) -> tuple[int, int]:
         """batch_size in sequences, and max_token_len; -1, -1 before a trainer registered."""

@@ -57,6 +57,7 @@ class TrainerRegistration:
     starting_step: int = 0  # optimiser steps done
     run_id: str | None = None  # the run it goes on with when it registers again; None: named by the strings below
     max_staleness: int | None = None  # policy versions; None: unbounded; 0: environments pause while the trainer works
+    updates_per_batch: int = 1  # policy versions that one batch may make
     checkpoint_dir: str = ""  # told to environments
     save_checkpoint_interval: int = 0  # steps; told to environments
     wandb_group: str = ""

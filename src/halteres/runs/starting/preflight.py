@@ -253,6 +253,9 @@ def _environment(settings: Settings) -> EnvironmentProgram:
     told = describe(environment, {name: value for name, value in settings.env.items() if name not in ENV_WIRING})
     if told.problems:
         raise refusal(told.problems)
+    if told.is_foreign and settings.trainer.deterministic:
+        rule = "an environment of atroposlib's draws and samples in an order of its own, which cannot be repeated"
+        raise refusal([Problem(field="trainer.deterministic", got=True, rule=rule)])
     return replace(environment, is_foreign=told.is_foreign)
 
 

@@ -7,7 +7,7 @@ A resumed run is a new run with `resumed_from`. Its service stands on a copy of 
 checkpoint files linked: they alone are never written again), so that the old checkpoints keep their tinker:// paths and
 the new run lives on when the old one is deleted. Where the old run used somebody else's service, the checkpoints are
 there, and the new run must use the same. Metrics, evaluations and rollouts up to the checkpoint come along: the curve
-is whole.
+is whole; so does what the environment saved of itself. Groups come not: those of the step under way are drawn again.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def _folder(model: str) -> str:
     return str(model_folder(model, environ.home() / "models") or model)
 
 
-def carry_over(point: ResumePoint, into: Path) -> None:
-    """Copy what the new run needs, into its folder that is still being made."""
+def carry_over(point: ResumePoint, into: Path, name: str) -> None:
+    """Copy what the new run of this name needs, into its folder that is still being made."""
     old = point.run
     for row in old.metrics():
         if row.get("step", point.step + 1) <= point.step:
@@ -136,6 +136,11 @@ def carry_over(point: ResumePoint, into: Path) -> None:
     for entry in (old.path / "rollouts").glob("step_*.jsonl"):
         if _step_of(entry.stem) <= point.step:
             shutil.copy2(entry, into / "rollouts" / entry.name)
+    saved = into / "env_checkpoints" / name  # what an environment saves of itself lies under the name of its run
+    for entry in (old.path / "env_checkpoints" / old.state().name).glob("step-*.json"):
+        if _step_of(entry.stem) <= point.step:
+            saved.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(entry, saved)
     if (old.path / "service").is_dir():
         _copy_service_state(old.path / "service", into / "service")
 
@@ -168,5 +173,5 @@ def _close(copy: sqlite3.Connection) -> None:
 
 
 def _step_of(name: str) -> int:
-    digits = name.removeprefix("step_")
+    digits = name[len("step_") :]
     return int(digits) if digits.isdigit() else 0

@@ -211,7 +211,7 @@ def _write(start: Start, folder: Path, path: Path) -> None:
     for name in ("events.jsonl", "metrics.jsonl", "checkpoints.jsonl", "heartbeat"):
         (folder / name).touch()
     if start.resume:
-        carry_over(start.resume, folder)
+        carry_over(start.resume, folder, start.state().name)
     (folder / RESERVE).write_bytes(bytes(RESERVE_BYTES))
     write_state(folder / "run.json", start.state())
 

@@ -57,24 +57,28 @@ class Addresses:
         self.base = base
         self._checkpoints, self._snapshots, self._samplers, self._sessions = checkpoints, snapshots, samplers, sessions
 
-    def find(self, model: str | None, run: str | None, tenant: Tenant) -> Weights:
+    def find(self, model: str | None, run: str | None, tenant: Tenant, version: int | None = None) -> Weights:
         """What a request means. Under a run's URL, a name that is neither a path nor the base model means the run.
+
+        Args:
+            version: of a run: these weights, not its newest.
 
         Raises:
             NotFound: nothing has this name.
-            NotReady: the run has published nothing yet.
+            NotReady: the run has not published that yet.
+            SnapshotLost: weights of that version are no longer kept.
         """
         if model is not None and SCHEME in model:
             return Weights(name=model, snapshot=self._at(model, tenant))
         if model is not None and self.base.answers_to(model):
             return Weights(name=model, snapshot=None)
         if run is not None:
-            return Weights(name=model or run, snapshot=self._samplers.policy(run, tenant))
+            return Weights(name=model or run, snapshot=self._samplers.policy(run, tenant, version))
         if not model:
             return Weights(name=self.base.name, snapshot=None)
         if model not in self._runs(tenant):
             raise self._missing(model, tenant)
-        return Weights(name=model, snapshot=self._samplers.policy(model, tenant))
+        return Weights(name=model, snapshot=self._samplers.policy(model, tenant, version))
 
     def all(self, tenant: Tenant) -> list[Listed]:
         """The base model, every run with a policy, every named checkpoint for sampling."""

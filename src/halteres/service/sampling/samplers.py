@@ -13,6 +13,7 @@ from typing import Any
 
 from sqlalchemy import delete, update
 
+from halteres.config.settings import MOST_PINNED
 from halteres.errors import InvalidData, NotFound, NotReady, shortened
 from halteres.service.base import BaseModel
 from halteres.service.checkpoints.store import Checkpoints
@@ -22,6 +23,9 @@ from halteres.service.sampling.snapshots import Snapshot, SnapshotLost, Snapshot
 from halteres.service.sessions import Session, Sessions
 from halteres.service.tenancy.tenants import Tenant
 from halteres.service.training.models import Model, Models
+
+KEPT_VERSIONS = MOST_PINNED + 1
+"""Weights of a run that can be asked for by their policy version."""
 
 
 @dataclass(slots=True)
@@ -70,6 +74,7 @@ class Samplers:
         self._known: dict[str, Sampler] = {}
         self._of_session: dict[str, dict[str, None]] = {}  # their ids, by session; the oldest first
         self._policies: dict[tuple[Tenant, str], Snapshot] = {}
+        self._versions: dict[tuple[Tenant, str], dict[int, Snapshot]] = {}  # the newest KEPT_VERSIONS of each run
         self._inflight: dict[str, Target] = {}  # by training run
 
     async def open(self, models: Models) -> None:
@@ -87,6 +92,7 @@ class Samplers:
     def _unnamed(self, model: Model, row: dict[str, Any], facts: dict[str, Any]) -> Sampler:
         snapshot = self._snapshots.unnamed(model, row["seq"], row["snapshot"], row["version"])
         session = self._sessions.of_model(model.session_id)
+        self._remember(session, snapshot)
         if session.run and snapshot.version >= self._version(session):
             self.published(session, snapshot)
         return Sampler(**facts, target=self._target(snapshot, inflight=row["inflight"]))
@@ -214,12 +220,26 @@ class Samplers:
         """These are now the newest weights of the session's run."""
         if session.run:
             self._policies[session.tenant, session.run] = snapshot
+        self._remember(session, snapshot)
 
-    def policy(self, run: str, tenant: Tenant) -> Snapshot:
-        """The newest snapshot of a run.
+    def _remember(self, session: Session, snapshot: Snapshot) -> None:
+        """These weights can be asked for by their version: a deterministic run samples by older ones than the newest.
+
+        The version is name enough. It counts optimiser steps, so that weights that are published again unchanged,
+        because a batch taught nothing, have the same one, and a resumed run goes on with those of its checkpoint.
+        """
+        if session.run:
+            versions = self._versions.setdefault((session.tenant, session.run), {})
+            versions[snapshot.version] = snapshot
+            while len(versions) > KEPT_VERSIONS:
+                del versions[min(versions)]
+
+    def policy(self, run: str, tenant: Tenant, version: int | None = None) -> Snapshot:
+        """The newest snapshot of a run, or that of a version.
 
         Raises:
-            NotReady: nothing was published yet.
+            NotReady: it was not published yet.
+            SnapshotLost: it was, and many newer ones took its place.
         """
         if (snapshot := self._policies.get((tenant, run))) is None:
             raise NotReady(
@@ -227,7 +247,17 @@ class Samplers:
                 "Its trainer has published none to this service yet, or there is no run of this name.",
                 "Ask again in a moment; its session names it in user_metadata.halteres_run and saves sampler weights.",
             )
-        return snapshot
+        if version is None:
+            return snapshot
+        versions = self._versions[tenant, run]
+        if version in versions:
+            return versions[version]
+        what = f"The run '{shortened(run)}' has no weights of policy version {version} to sample from."
+        if version > snapshot.version:
+            raise NotReady(what, f"Its newest is {snapshot.version}.", "Ask again in a moment.")
+        raise SnapshotLost(
+            what, f"The newest {KEPT_VERSIONS} are kept, up to {snapshot.version}.", "Ask for one of them."
+        )
 
     def versions(self, tenant: Tenant) -> dict[str, int]:
         """The policy version of every run of a tenant."""

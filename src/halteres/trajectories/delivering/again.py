@@ -45,7 +45,7 @@ def serve_again(state: State, last: Delivery, version: int | None) -> Delivery:
     if version != last.version:  # a trainer that dies before its step comes back with this one
         last = replace(last, version=version)
         state.do(DeliverySaved(last))
-    state.save_run(replace(run, step=max(run.step, last.step or 0), last=last, asked_version=version))
+    state.save_run(replace(run, step=max(run.step, last.step or 0), last=last, asked_version=None))
     return last
 
 

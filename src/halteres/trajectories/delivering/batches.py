@@ -185,7 +185,7 @@ def _deliver(state: State, batch: Delivery) -> Delivery:
     done = replace(batch, standing=Standing.DELIVERED, step=run.step + 1, expires_at=None)
     state.do(DeliverySaved(done))
     parked = state.max_staleness == 0 and batch.version is not None
-    state.save_run(replace(run, step=run.step + 1, last=done, parked=parked))
+    state.save_run(replace(run, step=run.step + 1, last=done, parked=parked, asked_version=None))
     return done
 
 

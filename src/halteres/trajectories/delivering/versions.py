@@ -1,6 +1,7 @@
 """Which policy versions a batch may contain.
 
-Owns: the distance from the trainer's version, both ways; whether the trainer went back to a checkpoint.
+Owns: the distance from the trainer's version, both ways; whether the trainer went back to a checkpoint; with which
+version it asked for a batch.
 Never: moves a group.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from halteres.trajectories.records import RunRecord, Versions
+from halteres.trajectories.records import RunRecord, Standing, Versions
 from halteres.trajectories.state import State
 
 
@@ -34,6 +35,22 @@ def wanted(state: State, version: int | None) -> Span | None:
     """As `allowed`; of a trainer that went back, nothing of the weights that it left behind."""
     span = allowed(state, version)
     return Span(span.oldest, version) if span and version is not None and has_gone_back(state.run) else span
+
+
+def asked_with(state: State, step: int) -> int | None:
+    """The trainer's version when it asked for the batch after so many; None: it has not yet, or told none.
+
+    Of a batch before those of this run, what it said with its first question: a deterministic environment samples the
+    batch after k by the weights with which the trainer asked for the batch after k - lag, and a run has to begin.
+    """
+    run = state.run
+    step = max(step, run.registration.starting_step if run.registration else 0)
+    if step == run.step:
+        return run.asked_version
+    for batch in reversed(state.settled.values()):
+        if batch.standing is Standing.DELIVERED and batch.step == step + 1 and batch.groups[0] >= run.first_group:
+            return batch.version
+    return None
 
 
 def has_gone_back(run: RunRecord) -> bool:

@@ -14,14 +14,14 @@ from halteres.trajectories.wire.scored import Scored
 
 def misfit(state: State, scored: Scored) -> Problem | None:
     """What keeps a group that is posted now out of every batch."""
-    run, bound = state.run, state.max_staleness
+    run, bound, version = state.run, state.max_staleness, state.run.known_version
     if run.registration and scored.size > run.batch_size:
         return exceeds_batch(scored.size, run.batch_size)
     if scored.versions is None:
         return _untagged() if state.rules.require_version else None
-    if bound is None or run.asked_version is None or run.asked_version - scored.versions[0] <= bound:
+    if bound is None or version is None or version - scored.versions[0] <= bound:
         return None
-    return stale(scored.versions[0], run.asked_version, bound)
+    return stale(scored.versions[0], version, bound)
 
 
 def too_far(group: GroupRecord, version: int | None, bound: int | None) -> Problem:

@@ -73,7 +73,7 @@ def allowance(state: State, env: Environment) -> int:
 
     What the batch lacks is divided among the environments that poll, rounded up: exact for one; with E of them at most
     E - 1 groups too many are promised at one time. Where the queue holds enough sequences that do not add up, each may
-    add one group. A `max_staleness` of K > 1 lets K batches lie ready.
+    add one group. A `max_staleness` of K > 1 lets as many batches lie ready as make K versions.
     """
     run = state.run
     if run.registration is None or is_paused(state):
@@ -81,7 +81,8 @@ def allowance(state: State, env: Environment) -> int:
     size = env.group_size or state.queue.largest_of(env.id) or state.queue.largest()
     if size == 0:
         return 1  # adopted: its first group will tell
-    missing = run.batch_size * max(1, state.max_staleness or 1) - _num_ahead(state)
+    num_batches = max(1, (state.max_staleness or 1) // run.registration.updates_per_batch)
+    missing = run.batch_size * num_batches - _num_ahead(state)
     polling = state.envs.polling(state.clock())
     if missing >= size:
         return min(missing // size, math.ceil(missing / (size * max(1, len(polling)))))

@@ -65,8 +65,9 @@ async def disconnect_env(request: Request) -> Response:
 
 async def status_env(request: Request) -> Response:
     """GET /status-env: the run's step, and what waits, for one environment; which one, a JSON body says."""
-    env_id = (await body_of(request, EnvReference)).env_id
-    return reply(await service_of(request).status_env(env_id, ours=is_ours(request)))
+    asked = await body_of(request, EnvReference)
+    answer = await service_of(request).status_env(asked.env_id, ours=is_ours(request), asked_for=asked.asked_for)
+    return reply(answer)
 
 
 class ScoredData:

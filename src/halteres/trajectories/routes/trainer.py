@@ -13,6 +13,7 @@ from starlette.responses import PlainTextResponse, Response
 from halteres.trajectories.delivering.handover import Batch, BatchReply
 from halteres.trajectories.records import Delivery
 from halteres.trajectories.routes.reach import body_of, query_of, replied, service_of
+from halteres.trajectories.state import State
 from halteres.trajectories.wire.answers import BatchTail, Info, NotRegistered, Registered, Settled, WandbInfo
 from halteres.trajectories.wire.encoding import reply
 from halteres.trajectories.wire.schema import BatchQuery, BatchReference, LeaseRequest, Registration, convert
@@ -51,7 +52,7 @@ async def batch(request: Request) -> Response:
         known = service.state.run.registration is not None
         return Response(NO_BATCH, media_type="application/json") if known else reply(NotRegistered())
     try:
-        whole = await replied(request, _written(made, query, service.state.run.registration))
+        whole = await replied(request, _written(made, query, service.state))
     except BaseException:
         service.handovers.give_back(made)
         raise
@@ -81,16 +82,20 @@ async def reset_data(request: Request) -> Response:
     return PlainTextResponse("Reset successful")
 
 
-def _written(made: Batch, query: BatchQuery, registration: Registration | None) -> bytes:
+def _written(made: Batch, query: BatchQuery, state: State) -> bytes:
     """The reply's body. The elements are JSON already."""
     head = b'{"batch":[' + b",".join(made.elements) + b"]"
     if not query.extended:
         return head + b"}"
-    delivery, run_id = made.delivery, (registration.run_id if registration else None) or ""
-    if query.lease is None or delivery.expires_at is None:
-        tail = BatchTail(batch_id=delivery.id, step=made.step, run_id=run_id)
-    else:
-        tail = BatchTail(batch_id=delivery.id, lease_expires=delivery.expires_at, run_id=run_id)
+    delivery, registration = made.delivery, state.run.registration
+    is_leased = query.lease is not None and delivery.expires_at is not None
+    tail = BatchTail(
+        batch_id=delivery.id,
+        step=msgspec.UNSET if is_leased else made.step,
+        lease_expires=delivery.expires_at if is_leased and delivery.expires_at is not None else msgspec.UNSET,
+        num_stale=state.set_aside["stale"],
+        run_id=(registration.run_id if registration else None) or "",
+    )
     return head + b"," + msgspec.json.encode(tail)[1:]
 
 

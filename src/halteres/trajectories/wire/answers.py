@@ -90,6 +90,7 @@ class BatchTail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     batch_id: int | UnsetType = UNSET
     step: int | UnsetType = UNSET  # of the run, with this batch; none of a lease, which is not counted yet
     lease_expires: float | UnsetType = UNSET  # unix s
+    num_stale: int | UnsetType = UNSET  # groups of the run that were set aside as too old so far
     run_id: str | UnsetType = UNSET  # of the trainer that registered last; empty where that named none
 
 
@@ -116,7 +117,7 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class EnvStatus(msgspec.Struct, frozen=True):
-    """GET /status-env; `allowance` is ours."""
+    """GET /status-env; `allowance` and `asked_version` are ours."""
 
     current_step: int
     queue_size: int
@@ -125,6 +126,7 @@ class EnvStatus(msgspec.Struct, frozen=True):
     max_group_size: int
     env_weight: float
     allowance: int | UnsetType = UNSET
+    asked_version: int | UnsetType = UNSET  # the trainer's, with its question for the batch after `asked_for`
 
 
 class SetAside(msgspec.Struct, frozen=True):

@@ -47,7 +47,7 @@ class Unprocessable(InvalidData):
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
-    """POST /register: the trainer. The last two fields are our extensions."""
+    """POST /register: the trainer. The last three fields are our extensions."""
 
     wandb_group: Text
     wandb_project: Text
@@ -59,6 +59,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: Integer
     run_id: Text | None = None
     max_staleness: Bounded | None = None
+    updates_per_batch: Count = 1  # policy versions that one batch may make
 
     def checked(self) -> Self:
         """Itself.
@@ -118,6 +119,7 @@ class EnvReference(msgspec.Struct, frozen=True):
     """POST /disconnect-env, GET /status-env."""
 
     env_id: int
+    asked_for: Integer | None = None  # ours, of /status-env: batches before one whose `asked_version` is to be told
 
 
 class PostHeaders(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,7 +44,7 @@ class GenerateRoute:
         return await (self._sglang(call, asked) if isinstance(asked, Sglang) else self._vllm(call, asked))
 
     async def _sglang(self, call: Call, asked: Sglang) -> Response:
-        weights = self._inference.addresses.find(asked.model, call.run, call.tenant)
+        weights = self._inference.addresses.find(asked.model, call.run, call.tenant, asked.policy_version)
         params = asked.sampling_params
         prompts = await self._inference.prompts(call, asked.prompts)
         of_prompt = asked.return_logprob and asked.logprob_start_len >= 0

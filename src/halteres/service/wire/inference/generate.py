@@ -43,6 +43,7 @@ class Sglang(msgspec.Struct, kw_only=True):
     return_text_in_logprobs: bool = False
     stream: bool = False
     model: str | None = None
+    policy_version: int | None = None  # ours: exactly these weights of the run; None: its newest
 
     @property
     def many(self) -> bool:
