@@ -43,6 +43,7 @@ class Inference:
     asked: asyncio.Event = field(default_factory=asyncio.Event)  # by any request
     failures: list[int] = field(default_factory=list)  # status codes of the next answers
     version: int = 0
+    tells_logprobs: bool = True
     answer: Callable[[str, int], str] = lambda prompt, digest: f"So the answer is \\boxed{{{digest % 10}}}."
 
     async def generate(self, request: web.Request) -> web.Response:
@@ -76,7 +77,7 @@ class Inference:
             "output_ids": tokens,
             "meta_info": {
                 "finish_reason": {"type": "stop" if tokens[-1] == TOKENIZER.eos_token_id else "length"},
-                "output_token_logprobs": [[-0.5, token, None] for token in tokens],
+                "output_token_logprobs": [[-0.5, token, None] for token in tokens if self.tells_logprobs],
                 "policy_version": [self.version, self.version] if pinned is None else [pinned, pinned],
             },
         }

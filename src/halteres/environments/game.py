@@ -142,9 +142,10 @@ class GameEnv(MultiTurnEnv):
         observation, info = await asyncio.to_thread(self._begin, task)  # drawing a Sokoban takes 7 ms
         return self._message(observation, info)
 
-    def step(self, reply: Reply) -> Step:
+    async def step(self, reply: Reply) -> Step:
         """Play the policy's answer."""
-        observation, reward, terminated, truncated, info = self.game.step(reply.text)
+        # A search waits for its server: the other episodes go on meanwhile.
+        observation, reward, terminated, truncated, info = await asyncio.to_thread(self.game.step, reply.text)
         return Step(
             messages=self._message(observation, info),
             reward=reward,

@@ -130,7 +130,8 @@ class Report:
         """A checkpoint exists. `final`: the last one of this process, and why it is."""
         self.unsaved_step = None
         facts = {**asdict(checkpoint), "final": final}
-        append_row(self._folder.checkpoints, {**facts, "t": self._clock()})
+        # The multi-turn seed's name for the step, beside ours: whoever read its rows can read these.
+        append_row(self._folder.checkpoints, {**facts, "policy_iteration_step": checkpoint.step, "t": self._clock()})
         self._event("checkpoint", **facts, **({"why": why} if why else {}))
         logger.info("Checkpoint '%s' of step %d is written.", checkpoint.name, checkpoint.step)
 
@@ -180,6 +181,7 @@ def metrics_of(step: Step, success_threshold: float = 0.0) -> agreement.Metrics:
     examples, first = step.passes[0] if step.passes else ((), None)
     counts = _counts(step)
     loss = sum(passed.loss for _, passed in step.passes) if step.passes else None
+    agreed = agreement.agreement(examples, first.logprobs if first else (), None if step.tempered else step.version)
     return {
         "train/loss": loss,
         "train/loss_per_token": None if loss is None else loss / max(1.0, counts["tokens/trained"] or 0.0),
@@ -189,8 +191,8 @@ def metrics_of(step: Step, success_threshold: float = 0.0) -> agreement.Metrics:
         "tokens/clipped": _clipped(step),
         **_rewards(step.training_batch, success_threshold),
         **_advantages(step.training_batch),
-        **_turns(step),
-        **agreement.agreement(examples, first.logprobs if first else (), None if step.tempered else step.version),
+        **_turns(step, loss, agreed),
+        **agreed,
         **counts,
         **{f"time/{phase}": seconds for phase, seconds in step.seconds.items()},
     }
@@ -229,8 +231,11 @@ def _advantages(training_batch: TrainingBatch) -> agreement.Metrics:
     }
 
 
-def _turns(step: Step) -> agreement.Metrics:
-    """Figures of episodes of several turns, by the names of the multi-turn seed; none where no group has turns."""
+def _turns(step: Step, loss: float | None, agreed: agreement.Metrics) -> agreement.Metrics:
+    """Figures of episodes of several turns, by the names of the multi-turn seed; none where no group has turns.
+
+    Four of them stand in every row under names of ours, too.
+    """
     turns = step.training_batch.turns
     if not any(group.spans for group in step.batch.groups):
         return {}
@@ -242,6 +247,10 @@ def _turns(step: Step) -> agreement.Metrics:
         "sampler/num_episodes": float(turns.num_episodes),
         "sampler/token_entropy": -float(sampled.mean()) if sampled.size else None,
         "episodes/masked": float(turns.masked_E.mean()),
+        "time/sample": step.seconds["batch"],
+        "train/loss:sum": loss,
+        "train/kl_sample_train_v1": agreed["kl_sample_train_v1"],
+        "train/kl_sample_train_v2": agreed["kl_sample_train_v2"],
     }
 
 
