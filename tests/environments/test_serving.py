@@ -250,6 +250,23 @@ async def test_drawing_that_always_raises_ends_the_environment_too(inference: In
             await task
 
 
+class Picky(Digits):
+    """Half of the draws raise, by what is drawn: the same draw always does."""
+
+    async def get_next_item(self) -> Any:
+        number = self.rng.randrange(10)
+        if number % 2:
+            raise LookupError(f"there is no item {number}")
+        return await super().get_next_item()
+
+
+async def test_a_draw_that_raises_is_not_drawn_again(inference: Inference) -> None:
+    trainer = Trainer(batch_size=16, group_size=4)
+    env = Picky(config(max_failed_groups=16), [server(inference)])
+    async with asyncio.timeout(10), at_work(env, trainer):
+        await trainer.until(lambda: len(trainer.batches) == 1)
+
+
 class Two(Digits):
     """Has two items, then none for a while."""
 

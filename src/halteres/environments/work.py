@@ -74,7 +74,11 @@ class Items:
             self._step, self._ordinal = self._env.curr_step, 0
         seed = self._env.config.seed
         draw = Draw(seed=seed, step=self._step, ordinal=self._ordinal, version=version, life=self._life)
-        item = self._backlog.popleft() if self._backlog else await self._ask(draw)
+        try:
+            item = self._backlog.popleft() if self._backlog else await self._ask(draw)
+        except EnvironmentFailed:
+            self._ordinal += 1  # the same draw would fail again
+            raise
         if item is None:
             return None
         self._ordinal += 1
