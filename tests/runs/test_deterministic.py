@@ -149,9 +149,7 @@ def check_continuation(run: RunDirectory, expected: RunDirectory, staleness: int
         assert lags == [0.0, *[float(staleness)] * (STEPS - done - 1)]
 
 
-def test_a_run_in_two_parts_is_one_run(
-    straight: tuple[int, RunDirectory], environment: str
-) -> None:
+def test_a_run_in_two_parts_is_one_run(straight: tuple[int, RunDirectory], environment: str) -> None:
     staleness, expected = straight
     first = start_run(settings(environment, staleness, steps=4))
     assert wait_for_end(first, within_s=90).status == "completed"
