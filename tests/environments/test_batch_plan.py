@@ -101,9 +101,7 @@ async def test_of_an_item_that_gives_several_groups_those_beyond_the_batch_are_d
     inference: Inference, tmp_path: Path
 ) -> None:
     class Doubling(Digits):
-        async def collect_trajectories(
-            self, item: Any
-        ) -> tuple[ScoredDataGroup | list[ScoredDataGroup] | None, Backlog]:
+        async def collect_trajectories(self, item: Any) -> tuple[list[ScoredDataGroup], Backlog]:
             group, backlog = await super().collect_trajectories(item)
             assert isinstance(group, dict)
             return [group, group, group], backlog

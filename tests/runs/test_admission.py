@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from halteres.config.policies import Caps, Policy, PolicyCap
+from halteres.config.program import Description
+from halteres.errors import InvalidConfig
 from halteres.runs.directory import RunDirectory, list_runs
 from halteres.runs.starting.admission import LOCK
 from halteres.runs.stop import stop_run
@@ -96,3 +98,13 @@ def test_a_supervisor_that_cannot_be_started_leaves_nothing_and_its_key_is_free(
     assert [entry.name for entry in (home / "runs").iterdir()] == [LOCK]
     assert not (home / "logs").exists() and not (home / "configs").exists()
     assert wait_for_end(start(idempotency_key="the-key")).status == "completed"
+
+
+def test_an_environment_that_keeps_an_order_of_its_own_cannot_be_deterministic(
+    start: StartRun, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign = Description(schema={}, config={"batch_size": 4, "group_size": 2}, is_foreign=True)
+    monkeypatch.setattr("halteres.runs.starting.preflight.describe", lambda *_: foreign)
+    with pytest.raises(InvalidConfig, match=r"trainer\.deterministic.*cannot be repeated"):
+        start("trainer.deterministic=true")
+    assert not (home / "runs").exists()

@@ -118,6 +118,22 @@ async def test_the_row_of_a_step_has_the_seeds_names_and_ours(tmp_path: Path) ->
     assert len(events(tmp_path, "first_batch")) == 1
 
 
+async def test_the_row_of_a_step_tells_how_old_its_batch_was_and_what_was_too_old(tmp_path: Path) -> None:
+    told = iter([3, 3, 5])  # groups set aside since the run began
+
+    def stale(version: int) -> Batch:
+        old, young = batch([0.0, 1.0], version=max(0, version - 2)), batch([1.0, 0.0], version=version)
+        return Batch(groups=(*old.groups, *young.groups), num_stale=next(told))
+
+    source = Trajectories(FakeServer(stale), REGISTRATION, stopping(tmp_path))
+    config = TrainerSettings(total_steps=3, checkpoint_every=0, max_staleness=2, correction="truncate")
+    await train(FakePolicy(), source, Report(RunFolder(tmp_path)), Settings(trainer=config))
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert [row["policy/staleness_max"] for row in rows] == [0, 1, 2]
+    assert [row["policy/staleness_mean"] for row in rows] == [0, 0.5, 1]
+    assert [row["groups/stale"] for row in rows] == [3, 0, 2]
+
+
 async def test_a_batch_without_signal_is_skipped_and_said_and_moves_nothing(tmp_path: Path) -> None:
     """Not even Adam's momentum: the optimiser is not stepped at all."""
     policy = FakePolicy()

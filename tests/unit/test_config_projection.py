@@ -126,3 +126,15 @@ def test_a_file_of_the_seeds_switches_wandb_on_and_a_file_of_a_run_keeps_its_sin
     for told_environment in (True, False):  # what the environment is told is the run's affair
         file.write_text(yaml.safe_dump({**written, "env": {**written["env"], "use_wandb": told_environment}}))
         assert load_settings(ENVIRONMENT, file, []).sinks == ("wandb", "trackio")
+
+
+@pytest.mark.parametrize(("edits", "lag"), [([], None), (["max_staleness=3", "loss=ppo"], 3)])
+def test_a_deterministic_run_tells_its_environment_by_which_weights_it_samples(edits: list[str], lag: int) -> None:
+    for deterministic, told in ((False, None), (True, lag or 0)):
+        settings = load_settings(ENVIRONMENT, None, [*edits, f"trainer.deterministic={deterministic}"])
+        assert to_seed_format(settings, ADDRESSES)["env"].get("weights_lag") == told
+
+
+def test_a_deterministic_run_samples_by_no_older_weights_than_are_kept() -> None:
+    with pytest.raises(InvalidConfig, match="at most 32 where deterministic"):
+        load_settings(ENVIRONMENT, None, ["max_staleness=33", "loss=ppo", "trainer.deterministic=true"])

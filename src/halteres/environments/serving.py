@@ -250,7 +250,8 @@ class Serving:
         """Do what is due when the trainer took batches: metrics; every so many steps a checkpoint, an evaluation.
 
         A deterministic environment's current step is the batch that it fills, so that what it draws, and what it saves
-        of itself, does not depend on when the trainer took one.
+        of itself, does not depend on when the trainer took one. One that has something to save does so before each
+        batch: started again, or resumed, it begins there.
         """
         before, now = self._env.curr_step, status.step if self._plan is None else self._plan.step
         self._env.curr_step, self._delivered = now, status.step
@@ -258,6 +259,8 @@ class Serving:
         if now == before:
             return
         interval = self._link.registered.checkpoint_interval
+        if self._plan is not None and type(self._env).save_checkpoint is not BaseEnv.save_checkpoint:
+            interval = 1
         if interval > 0 and now // interval > before // interval:
             await self._call("save_checkpoint", lambda: self._env.save_checkpoint(now))
         every = self._env.config.steps_per_eval
