@@ -27,6 +27,7 @@ from halteres.clients.trajectories import (
     UnknownEnvironment,
     new_key,
 )
+from halteres.clients.trajectories.batches import decoder
 from halteres.config.limits import LARGEST_BATCH
 from halteres.errors import InvalidConfig, InvalidData, NotFound, NotReady
 
@@ -56,6 +57,25 @@ def test_optional_arrays_that_do_not_fit_their_tokens_are_left_out_by_our_traine
     assert [(each.advantages, each.ref_logprobs) for each in batch.groups] == [((), ())] * 2
     assert [each.is_truncated for each in batch.groups] == [True, False]
     trainer.close()
+
+
+@pytest.mark.parametrize(
+    ("told", "cut"),
+    [
+        ("null", False),
+        ("{}", False),
+        ('{"top_p": 1.0, "top_k": -1, "min_p": 0, "temperature": 0.5}', False),
+        ('{"top_p": null, "top_k": 0}', False),
+        ('{"top_p": 0.95}', True),
+        ('{"top_k": 20}', True),
+        ('{"min_p": 0.05}', True),
+        ('{"top_p": ["odd"]}', True),
+    ],
+)
+def test_a_group_is_truncated_where_its_parameters_leave_tokens_out(told: str, cut: bool) -> None:
+    element = f'{{"tokens": [[1]], "masks": [[1]], "scores": [0], "generation_params": {told}}}'
+    batch = decoder.decode(f'{{"batch": [{element}]}}').as_batch()
+    assert batch is not None and [each.is_truncated for each in batch.groups] == [cut]
 
 
 async def test_groups_go_round_from_environment_to_trainer(server: ServerProcess, trainer: TrainerClient) -> None:

@@ -48,7 +48,7 @@ class Element(msgspec.Struct):
             advantages=self._aligned(self.advantages),
             ref_logprobs=self._aligned(self.ref_logprobs),
             env_id=self.env_id,
-            is_truncated=truncates(self.generation_params or {}),
+            is_truncated=_truncates(self.generation_params or {}),
         )
 
     def _aligned(self, rows: tuple[tuple[float, ...], ...] | None) -> tuple[tuple[float, ...], ...]:
@@ -57,9 +57,9 @@ class Element(msgspec.Struct):
         return rows if rows is not None and fits else ()
 
 
-def truncates(sampling: Mapping[str, Any]) -> bool:
-    """True where parameters of sampling leave tokens out that the model might have said."""
-    bounds = {"top_p": (1, None), "top_k": (-1, 0, None), "min_p": (0, None)}
+def _truncates(sampling: Mapping[str, Any]) -> bool:
+    """True where these parameters leave out a token that the model might have said."""
+    bounds = {"top_p": (None, 1), "top_k": (None, 0, -1), "min_p": (None, 0)}
     return any(sampling.get(name) not in all_tokens for name, all_tokens in bounds.items())
 
 
