@@ -57,7 +57,8 @@ class Result:
     turns_sampled: float  # a step, in the mean
     turns_trained: float
     episodes: float
-    wins: float  # share of held-out games that the final weights win
+    wins_before: float  # share of held-out games that untrained weights win: the same of both
+    wins: float  # ... and the final ones
     held_out_return: float
     cpu_s: float  # of training
     wall_s: float
@@ -65,8 +66,6 @@ class Result:
 
 def main() -> int:
     options = parse()
-    if not options.script.is_file():
-        sys.exit(f"error: the script is not there: {options.script}. Name it with --script.")
     prepare(options)
     print(f"{machine()['cpu']}, {machine()['cores']} cores; runs in {options.home}", flush=True)
     results: list[Result] = []
@@ -100,6 +99,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--home", type=Path, help="where everything goes and stays; default: a temporary folder")
     parser.add_argument("--out", type=Path, default=RESULTS, help="results, without suffix")
     options = parser.parse_args()
+    if not options.script.is_file():
+        parser.exit(1, f"error: the script is not there: {options.script}. Name it with --script.\n")
     options.keep = options.home is not None
     options.home = (options.home or Path(tempfile.mkdtemp(prefix="halteres-bench-"))).absolute()
     return options
@@ -150,6 +151,7 @@ def both(seed: int, options: argparse.Namespace) -> list[tuple[Result, Rows]]:
                 party="script",
                 seed=seed,
                 turns_trained=options.turns,
+                wins_before=trained.wins_before,
                 wins=played["eval/outcome/success"],
                 held_out_return=played["eval/mean_return"],
                 **spent,
@@ -162,6 +164,7 @@ def both(seed: int, options: argparse.Namespace) -> list[tuple[Result, Rows]]:
                 party="halteres",
                 seed=seed,
                 turns_trained=sampled(ours)["turns_sampled"],
+                wins_before=trained.wins_before,
                 wins=trained.wins_after,
                 held_out_return=trained.return_after,
                 cpu_s=trained.cpu_s,
@@ -237,8 +240,9 @@ def sampled(rows: Rows) -> dict[str, float]:
 
 def tell(result: Result) -> None:
     print(
-        f"{result.party:>9} seed {result.seed}: wins {result.wins:.3f}, {result.turns_sampled:.0f} turns a step "
-        f"({result.turns_trained:.0f} trained on), {result.cpu_s:.0f} CPU s, {result.wall_s:.0f} s",
+        f"{result.party:>9} seed {result.seed}: wins {result.wins_before:.3f} -> {result.wins:.3f}, "
+        f"{result.turns_sampled:.0f} turns a step ({result.turns_trained:.0f} trained on), {result.cpu_s:.0f} CPU s, "
+        f"{result.wall_s:.0f} s",
         flush=True,
     )
 
@@ -309,7 +313,7 @@ def write(results: Sequence[Result], curves: dict[str, list[Rows]], options: arg
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.with_suffix(".json").write_bytes(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
-    title = f"{options.game}, {options.turns} turns a step, mean of {len(options.seeds)} seeds"
+    title = f"{options.game}, {options.turns} turns a step, mean of seeds {options.seeds}"
     plot_runs({party: mean_curve(curves[party]) for party in PARTIES}, options.out.with_suffix(".png"), title, CURVE)
     print(f"Written: {options.out}.json, {options.out}.png")
 
