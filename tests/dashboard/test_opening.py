@@ -21,6 +21,8 @@ from halteres.agent.faces.token import token
 from halteres.dashboard import opening
 from halteres.errors import Conflict
 
+pytestmark = pytest.mark.runs
+
 UI = (sys.executable, "-c", "from halteres.cli.main import main; main()", "ui", "--no-open")
 
 

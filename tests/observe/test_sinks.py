@@ -24,6 +24,8 @@ from halteres.observe import sinks
 from halteres.observe.metrics import append_row, read_rows
 from halteres.observe.sinks import Job, SinkReport, forward, read_reports
 
+pytestmark = pytest.mark.runs
+
 RUN_ID = "3fa9c1d2"
 KEY = "a1b2c3d4" * 5
 WITHIN_S = 60

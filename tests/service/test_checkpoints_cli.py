@@ -19,6 +19,8 @@ from halteres.service.tenancy.tenants import LOCAL
 
 from .scenes import KEY, Scene, trainer
 
+pytestmark = pytest.mark.runs
+
 COMMAND_S = 60
 PROGRAM = """
 import runpy

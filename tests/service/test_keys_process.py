@@ -16,6 +16,8 @@ from halteres.service.tenancy.key_file import KeyFile
 
 from .test_process import SERVICE, running, started
 
+pytestmark = pytest.mark.runs
+
 REACHABLE = """
 import sys
 from halteres.service import __main__ as service
