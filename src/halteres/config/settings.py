@@ -226,7 +226,11 @@ class TrainerSettings(Section):
     ] = 2.0
     max_staleness: Annotated[
         int,
-        Field(ge=0, le=64, description="batches that may be trained on between a group's sampling and its own step; 0: on-policy"),
+        Field(
+            ge=0,
+            le=64,
+            description="batches that may be trained on between a group's sampling and its own step; 0: on-policy",
+        ),
     ] = 0
     allow_unclipped_staleness: Annotated[
         bool, Field(description="allow older data with a loss that does not bound the ratio of probabilities")
