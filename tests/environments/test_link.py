@@ -228,6 +228,28 @@ async def test_what_a_finished_run_needs_no_more_is_forgotten(tmp_path: Path) ->
     assert not kept(tmp_path)
 
 
+async def test_no_group_overtakes_one_that_is_kept(tmp_path: Path) -> None:
+    server = Server()
+    link = await registered(server, tmp_path)
+    server.there.clear()
+    assert (await link.send(BODY, "0/0/0")).status == KEPT
+    server.there.set()
+    assert (await link.send(BODY, "0/1/0")).status == KEPT
+    assert not server.arrived
+    await link.status()
+    assert [key.partition("/")[2] for key in server.arrived] == ["0/0/0", "0/1/0"]
+    assert (await link.send(BODY, "0/2/0")).status == "received"
+
+
+async def test_a_group_whose_place_an_earlier_life_has_filled_counts_as_sent(tmp_path: Path) -> None:
+    """By newer weights it may be another group: the first one holds."""
+    server = Server()
+    await (await registered(server, tmp_path)).send(BODY, "0/0/0")
+    again = await registered(server, tmp_path)
+    assert (await again.send({**BODY, "scores": [0.9]}, "0/0/0")).status == "received"
+    assert [group["scores"] for group in server.arrived.values()] == [[0.1]]
+
+
 async def test_a_server_that_has_forgotten_it_is_registered_with_again_once(tmp_path: Path) -> None:
     server = Server()
     link = await registered(server, tmp_path, send_s=5)
