@@ -224,22 +224,32 @@ class Slow(GameEnv):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.go_on, self.waiting = asyncio.Event(), list[Any]()
+        self.go_on, self.others_ended = asyncio.Event(), asyncio.Event()
+        self.waiting, self.ended = list[Any](), list[Any]()
 
     async def reset(self, task: Any) -> str:
         if not self.waiting:
             self.waiting.append(task)
             await self.go_on.wait()
+        self.task = task
         return await super().reset(task)
+
+    def close(self) -> None:
+        self.ended.append(self.task)
+        if len(self.ended) == 5:
+            self.others_ended.set()
 
 
 async def test_f_no_episode_waits_for_a_slower_one(inference: Inference) -> None:
-    """The script played in waves, each as long as its longest episode."""
+    """The script played in waves, each as long as its longest episode.
+
+    What is sent waits for its turn (a batch holds the next episodes, not the shortest ones); what is played does not.
+    """
     inference.answer = guess
     trainer, env = Trainer(batch_size=6, group_size=1), made_as(Slow, inference, max_num_workers=2)
     async with asyncio.timeout(5), at_work(env, trainer):
-        await trainer.until(lambda: len(trainer.groups) == 5)
-        assert not trainer.batches
+        await env.others_ended.wait()
+        assert not trainer.groups and env.waiting[0] not in env.ended
         env.go_on.set()
         await trainer.until(lambda: len(trainer.batches) == 1)
 
