@@ -64,7 +64,7 @@ async def test_the_reference_may_be_what_the_environment_sends() -> None:
     config = TrainerSettings(**KL, reference="environment")
     found = await trained(config, Batch(groups=(referred,)), policy)
     assert found.kl_reference == pytest.approx(0.25) and policy.calls == []
-    with pytest.raises(InvalidData, match=r"no ref_logprobs.*trainer\.reference"):
+    with pytest.raises(InvalidData, match=r"no ref_logprobs of its own.*trainer\.reference"):
         await trained(config, given)
 
 

@@ -17,7 +17,7 @@ from halteres.environments.games import make
 from halteres.environments.games.templates import TemplateName, user_message
 from halteres.environments.games.wrappers import View, wrap
 from halteres.environments.multi_turn import MultiTurnConfig, MultiTurnEnv, Reply, Step
-from halteres.rollouts.draws import Draw
+from halteres.rollouts.draws import held_out_seeds
 
 VARIANTS = (
     "GuessTheNumber-v0-easy",
@@ -134,8 +134,7 @@ class GameEnv(MultiTurnEnv):
 
     def eval_items(self) -> list[dict[str, Any]]:
         """The same seeds for every run."""
-        draws = (Draw(seed=0, step=0, ordinal=number, split="eval") for number in range(self.config.eval_tasks))
-        return [{"task": self._id, "seed": draw.rng().getrandbits(32)} for draw in draws]
+        return [{"task": self._id, "seed": seed} for seed in held_out_seeds(self.config.eval_tasks)]
 
     async def reset(self, task: Any) -> str:
         """The rules and the first state."""

@@ -19,7 +19,7 @@ from halteres.environments.config import APIServerConfig, BaseEnvConfig
 from halteres.environments.multi_turn import MultiTurnConfig, MultiTurnEnv, Reply, Step
 from halteres.environments.worker_process import WorkerProcess, WorkerRefused
 from halteres.errors import InvalidConfig
-from halteres.rollouts.draws import Draw
+from halteres.rollouts.draws import held_out_seeds
 
 WORKER = Path(__file__).with_name("text_gym_worker.py")
 START_S, RESET_S, STEP_S = 120.0, 60.0, 30.0
@@ -93,8 +93,7 @@ class TextGymEnv(MultiTurnEnv):
 
     def eval_items(self) -> list[dict[str, Any]]:
         """The same seeds for every run."""
-        draws = (Draw(seed=0, step=0, ordinal=number, split="eval") for number in range(self.config.eval_tasks))
-        return [{"task": self.config.task, "seed": draw.rng().getrandbits(32)} for draw in draws]
+        return [{"task": self.config.task, "seed": seed} for seed in held_out_seeds(self.config.eval_tasks)]
 
     async def reset(self, task: Any) -> str:
         """The first observation; a process is this episode's alone until it ends."""

@@ -49,6 +49,11 @@ class Draw:
         return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
 
 
+def held_out_seeds(count: int) -> list[int]:
+    """The seeds of held-out episodes, 32 bits each: the same for every run."""
+    return [Draw(seed=0, step=0, ordinal=n, split="eval").rng().getrandbits(32) for n in range(count)]
+
+
 class _Seeds:
     """The sampling seeds of one rollout, one after another."""
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -60,14 +61,15 @@ class Objective:
         penalties_S = await self._penalties(batch, sequences)
         if penalties_S and config.kl_in == "reward":
             turns = _penalised(turns, penalties_S)
+        used_S = ~_masked_sequences(turns, len(sequences))
         if config.advantage == "environment":
-            advantages_S = _of_environment(batch)
+            rows = _own_rows(batch, "advantages", "trainer.advantage")
+            advantages_S = tuple(row_T * used for row_T, used in zip(rows, used_S, strict=True))
             advantages_K = np.array([float(advantages_S[s.sequence][s.start : s.stop].sum()) for s in turns.spans_K])
         else:
             advantages_K = estimate(turns, config.advantage, config.gamma)
             advantages_S = spread(turns, advantages_K, sequences, config.weighting)
         if penalties_S and config.kl_in == "loss":
-            used_S = ~_masked_sequences(turns, len(sequences))
             advantages_S = tuple(
                 advantages_T - used * penalty_T
                 for advantages_T, penalty_T, used in zip(advantages_S, penalties_S, used_S, strict=True)
@@ -93,7 +95,7 @@ class Objective:
         if not config.kl_coef:
             return ()
         if config.reference == "environment":
-            reference_S = [row[1:] for row in _reference_rows(batch)]
+            reference_S = [row_T[1:] for row_T in _own_rows(batch, "ref_logprobs", "trainer.reference")]
         else:
             fitting = [i for i, sequence in enumerate(sequences) if self._fits(sequence)]
             rows = dict(zip(fitting, await self._policy.reference([sequences[i] for i in fitting]), strict=True))
@@ -154,31 +156,19 @@ def _masked_sequences(turns: Turns, num_sequences: int) -> np.ndarray:
     return masked_S
 
 
-def _of_environment(batch: Batch) -> tuple[FloatArray, ...]:
-    """Every token's advantage as the environments gave it, S x T; 0 where the sequence's rollout is masked."""
+def _own_rows(batch: Batch, name: Literal["advantages", "ref_logprobs"], setting: str) -> list[FloatArray]:
+    """The environments' own numbers per token, S x T; `setting`: what asks for them."""
     rows: list[FloatArray] = []
     for index, group in enumerate(batch.groups):
-        if not group.advantages or not all(np.isfinite(row).all() for row in group.advantages):
+        own: tuple[tuple[float, ...], ...] = getattr(group, name)
+        if not own or not all(np.isfinite(row).all() for row in own):
             raise InvalidData(
-                f"Group {index} of the batch has no advantages of its own, or one is not finite.",
-                "trainer.advantage is 'environment'.",
-                f"Let the environment send one number per token, or choose an estimator. {MEND}",
+                f"Group {index} of the batch has no {name} of its own, or one is not finite.",
+                f"{setting} is 'environment'.",
+                f"Let the environment send one number per token, or set {setting} to another value. {MEND}",
             )
-        for i, row in enumerate(group.advantages):
-            muted = bool(group.overrides) and bool(group.overrides[i].get("set_advantage_to_zero"))
-            rows.append(np.asarray(row, dtype=np.float64) * (not muted))
-    return tuple(rows)
-
-
-def _reference_rows(batch: Batch) -> list[FloatArray]:
-    for index, group in enumerate(batch.groups):
-        if not group.ref_logprobs or not all(np.isfinite(row).all() for row in group.ref_logprobs):
-            raise InvalidData(
-                f"Group {index} of the batch has no ref_logprobs, or one is not finite.",
-                "trainer.reference is 'environment'.",
-                f"Let the environment send one per token, or set trainer.reference to 'base'. {MEND}",
-            )
-    return [np.asarray(row, dtype=np.float64) for group in batch.groups for row in group.ref_logprobs]
+        rows += (np.asarray(row, dtype=np.float64) for row in own)
+    return rows
 
 
 def _mean_penalty(penalties_S: Sequence[FloatArray], sequences: Sequence[Example], kl_coef: float) -> float | None:
