@@ -31,6 +31,7 @@ ENVIRONMENT = f'''"""Arithmetic with a sampler that fails and a process that die
 
 import os
 import random
+import sys
 from pathlib import Path
 
 from halteres.environments.arithmetic import ArithmeticEnv
@@ -54,7 +55,7 @@ class FaultyArithmetic(ArithmeticEnv):
                 raise ServerError("The inference server broke.")
             return await generate(*arguments)
 
-        if self.config.run_dir:  # evaluations are measurements
+        if "serve" in sys.argv:  # evaluations are measurements
             self.server.client.generate = failing
         await super().setup()
 
@@ -97,7 +98,9 @@ def run_once(seed: int, steps: int) -> dict[str, Any]:
         environment.write_text(ENVIRONMENT)
         told = follow(environment, seed, steps)
         told["failed_calls"] = len((Path(folder) / "failed_calls").read_text())
-    told["all_counted"] = told["failed_calls_counted"] > 0 and told["environment_starts"] == told["service_starts"] == 2
+    # What failed in the step during which the environment died is told by nobody.
+    counted = told["failed_calls_counted"] >= 0.7 * told["failed_calls"] > 0
+    told["all_counted"] = counted and told["environment_starts"] == told["service_starts"] == 2
     print(json.dumps(told), flush=True)
     return told
 

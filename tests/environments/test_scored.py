@@ -88,13 +88,13 @@ def test_a_group_tells_its_rollouts_and_what_each_turn_was_paid() -> None:
         (0, 1, 2, 0.25),
         (0, 3, 5, 0.25),
         (1, 1, 2, 0.0),
-        (2, 1, 2, 1.0),  # the score has half a point that no turn was paid: it is the last one's
+        (2, 1, 2, 0.5),
         (3, 1, 2, 0.0),
     ]
     check(made, "env")
     assert [(one.action, one.observation, one.reward) for one in turns_of(made, [1, 2])] == [
         ([7], [6], 0.0),
-        ([8], [], 1.0),
+        ([8], [], 0.5),
     ]
     with pytest.raises(NotFiniteScore):
         check({**made, "spans": [(0, 1, 2, math.nan)]}, "env")

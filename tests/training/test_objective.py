@@ -16,7 +16,7 @@ from halteres.training.datums import Example, Row
 from halteres.training.learner import Promise
 from halteres.training.objective import Objective, TrainingBatch
 from halteres.training.schedule import learning_rate, minibatches
-from halteres.types import Batch
+from halteres.types import Batch, Span
 
 from .standins import FakePolicy, batch, example
 
@@ -44,8 +44,42 @@ async def test_a_kl_penalty_in_the_reward_is_taken_off_before_the_baseline() -> 
     policy.divergence = 0.25
     found = await trained(TrainerSettings(**KL), batch([0.0, 1.0]), policy)
     assert found.kl_reference == pytest.approx(0.25)
-    assert found.turns.scores_E.tolist() == [-0.25, 0.75]
     assert advantages(found) == [[-0.5, -0.5], [0.5, 0.5]]
+    assert found.turns.scores_E.tolist() == [0.0, 1.0], "what is told of scores knows no penalty"
+    found = await trained(TrainerSettings(**{**KL, "advantage": "reinforce"}), batch([0.0, 1.0]), policy)
+    assert advantages(found) == [[-0.25, -0.25], [0.75, 0.75]]
+
+
+async def test_a_masked_rollout_is_not_pulled_either() -> None:
+    (group,) = batch([0.0, 1.0, 1.0]).groups
+    masked = replace(group, overrides=({}, {"set_advantage_to_zero": True}, {}))
+    policy = FakePolicy()
+    policy.divergence = 0.25
+    for settings in ({"loss": "dro"}, {**KL, "kl_in": "loss"}):
+        found = await trained(TrainerSettings(**settings), Batch(groups=(masked,)), policy)  # type: ignore[arg-type]
+        assert len(found.examples.kept) == 2
+
+
+async def test_a_batch_of_nothing_but_too_long_sequences_asks_the_reference_nothing() -> None:
+    policy = FakePolicy()
+    (group,) = batch([0.0, 1.0]).groups
+    longer = replace(
+        group, tokens=((1, *[2] * 8),) * 2, masks=((-100, *[2] * 8),) * 2, logprobs=((1.0, *[-0.5] * 8),) * 2
+    )
+    found = await trained(TrainerSettings(**KL, max_token_trainer_length=8), Batch(groups=(longer,)), policy)
+    assert (policy.calls, found.examples.kept) == ([], ())
+
+
+async def test_what_rewards_lack_of_the_score_the_last_turn_earns_unless_they_are_values_of_states() -> None:
+    (group,) = batch([1.0, 0.0]).groups
+    spans = tuple(
+        Span(sequence=s, start=2 + t, stop=3 + t, reward=r) for s, t, r in ((0, 0, 0.25), (0, 1, 0.5), (1, 0, 0.0))
+    )
+    given = Batch(groups=(replace(group, spans=spans),))
+    by_rewards = await trained(TrainerSettings(advantage="reinforce", gamma=0.0), given)
+    assert by_rewards.advantages_K.tolist() == [0.25, 0.75, 0.0]
+    by_states = await trained(TrainerSettings(advantage="reinforce", gamma=0.0, turn_rewards="states"), given)
+    assert by_states.advantages_K.tolist() == [0.25, 0.25, 0.0]
 
 
 async def test_a_kl_penalty_in_the_loss_is_taken_off_every_token() -> None:
@@ -198,7 +232,7 @@ def test_minibatches_hold_every_example_once_in_every_epoch_in_an_order_of_their
         return [[int(one.tokens_N[0]) for one in part] for part in minibatches(examples, config, 7, step)]
 
     parts = drawn(1)
-    assert [len(part) for part in parts] == [4, 4, 2] * 2
+    assert [len(part) for part in parts] == [3, 3, 4] * 2
     assert sorted(chain(*parts[:3])) == sorted(chain(*parts[3:])) == list(range(10))
     assert parts[:3] != parts[3:] and drawn(1) == parts and drawn(2) != parts
 
@@ -217,6 +251,8 @@ def test_a_batch_is_one_pass_in_its_own_order_unless_asked_otherwise() -> None:
         ({"loss": "ppo", "loss_config": {"clip_high_threshold": 0.1}}, "Both are ratios"),
         ({"max_staleness": 1}, "does not bound how far the policy may have moved"),
         ({"epochs": 2}, "does not bound"),
+        ({"advantage": "environment", "kl_coef": 0.1}, "must be 'loss'"),
+        ({"advantage": "environment", "weighting": "episode"}, "must be 'token'"),
         ({"advantage": "rebm"}, "should be"),
         ({"warmup_steps": 40}, r"must be below total_steps \(40\)"),
         ({"loss_config": {"beta": float("nan")}, "loss": "dro"}, "finite"),

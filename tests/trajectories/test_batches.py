@@ -87,6 +87,7 @@ async def test_a_group_larger_than_a_batch_is_set_aside_and_blocks_nobody(scene:
         ({"episodes": [0]}, "episodes"),
         ({"episodes": [0, 2]}, "episodes"),
         ({"episodes": [1, 0]}, "episodes"),
+        ({"episodes": [2**31, 2**31]}, "episodes"),
         ({"spans": [[2, 0, 1, 0.0]]}, "spans"),
         ({"spans": [[0, 1, 4, 0.0]]}, "spans"),
         ({"spans": [[0, 1, 1, 0.0]]}, "spans"),

@@ -34,6 +34,9 @@ from halteres.config.settings import (
 from halteres.config.sources import Source, Sources
 from halteres.errors import InvalidConfig
 
+EQUAL_SCORES = "ensure_scores_are_not_same"
+"""Drops groups of equal scores: right where an estimator compares the scores of a group, and nothing else counts."""
+
 STEPS = "trainer.total_steps"
 THRESHOLD = "success_threshold"
 
@@ -99,6 +102,8 @@ class Gathering:
         env = effective(given, told)
         trainer = parts["trainer"]
         trainer = trainer if isinstance(trainer, TrainerSettings) else TrainerSettings()
+        if trainer.learns_from_equal_scores and EQUAL_SCORES in env and EQUAL_SCORES not in given:
+            env[EQUAL_SCORES] = False
         self._check_environment(told, given, env, 2 if trainer.compares_groups else 1)
         if parts["trainer"] is not None:
             self.problems.extend(filter(None, [over_cap(self.policy, trainer.total_steps)]))

@@ -287,13 +287,32 @@ class TrainerSettings(Section):
             )
         drifts = self.updates_per_batch > 1 or (self.max_staleness > 0 and self.correction == "none")
         if drifts and not find_kind(self.loss).bounded and not self.allow_unclipped_staleness:
-            field = "minibatches" if self.updates_per_batch > 1 else "max_staleness"
+            field = "epochs" if self.epochs > 1 else "minibatches" if self.minibatches > 1 else "max_staleness"
+            corrected = "" if self.updates_per_batch > 1 else " set trainer.correction,"
             rule = (
                 f"the loss {self.loss} does not bound how far the policy may have moved since it sampled; train with "
-                "ppo, cispo or gspo, or set trainer.allow_unclipped_staleness"
+                f"ppo, cispo, gspo or stable_reinforce,{corrected} or set trainer.allow_unclipped_staleness"
             )
             raise _refused(field, getattr(self, field), rule)
         return self
+
+    @model_validator(mode="after")
+    def _advantages_are_used(self) -> Self:
+        if self.advantage == "environment" and self.kl_coef and self.kl_in == "reward":
+            raise _refused("kl_in", self.kl_in, "must be 'loss': the environment's own advantages know no reward")
+        if self.advantage == "environment" and self.weighting != "token":
+            raise _refused(
+                "weighting", self.weighting, "must be 'token': the environment's own advantages are weighted"
+            )
+        return self
+
+    @property
+    def learns_from_equal_scores(self) -> bool:
+        """A group whose scores are all equal teaches something: it is part of a baseline, or is pulled."""
+        pull = find_kind(self.loss).pull
+        pulled = bool(pull) and self.loss_config.get(pull, find_kind(self.loss).config[pull]) > 0
+        of_groups = self.advantage in ("group_std", "group_mean", "rloo")
+        return not of_groups or pulled or (self.kl_coef > 0 and self.kl_in == "loss")
 
 
 def _refused(field: str, got: Any, rule: str, did_you_mean: str | None = None) -> PydanticCustomError:

@@ -36,20 +36,20 @@ class BatchPlan:
     @property
     def room(self) -> int:
         """Groups that may be under way; 0 until the weights are there."""
-        return 0 if self.version is None else (self.batch_size - self.filled) // self.group_size
+        return 0 if self.version is None else -(-(self.batch_size - self.filled) // self.group_size)
 
     def name_weights(self, asked_for: int, version: int | None) -> None:
         """What the trainer asked with, as far as it is known."""
         if asked_for == self.asked_for:
             self.version = version
 
-    def takes(self, step: int) -> bool:
+    def takes(self, step: int, num_rollouts: int) -> bool:
         """Whether a group that was drawn for the batch after `step` others has a place in it: not where an item gave
-        more groups than one."""
-        return step == self.step and self.room > 0
+        more groups than one, or a larger one than is lacking."""
+        return step == self.step and self.filled + num_rollouts <= self.batch_size
 
     def add(self, num_rollouts: int) -> None:
         """A group has its place; a batch that is whole makes room for the next."""
         self.filled += num_rollouts
-        if self.filled + self.group_size > self.batch_size:
+        if self.filled >= self.batch_size:
             self.step, self.filled, self.version = self.step + 1, 0, None

@@ -122,7 +122,6 @@ def items_of(trajectory: Trajectory, *, messages: Sequence[list[dict[str, Any]]]
         if trajectory.outcome is not None:
             item["outcome"] = trajectory.outcome
         items.append(item)
-    _pay_the_rest(items, trajectory.score)
     return items
 
 
@@ -150,15 +149,6 @@ def _item(turns: Sequence[Turn]) -> ScoredDataItem:
     if all(turn.version_min >= 0 for turn in turns):
         item["policy_version"] = [min(turn.version_min for turn in turns), max(turn.version_max for turn in turns)]
     return item
-
-
-def _pay_the_rest(items: Sequence[ScoredDataItem], score: float) -> None:
-    rest = score - math.fsum(reward for item in items for *_, reward in item.get("spans", ()))
-    for item in reversed(items):
-        if spans := item.get("spans"):
-            start, stop, reward = spans[-1]
-            spans[-1] = (start, stop, reward + rest)
-            return
 
 
 def group_of(rollouts: Sequence[Sequence[ScoredDataItem]], failures: Sequence[FailedRollout] = ()) -> ScoredDataGroup:

@@ -133,7 +133,7 @@ class Serving:
                 return
             turn, self._last_turn = self._last_turn, asyncio.get_running_loop().create_future()
             self._rolling_out += 1
-            task = asyncio.create_task(self._work(drawn, turn), name=f"item {drawn.draw.ordinal}")
+            task = asyncio.create_task(self._work(drawn, turn, self._last_turn), name=f"item {drawn.draw.ordinal}")
             task.add_done_callback(lambda _, turn=turn, after=self._last_turn: _pass_on(turn, after))
             self._under_way[task] = drawn
 
@@ -166,7 +166,7 @@ class Serving:
             del self._under_way[task]
             task.result()  # what stops the environment surfaces here
 
-    async def _work(self, drawn: Drawn, turn: asyncio.Future[None]) -> None:
+    async def _work(self, drawn: Drawn, turn: asyncio.Future[None], after: asyncio.Future[None]) -> None:
         """One item, until its groups are acknowledged; they wait for their turn, one that comes to nothing does not."""
         settled = await settle_item(self._env, drawn)
         self._rolling_out -= 1
@@ -179,11 +179,12 @@ class Serving:
             await asyncio.wait([turn])  # not the future itself: cancelled, it would fail whoever waits for the next
         for number, group in enumerate(settled.kept):
             await self._deliver(drawn, number, group)
+        _pass_on(turn, after)
         await self._call("cleanup", self._env.cleanup)
 
     async def _deliver(self, drawn: Drawn, number: int, group: ScoredDataGroup) -> None:
         records = self._env.records
-        if self._plan is not None and not self._plan.takes(drawn.draw.step):
+        if self._plan is not None and not self._plan.takes(drawn.draw.step, len(rollouts_of(group))):
             records.tally(drawn.batch_step).count("groups/dropped/surplus")
             return
         records.group(drawn.batch_step, drawn.draw.ordinal, drawn.item, group)
@@ -315,7 +316,7 @@ class Serving:
 
 def _pass_on(turn: asyncio.Future[None], after: asyncio.Future[None]) -> None:
     """An item is over: it is the next one's turn as soon as it would have been its own."""
-    turn.add_done_callback(lambda _: after.set_result(None))
+    turn.add_done_callback(lambda _: None if after.done() else after.set_result(None))
 
 
 def _to_vary(share: float | None) -> str:

@@ -43,6 +43,10 @@ class Example:
         pulled = bool(loss.pull) and config.get(loss.pull, loss.config[loss.pull]) > 0
         return bool(self.advantages_N.any()) or (pulled and bool(self.actions_N.any()))
 
+    def masked(self) -> Example:
+        """The same sequence with nothing to train on."""
+        return replace(self, actions_N=np.zeros_like(self.actions_N))
+
     def inputs(self, loss: LossKind) -> dict[str, Row]:
         """What the loss reads beside the targets, N of each, by the names that the Tinker API gives them."""
         known = {

@@ -22,7 +22,7 @@ from halteres.losses import find_kind
 from halteres.training.advantages import estimate
 from halteres.training.datums import MEND, Example, Examples, spread, to_examples, to_sequences
 from halteres.training.learner import Learner
-from halteres.training.turns import FloatArray, Turns, state_differences, turns_of
+from halteres.training.turns import FloatArray, Turns, paid_in_full, state_differences, turns_of
 from halteres.types import Batch
 
 
@@ -56,23 +56,20 @@ class Objective:
         sequences = to_sequences(batch, needs_logprobs=needs_logprobs)
         sequences, importance_S, corrected = await self._importance(sequences)
         turns = turns_of(batch)
-        if config.turn_rewards == "states":
-            turns = state_differences(turns)
-        penalties_S = await self._penalties(batch, sequences)
-        if penalties_S and config.kl_in == "reward":
-            turns = _penalised(turns, penalties_S)
+        turns = state_differences(turns) if config.turn_rewards == "states" else paid_in_full(turns)
         used_S = ~_masked_sequences(turns, len(sequences))
+        sequences = [one if used else one.masked() for one, used in zip(sequences, used_S, strict=True)]
+        penalties_S = await self._penalties(batch, sequences)
         if config.advantage == "environment":
-            rows = _own_rows(batch, "advantages", "trainer.advantage")
-            advantages_S = tuple(row_T * used for row_T, used in zip(rows, used_S, strict=True))
+            advantages_S = tuple(_own_rows(batch, "advantages", "trainer.advantage"))
             advantages_K = np.array([float(advantages_S[s.sequence][s.start : s.stop].sum()) for s in turns.spans_K])
         else:
-            advantages_K = estimate(turns, config.advantage, config.gamma)
+            paid = _penalised(turns, penalties_S) if penalties_S and config.kl_in == "reward" else turns
+            advantages_K = estimate(paid, config.advantage, config.gamma)
             advantages_S = spread(turns, advantages_K, sequences, config.weighting)
         if penalties_S and config.kl_in == "loss":
             advantages_S = tuple(
-                advantages_T - used * penalty_T
-                for advantages_T, penalty_T, used in zip(advantages_S, penalties_S, used_S, strict=True)
+                advantages_T - penalty_T for advantages_T, penalty_T in zip(advantages_S, penalties_S, strict=True)
             )
         advantages_S = tuple(a_T * w_T for a_T, w_T in zip(advantages_S, importance_S, strict=True))
         return TrainingBatch(
@@ -98,7 +95,8 @@ class Objective:
             reference_S = [row_T[1:] for row_T in _own_rows(batch, "ref_logprobs", "trainer.reference")]
         else:
             fitting = [i for i, sequence in enumerate(sequences) if self._fits(sequence)]
-            rows = dict(zip(fitting, await self._policy.reference([sequences[i] for i in fitting]), strict=True))
+            asked = [sequences[i] for i in fitting]
+            rows = dict(zip(fitting, await self._policy.reference(asked), strict=True)) if asked else {}
             reference_S = [rows.get(i, sequence.logprobs_N) for i, sequence in enumerate(sequences)]
         return tuple(
             np.concatenate([[0.0], np.where(s.actions_N, config.kl_coef * (s.logprobs_N - reference_N), 0.0)])

@@ -184,7 +184,7 @@ def metrics_of(step: Step, success_threshold: float = 0.0) -> agreement.Metrics:
     agreed = agreement.agreement(examples, first.logprobs if first else (), None if step.tempered else step.version)
     return {
         "train/loss": loss,
-        "train/loss_per_token": None if loss is None else loss / max(1.0, counts["tokens/trained"] or 0.0),
+        "train/loss_per_token": None if loss is None else loss / max(1, _num_trained(step)),
         "train/learning_rate": step.learning_rate,
         "train/updates": float(len(step.passes)),
         "train/skipped": 0.0 if step.passes else 1.0,
@@ -201,8 +201,12 @@ def metrics_of(step: Step, success_threshold: float = 0.0) -> agreement.Metrics:
 def _clipped(step: Step) -> float | None:
     """Share of the tokens of all passes whose ratio the loss clipped; None where it does not clip."""
     counts = [passed.clipped for _, passed in step.passes if passed.clipped is not None]
-    num_tokens = sum(int(example.actions_N.sum()) for examples, _ in step.passes for example in examples)
-    return sum(counts) / max(1, num_tokens) if counts else None
+    return sum(counts) / max(1, _num_trained(step)) if counts else None
+
+
+def _num_trained(step: Step) -> int:
+    """Sampled tokens of all passes."""
+    return sum(int(example.actions_N.sum()) for examples, _ in step.passes for example in examples)
 
 
 def _rewards(training_batch: TrainingBatch, success_threshold: float) -> agreement.Metrics:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from halteres.config.settings import TrainerSettings
 from halteres.training.datums import Example
@@ -45,6 +46,7 @@ def minibatches(
     for epoch in range(config.epochs):
         order = list(range(len(examples)))
         random.Random(f"{seed}/{step}/{epoch}").shuffle(order)  # noqa: S311 - an order, no secret
-        size = math.ceil(len(order) / config.minibatches)
-        for start in range(0, len(order), size):
-            yield [examples[i] for i in order[start : start + size]]
+        num = min(config.minibatches, len(order))
+        bounds = [len(order) * part // num for part in range(num + 1)]
+        for start, stop in pairwise(bounds):
+            yield [examples[i] for i in order[start:stop]]

@@ -107,6 +107,16 @@ def returns(turns: Turns, discount: float) -> FloatArray:
     return returns_K
 
 
+def paid_in_full(turns: Turns) -> Turns:
+    """The same turns, whose rewards add up to their episode's score: the last one earns what is missing.
+
+    A score may be more than the sum of rewards (`score_episode`), or all that an environment gives.
+    """
+    rest_E = turns.scores_E - np.bincount(turns.episode_K, turns.rewards_K, turns.num_episodes)
+    last_K = np.diff(turns.episode_K, append=turns.num_episodes) != 0
+    return turns.with_rewards(turns.rewards_K + np.where(last_K, rest_E[turns.episode_K], 0.0))
+
+
 def state_differences(turns: Turns) -> Turns:
     """Each turn paid by how much it improved the state, where rewards are the values of the states that turns led to.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from halteres.trajectories.records import Versions
 
@@ -92,8 +93,8 @@ def _problems(group: Outline) -> Iterator[Problem]:
     versions = group.version
     if not isinstance(versions, int | None) and (len(versions) != size or any(low > high for low, high in versions)):
         yield Problem("policy_version", f"policy_version must be one number, or {size} pairs [smallest, largest].")
-    numbers = list(group.episodes)
-    if numbers and (len(numbers) != size or numbers != sorted(numbers) or {*numbers} != {*range(numbers[-1] + 1)}):
+    numbers = group.episodes
+    if numbers and (len(numbers) != size or numbers[0] != 0 or any(b - a not in (0, 1) for a, b in pairwise(numbers))):
         yield Problem("episodes", f"episodes must be {size} numbers, one per sequence: 0, 1, ... in order.")
     for sequence, start, stop, _ in group.spans:
         if sequence >= size or not start < stop <= group.tokens[sequence]:
