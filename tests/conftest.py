@@ -15,7 +15,7 @@ import uvicorn.server
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How much is played where our games are compared with GEM's."""
-    parser.addoption("--game-actions", type=int, default="300", help="actions for each family of games (clients)")
+    parser.addoption("--game-actions", type=int, default=300, help="actions for each family of games (clients)")
 
 
 UVICORN_ASKS_EVERY_S = 0.005
