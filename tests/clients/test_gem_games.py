@@ -1,6 +1,7 @@
 """Our games beside the real GEM 0.1.0: the same seeds and actions, random, skilled and malformed.
 
-`--game-actions 10000` plays that many for each family (by default 300). Observations, suffixes, rewards and ends are equal, but for:
+`--game-actions 10000` plays that many for each family (by default 300). Observations, suffixes, rewards and ends are
+equal, but for:
 
 - Where GEM raises an exception, ours answers with a format error.
 - FifteenPuzzle: 0.1.0 shuffles the first board, so that about half of the boards cannot be solved; ours does so with
