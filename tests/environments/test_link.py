@@ -272,7 +272,8 @@ async def test_serving_goes_on_over_a_server_that_stays_away(inference: Inferenc
     assert len(set(trainer.keys)) == len(trainer.groups) == 4
     assert len(inference.requests) == 4
     first = read_rows(tmp_path / "metrics.jsonl")[0]
-    assert (first["groups/kept"], first["groups/sent"]) == (1, 1)
+    # The second is kept too where it comes before the next look at the server: no group overtakes one that is kept.
+    assert first["groups/kept"] >= 1 and first["groups/kept"] + first.get("groups/sent", 0) == 2
     assert not kept(tmp_path / "spool")
 
 
