@@ -55,7 +55,7 @@ class ToolCall:
         return {"role": "tool", "tool_call_id": self.id, "name": self.name, "content": str(content)}
 
 
-def told_tools(tools: Sequence[Mapping[str, Any]]) -> str:
+def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
     """What a model is told of its tools, for a system message."""
     return _TOOLS.format(tools="\n".join(json.dumps(dict(tool), ensure_ascii=False) for tool in tools))
 

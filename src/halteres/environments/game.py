@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from halteres.environments.config import APIServerConfig, BaseEnvConfig
 from halteres.environments.games import make
-from halteres.environments.games.templates import TemplateName, user_message
 from halteres.environments.games.wrappers import View, wrap
 from halteres.environments.multi_turn import MultiTurnConfig, MultiTurnEnv, Reply, Step
 from halteres.rollouts.draws import held_out_seeds
@@ -73,6 +72,11 @@ VARIANTS = (
 
 CHATS = (View.CONCAT_CHAT, View.CONCAT_CHAT_ON_RESET)
 """Wrappers that show an episode as a chat: here it is one, in the model's own template."""
+
+
+TemplateName = Literal["qwen3_game", "qwen3_general", "no"]
+
+_ASKED_FOR = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 
 
 class GameConfig(MultiTurnConfig):
@@ -182,6 +186,17 @@ class GameEnv(MultiTurnEnv):
     def _shows_suffix(self) -> bool:
         """An observation wrapper adds it itself."""
         return any(name in tuple(View) and name not in CHATS for name in self._wrappers)
+
+
+def user_message(template: TemplateName, observation: str) -> str:
+    """What the user says, without any markup, in the wordings of GEM's example script (Apache License 2.0)."""
+    match template:
+        case "qwen3_game":
+            return f"You are playing language games. Make valid actions to win.\nObservation: {observation}{_ASKED_FOR}"
+        case "qwen3_general":
+            return f"Question: {observation}{_ASKED_FOR}"
+        case "no":
+            return observation
 
 
 if __name__ == "__main__":

@@ -154,24 +154,24 @@ class MultiTurnEnv(BaseEnv):
             messages = self.chat_of(await _awaited(self.reset(task)))
             tools = tuple(self.tools() if callable(self.tools) else self.tools)
         chat = self._chat(messages, tools)
-        told = _Told(opening=tuple(messages))
+        transcript = _Transcript(opening=tuple(messages))
         while True:
             try:
                 (turn,) = await self.server.chat(chat.messages, temperature=temperature, prompt=chat.prompt)
             except ContextOverflow:
-                if not told.turns:
+                if not transcript.turns:
                     raise
-                return await self._ended(told, "context_overflow")
+                return await self._ended(transcript, "context_overflow")
             if turn.stop_reason == "length" and self.config.end_on_length:
-                told.add(chat, turn, [])
-                return await self._ended(told, "length_stop")
-            step, messages = await self._step(_reply(turn, len(told.turns), calls=bool(tools)))
+                transcript.add(chat, turn, [])
+                return await self._ended(transcript, "length_stop")
+            step, messages = await self._step(_reply(turn, len(transcript.turns), calls=bool(tools)))
             shown = _news(messages, chat.messages) if step.fresh else messages
-            told.add(chat, replace(turn, reward=step.reward), shown)
+            transcript.add(chat, replace(turn, reward=step.reward), shown)
             if step.done:
-                return await self._ended(told, step.outcome)
-            if len(told.turns) >= self.config.max_turns:
-                return await self._ended(told, "turn_limit")
+                return await self._ended(transcript, step.outcome)
+            if len(transcript.turns) >= self.config.max_turns:
+                return await self._ended(transcript, "turn_limit")
             if step.fresh:
                 chat = self._chat(messages, tools)
             else:
@@ -193,8 +193,8 @@ class MultiTurnEnv(BaseEnv):
             messages = self.chat_of(step.messages) if step.fresh else _as_messages(step.messages)
         return replace(step, reward=finite(step.reward, where)), messages
 
-    async def _ended(self, told: _Told, outcome: Outcome | None) -> Episode:
-        turns, where = tuple(told.turns), f"{self.title}.score_episode"
+    async def _ended(self, transcript: _Transcript, outcome: Outcome | None) -> Episode:
+        turns, where = tuple(transcript.turns), f"{self.title}.score_episode"
         with boundary(EnvironmentFailed, where):
             score = finite(await _awaited(self.score_episode(turns)), where)
         with boundary(EnvironmentFailed, f"{self.title}.measure"):
@@ -209,9 +209,9 @@ class MultiTurnEnv(BaseEnv):
         trajectory = Trajectory(turns=turns, score=score, metrics=metrics, outcome=outcome)
         return Episode(
             trajectory=trajectory,
-            chats=tuple(told.chats),
-            opening=told.opening,
-            conversation=tuple(told.conversation),
+            chats=tuple(transcript.chats),
+            opening=transcript.opening,
+            conversation=tuple(transcript.conversation),
         )
 
     async def _answers(self, item: Any, count: int, temperature: float) -> list[Answer]:
@@ -228,7 +228,7 @@ class MultiTurnEnv(BaseEnv):
 
 
 @dataclass(slots=True, kw_only=True)
-class _Told:
+class _Transcript:
     """What was said in an episode so far."""
 
     opening: tuple[dict[str, Any], ...]

@@ -103,13 +103,13 @@ class TextGymEnv(MultiTurnEnv):
 
     async def step(self, reply: Reply) -> Step:
         """Play the policy's answer."""
-        told = await self.worker.ask({"action": reply.text}, STEP_S)
+        played = await self.worker.ask({"action": reply.text}, STEP_S)
         return Step(
-            messages=self._message(told),
-            reward=told["reward"],
-            done=told["terminated"] or told["truncated"],
+            messages=self._message(played),
+            reward=played["reward"],
+            done=played["terminated"] or played["truncated"],
             fresh=self.config.view != "chat",
-            outcome="turn_limit" if told["truncated"] and not told["terminated"] else None,
+            outcome="turn_limit" if played["truncated"] and not played["terminated"] else None,
         )
 
     def close(self) -> None:
@@ -121,11 +121,13 @@ class TextGymEnv(MultiTurnEnv):
         command = (config.python or sys.executable, str(WORKER), config.make, config.task, json.dumps(config.options))
         return WorkerProcess(command, start_within_s=START_S)
 
-    def _message(self, told: Any) -> str:
-        self.observations.append(told["observation"])
+    def _message(self, played: Any) -> str:
+        self.observations.append(played["observation"])
         seen = self.observations if self.config.view == "concat" else self.observations[-1:]
         text = "\n".join(seen)
-        observation = f"{told['prefix']}{text}\n{told['suffix']}" if told["suffix"] else f"{told['prefix']}{text}"
+        observation = (
+            f"{played['prefix']}{text}\n{played['suffix']}" if played["suffix"] else f"{played['prefix']}{text}"
+        )
         return self.config.prompt_template.replace("{observation}", observation)
 
 

@@ -1,7 +1,7 @@
 """A chat as tokens: each prompt is the tokens before it, the action as it was sampled, and what is new.
 
 Owns: the prompt of the next turn; where the template rewrites what was said (it leaves out old thinking, say), the
-prompt that the template makes of the whole chat; tools told in words where the template has no place for them.
+prompt that the template makes of the whole chat; tools described in words where the template has no place for them.
 Never: tokenises an action again as long as the template keeps it; writes an end token that the action has.
 
     prompt   <|im_start|>user\\nGuess.<|im_end|>\\n<|im_start|>assistant\\n
@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from halteres.text import Message, Tokenizer
-from halteres.tool_calls import told_tools
+from halteres.tool_calls import describe_tools
 
 
 class Chat:
@@ -27,8 +27,8 @@ class Chat:
     Args:
         messages: up to the policy's first answer.
         tools: in OpenAI's form, for the template.
-        in_words: tools are told in the system message, and what they gave by the user, also where the template has a
-            place for both.
+        in_words: tools are described in the system message, and what they gave by the user, also where the template
+            has a place for both.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Chat:
         self._extra: dict[str, Any] = {"tools": [*map(dict, tools)]} if tools and not self._in_words else {}
         self.messages: list[dict[str, Any]] = self._worded(messages)
         if self._in_words:
-            self.messages = _told(tools, self.messages)
+            self.messages = _with_tools_in_words(tools, self.messages)
         self._text = self._rendered()
         self.prompt: tuple[int, ...] = tuple(tokenizer.encode(self._text))
 
@@ -77,10 +77,10 @@ class Chat:
         return self._tokenizer.render(self.messages, **self._extra)
 
 
-def _told(tools: Sequence[Mapping[str, Any]], messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_tools_in_words(tools: Sequence[Mapping[str, Any]], messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages with the tools in the first of them, which is the system's."""
     first = messages[0] if messages and messages[0]["role"] == "system" else None
-    words = told_tools(tools) if first is None else f"{first['content']}\n\n{told_tools(tools)}"
+    words = describe_tools(tools) if first is None else f"{first['content']}\n\n{describe_tools(tools)}"
     return [{"role": "system", "content": words}, *(messages if first is None else messages[1:])]
 
 

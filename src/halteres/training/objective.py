@@ -28,7 +28,7 @@ from halteres.types import Batch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingBatch:
-    """A batch as it is trained on, and what is told of it."""
+    """A batch as it is trained on, and figures of it."""
 
     turns: Turns
     advantages_K: FloatArray  # of every turn

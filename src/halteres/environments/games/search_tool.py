@@ -79,12 +79,12 @@ class SearchTool:
         found = _QUERY.search(answer)
         if found is None:
             return None
-        told, error = self._answered(found[1].strip())
-        observation = f"\n\n<information>{told}</information>\n\n"
+        documents, error = self._answered(found[1].strip())
+        observation = f"\n\n<information>{documents}</information>\n\n"
         return ToolUse(action=answer[: found.end()], observation=observation, error=error)
 
     def _answered(self, query: str) -> tuple[str, str | None]:
-        """What the policy is told, and why the search failed if it did."""
+        """What the policy is shown, and why the search failed if it did."""
         try:
             return _passages(self._search(query)), None
         except HalteresError as failure:
@@ -101,8 +101,8 @@ class SearchTool:
 
 
 def _passages(reply: _Reply) -> str:
-    told = ""
+    documents = ""
     for number, passage in enumerate(reply.result, start=1):
         title, _, text = passage.document.contents.partition("\n")
-        told += f"Doc {number}(Title: {title}) {text}\n"
-    return told
+        documents += f"Doc {number}(Title: {title}) {text}\n"
+    return documents

@@ -17,8 +17,8 @@ from enum import StrEnum
 from typing import Any, ClassVar, Protocol, Self
 
 from halteres.environments.games.search_tool import SearchTool, ToolUse
-from halteres.environments.games.templates import ChatTemplate
 from halteres.errors import InvalidConfig, unknown
+from halteres.text import Message
 
 WrappedStep = tuple[str, float, bool, bool, dict[str, Any]]
 """Observation, reward, terminated, truncated, info."""
@@ -53,6 +53,14 @@ class Environment(Protocol):
 
     def close(self) -> None:
         """Let go of what is held."""
+        ...
+
+
+class ChatTemplate(Protocol):
+    """What renders a chat as a model's own template does, e.g. `halteres.text.Tokenizer`."""
+
+    def render(self, messages: Sequence[Message], /, *, add_generation_prompt: bool = True) -> str:
+        """The text of these messages, with the assistant's turn opened."""
         ...
 
 
