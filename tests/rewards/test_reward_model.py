@@ -47,6 +47,14 @@ def folder(model: RewardModel, tmp_path: Path) -> Path:
     return shutil.copytree(model.folder, tmp_path / "reward")
 
 
+def test_scores_of_a_folder_are_those_that_the_trainer_had_in_memory(tmp_path: Path) -> None:
+    config = RewardConfig(output_dir=str(tmp_path / "reward"), max_steps=2, disable_tqdm=True)
+    trainer = RewardTrainer(TINY, config, train_dataset=sums(32))
+    trainer.train()
+    chats = [[user(f"What is {n} + 3?"), assistant("So it is " + "8" * n)] for n in range(1, 40)]
+    assert RewardModel.load(tmp_path / "reward").score(chats) == trainer.model.score(chats)
+
+
 def test_a_score_does_not_depend_on_the_texts_beside_it(model: RewardModel) -> None:
     prompt = [user("What is 4 + 4? " * 5)]
     texts = [Scorable(prompt=prompt, completion=[assistant("8" * n)]) for n in (1, 5, 40)]

@@ -219,6 +219,8 @@ def _from_pretrained(folder: Path, trust_remote_code: bool, arguments: Mapping[s
             f"The model in {folder} cannot be a reward model here.",
             f"{type(model).__name__} has no head named '{lora.HEAD}', as decoders have.",
         )
+    for parameter in model.parameters():  # a mapped file's addresses are not aligned, and that moves a score's last bit
+        parameter.data = parameter.data.clone()
     return model
 
 
