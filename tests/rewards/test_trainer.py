@@ -42,6 +42,14 @@ def assert_equal(ours: Weights, theirs: Weights, **tolerance: Any) -> None:
         torch.testing.assert_close(value, theirs[name], **(tolerance or {"rtol": 0, "atol": 0}), msg=name)
 
 
+def test_a_registered_model_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALTERES_HOME", str(tmp_path))
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "mine").symlink_to(tiny())
+    config = RewardConfig(output_dir=str(tmp_path / "out"), max_steps=1, disable_tqdm=True)
+    assert RewardTrainer("mine", config, train_dataset=sums(8)).train().num_steps == 1
+
+
 def test_stopped_and_resumed_is_as_if_never_stopped(tmp_path: Path) -> None:
     """On a CPU in fp32: the same bits. Ties learn a threshold, whose value and optimiser state are kept, too."""
     settings: dict[str, Any] = {"tie_policy": "rao_kupper", "lr_scheduler_type": "cosine", "warmup_steps": 2}

@@ -20,11 +20,12 @@ from typing import Any, cast
 
 import torch
 
+from halteres.config import environ
 from halteres.engine.folders import written
 from halteres.engine.torch.merge import COMPANIONS
 from halteres.engine.torch.shared_prefix import SharedRow, shared_length, shared_row, sharing_pays, single_row
 from halteres.errors import InvalidData, boundary
-from halteres.models import builtin_path
+from halteres.models import known_folder
 from halteres.rewards.batches import forward_parts
 from halteres.rewards.calibration import Calibration
 from halteres.rewards.reward_file import SAVING, Probe, RewardFile, read_reward_file, write_reward_file
@@ -364,5 +365,5 @@ def _base_of(folder: Path) -> Path:
 
 
 def model_place(name: str | Path) -> Path:
-    """The folder that a model's name or path means."""
-    return builtin_path(str(name)) or Path(name)
+    """The folder that a model's name or path means: built-in, registered by `halteres models add`, or anywhere."""
+    return known_folder(str(name), environ.home() / "models") or Path(name)
