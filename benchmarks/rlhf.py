@@ -42,6 +42,7 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
     "hacked": (),
 }
 ERRS = 0.1  # share of the pairs that the rater gets wrong
+PRETRAINED = ("--lora", "--set", "learning_rate=3e-4")  # how a reward model on another base than ours is trained
 HELD_OUT = 0.2  # share of the problems that a reward model is measured and calibrated on
 
 
@@ -139,7 +140,9 @@ def reward_model(
     folder = options.home / f"{name}-{seed}"
     data = folder.with_suffix(".jsonl")
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    halteres("reward", "train", "--model", base, "--data", str(data), "--hold-out", str(HELD_OUT), "--out", str(folder))
+    trained_so = () if base == "halteres/tiny" else PRETRAINED
+    command = ["reward", "train", "--model", base, "--data", str(data), "--hold-out", str(HELD_OUT)]
+    halteres(*command, "--out", str(folder), *trained_so)
     from halteres.rewards.preferences import hold_out, read_preferences
 
     _, held_out = hold_out(read_preferences(data), HELD_OUT)
