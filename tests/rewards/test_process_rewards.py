@@ -20,6 +20,7 @@ from halteres.rewards.preferences import Preferences, read_preferences
 from halteres.rewards.reward_list import RewardList
 from halteres.rewards.scorer import LocalScorer
 from halteres.rewards.torch.losses import LossSettings, RankedTexts, comparison_loss
+from halteres.rewards.torch.model import rows_of
 from rewards.scorers import Scripted
 
 from .torch_scenes import random_network
@@ -85,6 +86,7 @@ def test_the_steps_of_a_row_are_read_as_the_states_after_them() -> None:
         ({**STEPS, "labels": [None, None, None]}, "no step has a label"),
         ({**STEPS, "completions": []}, "'completions' is not a list of one or more"),
         ({**STEPS, "completions": ["a", " ", "b"]}, "'completions' is empty"),
+        ({**STEPS, "completions": [[], [said("assistant", "b")], []]}, "'completions' is empty"),
         ({**STEPS, "completions": ["a", [said("assistant", "b")], "c"]}, "standard and conversational"),
         ({**STEPS, "margin": 1.0}, "'tie' and 'margin' are for two completions, not for steps"),
         (
@@ -194,8 +196,6 @@ async def test_the_turns_of_an_episode_are_scored_in_one_pass(
 
 
 def test_a_model_that_takes_no_mask_computes_states_without_tails_in_one_pass() -> None:
-    from halteres.rewards.torch.model import rows_of
-
     network = random_network("mistral", sliding_window=8)
     whole = tuple(range(1, 25))
     assert len(rows_of([whole[:9], whole[:16], whole], network, 64)) == 1

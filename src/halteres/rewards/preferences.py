@@ -323,7 +323,10 @@ def _states(row: Mapping[str, Any]) -> tuple[tuple[Text, ...], tuple[bool, ...]]
     else:
         chat: tuple[Message, ...] = ()
         for step in steps:  # a message, or several
-            chat += _messages([step] if isinstance(step, Mapping) else step, "completions")
+            messages = _messages([step] if isinstance(step, Mapping) else step, "completions")
+            if not messages:
+                raise RowProblem("'completions' is empty")
+            chat += messages
             states.append(chat)
     judged = [(state, label) for state, label in zip(states, labels, strict=True) if label is not None]
     return tuple(state for state, _ in judged), tuple(label for _, label in judged)

@@ -98,7 +98,7 @@ def draw(evaluation: Evaluation, file: Path) -> None:
     """Write a PNG: accuracy by kind, reliability, leads."""
     canvas = Canvas(f"{Path(evaluation.scorer).name} on {evaluation.source}", columns=3, shared=False)
     kinds, calibration, leads = canvas.panels
-    _draw_kinds(kinds, {"all": evaluation.overall, **evaluation.by_kind})
+    _draw_kinds(kinds, _named(evaluation))
     bins = [each for each in evaluation.calibration.bins if each.count]
     calibration.plot([0.5, 1], [0.5, 1], color=PALE, linestyle="--", linewidth=1)
     calibration.plot([each.confidence for each in bins], [each.accuracy for each in bins], color=_BLUE, marker="o")
@@ -149,10 +149,13 @@ def _draw_kinds(axes: Axes, figures: Mapping[str, PairFigures]) -> None:
     axes.set_xlabel("accuracy, 95 %")
 
 
-def _pair_rows(evaluation: Evaluation) -> list[tuple[str, ...]]:
+def _named(evaluation: Evaluation) -> dict[str, PairFigures]:
     objectives = {f"objective {name}": figures for name, figures in evaluation.by_objective.items()}
-    named = {"all": evaluation.overall, **evaluation.by_kind, **objectives}
-    rows = [_pair_row(name, figures) for name, figures in named.items()]
+    return {"all": evaluation.overall, **evaluation.by_kind, **objectives}
+
+
+def _pair_rows(evaluation: Evaluation) -> list[tuple[str, ...]]:
+    rows = [_pair_row(name, figures) for name, figures in _named(evaluation).items()]
     if (first := evaluation.first_wrong_step) is not None:
         rows.append(("first wrong step", *_accuracy_cells(first), "–", "–", "–"))
     return rows

@@ -25,7 +25,7 @@ class Example:
     ranked: RankedTexts
     kind: str | None
     objective: str | None
-    num_tokens: int  # useful ones, as TRL counts: each text with its prompt
+    num_tokens: int  # useful ones, as TRL counts: each text with its prompt, and states once
 
     @property
     def length(self) -> int:
@@ -109,7 +109,7 @@ def prepare(
             lost += sum(one.num_lost for one in rendered)
         texts = [one.tokens for one in rendered]
         rows = tuple(rows_of(texts, network, most if share else 0))
-        count = sum(map(len, texts))
+        count = len(texts[-1]) if comparison.labels else sum(map(len, texts))  # the last state holds the others
         kind, objective = comparison.kind, comparison.objective
         found.append(Example(rows=rows, ranked=ranked, kind=kind, objective=objective, num_tokens=count))
     if cut and template.truncation == "error":

@@ -137,12 +137,13 @@ class ScoringNetwork:
 
     def fold(self, objective_weights: Mapping[str, float]) -> None:
         """Make one output of several: the weighted sum of linear outputs is one of them."""
-        shares_O = torch.tensor([objective_weights[name] for name in self.objective_weights], device=self.device)
-        head = nn.Linear(self._head.in_features, 1, bias=self._head.bias is not None, device=self.device)
+        weight_OD, bias_O = self._head.weight, self._head.bias
+        shares_1O = weight_OD.new_tensor([[objective_weights[name] for name in self.objective_weights]])
+        head = nn.Linear(weight_OD.shape[1], 1, bias=bias_O is not None).to(weight_OD)
         with torch.no_grad():
-            head.weight.copy_(shares_O.unsqueeze(0) @ self._head.weight)
-            if self._head.bias is not None:
-                head.bias.copy_(shares_O.unsqueeze(0) @ self._head.bias)
+            head.weight.copy_(shares_1O @ weight_OD)
+            if bias_O is not None:
+                head.bias.copy_(shares_1O @ bias_O)
         self.model.set_submodule(lora.HEAD, head)
         self._head, self.objective_weights = head, {}
         self.config.num_labels = 1

@@ -76,7 +76,7 @@ class RewardTrainer:
 
     Args:
         model: the name or folder of a base model, of a reward model to go on from, or a transformers model with one
-            output.
+            output, or one for each objective that the data name.
         args: the settings.
         processing_class: a tokenizer's folder, a `halteres.text.Tokenizer` or one of transformers; the model's own
             where none is given.
@@ -113,9 +113,8 @@ class RewardTrainer:
             max_length=asked.max_length,
             truncation=asked.truncation,
         )
-        network = _network(model, tokenizer, template, asked, preferences)
-        for data in (preferences, held_out or preferences):
-            _check_objectives(data, network.objective_weights)
+        weights = _objective_weights(model, asked, preferences, held_out or preferences)
+        network = _network(model, tokenizer, template, asked, weights)
         self.args = asked.settled(network.num_parameters)
         self._loss = LossSettings(
             label_smoothing=self.args.label_smoothing,
@@ -489,13 +488,11 @@ def _tokenizer(model: Any, processing_class: Any, config: RewardConfig) -> Token
 
 
 def _network(
-    model: Any, tokenizer: Tokenizer, template: ScoringTemplate, config: RewardConfig, preferences: Preferences
+    model: Any, tokenizer: Tokenizer, template: ScoringTemplate, config: RewardConfig, weights: Mapping[str, float]
 ) -> ScoringNetwork:
     padding = tokenizer.special_tokens[padding_token(tokenizer, template.eos_token)]
     if isinstance(model, RewardModel):
         return model.network
-    stored = read_reward_file(model_place(model)) if isinstance(model, str | Path) else None
-    weights = config.weights_of(preferences.objectives, stored.objective_weights if stored is not None else None)
     if isinstance(model, str | Path):
         return open_network(
             model_place(model),
@@ -524,16 +521,29 @@ def _network(
     )
 
 
-def _check_objectives(preferences: Preferences, weights: Mapping[str, float]) -> None:
-    """InvalidData if a row names an objective that the model has no output for."""
-    for one in preferences.comparisons:
+def _objective_weights(
+    model: Any, config: RewardConfig, train: Preferences, held_out: Preferences
+) -> Mapping[str, float]:
+    """Of each objective what it counts.
+
+    Raises:
+        InvalidConfig: weights that do not fit the objectives.
+        InvalidData: a row names an objective that the model has no output for.
+    """
+    if isinstance(model, RewardModel):
+        weights = model.network.objective_weights
+    else:
+        stored = read_reward_file(model_place(model)) if isinstance(model, str | Path) else None
+        weights = config.weights_of(train.objectives, stored.objective_weights if stored is not None else None)
+    for one, source in [(one, rows.source) for rows in (train, held_out) for one in rows.comparisons]:
         if one.objective is not None and one.objective not in weights:
             guess = nearest(one.objective, weights)
             raise InvalidData(
-                f"Row {one.row} of {preferences.source} has the objective '{one.objective}', which the model has not.",
+                f"Row {one.row} of {source} has the objective '{one.objective}', which the model has not.",
                 f"It has {', '.join(weights) or 'none'}.",
                 f"Did you mean '{guess}'?" if guess else "",
             )
+    return weights
 
 
 def _preferences(source: Any, name: str) -> Preferences:
