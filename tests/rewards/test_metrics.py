@@ -27,6 +27,12 @@ def test_the_interval_is_wilsons() -> None:
     assert everything.high == 1.0 and everything.low == pytest.approx(20 / (20 + 3.84146), abs=1e-5)
 
 
+def test_a_share_lies_in_its_interval_whatever_the_rounding() -> None:
+    assert all(
+        one.low <= one.value <= one.high for n in range(1, 200) for one in (metrics.share(0, n), metrics.share(n, n))
+    )
+
+
 def test_nothing_is_no_share() -> None:
     none = metrics.share(0, 0)
     assert math.isnan(none.value) and (none.low, none.high) == (0.0, 1.0)

@@ -70,8 +70,8 @@ def test_a_text_that_cannot_be_scored_spoils_no_other_and_is_rendered_once(
     model: RewardModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes = list[int]()
-    forward = model.network.scores
-    monkeypatch.setattr(model.network, "scores", lambda rows: passes.append(len(rows)) or forward(rows))
+    forward = model.network.outputs
+    monkeypatch.setattr(model.network, "outputs", lambda rows: passes.append(len(rows)) or forward(rows))
     good: list[Any] = [CHAT, [user("Hi"), assistant("?")]]
     results = model.score_each([good[0], [], [{"role": "user"}], [user("1"), {"content": "2"}], good[1]])
     assert [isinstance(result, InvalidData) for result in results] == [False, True, True, True, False]
@@ -80,14 +80,14 @@ def test_a_text_that_cannot_be_scored_spoils_no_other_and_is_rendered_once(
 
 
 def test_a_score_that_is_not_finite_is_that_texts_error(model: RewardModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = model.network.scores
+    forward = model.network.outputs
 
-    def scores(rows: Any) -> torch.Tensor:
+    def outputs(rows: Any) -> torch.Tensor:
         found = forward(rows).clone()
         found[0] = float("nan")
         return found
 
-    monkeypatch.setattr(model.network, "scores", scores)
+    monkeypatch.setattr(model.network, "outputs", outputs)
     first, second = model.score_each([CHAT, CHAT[:2]])
     assert isinstance(first, InvalidData) and "nan" in first.sentence
     assert not isinstance(second, InvalidData)
@@ -96,12 +96,31 @@ def test_a_score_that_is_not_finite_is_that_texts_error(model: RewardModel, monk
 
 
 def test_states_are_scored_as_the_transcript_up_to_each_turn(model: RewardModel) -> None:
-    states = model.score_states(CHAT)
-    assert [one.value for one in states] == pytest.approx(
-        [one.value for one in model.score([CHAT[:2], CHAT])], abs=1e-5
-    )
+    states, nothing, other = model.score_states([CHAT, [user("Nobody answered.")], CHAT[2:]])
+    apart = [model.score([text])[0].value for text in (CHAT[:2], CHAT, CHAT[2:])]
+    assert [one.value for one in (*states, *other)] == pytest.approx(apart, abs=1e-5)
     assert states[0].num_tokens < states[1].num_tokens
-    assert model.score_states([user("Nobody answered.")]) == []
+    assert nothing == ()
+
+
+def test_the_states_of_a_chat_are_computed_in_one_pass_unless_the_template_rewrites_history(
+    model: RewardModel, folder: Path
+) -> None:
+    """As `when: turn` sends them: a prompt, and completions of which each goes on with the one before."""
+    turns = [message for n in range(6) for message in (assistant(f"It is {n}."), user("Go on."))]
+    states = [Scorable(prompt=[user("What is 2 + 3?")], completion=turns[: 2 * n + 1]) for n in range(6)]
+    before = model.network.num_computed_tokens
+    together = model.score(states)
+    assert model.network.num_computed_tokens - before == together[-1].num_tokens
+    assert [one.value for one in together] == pytest.approx([model.score([s])[0].value for s in states], abs=1e-4)
+    rewriting = "{% for m in messages %}{{ m['content'] if loop.last else 'cut ' }} | {% endfor %}"
+    (folder / "chat_template.jinja").write_text(rewriting)
+    file = read_reward_file(folder)
+    assert file is not None
+    write_reward_file(folder, file.model_copy(update={"probes": []}))
+    other = RewardModel.load(folder)
+    together = other.score(states)
+    assert [one.value for one in together] == pytest.approx([other.score([s])[0].value for s in states], abs=1e-4)
 
 
 def test_ranking_puts_the_best_first(model: RewardModel) -> None:

@@ -53,15 +53,18 @@ def test_their_gradients_are_those_of_separate_rows() -> None:
         torch.testing.assert_close(shared, separate, rtol=1e-4, atol=1e-6)
 
 
-def test_a_text_that_is_the_beginning_of_another_keeps_a_token_of_its_own() -> None:
+def test_texts_that_grow_out_of_each_other_are_one_row_hardly_longer_than_the_last() -> None:
+    """States of a text, in any order: such as end as the whole does, and such as have an end token of their own."""
     network = random_network("llama")
-    whole = texts(12, 0)[0]
-    group = [whole[:8], whole]
+    whole = texts(24, 0)[0]
+    group = [whole[:8], [*whole[:16], 96], whole, [*whole[:8], 95], [*whole[:4], 94, 93], whole]
     row = shared_row(group)
-    assert shared_length(group) == 7
-    assert len(row.tokens_L) == 7 + 1 + 5
+    assert [shared_length(text, whole) for text in group] == [8, 16, 24, 8, 4, 24]
+    assert len(row.tokens_L) == 24 + 1 + 1 + 2
     with torch.inference_mode():
-        torch.testing.assert_close(network.scores([row]), network.scores([single_row(text) for text in group]))
+        together = network.scores([row])
+        torch.testing.assert_close(together, network.scores([single_row(text) for text in group]), rtol=1e-5, atol=1e-5)
+    assert shared_row([whole[:8], whole]) == single_row(whole, [7, 23])  # no branch: any model can compute it
 
 
 def test_several_places_of_one_text_are_read_out_of_one_row() -> None:
@@ -80,5 +83,5 @@ def test_a_model_with_a_sliding_window_is_never_given_shared_rows() -> None:
 
 
 def test_a_short_prefix_of_long_texts_is_not_worth_sharing() -> None:
-    assert sharing_pays([120, 120], shared=80, width=128)
-    assert not sharing_pays([2000, 2000], shared=4, width=128)
+    assert sharing_pays([120, 120], together=160, width=128)
+    assert not sharing_pays([2000, 2000], together=3996, width=128)

@@ -136,7 +136,7 @@ def test_a_training_that_diverges_fails_and_saves_nothing(tmp_path: Path) -> Non
 def test_a_held_out_loss_that_is_not_finite_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = trainer(tmp_path, held_out=sums(8, 9))
     monkeypatch.setattr(
-        one.model.network, "scores", lambda rows, _: torch.full((sum(len(r.ends_K) for r in rows),), torch.nan)
+        one.model.network, "outputs", lambda rows, _: torch.full((sum(len(r.ends_K) for r in rows), 1), torch.nan)
     )
     with pytest.raises(LossNotFinite, match="on the held-out rows"):
         one.evaluate()

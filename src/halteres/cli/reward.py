@@ -303,14 +303,20 @@ def check(
 def export(
     folder: Folder,
     out: Annotated[Path, typer.Argument(help="The folder to write: a new one, or an empty one.")],
+    objective_weights: Annotated[
+        str | None, typer.Option(help="What each objective counts: helpful=0.7,safe=0.3. [default: as in the model]")
+    ] = None,
 ) -> None:
-    """Write the whole model as one folder, an adapter put into its weights: for transformers, TRL, vLLM."""
+    """Write the whole model as one folder, an adapter put into its weights, objectives into one score: for
+    transformers, TRL, vLLM."""
     from halteres.errors import Conflict
     from halteres.rewards import RewardModel
+    from halteres.rewards.training_plan import parse_settings
 
     if out.exists() and any(out.iterdir()):
         raise Conflict(f"The folder {out} is not empty.", next="Name a new one.")
-    RewardModel.load(folder).save_merged(out)
+    assignments = [one.strip() for one in (objective_weights or "").split(",") if one.strip()]
+    RewardModel.load(folder).save_merged(out, parse_settings(assignments))
     typer.echo(f"{out}: AutoModelForSequenceClassification.from_pretrained reads it")
 
 

@@ -153,4 +153,5 @@ def _score_of(item: Any) -> Score | None:
         truncated=bool(item.get("truncated", False)),
         ended_with_eos=bool(item.get("ended_with_eos", True)),
         converted=bool(item.get("converted", False)),
+        parts={str(name): float(part) for name, part in item.get("parts", {}).items()},
     )

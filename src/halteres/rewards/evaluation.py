@@ -6,7 +6,7 @@ Never: trains, calibrates; counts a text that could not be scored as wrong: it i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
@@ -47,6 +47,12 @@ class Scored:
         return np.array([score.value for score in self.scores])
 
     @property
+    def judged_K(self) -> Floats:
+        """The scores of the comparison's objective, where the scorer tells them apart."""
+        objective = self.comparison.objective or ""
+        return np.array([score.parts.get(objective, score.value) for score in self.scores])
+
+    @property
     def ranked_pairs(self) -> list[tuple[int, int]]:
         """Places of the better and the worse completion, of all pairs that are no tie."""
         ranks = self.comparison.ranks
@@ -65,13 +71,33 @@ class Pair:
     @property
     def lead(self) -> float:
         """The better side's score minus the other's."""
-        return self.scored.scores[self.better].value - self.scored.scores[self.worse].value
+        judged_K = self.scored.judged_K
+        return float(judged_K[self.better] - judged_K[self.worse])
 
     @property
     def longer(self) -> int:
         """By how much the better side is longer: tokens where the scorer tells them, else characters."""
         lengths = lengths_of(self.scored)
         return int(lengths[self.better] - lengths[self.worse])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """A state of a completion in steps, scored."""
+
+    scored: Scored
+    place: int
+
+    @property
+    def label(self) -> bool:
+        """Whether the step that led there is right."""
+        return self.scored.comparison.labels[self.place]
+
+    @property
+    def lead(self) -> float:
+        """The score, towards the label: above 0 it is told rightly."""
+        score = float(self.scored.judged_K[self.place])
+        return score if self.label else -score
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +160,8 @@ class Evaluation:
     num_without_eos: int
     overall: PairFigures
     by_kind: Mapping[str, PairFigures]
+    by_objective: Mapping[str, PairFigures]
+    first_wrong_step: Share | None  # rows in steps: its place, or that there is none, is told rightly
     groups: GroupFigures | None  # of comparisons of more than two completions
     length: LengthFigures
     calibration: CalibrationFigures
@@ -141,15 +169,17 @@ class Evaluation:
     probes: tuple[Probe, ...]
     benchmark: Benchmark | None
     leads: tuple[float, ...]
-    mistakes: tuple[Pair, ...]  # the lowest leads below 0, lowest first
+    mistakes: tuple[Pair | State, ...]  # the lowest leads below 0, lowest first
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a reader of the accuracy alone would miss."""
+        kinds = {f"Kind '{name}'": figures for name, figures in self.by_kind.items()}
+        objectives = {f"Objective '{name}'": figures for name, figures in self.by_objective.items()}
         found = [
-            f"Kind '{kind}': {figures.accuracy.value:.1%} of {figures.accuracy.count} pairs is no better than a coin "
+            f"{what}: {figures.accuracy.value:.1%} of {figures.accuracy.count} pairs is no better than a coin "
             f"({figures.accuracy.low:.1%} to {figures.accuracy.high:.1%})."
-            for kind, figures in self.by_kind.items()
+            for what, figures in {**kinds, **objectives}.items()
             if figures.accuracy.holds_half
         ]
         if self.num_unscored:
@@ -188,15 +218,17 @@ async def evaluate(
     """
     scored = await score_comparisons(scorer, preferences)
     pairs = [Pair(scored=one, better=better, worse=worse) for one in scored for better, worse in one.ranked_pairs]
-    if not pairs:
+    states = [State(scored=one, place=place) for one in scored for place in range(len(one.comparison.labels))]
+    judged = [*pairs, *states]
+    if not judged:
         raise InvalidData(
             f"{preferences.source} gives no ranked pair with two scores.",
             f"{len(scored)} of {len(preferences.comparisons)} comparisons could be scored.",
             "See what the scorer says of the others, and whether all are ties.",
         )
-    leads = leads_of(pairs)
+    leads = leads_of(judged)
     bins = metrics.reliability(leads, temperature)
-    kinds = sorted({one.comparison.kind for one in scored if one.comparison.kind is not None})
+    in_steps = [one for one in scored if one.comparison.labels]
     scores = np.concatenate([one.values_K for one in scored])
     return Evaluation(
         scorer=scorer.name,
@@ -207,10 +239,9 @@ async def evaluate(
         num_truncated=sum(score.truncated for one in scored for score in one.scores),
         num_without_eos=sum(not score.ended_with_eos for one in scored for score in one.scores),
         overall=metrics.pair_figures(leads),
-        by_kind={
-            kind: metrics.pair_figures(leads_of([pair for pair in pairs if pair.scored.comparison.kind == kind]))
-            for kind in kinds
-        },
+        by_kind=_by(judged, lambda one: one.kind),
+        by_objective=_by(judged, lambda one: one.objective),
+        first_wrong_step=metrics.share(sum(map(_finds_first_wrong, in_steps)), len(in_steps)) if in_steps else None,
         groups=_groups(scored),
         length=_length(scored, pairs),
         calibration=CalibrationFigures(
@@ -223,8 +254,23 @@ async def evaluate(
         probes=await probes(scorer, scored[:PROBED], eos_token) if probe else (),
         benchmark=rewardbench_2([(one.comparison, one.values_K) for one in scored]),
         leads=tuple(float(lead) for lead in leads),
-        mistakes=tuple(sorted((pair for pair in pairs if pair.lead < 0), key=lambda pair: pair.lead)[:MOST_MISTAKES]),
+        mistakes=tuple(sorted((one for one in judged if one.lead < 0), key=lambda one: one.lead)[:MOST_MISTAKES]),
     )
+
+
+def _by(judged: Sequence[Pair | State], name_of: Callable[[Comparison], str | None]) -> dict[str, PairFigures]:
+    names = sorted({name for one in judged if (name := name_of(one.scored.comparison)) is not None})
+    return {
+        name: metrics.pair_figures(leads_of([one for one in judged if name_of(one.scored.comparison) == name]))
+        for name in names
+    }
+
+
+def _finds_first_wrong(scored: Scored) -> bool:
+    """Whether the first state that scores no more than 0 is the first with the label wrong; or there is neither."""
+    told = [score > 0 for score in scored.judged_K]
+    labels = list(scored.comparison.labels)
+    return [*told, False].index(False) == [*labels, False].index(False)
 
 
 async def score_comparisons(scorer: Scorer, preferences: Preferences) -> list[Scored]:
@@ -258,9 +304,9 @@ def scorables(comparison: Comparison) -> list[Scorable]:
     return [text for text in texts_of(comparison) if isinstance(text, Scorable)]
 
 
-def leads_of(pairs: Sequence[Pair]) -> Floats:
+def leads_of(judged: Sequence[Pair | State]) -> Floats:
     """Shape (P,)."""
-    return np.array([pair.lead for pair in pairs], dtype=np.float64)
+    return np.array([one.lead for one in judged], dtype=np.float64)
 
 
 def pair_scores(scored: Sequence[Scored]) -> tuple[Floats, Floats]:
@@ -290,11 +336,11 @@ def _groups(scored: Sequence[Scored]) -> GroupFigures | None:
     if not groups:
         return None
     correct = [np.array(one.comparison.ranks) == 0 for one in groups]
-    taus = [metrics.kendall_tau(one.values_K, one.comparison.ranks) for one in groups]
+    taus = [metrics.kendall_tau(one.judged_K, one.comparison.ranks) for one in groups]
     return GroupFigures(
         num_groups=len(groups),
         best_of_n=float(
-            np.mean([metrics.best_of_n_credit(one.values_K, best) for one, best in zip(groups, correct, strict=True)])
+            np.mean([metrics.best_of_n_credit(one.judged_K, best) for one, best in zip(groups, correct, strict=True)])
         ),
         random_best_of_n=float(np.mean([best.mean() for best in correct])),
         kendall_tau=_mean([tau for tau in taus if tau is not None]),

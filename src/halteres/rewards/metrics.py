@@ -49,9 +49,9 @@ def share(hits: float, count: int) -> Share:
     middle = value + z * z / (2 * count)
     reach = z * math.sqrt(value * (1 - value) / count + z * z / (4 * count * count))
     whole = 1 + z * z / count
-    return Share(
-        value=value, low=max(0.0, (middle - reach) / whole), high=min(1.0, (middle + reach) / whole), count=count
-    )
+    low, high = (middle - reach) / whole, (middle + reach) / whole
+    # Of no case or of all, a bound is the share itself, and rounding must not put it on the share's other side.
+    return Share(value=value, low=max(0.0, min(low, value)), high=min(1.0, max(high, value)), count=count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

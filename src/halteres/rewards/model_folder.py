@@ -56,8 +56,9 @@ def read_model_folder(folder: str | Path) -> ModelFolder:
     kinds = [str(kind) for kind in config.get("architectures") or ()]
     if not any(kind.endswith("ForSequenceClassification") for kind in kinds):
         raise _none(path, f"Its config.json names {', '.join(kinds) or 'no architecture'}, not one that classifies.")
-    if (num_outputs := num_outputs_of(config)) != 1:
-        raise _none(path, f"It has {num_outputs} outputs; a reward model has one.")
+    num_outputs, objectives = num_outputs_of(config), facts.get("objective_weights") or {}
+    if num_outputs != max(1, len(objectives)):
+        raise _none(path, f"It has {num_outputs} outputs; a reward model has one, or one for each of its objectives.")
     return ModelFolder(path=path, num_bytes=_num_bytes(path), facts=facts)
 
 

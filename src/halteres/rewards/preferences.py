@@ -1,4 +1,4 @@
-"""Preference data: completions of one prompt, ranked.
+"""Preference data: completions of one prompt, ranked, or steps of one completion, each right or wrong.
 
 Owns: the formats that are read, every check of a row, the split that keeps a prompt on one side.
 Never: tokenises, truncates; changes a text.
@@ -34,19 +34,27 @@ OnIdentical = Literal["error", "tie", "drop"]
 MOST_ROWS = 10
 """Row numbers that are told of one problem; the rest are counted."""
 
+STEP_SEPARATOR = "\n"
+"""Between the steps of a completion that are strings. Steps that are messages need none."""
+
 _TOKEN_COLUMNS = (("chosen_ids", "rejected_ids"), ("chosen_input_ids", "rejected_input_ids"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """K >= 2 completions of one prompt with their ranks: one row. A pair is K = 2 with the ranks 0 and 1."""
+    """K >= 2 completions of one prompt with their ranks: one row. A pair is K = 2 with the ranks 0 and 1.
+
+    Of a completion in steps, the completions are its states: what there is of it after each step that has a label.
+    """
 
     completions: tuple[Text, ...]  # K, all of one form
-    ranks: tuple[int, ...]  # K: 0 is the best; equal ranks are a tie
+    ranks: tuple[int, ...]  # K: 0 is the best; equal ranks are a tie, and states are not ranked
+    labels: tuple[bool, ...] = ()  # of states, K: whether the step that led there is right; empty: ranked completions
     prompt: str | Sequence[Message] | None = None  # None: each completion holds everything
     margin: float = 0.0  # lead asked of the chosen side, in raw scores; of a pair
     weight: float = 1.0  # in the loss, >= 0
     kind: str | None = None  # a label that results are told apart by
+    objective: str | None = None  # what the ranks or labels judge, of a model with several outputs; None: all of it
     tools: tuple[Mapping[str, Any], ...] = ()  # functions in OpenAI's form, for the chat template
     template_arguments: Mapping[str, Any] = field(default_factory=dict)  # `chat_template_kwargs`
     id: str = ""  # as the data has it; of a benchmark's rows
@@ -82,6 +90,11 @@ class Preferences:
         """Of all its rows."""
         return self.comparisons[0].form
 
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        """Those that rows name, sorted."""
+        return tuple(sorted({one.objective for one in self.comparisons if one.objective is not None}))
+
 
 class MarginFrom(BaseModel, frozen=True, extra="forbid"):
     """A margin made of two columns of scores: scale * (chosen - rejected)."""
@@ -110,8 +123,9 @@ def read_preferences(
             a `datasets.Dataset`, or mappings. A row has `chosen` and `rejected`, strings or messages, with or without
             a `prompt`; or `chosen_ids` and `rejected_ids`; or several completions of one prompt: `completions` with
             `ranks` (the lowest is the best) or `scores` (the highest is), or lists in `chosen` and `rejected`, all of
-            one list ranked alike. Optional: `margin`, `weight`, `kind` (or `subset`), `tie`, `tools`,
-            `chat_template_kwargs`, `id`. Other columns are left alone.
+            one list ranked alike; or the steps of one completion: `completions` with `labels`, true, false, or null
+            for a step that is not judged. Optional: `margin`, `weight`, `kind` (or `subset`), `objective`, `tie`,
+            `tools`, `chat_template_kwargs`, `id`. Other columns are left alone.
         on_identical: what to do with a row that prefers a text to itself.
         margin_from: the columns of scores that margins are made of; they go before a column `margin`.
 
@@ -139,6 +153,9 @@ def checked(
             if comparisons and comparison.form != comparisons[0].form:
                 first = comparisons[0]
                 raise RowProblem(f"is {comparison.form}, while row {first.row} is {first.form}")
+            if comparisons and bool(comparison.labels) != bool(comparisons[0].labels):
+                kinds = ("ranked completions", "steps with labels")[:: -1 if comparison.labels else 1]
+                raise RowProblem(f"holds {kinds[0]}, while row {comparisons[0].row} holds {kinds[1]}")
             if _prefers_itself(comparison):
                 if on_identical == "error":
                     raise RowProblem(IDENTICAL)
@@ -158,6 +175,8 @@ def checked(
     warnings = [f"{_rows(dropped)}: dropped, the completions are identical"] if dropped else []
     if repeated := _repeated(comparisons):
         warnings.append(f"{_rows(repeated)}: the same as a row before")
+    if len(labels := {label for one in comparisons for label in one.labels}) == 1:
+        warnings.append(f"{_rows([one.row for one in comparisons])}: every step is {_judged(*labels)}")
     return Preferences(
         comparisons=tuple(comparisons),
         source=found.source,
@@ -230,10 +249,17 @@ def _rows(numbers: Sequence[int]) -> str:
 def _comparison(row: Mapping[str, Any] | Unreadable, number: int, margin_from: MarginFrom | None) -> Comparison:
     if isinstance(row, Unreadable):
         raise RowProblem(row.why)
-    completions, ranks = _ranked(row)
+    labels: tuple[bool, ...] = ()
+    if "labels" in row and "completions" in row and "ranks" not in row and "scores" not in row:
+        completions, labels = _states(row)
+        ranks = (0,) * len(completions)
+    else:
+        completions, ranks = _ranked(row)
     prompt = _prompt(row.get("prompt"), _form(completions[0]))
     tie = _optional(row, "tie", bool, False)
     margin = _margin(row, margin_from)
+    if labels and (tie or margin):
+        raise RowProblem("'tie' and 'margin' are for two completions, not for steps")
     if len(completions) > 2 and (tie or margin):
         raise RowProblem("'tie' and 'margin' are for two completions; equal 'ranks' are a tie")
     weight = _number(row, "weight", 1.0)
@@ -244,10 +270,12 @@ def _comparison(row: Mapping[str, Any] | Unreadable, number: int, margin_from: M
     return Comparison(
         completions=completions,
         ranks=(0, 0) if tie else ranks,
+        labels=labels,
         prompt=prompt,
         margin=margin,
         weight=weight,
         kind=kind,
+        objective=_optional(row, "objective", str, None) or None,
         tools=_tools(row.get("tools")),
         template_arguments=_mapping(row.get("chat_template_kwargs")),
         id="" if identifier is None else str(identifier),
@@ -272,6 +300,40 @@ def _ranked(row: Mapping[str, Any]) -> tuple[tuple[Text, ...], tuple[int, ...]]:
     if len({_form(text) for text in texts}) > 1:
         raise RowProblem("standard and conversational completions are mixed")
     return texts, ranks
+
+
+def _states(row: Mapping[str, Any]) -> tuple[tuple[Text, ...], tuple[bool, ...]]:
+    """What there is of a completion after each of its steps that has a label."""
+    steps, labels = (_required(row, column) for column in ("completions", "labels"))
+    for column, values in (("completions", steps), ("labels", labels)):
+        if not isinstance(values, Sequence) or isinstance(values, str) or not values:
+            raise RowProblem(f"'{column}' is not a list of one or more")
+    if len(labels) != len(steps):
+        raise RowProblem("'labels' are not as many as 'completions'")
+    if any(not isinstance(label, bool | None) for label in labels):
+        raise RowProblem("a label is neither true, false nor null")
+    if all(label is None for label in labels):
+        raise RowProblem("no step has a label")
+    if len({isinstance(step, str) for step in steps}) > 1:
+        raise RowProblem("standard and conversational completions are mixed")
+    states: list[Text] = []
+    if isinstance(steps[0], str):
+        texts = [str(_completion(step, "completions")) for step in steps]
+        states += [STEP_SEPARATOR.join(texts[:end]) for end in range(1, len(texts) + 1)]
+    else:
+        chat: tuple[Message, ...] = ()
+        for step in steps:  # a message, or several
+            messages = _messages([step] if isinstance(step, Mapping) else step, "completions")
+            if not messages:
+                raise RowProblem("'completions' is empty")
+            chat += messages
+            states.append(chat)
+    judged = [(state, label) for state, label in zip(states, labels, strict=True) if label is not None]
+    return tuple(state for state, _ in judged), tuple(label for _, label in judged)
+
+
+def _judged(label: bool) -> str:
+    return "right" if label else "wrong"
 
 
 def _side(value: Any, column: str) -> tuple[Text, ...]:
@@ -446,7 +508,8 @@ def _repeated(comparisons: Iterable[Comparison]) -> list[int]:
     seen: Counter[str] = Counter()
     rows: list[int] = []
     for comparison in comparisons:
-        key = _canonical([comparison.prompt, comparison.completions, comparison.ranks])
+        judged = (comparison.ranks, comparison.labels, comparison.objective)
+        key = _canonical([comparison.prompt, comparison.completions, judged])
         seen[key] += 1
         if seen[key] > 1:
             rows.append(comparison.row)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halteres.observe.canvas import PALE, Canvas
-from halteres.rewards.evaluation import Evaluation, Pair, as_text
+from halteres.rewards.evaluation import Evaluation, Pair, State, as_text
 from halteres.rewards.metrics import PairFigures, Share
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def draw(evaluation: Evaluation, file: Path) -> None:
     """Write a PNG: accuracy by kind, reliability, leads."""
     canvas = Canvas(f"{Path(evaluation.scorer).name} on {evaluation.source}", columns=3, shared=False)
     kinds, calibration, leads = canvas.panels
-    _draw_kinds(kinds, {"all": evaluation.overall, **evaluation.by_kind})
+    _draw_kinds(kinds, _named(evaluation))
     bins = [each for each in evaluation.calibration.bins if each.count]
     calibration.plot([0.5, 1], [0.5, 1], color=PALE, linestyle="--", linewidth=1)
     calibration.plot([each.confidence for each in bins], [each.accuracy for each in bins], color=_BLUE, marker="o")
@@ -149,28 +149,43 @@ def _draw_kinds(axes: Axes, figures: Mapping[str, PairFigures]) -> None:
     axes.set_xlabel("accuracy, 95 %")
 
 
+def _named(evaluation: Evaluation) -> dict[str, PairFigures]:
+    objectives = {f"objective {name}": figures for name, figures in evaluation.by_objective.items()}
+    return {"all": evaluation.overall, **evaluation.by_kind, **objectives}
+
+
 def _pair_rows(evaluation: Evaluation) -> list[tuple[str, ...]]:
-    return [_pair_row(name, figures) for name, figures in {"all": evaluation.overall, **evaluation.by_kind}.items()]
+    rows = [_pair_row(name, figures) for name, figures in _named(evaluation).items()]
+    if (first := evaluation.first_wrong_step) is not None:
+        rows.append(("first wrong step", *_accuracy_cells(first), "–", "–", "–"))
+    return rows
 
 
 def _pair_row(name: str, figures: PairFigures) -> tuple[str, ...]:
-    accuracy = figures.accuracy
     return (
         name,
-        str(accuracy.count),
-        f"{accuracy.value:.1%}" + (" *" if accuracy.holds_half else ""),
-        f"{accuracy.low:.1%} to {accuracy.high:.1%}",
+        *_accuracy_cells(figures.accuracy, coin=True),
         f"{figures.half_credit:.1%}",
         f"{figures.mean_margin:.3g}",
         f"{figures.tie_rate:.1%}",
     )
 
 
-def _mistake(pair: Pair) -> str:
+def _accuracy_cells(accuracy: Share, *, coin: bool = False) -> tuple[str, str, str]:
+    """Count, share and interval; with `coin` a share is marked that might be a coin's."""
+    mark = " *" if coin and accuracy.holds_half else ""
+    return str(accuracy.count), f"{accuracy.value:.1%}{mark}", f"{accuracy.low:.1%} to {accuracy.high:.1%}"
+
+
+def _mistake(pair: Pair | State) -> str:
     comparison = pair.scored.comparison
     texts = [("prompt", comparison.prompt)] if comparison.prompt else []
-    better, worse = (comparison.completions[place] for place in (pair.better, pair.worse))
-    parts = [*texts, ("preferred", better), ("scored higher", worse)]
+    if isinstance(pair, State):
+        label = "the last step is right" if pair.label else "the last step is wrong"
+        parts = [*texts, (label, comparison.completions[pair.place])]
+    else:
+        better, worse = (comparison.completions[place] for place in (pair.better, pair.worse))
+        parts = [*texts, ("preferred", better), ("scored higher", worse)]
     body = "".join(f'<div class="role">{role}</div><pre>{escape(as_text(text))}</pre>' for role, text in parts)
     kind = f", {escape(comparison.kind)}" if comparison.kind else ""
     return f"<details><summary>Row {comparison.row}{kind}: lead {pair.lead:.3g}</summary>{body}</details>"

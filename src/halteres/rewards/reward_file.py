@@ -36,6 +36,7 @@ class RewardFile(BaseModel, frozen=True, extra="forbid"):
     template: ScoringTemplate
     probes: list[Probe] = []
     calibration: Calibration | None = None
+    objective_weights: dict[str, float] = {}  # of each output, in order; empty: there is one, without a name
     tie_threshold: float | None = None  # learned with `tie_policy: rao_kupper`
     settings: dict[str, Any] = {}  # of the training
     data: dict[str, Any] = {}  # where the preferences came from, rows, rows cut and dropped

@@ -245,10 +245,9 @@ class _ModelScores:
                 await scorer.close()
 
     def _value(self, score: Score) -> Value:
-        """An ensemble's score comes with how far its members are apart."""
-        return Value(
-            total=score.value, parts={} if score.disagreement is None else {"disagreement": score.disagreement}
-        )
+        """A score comes with its objectives' parts, an ensemble's with how far its members are apart."""
+        apart = {} if score.disagreement is None else {"disagreement": score.disagreement}
+        return Value(total=score.value, parts={**score.parts, **apart})
 
 
 class _Grades:

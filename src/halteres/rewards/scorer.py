@@ -42,6 +42,7 @@ class Score:
     ended_with_eos: bool = True  # the scorer read an end token last
     disagreement: float | None = None  # standard deviation of an ensemble's members; None: not an ensemble's
     converted: bool = False  # the text came in another form than the scorer reads, and was put into its own
+    parts: Mapping[str, float] = field(default_factory=dict)  # raw, of each objective; `value` is their weighted sum
 
 
 class Scorer(Protocol):

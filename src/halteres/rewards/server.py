@@ -316,6 +316,7 @@ def _answer(model: Model, result: Result, output: Output) -> dict[str, Any]:
         "truncated": result.truncated,
         "ended_with_eos": result.ended_with_eos,
         "converted": result.converted,
+        **({"parts": dict(result.parts)} if result.parts else {}),
     }
 
 

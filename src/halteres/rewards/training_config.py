@@ -10,11 +10,11 @@ length, the learning rate of the preset, texts that are too long are cut instead
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError, model_validator
 
 from halteres.errors import InvalidConfig, unknown
 from halteres.rewards.template import Truncation
@@ -84,6 +84,7 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     tie_policy: TiePolicy = "soft"
     listwise_loss: ListwiseLoss = "pairs"  # of rows with more than two completions
+    objective_weights: dict[str, FiniteFloat] | None = None  # of each objective in the score; None: equal shares of 1
 
     max_length: Annotated[int, Field(ge=2)] | None = 1024
     truncation: Truncation = "keep_end"
@@ -147,6 +148,37 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         if missing and self.preset == "off":
             raise InvalidConfig(f"The setting '{next(iter(missing))}' is missing.", "The preset is off.")
         return self.model_copy(update=missing)
+
+    def weights_of(self, objectives: Sequence[str], own: Mapping[str, float] | None = None) -> dict[str, float]:
+        """Of each objective what it counts in the score.
+
+        Args:
+            objectives: that the data name.
+            own: of the reward model that training goes on from; it keeps its objectives.
+
+        Raises:
+            InvalidConfig: as `settled_weights`.
+        """
+        return settled_weights(self.objective_weights or own, tuple(own or ()) or objectives)
+
+
+def settled_weights(asked: Mapping[str, float] | None, objectives: Sequence[str]) -> dict[str, float]:
+    """Of each objective what it counts in the score, in order: as asked for, else equal shares of 1.
+
+    Raises:
+        InvalidConfig: a weight of an objective that there is not; an objective without a weight.
+    """
+    if not asked:
+        return {name: 1 / len(objectives) for name in objectives}
+    for name in asked:
+        if name not in objectives:
+            raise unknown(InvalidConfig, "objective", name, objectives)
+    missing = [name for name in objectives if name not in asked]
+    if missing:
+        raise InvalidConfig(
+            f"objective_weights has none for '{missing[0]}'.", next="Give it a weight; 0 leaves it out of the score."
+        )
+    return {name: asked[name] for name in objectives}
 
 
 def preset_for(num_parameters: int) -> Preset:

@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field, ValidationError
 from halteres.errors import InvalidConfig
 from halteres.models.shape import ModelShape, read_shape
 from halteres.rewards.preferences import MarginFrom, OnIdentical, Preferences, hold_out, overlap, read_preferences
+from halteres.rewards.reward_file import read_reward_file
 from halteres.rewards.template import Rendered, ScoringTemplate, template_for
 from halteres.rewards.training_config import RewardConfig
 from halteres.text import Tokenizer
@@ -126,6 +127,8 @@ def forecast(plan: TrainingPlan, folder: Path) -> Forecast:
     train, held_out, warnings = plan.preferences()
     shape = _shape(folder)
     settings = plan.settings if shape is None else plan.settings.settled(shape.parameters)
+    stored = read_reward_file(folder)
+    settings.weights_of(train.objectives, stored.objective_weights if stored is not None else None)
     template = template_for(
         Tokenizer(folder), eos_token=settings.eos_token, max_length=settings.max_length, truncation=settings.truncation
     )

@@ -4,9 +4,11 @@ Owns: a row of tokens, positions and branches; which tokens see each other; wher
 sharing is less work.
 Never: runs a model.
 
-A token belongs to branch 0, which all texts share, or to the branch of its own text. It sees the tokens before it in
-branch 0 and in its own branch, at the positions that they have in the text alone, so that the text's hidden states
-are those of a row of its own. Shape suffixes: B rows, L tokens of the longest row, K texts of a row.
+The longest text is the trunk, branch 0; where another text leaves it, the rest of that text stands in a branch of its
+own, before the trunk goes on: texts that grow, each out of the one before, are hardly longer than the last of them. A
+token sees the tokens before it in branch 0 and in its own branch, at the positions that they have in the text alone,
+so that the text's hidden states are those of a row of its own. Shape suffixes: B rows, L tokens of the longest row,
+K texts of a row.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ class SharedRow:
 
     tokens_L: tuple[int, ...]
     positions_L: tuple[int, ...]  # of each token in its text
-    branches_L: tuple[int, ...]  # 0: shared by all; k: of text k - 1 alone
+    branches_L: tuple[int, ...]  # 0: the trunk; k: of text k - 1 alone
     ends_K: tuple[int, ...]  # where in the row each text's last token stands
 
 
@@ -45,15 +47,18 @@ class SharedBatch:
 
 
 def shared_row(texts: Sequence[Sequence[int]]) -> SharedRow:
-    """The longest common prefix once, then what is left of each text, which is at least its last token."""
-    shared = shared_length(texts)
-    tokens, positions, branches = list(texts[0][:shared]), list(range(shared)), [0] * shared
-    ends: list[int] = []
-    for branch, text in enumerate(texts, start=1):
-        tokens += text[shared:]
-        positions += range(shared, len(text))
-        branches += [branch] * (len(text) - shared)
-        ends.append(len(tokens) - 1)
+    """The longest text, and of every other what it does not begin with."""
+    trunk = max(texts, key=len)
+    shared = [shared_length(text, trunk) for text in texts]
+    tokens, positions, branches, places = list[int](), list[int](), list[int](), list[int]()  # places: of the trunk
+    ends = [0] * len(texts)
+    for k in sorted(range(len(texts)), key=shared.__getitem__):
+        first, own = len(places), texts[k][shared[k] :]
+        places += range(len(tokens), len(tokens) + shared[k] - first)
+        tokens += [*trunk[first : shared[k]], *own]
+        positions += range(first, len(texts[k]))
+        branches += [0] * (shared[k] - first) + [k + 1] * len(own)
+        ends[k] = len(tokens) - 1 if own else places[shared[k] - 1]
     return SharedRow(tuple(tokens), tuple(positions), tuple(branches), tuple(ends))
 
 
@@ -63,19 +68,17 @@ def single_row(text: Sequence[int], ends: Sequence[int] | None = None) -> Shared
     return SharedRow(tuple(text), tuple(range(len(text))), (0,) * len(text), places)
 
 
-def shared_length(texts: Sequence[Sequence[int]]) -> int:
-    """Tokens that all texts begin with, at most all but one of the shortest."""
-    alike = takewhile(lambda place: all(token == place[0] for token in place), zip(*texts, strict=False))
-    return min(sum(1 for _ in alike), min(map(len, texts)) - 1)
+def shared_length(text: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens that both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False)))
 
 
-def sharing_pays(lengths: Sequence[int], shared: int, width: int) -> bool:
-    """Whether one row of K texts of these lengths is less work than K rows.
+def sharing_pays(lengths: Sequence[int], together: int, width: int) -> bool:
+    """Whether one row of so many tokens is less work than K rows of these lengths.
 
     A token costs about 24 * width² operations in a layer's matrices, and 4 * width for each token of its row in
     attention, where a mask spares nothing: a short shared prefix before long texts is computed faster apart.
     """
-    together = sum(lengths) - shared * (len(lengths) - 1)
     return 6 * width * (sum(lengths) - together) + sum(length**2 for length in lengths) > together**2
 
 

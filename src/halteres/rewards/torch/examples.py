@@ -24,7 +24,8 @@ class Example:
     rows: tuple[SharedRow, ...]  # their texts are those of the comparison, in order
     ranked: RankedTexts
     kind: str | None
-    num_tokens: int  # useful ones, as TRL counts: each text with its prompt
+    objective: str | None
+    num_tokens: int  # useful ones, as TRL counts: each text with its prompt, and states once
 
     @property
     def length(self) -> int:
@@ -94,7 +95,9 @@ def prepare(
     for comparison in preferences.comparisons:
         rendered = template.render_comparison(tokenizer, comparison)
         lengths.append(max(len(one.tokens) + template.num_removed(one) for one in rendered))
-        ranked = RankedTexts(ranks=comparison.ranks, margin=comparison.margin, weight=comparison.weight)
+        ranked = RankedTexts(
+            ranks=comparison.ranks, labels=comparison.labels, margin=comparison.margin, weight=comparison.weight
+        )
         if not teaches(ranked, settings):
             ties += 1
             continue
@@ -106,8 +109,9 @@ def prepare(
             lost += sum(one.num_lost for one in rendered)
         texts = [one.tokens for one in rendered]
         rows = tuple(rows_of(texts, network, most if share else 0))
-        count = sum(map(len, texts))
-        found.append(Example(rows=rows, ranked=ranked, kind=comparison.kind, num_tokens=count))
+        count = len(texts[-1]) if comparison.labels else sum(map(len, texts))  # the last state holds the others
+        kind, objective = comparison.kind, comparison.objective
+        found.append(Example(rows=rows, ranked=ranked, kind=kind, objective=objective, num_tokens=count))
     if cut and template.truncation == "error":
         raise template.too_long(preferences.source, cut, lengths)
     if not found:

@@ -1,4 +1,4 @@
-"""The losses of reward modelling: pairs, rankings, ties, centring.
+"""The losses of reward modelling: pairs, rankings, ties, centring; labels of states.
 
 Owns: which pairs a ranking has, the loss of each comparison and the weighted sum of a batch.
 Never: divides by a batch's size: the caller divides by the weights of the whole optimiser step, so that it is exact
@@ -6,7 +6,8 @@ however the step is cut into micro-batches.
 
 Sources: Bradley-Terry with a margin (Llama 2, arXiv 2307.09288) and centring (arXiv 2312.09244), as TRL 1.16 has them;
 all pairs of a ranking over their number (InstructGPT, arXiv 2203.02155); ties by Rao and Kupper (1967); rankings by
-Plackett and Luce, tied completions in Breslow's way.
+Plackett and Luce, tied completions in Breslow's way; the score of a state as the logit that all is right so far
+(process supervision, arXiv 2305.20050), the mean over a row's states.
 Shape suffixes: T texts of a batch end to end, P pairs, C comparisons.
 """
 
@@ -25,9 +26,10 @@ from halteres.rewards.training_config import ListwiseLoss, TiePolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedTexts:
-    """The ranks of the texts of one comparison."""
+    """The ranks of the texts of one comparison, or the labels of states."""
 
     ranks: tuple[int, ...]  # 0 is the best
+    labels: tuple[bool, ...] = ()  # of states: they are not ranked
     margin: float = 0.0
     weight: float = 1.0
 
@@ -56,14 +58,15 @@ class Pairs:
 
 
 def pairs_of(comparisons: Sequence[RankedTexts], *, ties: bool = True) -> Pairs:
-    """All pairs of each comparison, of texts that lie end to end; without `ties`, those of two ranks alone."""
+    """All pairs of each comparison, of texts that lie end to end; without `ties`, those of two ranks alone. States have
+    none."""
     found: list[tuple[int, int, int, bool]] = []
     start = 0
     for c, one in enumerate(comparisons):
         for a, b in combinations(range(len(one.ranks)), 2):
             tied = one.ranks[a] == one.ranks[b]
             better, worse = (a, b) if one.ranks[a] <= one.ranks[b] else (b, a)
-            if ties or not tied:
+            if (ties or not tied) and not one.labels:
                 found.append((start + better, start + worse, c, tied))
         start += len(one.ranks)
     better_P, worse_P, comparison_P, tied_P = zip(*found, strict=True) if found else ((), (), (), ())
@@ -72,7 +75,8 @@ def pairs_of(comparisons: Sequence[RankedTexts], *, ties: bool = True) -> Pairs:
 
 def teaches(comparison: RankedTexts, settings: LossSettings) -> bool:
     """Whether a comparison has anything to learn from: ties alone have not where they are dropped."""
-    return comparison.weight > 0 and (settings.tie_policy != "drop" or len(set(comparison.ranks)) > 1)
+    decides = bool(comparison.labels) or len(set(comparison.ranks)) > 1
+    return comparison.weight > 0 and (settings.tie_policy != "drop" or decides)
 
 
 def comparison_loss(
@@ -87,7 +91,8 @@ def comparison_loss(
         threshold: of `rao_kupper`, a scalar >= 0: the lead below which a tie is the likelier.
     """
     pairs = pairs_of(comparisons, ties=settings.tie_policy != "drop")
-    listed = [settings.listwise_loss == "plackett_luce" and len(one.ranks) > 2 for one in comparisons]
+    listwise = settings.listwise_loss == "plackett_luce"
+    listed = [listwise and len(one.ranks) > 2 and not one.labels for one in comparisons]
     total = scores_T.new_zeros(())
     if len(pairs):
         total = total + _pair_losses(scores_T, pairs, comparisons, listed, settings, threshold)
@@ -96,7 +101,18 @@ def comparison_loss(
         for scores_K, one, is_listed in zip(parts, comparisons, listed, strict=True):
             if is_listed:
                 total = total + one.weight * plackett_luce(scores_K, one.ranks)
+    if any(one.labels for one in comparisons):
+        total = total + _state_losses(scores_T, comparisons, settings.label_smoothing)
     return total
+
+
+def _state_losses(scores_T: Tensor, comparisons: Sequence[RankedTexts], smoothing: float) -> Tensor:
+    """Binary cross-entropy, of each comparison the mean over its states; of ranked texts nothing."""
+    label_T = torch.tensor([label for one in comparisons for label in one.labels or (False,) * len(one.ranks)])
+    share_T = torch.tensor([one.weight * bool(one.labels) / len(one.ranks) for one in comparisons for _ in one.ranks])
+    target_T = label_T * (1 - 2 * smoothing) + smoothing
+    losses_T = F.binary_cross_entropy_with_logits(scores_T, target_T.to(scores_T), reduction="none")
+    return (share_T.to(scores_T) * losses_T).sum()
 
 
 def _pair_losses(

@@ -23,7 +23,7 @@ import torch
 from halteres.config import environ
 from halteres.engine.folders import written
 from halteres.engine.torch.merge import COMPANIONS
-from halteres.engine.torch.shared_prefix import SharedRow, shared_length, shared_row, sharing_pays, single_row
+from halteres.engine.torch.shared_prefix import SharedRow, shared_row, sharing_pays, single_row
 from halteres.errors import InvalidData, boundary
 from halteres.models import known_folder
 from halteres.rewards.batches import forward_parts
@@ -33,6 +33,7 @@ from halteres.rewards.scorer import Device, Scorable, Score, best_first
 from halteres.rewards.template import Rendered, ScoringTemplate, padding_token, template_for
 from halteres.rewards.torch import lora
 from halteres.rewards.torch.network import ScoringNetwork, open_network
+from halteres.rewards.training_config import settled_weights
 from halteres.text import Message, Tokenizer
 
 PROBE_TOLERANCE = 1e-4
@@ -87,7 +88,8 @@ class RewardModel:
         file = read_reward_file(place)
         tokenizer = Tokenizer(place if (place / "tokenizer.json").is_file() else _base_of(place))
         template, padding, notes = _own(file, tokenizer) if file is not None else _assumed(place, tokenizer)
-        network = open_network(place, padding=padding, trained=True, device=device)
+        weights = file.objective_weights if file is not None else None
+        network = open_network(place, padding=padding, trained=True, device=device, objective_weights=weights)
         network.model.eval()
         if not network.shares_prefixes:
             notes.append("Each text is a row of its own: this model takes no mask of shared prefixes.")
@@ -112,7 +114,9 @@ class RewardModel:
     def digest(self) -> str:
         """SHA-256 of weights, template and calibration: models of one digest give equal scores in every unit."""
         calibration = self.calibration.model_dump_json() if self.calibration is not None else ""
-        return hashlib.sha256(f"{self._weights_digest} {self.template.digest} {calibration}".encode()).hexdigest()
+        objectives = json.dumps(self.network.objective_weights) if self.network.objective_weights else ""
+        read_as = f"{self.template.digest} {calibration}{objectives}"
+        return hashlib.sha256(f"{self._weights_digest} {read_as}".encode()).hexdigest()
 
     @cached_property
     def _weights_digest(self) -> str:
@@ -135,38 +139,25 @@ class RewardModel:
     def score_each(self, texts: Sequence[Scored]) -> list[Score | InvalidData]:
         """As `score`, but in place of a score that could not be made, why: such a text spoils no other."""
         rendered = [self._readable(text, number) for number, text in enumerate(texts)]
-        by_prompt: dict[str, list[int]] = {}
-        for number, text in enumerate(texts):
-            if isinstance(rendered[number], Rendered):
-                prompt = text.prompt if isinstance(text, Scorable) else None
-                key = f"{number}" if prompt is None else json.dumps(prompt, sort_keys=True, default=str)
-                by_prompt.setdefault(key, []).append(number)
-        groups = [
-            [one.tokens for number in group if isinstance(one := rendered[number], Rendered)]
-            for group in by_prompt.values()
-        ]
-        placed = dict(zip((n for group in by_prompt.values() for n in group), self._values(groups), strict=True))
+        groups = _computed_together(texts, rendered)
+        tokens = [[one.tokens for n in group if isinstance(one := rendered[n], Rendered)] for group in groups]
+        placed = dict(zip((n for group in groups for n in group), self._values(tokens), strict=True))
         return [
-            _score(placed[number], one, number) if isinstance(one, Rendered) else one
+            self._score(placed[number], one, number) if isinstance(one, Rendered) else one
             for number, one in enumerate(rendered)
         ]
 
-    def score_states(self, messages: Sequence[Message]) -> list[Score]:
-        """The raw score after each of the assistant's turns, read out of one pass where the chat template lets turns
-        only be added; the differences are a reward for each turn.
+    def score_states(self, chats: Sequence[Sequence[Message]]) -> list[tuple[Score, ...]]:
+        """Of each chat the raw score after each of the assistant's turns; the differences are a reward for each turn.
+
+        A chat is computed in one pass where its chat template lets turns only be added.
 
         Raises:
             InvalidData: as `score`.
         """
-        ends = [place for place, one in enumerate(messages, start=1) if one["role"] == "assistant"]
-        states = [self._rendered(messages[:end], number) for number, end in enumerate(ends)]
-        whole = states[-1].tokens if states else ()
-        if all(state.tokens == whole[: len(state.tokens)] for state in states) and states:
-            values = self._forward([single_row(whole, [len(state.tokens) - 1 for state in states])])
-        else:
-            values = self._values([[state.tokens] for state in states])
-        scores = [_score(value, state, n) for n, (value, state) in enumerate(zip(values, states, strict=True))]
-        return [_or_raise(score) for score in scores]
+        states = [[chat[:end] for end, one in enumerate(chat, start=1) if one["role"] == "assistant"] for chat in chats]
+        scores = iter(self.score([state for of_one in states for state in of_one]))
+        return [tuple(next(scores) for _ in of_one) for of_one in states]
 
     def rank(self, prompt: str | Sequence[Message] | None, completions: Sequence[str | Sequence[Message]]) -> list[int]:
         """Places of the completions, the best first; of equal scores, the earlier."""
@@ -202,10 +193,39 @@ class RewardModel:
                 file.replace(folder / file.name)
             target.rmdir()
 
-    def save_merged(self, folder: Path) -> None:
-        """Write the folder with the adapter put into the weights; the model here is a plain one afterwards."""
+    def save_merged(self, folder: Path, objective_weights: Mapping[str, float] | None = None) -> None:
+        """Write the folder with the adapter put into the weights, and several outputs into one; the model here is a
+        plain one afterwards.
+
+        Args:
+            folder: where to.
+            objective_weights: what each objective counts; without, what it does already. A calibration that was made
+                with other weights is left out.
+
+        Raises:
+            InvalidConfig: an objective that the model has not, or one without a weight.
+        """
+        own = self.network.objective_weights
+        weights = settled_weights(objective_weights or own, tuple(own))
         self.network.merge()
+        if own:
+            self.network.fold(weights)
+        if weights != own and self.file is not None:
+            self.file = self.file.model_copy(update={"calibration": None})
         self.save(folder)
+
+    def _score(self, values: Sequence[float], rendered: Rendered, number: int) -> Score | InvalidData:
+        value, *outputs = values
+        if not math.isfinite(value):
+            return InvalidData(f"Text {number} has no score.", f"The model gives it {value}.", index=number)
+        return Score(
+            value=value,
+            num_tokens=len(rendered.tokens),
+            truncated=rendered.num_lost > 0,
+            ended_with_eos=rendered.ended_with_eos,
+            converted=rendered.converted,
+            parts=dict(zip(self.network.objective_weights, outputs, strict=False)),  # one without a name is no part
+        )
 
     def _readable(self, text: Scored, number: int) -> Rendered | InvalidData:
         try:
@@ -227,19 +247,21 @@ class RewardModel:
             )
         return rendered
 
-    def _values(self, groups: Sequence[Sequence[tuple[int, ...]]]) -> list[float]:
-        """Scores of all groups' texts, end to end; a group's texts may share a prefix."""
+    def _values(self, groups: Sequence[Sequence[tuple[int, ...]]]) -> list[list[float]]:
+        """Of all groups' texts, end to end, the score and every output; a group's texts may share a prefix."""
         rows: list[SharedRow] = []
         for group in groups:
             rows += rows_of(group, self.network, self.max_tokens_per_forward)
         return self._forward(rows)
 
-    def _forward(self, rows: Sequence[SharedRow]) -> list[float]:
-        found: list[list[float]] = [[] for _ in rows]
+    def _forward(self, rows: Sequence[SharedRow]) -> list[list[float]]:
+        found: list[list[list[float]]] = [[] for _ in rows]
         parts = forward_parts([(1, len(row.tokens_L)) for row in rows], self.max_tokens_per_forward)
         with torch.inference_mode():
             for part in parts:
-                values = iter(self.network.scores([rows[place] for place in part]).tolist())
+                outputs_TO = self.network.outputs([rows[place] for place in part])
+                score_T = self.network.mixed(outputs_TO, [None] * len(outputs_TO))
+                values = iter(torch.cat([score_T.unsqueeze(-1), outputs_TO], -1).tolist())
                 for place in part:
                     found[place] = [next(values) for _ in rows[place].ends_K]
         return [value for values in found for value in values]
@@ -250,6 +272,7 @@ class RewardModel:
         texts = origin.probes if origin is not None else [probe.text or probe.tokens for probe in stored.probes]
         changes: dict[str, Any] = {
             "template": self.template,
+            "objective_weights": self.network.objective_weights,
             "probes": [self._probe(cast("Scored", text)) for text in texts[:MAX_PROBES]],
             "versions": {name: version(name) for name in names},
         }
@@ -268,7 +291,7 @@ class RewardModel:
         rendered = self.template.render(self.tokenizer, whole)
         training = self.network.model.training
         self.network.model.eval()
-        (score,) = self._forward([single_row(rendered.tokens)])
+        ((score, *_),) = self._forward([single_row(rendered.tokens)])
         self.network.model.train(training)
         stored = asdict(whole) if isinstance(whole, Scorable) else None
         return Probe(text=stored, tokens=list(rendered.tokens), score=score)
@@ -304,27 +327,42 @@ class RewardModel:
 
 def rows_of(texts: Sequence[tuple[int, ...]], network: ScoringNetwork, most: int) -> list[SharedRow]:
     """Texts as rows: one, where sharing what they begin with is less work and the row not too long, else one each."""
-    if network.shares_prefixes and len(texts) > 1:
-        lengths, shared = [len(text) for text in texts], shared_length(texts)
-        together = sum(lengths) - shared * (len(lengths) - 1)
+    if len(texts) > 1:
+        row = shared_row(texts)
+        together = len(row.tokens_L)
         if together > most and len(texts) > 2:
             half = len(texts) // 2
             return rows_of(texts[:half], network, most) + rows_of(texts[half:], network, most)
-        if together <= most and sharing_pays(lengths, shared, network.width):
-            return [shared_row(texts)]
+        possible = network.shares_prefixes or not any(row.branches_L)  # without branches it is one text, read often
+        if possible and together <= most and sharing_pays([len(text) for text in texts], together, network.width):
+            return [row]
     return [single_row(text) for text in texts]
 
 
-def _score(value: float, rendered: Rendered, number: int) -> Score | InvalidData:
-    if not math.isfinite(value):
-        return InvalidData(f"Text {number} has no score.", f"The model gives it {value}.", index=number)
-    return Score(
-        value=value,
-        num_tokens=len(rendered.tokens),
-        truncated=rendered.num_lost > 0,
-        ended_with_eos=rendered.ended_with_eos,
-        converted=rendered.converted,
-    )
+def _computed_together(texts: Sequence[Scored], rendered: Sequence[Rendered | InvalidData]) -> list[list[int]]:
+    """Places of texts that may share a row: states, each of which goes on with the text before it; else those of one
+    prompt."""
+    runs: list[list[int]] = []
+    before: tuple[int, ...] = ()
+    for number, one in enumerate(rendered):
+        if isinstance(one, Rendered):
+            if runs and _goes_on(before, one.tokens):
+                runs[-1].append(number)
+            else:
+                runs.append([number])
+            before = one.tokens
+    groups: dict[str, list[int]] = {}
+    for run in runs:
+        text = texts[run[0]]
+        prompt = text.prompt if isinstance(text, Scorable) and len(run) == 1 else None
+        key = f"{run[0]}" if prompt is None else json.dumps(prompt, sort_keys=True, default=str)
+        groups.setdefault(key, []).extend(run)
+    return list(groups.values())
+
+
+def _goes_on(before: tuple[int, ...], text: tuple[int, ...]) -> bool:
+    """Whether a text begins with the one before it, whose last token may be an end token."""
+    return len(text) > len(before) and text[: len(before) - 1] == before[:-1]
 
 
 def _or_raise(result: Score | InvalidData) -> Score:

@@ -1,4 +1,4 @@
-"""A transformers sequence classifier with one output, run over rows that share prefixes.
+"""A transformers sequence classifier with one output, or one for each objective, run over rows that share prefixes.
 
 Owns: loading and saving its weights, with or without LoRA; the forward pass and where each text is read out; whether
 the model can take a mask of branches.
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from halteres.engine.torch.shared_prefix import SharedRow, batch_of, shared_row, single_row
@@ -36,8 +37,17 @@ CLOSE = 1e-5
 class ScoringNetwork:
     """The weights, and how texts go through them."""
 
-    def __init__(self, model: Any, *, padding: int, settings: LoraSettings | None = None, base: str = "") -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        padding: int,
+        settings: LoraSettings | None = None,
+        base: str = "",
+        objective_weights: Mapping[str, float] | None = None,
+    ) -> None:
         self.model: nn.Module = model
+        self.objective_weights = dict(objective_weights or {})  # of each output, in order; empty: one without a name
         self.config: Any = model.config
         self.lora = settings
         self.base = base  # where the model lies that the adapter is for
@@ -47,7 +57,7 @@ class ScoringNetwork:
         self.config.pad_token_id = padding
         self.config.problem_type = "regression"  # transformers' pipeline then gives the raw score
         self._backbone: Any = getattr(model, model.base_model_prefix)
-        self._head = model.get_submodule(lora.HEAD)
+        self._head: Any = model.get_submodule(lora.HEAD)
         self.shares_prefixes = self._can_share()
 
     @property
@@ -69,18 +79,31 @@ class ScoringNetwork:
         """The parameters that are trained, by name."""
         return {name: one for name, one in self.model.named_parameters() if one.requires_grad}
 
-    def scores(self, rows: Sequence[SharedRow], multiple_of: int = 1) -> Tensor:
-        """Raw scores in fp32 of all rows' texts, end to end."""
+    def scores(self, rows: Sequence[SharedRow]) -> Tensor:
+        """Raw scores in fp32 of all rows' texts, end to end, shape (T,)."""
+        outputs_TO = self.outputs(rows)
+        return self.mixed(outputs_TO, [None] * len(outputs_TO))
+
+    def mixed(self, outputs_TO: Tensor, objectives: Sequence[str | None]) -> Tensor:
+        """One score per text, shape (T,): its objective's output, and of None the weighted sum."""
+        names = list(self.objective_weights)
+        shares = {name: [float(name == other) for other in names] for name in names}
+        whole = list(self.objective_weights.values()) or [1.0]
+        shares_TO = [whole if name is None else shares[name] for name in objectives]
+        return (outputs_TO * torch.tensor(shares_TO, device=outputs_TO.device)).sum(-1)
+
+    def outputs(self, rows: Sequence[SharedRow], multiple_of: int = 1) -> Tensor:
+        """Of all rows' texts, end to end, in fp32: shape (T, O), O objectives, or 1."""
         most = PART_TOKENS.get(self.device.type, PART_TOKENS["cuda"])
         parts = forward_parts([(1, len(row.tokens_L)) for row in rows], max_padding=most)
         if len(parts) == 1:
-            return self._scores(rows, multiple_of)
-        scores_T = torch.cat([self._scores([rows[place] for place in part], multiple_of) for part in parts])
+            return self._outputs(rows, multiple_of)
+        outputs_TO = torch.cat([self._outputs([rows[place] for place in part], multiple_of) for part in parts])
         firsts = np.cumsum([0, *(len(row.ends_K) for row in rows)])
         texts = [text for part in parts for place in part for text in range(firsts[place], firsts[place + 1])]
-        return scores_T[np.argsort(texts)]
+        return outputs_TO[np.argsort(texts)]
 
-    def _scores(self, rows: Sequence[SharedRow], multiple_of: int) -> Tensor:
+    def _outputs(self, rows: Sequence[SharedRow], multiple_of: int) -> Tensor:
         """In one pass."""
         batch = batch_of(rows, self.padding, self.device, multiple_of)
         self.num_computed_tokens += batch.tokens_BL.numel()
@@ -91,7 +114,13 @@ class ScoringNetwork:
                 attention_mask=batch.mask_B1LL,
                 use_cache=False,
             ).last_hidden_state
-            return self._head(hidden_BLD[batch.rows_T, batch.ends_T]).squeeze(-1).float()
+            hidden_TD = hidden_BLD[batch.rows_T, batch.ends_T]
+            # One output at a time, so that its bits do not depend on how many there are.
+            return torch.cat([self._head_of(hidden_TD, o) for o in range(self._head.out_features)], -1).float()
+
+    def _head_of(self, hidden_TD: Tensor, o: int) -> Tensor:
+        bias = None if self._head.bias is None else self._head.bias[o : o + 1]
+        return F.linear(hidden_TD, self._head.weight[o : o + 1], bias)
 
     def save(self, folder: Path) -> None:
         """Its weights: a PEFT folder with an adapter, else a folder of transformers."""
@@ -106,6 +135,19 @@ class ScoringNetwork:
         lora.merge(self.model)
         self.lora = None
 
+    def fold(self, objective_weights: Mapping[str, float]) -> None:
+        """Make one output of several: the weighted sum of linear outputs is one of them."""
+        weight_OD, bias_O = self._head.weight, self._head.bias
+        shares_1O = weight_OD.new_tensor([[objective_weights[name] for name in self.objective_weights]])
+        head = nn.Linear(weight_OD.shape[1], 1, bias=bias_O is not None).to(weight_OD)
+        with torch.no_grad():
+            head.weight.copy_(shares_1O @ weight_OD)
+            if bias_O is not None:
+                head.bias.copy_(shares_1O @ bias_O)
+        self.model.set_submodule(lora.HEAD, head)
+        self._head, self.objective_weights = head, {}
+        self.config.num_labels = 1
+
     def load_weights(self, folder: Path) -> None:
         """Put back what `save` wrote.
 
@@ -116,7 +158,7 @@ class ScoringNetwork:
             lora.load_adapter(self.model, folder)
             return
         with _quiet():
-            self.model.load_state_dict(_from_pretrained(folder, False, {}).state_dict())
+            self.model.load_state_dict(_from_pretrained(folder, False, {}, tuple(self.objective_weights)).state_dict())
 
     def _can_share(self) -> bool:
         """Whether it takes a mask of branches and positions: by its layers' kinds, then tried on a few tokens."""
@@ -163,6 +205,7 @@ def open_network(
     device: Device = "auto",
     trust_remote_code: bool = False,
     arguments: Mapping[str, Any] | None = None,
+    objective_weights: Mapping[str, float] | None = None,
 ) -> ScoringNetwork:
     """Read the weights of a folder: a base model or a reward model, whole or as an adapter.
 
@@ -175,10 +218,11 @@ def open_network(
         device: where it computes.
         trust_remote_code: run the folder's own Python code.
         arguments: further arguments of `from_pretrained`.
+        objective_weights: the objectives that it has an output for, with what each counts; none: it has one output.
 
     Raises:
         NotFound: no model is there.
-        InvalidData: it has no head, or one of several outputs.
+        InvalidData: it has no head, or one of another number of outputs.
     """
     where = device_of(device)
     base, settings = folder, lora_settings
@@ -194,25 +238,33 @@ def open_network(
             f"Its architecture is {architectures[0] or 'not named'}, which has no head that scores.",
             "Train one from it: halteres reward train --model FOLDER --data FILE.",
         )
-    outputs = num_outputs_of(config)
-    if architectures[0].endswith("ForSequenceClassification") and outputs != 1:
-        raise InvalidData(f"The model in {folder} has {outputs} outputs.", "A reward model has one.")
+    outputs, names = num_outputs_of(config), tuple(objective_weights or ())
+    if architectures[0].endswith("ForSequenceClassification") and outputs != max(1, len(names)):
+        wanted = f"It is to have one for each of {', '.join(names)}." if names else "A reward model has one."
+        raise InvalidData(f"The model in {folder} has {outputs} outputs.", wanted)
     with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []), _quiet():
         torch.manual_seed(seed)
-        model = _from_pretrained(base, trust_remote_code, arguments or {}).to(where)
+        model = _from_pretrained(base, trust_remote_code, arguments or {}, names).to(where)
         if settings is not None:
             lora.attach(model, settings)
     if adapted:
         lora.load_adapter(model, folder)
-    return ScoringNetwork(model, padding=padding, settings=settings, base=str(base.absolute()))
+    return ScoringNetwork(
+        model, padding=padding, settings=settings, base=str(base.absolute()), objective_weights=objective_weights
+    )
 
 
-def _from_pretrained(folder: Path, trust_remote_code: bool, arguments: Mapping[str, Any]) -> Any:
+def _from_pretrained(
+    folder: Path, trust_remote_code: bool, arguments: Mapping[str, Any], objectives: Sequence[str]
+) -> Any:
     from transformers import AutoModelForSequenceClassification
 
-    chosen = {"dtype": torch.float32, **arguments}
+    labels: dict[str, Any] = {"num_labels": max(1, len(objectives))}
+    if objectives:
+        labels |= {"id2label": dict(enumerate(objectives)), "label2id": {name: o for o, name in enumerate(objectives)}}
+    chosen = {"dtype": torch.float32, **labels, **arguments}
     model: Any = AutoModelForSequenceClassification.from_pretrained(
-        folder, num_labels=1, trust_remote_code=trust_remote_code, **chosen
+        folder, trust_remote_code=trust_remote_code, **chosen
     )
     if not isinstance(getattr(model, lora.HEAD, None), nn.Linear):
         raise InvalidData(

@@ -23,7 +23,8 @@ class Interval:
 
     losses: list[float] = field(default_factory=list)  # of each step
     scores: list[float] = field(default_factory=list)
-    leads: dict[str, list[float]] = field(default_factory=dict)  # better minus worse, of each pair, by kind
+    leads: list[float] = field(default_factory=list)  # better minus worse, of each pair; of a state, towards its label
+    leads_of: dict[str, list[float]] = field(default_factory=dict)  # ... by kind, and by objective
     num_ties: int = 0
     num_pairs: int = 0
     useful_tokens: int = 0
@@ -39,26 +40,35 @@ class Interval:
             self.num_pairs += 1
             self.num_ties += tied
             if not tied:
-                self.leads.setdefault(examples[c].kind or "", []).append(float(values[better] - values[worse]))
+                self._add_lead(examples[c], float(values[better] - values[worse]))
+        states = [(one, k) for one in examples for k in range(len(one.ranked.ranks))]
+        for score, (one, k) in zip(scores, states, strict=True):
+            if one.ranked.labels:
+                self._add_lead(one, score if one.ranked.labels[k] else -score)
         self.scores += scores
         self.useful_tokens += sum(one.num_tokens for one in examples)
         self.real_tokens += sum(len(row.tokens_L) for one in examples for row in one.rows)
         self.computed_tokens += computed
 
+    def _add_lead(self, example: Example, lead: float) -> None:
+        self.leads.append(lead)
+        for name in {example.kind, example.objective} - {None, ""}:
+            self.leads_of.setdefault(str(name), []).append(lead)
+
     def metrics(self) -> dict[str, float]:
         """Of the interval."""
-        leads = np.array([lead for found in self.leads.values() for lead in found])
+        leads = np.array(self.leads)
         seconds = time.process_time() - self.began_cpu_s
-        kinds = sorted(kind for kind in self.leads if kind)
+        kinds = sorted(self.leads_of)
         return {
             "loss": float(np.mean(self.losses)) if self.losses else 0.0,
             "min_reward": min(self.scores),
             "mean_reward": float(np.mean(self.scores)),
             "max_reward": max(self.scores),
             **({"accuracy": float((leads > 0).mean()), "margin": float(leads.mean())} if len(leads) else {}),
-            **{f"accuracy/{kind}": float((np.array(self.leads[kind]) > 0).mean()) for kind in kinds},
-            **{f"margin/{kind}": float(np.mean(self.leads[kind])) for kind in kinds},
-            "tie_rate": self.num_ties / self.num_pairs,
+            **{f"accuracy/{kind}": float((np.array(self.leads_of[kind]) > 0).mean()) for kind in kinds},
+            **{f"margin/{kind}": float(np.mean(self.leads_of[kind])) for kind in kinds},
+            "tie_rate": self.num_ties / max(1, self.num_pairs),
             "padding_share": 1 - self.real_tokens / self.computed_tokens,
             "tokens_per_cpu_s": self.useful_tokens / seconds if seconds > 0 else 0.0,
         }

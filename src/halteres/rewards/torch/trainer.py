@@ -28,9 +28,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from halteres.engine.folders import recover
-from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotFound
+from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotFound, nearest
 from halteres.rewards.batches import epoch_batches, forward_parts
 from halteres.rewards.preferences import Preferences, read_preferences
+from halteres.rewards.reward_file import read_reward_file
 from halteres.rewards.template import ScoringTemplate, padding_token, template_for, texts_of
 from halteres.rewards.torch import lora
 from halteres.rewards.torch.examples import Example, Examples, TruncationReport, prepare
@@ -75,7 +76,7 @@ class RewardTrainer:
 
     Args:
         model: the name or folder of a base model, of a reward model to go on from, or a transformers model with one
-            output.
+            output, or one for each objective that the data name.
         args: the settings.
         processing_class: a tokenizer's folder, a `halteres.text.Tokenizer` or one of transformers; the model's own
             where none is given.
@@ -112,7 +113,8 @@ class RewardTrainer:
             max_length=asked.max_length,
             truncation=asked.truncation,
         )
-        network = _network(model, tokenizer, template, asked)
+        weights = _objective_weights(model, asked, preferences, held_out or preferences)
+        network = _network(model, tokenizer, template, asked, weights)
         self.args = asked.settled(network.num_parameters)
         self._loss = LossSettings(
             label_smoothing=self.args.label_smoothing,
@@ -283,7 +285,8 @@ class RewardTrainer:
         rows = [row for one in examples for row in one.rows]
         network = self.model.network
         computed = network.num_computed_tokens
-        scores_T = network.scores(rows, self.args.pad_to_multiple_of or 1)
+        outputs_TO = network.outputs(rows, self.args.pad_to_multiple_of or 1)
+        scores_T = network.mixed(outputs_TO, [one.objective for one in examples for _ in one.ranked.ranks])
         threshold = self._threshold() if self._threshold is not None else None
         interval.add(examples, scores_T.detach().tolist(), network.num_computed_tokens - computed)
         return comparison_loss(scores_T, [one.ranked for one in examples], self._loss, threshold)
@@ -484,7 +487,9 @@ def _tokenizer(model: Any, processing_class: Any, config: RewardConfig) -> Token
     return tokenizer
 
 
-def _network(model: Any, tokenizer: Tokenizer, template: ScoringTemplate, config: RewardConfig) -> ScoringNetwork:
+def _network(
+    model: Any, tokenizer: Tokenizer, template: ScoringTemplate, config: RewardConfig, weights: Mapping[str, float]
+) -> ScoringNetwork:
     padding = tokenizer.special_tokens[padding_token(tokenizer, template.eos_token)]
     if isinstance(model, RewardModel):
         return model.network
@@ -497,15 +502,48 @@ def _network(model: Any, tokenizer: Tokenizer, template: ScoringTemplate, config
             seed=config.seed,
             trust_remote_code=config.trust_remote_code,
             arguments=config.model_init_kwargs,
+            objective_weights=weights,
         )
-    if model.config.num_labels != 1:
+    if model.config.num_labels != max(1, len(weights)):
+        wanted = f"The data name {len(weights)} objectives." if weights else "A reward model has one."
         raise InvalidConfig(
-            f"The model has {model.config.num_labels} outputs.", "A reward model has one.", "Load it with num_labels=1."
+            f"The model has {model.config.num_labels} outputs.", wanted, f"Load it with num_labels={len(weights) or 1}."
         )
     if config.lora is not None:
         torch.manual_seed(config.seed)
         lora.attach(model, config.lora)
-    return ScoringNetwork(model.to(device_of()), padding=padding, settings=config.lora, base=model.config._name_or_path)
+    return ScoringNetwork(
+        model.to(device_of()),
+        padding=padding,
+        settings=config.lora,
+        base=model.config._name_or_path,
+        objective_weights=weights,
+    )
+
+
+def _objective_weights(
+    model: Any, config: RewardConfig, train: Preferences, held_out: Preferences
+) -> Mapping[str, float]:
+    """Of each objective what it counts.
+
+    Raises:
+        InvalidConfig: weights that do not fit the objectives.
+        InvalidData: a row names an objective that the model has no output for.
+    """
+    if isinstance(model, RewardModel):
+        weights = model.network.objective_weights
+    else:
+        stored = read_reward_file(model_place(model)) if isinstance(model, str | Path) else None
+        weights = config.weights_of(train.objectives, stored.objective_weights if stored is not None else None)
+    for one, source in [(one, rows.source) for rows in (train, held_out) for one in rows.comparisons]:
+        if one.objective is not None and one.objective not in weights:
+            guess = nearest(one.objective, weights)
+            raise InvalidData(
+                f"Row {one.row} of {source} has the objective '{one.objective}', which the model has not.",
+                f"It has {', '.join(weights) or 'none'}.",
+                f"Did you mean '{guess}'?" if guess else "",
+            )
+    return weights
 
 
 def _preferences(source: Any, name: str) -> Preferences:
