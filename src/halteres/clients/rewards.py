@@ -153,4 +153,5 @@ def _score_of(item: Any) -> Score | None:
         truncated=bool(item.get("truncated", False)),
         ended_with_eos=bool(item.get("ended_with_eos", True)),
         converted=bool(item.get("converted", False)),
+        out_of_range=item.get("out_of_range"),
     )

@@ -42,6 +42,12 @@ TOTAL = "total"
 RESERVED = ("mean", "std", "min", "max", "success", TOTAL)
 """Names that a run's metrics use below `reward/`."""
 
+DISAGREEMENT, OUT_OF_RANGE = "disagreement", "out_of_range"
+"""What comes with a model's value: how far an ensemble's members are apart; 1 where no calibrated score was like it."""
+
+QUANTILE = "_q95"
+"""After a metric's name: the value that 95 % of the answers do not exceed."""
+
 _EPSILON = 1e-4  # added to a standard deviation, as TRL does
 _SOURCES = ("environment", "function", "model", "rubric", "rubric_column", "judge")
 

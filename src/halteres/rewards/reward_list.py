@@ -18,7 +18,7 @@ from urllib.parse import unquote
 from halteres.clients.json_client import until_ready
 from halteres.clients.rewards import RewardClient
 from halteres.errors import HalteresError, InvalidConfig, InvalidData, ScorerFailed, boundary
-from halteres.rewards.components import Aggregation, RewardSpec, Value
+from halteres.rewards.components import DISAGREEMENT, OUT_OF_RANGE, Aggregation, RewardSpec, Value
 from halteres.rewards.functions import RewardFunction, Sample, columns_of
 from halteres.rewards.judges import PROMPTS, Judge
 from halteres.rewards.rubrics import Rubric, read_rubric
@@ -245,10 +245,8 @@ class _ModelScores:
                 await scorer.close()
 
     def _value(self, score: Score) -> Value:
-        """An ensemble's score comes with how far its members are apart."""
-        return Value(
-            total=score.value, parts={} if score.disagreement is None else {"disagreement": score.disagreement}
-        )
+        parts = {DISAGREEMENT: score.disagreement, OUT_OF_RANGE: score.out_of_range}
+        return Value(total=score.value, parts={name: float(part) for name, part in parts.items() if part is not None})
 
 
 class _Grades:
