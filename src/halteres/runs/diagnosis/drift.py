@@ -89,8 +89,8 @@ class ScoresOutOfRange:
 class RewardFollowsLength:
     """Within a group, longer answers score higher.
 
-    Spearman's correlation, mean over the groups of a batch. Where length counts for nothing, a batch of one group of four
-    is above .5 with a chance of .21, and 8 of them in a row with 4e-6; of one group of two with .5 and .004.
+    Spearman's correlation, mean over the groups of a batch. Where length counts for nothing, a batch of one group of
+    four is above .5 with a chance of .21, and 8 of them in a row with 4e-6; of one group of two with .5 and .004.
     """
 
     name = "reward_follows_length"
