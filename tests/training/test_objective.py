@@ -51,8 +51,8 @@ async def test_a_kl_penalty_in_the_reward_is_taken_off_before_the_baseline() -> 
 
 
 async def test_the_implicit_reward_gap_is_how_much_further_better_answers_were_made_likely() -> None:
-    """Nats per token: in the first group the better answer is 0.5 likelier than by the reference, the worse one 0.1 less
-    likely; in the second group no answer is better."""
+    """Nats per token: in the first group the better answer is 0.5 likelier than by the reference, the worse one 0.1
+    less likely; in the second group no answer is better."""
     (first, second) = batch([0.0, 1.0], [1.0, 1.0]).groups
     own = ((0.0, 0.0, -0.4, -0.15), (0.0, 0.0, -1.0, -0.75))
     groups = (replace(first, ref_logprobs=own), replace(second, ref_logprobs=own))
