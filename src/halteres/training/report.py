@@ -228,7 +228,7 @@ def _rewards(training_batch: TrainingBatch, success_threshold: float) -> agreeme
 def _length_correlation(turns: Turns) -> float | None:
     """Spearman's correlation of score and sampled tokens within a group, mean over groups; None where none varies."""
     length_K = np.array([float(span.stop - span.start) for span in turns.spans_K])
-    length_E = np.bincount(turns.episode_K, length_K, turns.num_episodes)
+    length_E = np.bincount(turns.episode_K, length_K, turns.num_episodes).astype(np.float64)
     found: list[float] = []
     for group in np.unique(turns.group_E):
         mine_E = (turns.group_E == group) & ~turns.masked_E
