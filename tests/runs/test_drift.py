@@ -45,13 +45,29 @@ def test_scores_beyond_the_calibrated_ones_are_told_with_the_model_that_gave_the
     assert told(of_environment(6, **{"reward/rm/out_of_range": 0.15})) == []
 
 
-def test_scores_that_follow_the_length_are_told_and_those_that_fall_with_it_are_not() -> None:
-    alert = the_one(rows(12, **{"groups/length_correlation": 0.7}))
-    assert (alert.rule, alert.step) == ("reward_follows_length", 8)
-    assert "rank correlation 0.70" in alert.evidence
-    assert told(rows(12, **{"groups/length_correlation": -0.9})) == []
-    assert told(rows(30, **{"groups/length_correlation": lambda step: 0.9 if step % 8 else 0.4})) == []
-    assert told(rows(12, **{"groups/length_correlation": None})) == [], "nothing varies"
+LEARNED = replace(CASE, env={**CASE.env, "rewards": [{"name": "rm", "model": "reward-model"}]})
+
+
+def growing(correlation: float | None, longer: float = 2.0) -> Iterator[Figures]:
+    length = {"tokens/action": lambda step: 900.0 if step < 5 else longer * 900, "sequences/count": 48.0}
+    return rows(20, **{"groups/length_correlation": correlation, **length})
+
+
+def test_scores_that_follow_answers_as_they_grow_are_told() -> None:
+    alert = the_one(growing(0.7), LEARNED)
+    assert (alert.rule, alert.step) == ("reward_follows_length", 12)
+    assert alert.evidence.startswith(
+        "Longer answers score higher (rank correlation 0.70 within a group) and are 2 times"
+    )
+    by_path = replace(CASE, env={**CASE.env, "reward_model_path": "reward-model"})
+    assert the_one(growing(0.7), by_path).rule == "reward_follows_length"
+
+
+def test_scores_that_follow_length_are_no_drift_where_answers_do_not_grow_or_a_verifier_scores() -> None:
+    """On arithmetic, right answers are the longer ones from the first step on."""
+    assert told(growing(0.9, longer=1.3), LEARNED) == []
+    assert told(growing(0.9)) == []
+    assert told(growing(-0.9), LEARNED) == [] and told(growing(None), LEARNED) == []
 
 
 def test_a_policy_beyond_its_budget_is_told_with_a_stronger_penalty() -> None:

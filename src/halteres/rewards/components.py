@@ -180,6 +180,15 @@ def secret_variables(env: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(sorted(keys))
 
 
+def is_learned(env: Mapping[str, Any]) -> bool:
+    """Whether a reward model or a judge has a say in the reward, by the environment's settings."""
+    try:
+        specs = _SPECS.validate_python(env.get("rewards") or ())
+    except ValidationError:
+        return False  # the environment refuses them, and says why
+    return bool(env.get("reward_model_path")) or any(spec.model or spec.judge for spec in specs)
+
+
 def check_specs(specs: Sequence[RewardSpec], aggregation: Aggregation, field: str = "rewards") -> None:
     """See that components go together.
 

@@ -9,9 +9,10 @@ Each must hold for several steps in a row: one batch is small, and an alarm may 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import median
 
 from halteres.observe.metrics import Row
-from halteres.rewards.components import DISAGREEMENT, OUT_OF_RANGE, QUANTILE
+from halteres.rewards.components import DISAGREEMENT, OUT_OF_RANGE, QUANTILE, is_learned
 from halteres.runs.diagnosis.case import Case
 from halteres.runs.diagnosis.excursion import Excursion, Finding, number
 
@@ -87,27 +88,37 @@ class ScoresOutOfRange:
 
 
 class RewardFollowsLength:
-    """Within a group, longer answers score higher.
+    """Within a group, longer answers score higher, and answers are half as long again as they were at first.
 
-    Spearman's correlation, mean over the groups of a batch. Where length counts for nothing, a batch of one group of
-    four is above .5 with a chance of .21, and 8 of them in a row with 4e-6; of one group of two with .5 and .004.
+    Only where a reward model or a judge scores: a verifier may rightly pay for worked-out answers. So may a model, which
+    is why length must have grown: on arithmetic the correlation is .7 to .9 from the first step on, with answers as long
+    as before. Spearman's, mean over the groups of a batch. Where length counts for nothing, a batch of one group of four
+    is above .5 with a chance of .21, and 8 of them in a row with 4e-6; of one group of two with .5 and .004.
     """
 
     name = "reward_follows_length"
-    MUCH, LITTLE, STEPS = 0.5, 0.3, 8
+    MUCH, LONGER, FIRST, STEPS = 0.5, 1.5, 3, 8
 
     def __init__(self, case: Case) -> None:
         self._case = case
+        self._is_learned = is_learned(case.env)
+        self._first: list[float] = []
         self._excursion = Excursion(self.STEPS)
 
     def observe(self, row: Row) -> Finding | None:
         """A trainer's row."""
-        follows = number(row, "groups/length_correlation")
-        if follows is None or not self._excursion.begins(follows > self.MUCH, over=follows < self.LITTLE):
+        tokens, count = number(row, "tokens/action"), number(row, "sequences/count")
+        if not self._is_learned or not tokens or not count:
+            return None
+        if len(self._first) < self.FIRST:
+            self._first.append(tokens / count)
+            return None
+        longer, follows = tokens / count / median(self._first), number(row, "groups/length_correlation") or 0.0
+        if not self._excursion.begins(follows > self.MUCH and longer > self.LONGER):
             return None
         return Finding(
-            evidence=f"Within a group, longer answers score higher: rank correlation {follows:.2f}, above "
-            f"{self.MUCH:g} in {self.STEPS} steps in a row.",
+            evidence=f"Longer answers score higher (rank correlation {follows:.2f} within a group) and are {longer:.2g} "
+            f"times as long as at first, {self.STEPS} steps in a row.",
             remedy=_see_what_pays(self._case, "where length is not what is wanted, take it off with a reward function"),
         )
 
