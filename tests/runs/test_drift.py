@@ -48,7 +48,7 @@ def test_scores_beyond_the_calibrated_ones_are_told_with_the_model_that_gave_the
 LEARNED = replace(CASE, env={**CASE.env, "rewards": [{"name": "rm", "model": "reward-model"}]})
 
 
-def growing(correlation: float | None, longer: float = 2.0) -> Iterator[Figures]:
+def growing(correlation: float | None, longer: float = 2.5) -> Iterator[Figures]:
     length = {"tokens/action": lambda step: 900.0 if step < 5 else longer * 900, "sequences/count": 48.0}
     return rows(20, **{"groups/length_correlation": correlation, **length})
 
@@ -56,16 +56,14 @@ def growing(correlation: float | None, longer: float = 2.0) -> Iterator[Figures]
 def test_scores_that_follow_answers_as_they_grow_are_told() -> None:
     alert = the_one(growing(0.7), LEARNED)
     assert (alert.rule, alert.step) == ("reward_follows_length", 12)
-    assert alert.evidence.startswith(
-        "Longer answers score higher (rank correlation 0.70 within a group) and are 2 times"
-    )
+    assert alert.evidence.startswith("Longer answers score higher (rank correlation 0.70 within a group), and they are")
     by_path = replace(CASE, env={**CASE.env, "reward_model_path": "reward-model"})
     assert the_one(growing(0.7), by_path).rule == "reward_follows_length"
 
 
 def test_scores_that_follow_length_are_no_drift_where_answers_do_not_grow_or_a_verifier_scores() -> None:
     """On arithmetic, right answers are the longer ones from the first step on."""
-    assert told(growing(0.9, longer=1.3), LEARNED) == []
+    assert told(growing(0.9, longer=1.7), LEARNED) == []
     assert told(growing(0.9)) == []
     assert told(growing(-0.9), LEARNED) == [] and told(growing(None), LEARNED) == []
 

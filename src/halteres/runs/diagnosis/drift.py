@@ -88,16 +88,17 @@ class ScoresOutOfRange:
 
 
 class RewardFollowsLength:
-    """Within a group, longer answers score higher, and answers are half as long again as they were at first.
+    """Within a group, longer answers score higher, and answers are more than twice as long as they were at first.
 
-    Only where a reward model or a judge scores: a verifier may rightly pay for worked-out answers. So may a model, which
-    is why length must have grown: on arithmetic the correlation is .7 to .9 from the first step on, with answers as long
-    as before. Spearman's, mean over the groups of a batch. Where length counts for nothing, a batch of one group of four
-    is above .5 with a chance of .21, and 8 of them in a row with 4e-6; of one group of two with .5 and .004.
+    Only where a reward model or a judge scores: a verifier may rightly pay for worked-out answers. So may a model, so
+    length must have grown, too: on arithmetic the correlation is .7 to .9 from the first step on, and answers that
+    are learnt honestly become up to 1.7 times as long. Spearman's, mean over the groups of a batch. Where length counts
+    for nothing, a batch of one group of four is above .5 with a chance of .21, and 8 of them in a row with 4e-6; of one
+    group of two with .5 and .004.
     """
 
     name = "reward_follows_length"
-    MUCH, LONGER, FIRST, STEPS = 0.5, 1.5, 3, 8
+    MUCH, LONGER, FIRST, STEPS = 0.5, 2.0, 3, 8
 
     def __init__(self, case: Case) -> None:
         self._case = case
@@ -117,8 +118,8 @@ class RewardFollowsLength:
         if not self._excursion.begins(follows > self.MUCH and longer > self.LONGER):
             return None
         return Finding(
-            evidence=f"Longer answers score higher (rank correlation {follows:.2f} within a group) and are {longer:.2g} "
-            f"times as long as at first, {self.STEPS} steps in a row.",
+            evidence=f"Longer answers score higher (rank correlation {follows:.2f} within a group), and they are "
+            f"{longer:.2g} times as long as at first, {self.STEPS} steps in a row.",
             remedy=_see_what_pays(self._case, "where length is not what is wanted, take it off with a reward function"),
         )
 
