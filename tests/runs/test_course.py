@@ -297,6 +297,16 @@ def test_a_run_ends_with_a_checkpoint_at_an_alert_of_drift_where_its_settings_sa
     assert not survivors(state)
 
 
+def test_every_later_evaluation_tells_the_share_of_the_gain_that_the_panel_confirms(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_EVALUATE", "has a panel")
+    wait_for_end(run := start())
+    rows = [row for row in run.metrics() if row.get("src") == "eval"]
+    assert [row.get("eval/panel/share_of_gain") for row in rows] == [None, 0.5]
+    assert rows[-1]["eval/panel/other/share_of_gain"] == 0.5
+
+
 def test_an_alert_of_drift_warns_and_the_run_goes_on_where_nothing_else_was_asked_for(
     start: StartRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
