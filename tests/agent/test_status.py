@@ -79,6 +79,14 @@ async def test_a_running_run_tells_state_figures_trend_and_time_left(running: Ru
     assert tokens(answer) <= BUDGET
 
 
+async def test_what_drifts_is_told_beside_the_divergence_where_it_is_measured(running: RunDirectory) -> None:
+    add_step(running, 13, **{"policy/kl_reference": 0.02, "policy/implicit_reward_gap": 0.3})
+    row = {"step": 13, "src": "eval", "eval/percent_correct": 0.4, "eval/panel/share_of_gain": 0.7}
+    append_row(running.path / "metrics.jsonl", row)
+    figures = (await told("rl_check_status", run_id=RUN))["metrics"]
+    assert (figures["kl_reference"], figures["implicit_reward_gap"], figures["share_of_gain"]) == (0.02, 0.3, 0.7)
+
+
 async def test_steps_that_moved_no_weight_are_told_beside_the_policy_version(running: RunDirectory) -> None:
     add_step(running, 13, **{"train/skipped": 1.0, "policy/version": 11.0})
     figures = (await told("rl_check_status", run_id=RUN))["metrics"]

@@ -309,6 +309,38 @@ async def test_held_out_answers_are_scored_by_rewards_and_panel(inference: Infer
     assert metrics["eval/reward/total"] == metrics["eval/reward/digit"] > 0
 
 
+async def test_an_evaluation_tells_how_far_an_ensemble_is_apart_on_nearly_all_answers(inference: Inference) -> None:
+    """One answer of twenty may be further apart."""
+
+    async def score(request: web.Request) -> web.Response:
+        texts = [item["completion"][-1]["content"] for item in (await request.json())["items"]]
+        return web.json_response({"items": [{"score": float(text[-3])} for text in texts]})
+
+    app = web.Application()
+    app.add_routes([web.post("/score", score)])
+    async with serving(app) as first:
+        env = digits(inference, [], reward_model_path=f"{first},{first}", eval_tasks=4, eval_samples=8)
+        metrics = await env.evaluate()
+        await env.server.close()
+        assert env.rewards is not None
+        await env.rewards.close()
+    assert metrics["eval/reward/reward_model/disagreement"] == 0.0
+    assert metrics["eval/reward/reward_model/disagreement_q95"] == 0.0
+
+
+async def test_an_answer_that_a_limit_cut_off_costs_its_penalty_and_is_counted(inference: Inference) -> None:
+    """The end of every other answer does not come within the limit."""
+    inference.answer = lambda prompt, digest: "\\boxed{2}." + (" and so on" * 20 if digest % 2 else "")
+    free, charged = (digits(inference, [], missing_eos_penalty=penalty) for penalty in (0.0, 0.75))
+    (group,), (paid,) = (await settled(free)).kept, (await settled(charged)).kept
+    cut = [finish == "length" for finish in paid.get("finish", [])]
+    assert 0 < sum(cut) < len(cut)
+    before = zip(group["scores"], cut, strict=True)
+    assert paid["scores"] == [score - 0.75 * one for score, one in before]
+    charged.records.group(0, 0, 7, paid)
+    assert charged.records.close(before=1)[0]["train/truncated"] == sum(cut) / len(cut)
+
+
 async def test_the_best_of_several_is_the_one_that_the_rewards_like_best(inference: Inference, functions: Path) -> None:
     """Right is an even digit, liked is a large one: with so many answers the best is a 9 or an 8."""
     env = digits(inference, [{"name": "digit", "function": f"{functions}:digit"}], eval_tasks=6, eval_best_of=16)
@@ -334,7 +366,8 @@ async def test_reward_models_score_messages_and_their_digest_is_in_the_version(
             body = await request.json()
             bodies.append(body)
             texts = [item["completion"][-1]["content"] for item in body["items"]]
-            items = [{"score": len(text) * per_letter, "raw": 0.0, "tokens": 1} for text in texts]
+            facts = {"raw": 0.0, "tokens": 1, "out_of_range": name == "second"}
+            items = [{"score": len(text) * per_letter, **facts} for text in texts]
             return web.json_response({"items": items})
 
         async def health(request: web.Request) -> web.Response:
@@ -364,4 +397,4 @@ async def test_reward_models_score_messages_and_their_digest_is_in_the_version(
     versions = [record.version for record in records if record]
     assert versions[0] == versions[1] != versions[2]
     values = [value for record in records if record for value in record.values[0].values()]
-    assert values[0] and values[0].parts == {"disagreement": group["scores"][0] / 2}
+    assert values[0] and values[0].parts == {"disagreement": group["scores"][0] / 2, "out_of_range": 1.0}

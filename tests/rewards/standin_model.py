@@ -28,6 +28,9 @@ class Halved:
     def apply(self, raw: float, output: Output) -> float:
         return {"raw": raw, "standardised": raw / 2, "probability": 1 / (1 + raw)}[output]
 
+    def covers(self, raw: float) -> bool:
+        return raw <= 20
+
 
 @dataclass
 class StandIn:

@@ -44,6 +44,13 @@ def test_a_score_is_given_in_three_units(output: Output, value: float) -> None:
     assert Calibration(temperature=2.0, offset=1.0, scale=4.0).apply(3.0, output) == pytest.approx(value)
 
 
+@pytest.mark.parametrize(("raw", "covered"), [(-0.1, False), (0.0, True), (3.0, True), (3.1, False)])
+def test_scores_beyond_those_of_the_pairs_are_not_covered(raw: float, covered: bool) -> None:
+    found = fit_calibration(np.array([1.0, 3.0]), np.array([0.0, 0.0]), data_digest="d")
+    assert found.covers(raw) == covered
+    assert Calibration().covers(raw), "without extremes on record nothing is beyond them"
+
+
 def test_few_pairs_and_pairs_that_tell_nothing_are_warned_of() -> None:
     chosen, rejected = scores(1.0, 100)
     (few,) = fit_calibration(chosen, rejected, data_digest="d").warnings

@@ -249,7 +249,7 @@ async def test_a_rubric_is_a_component_with_a_value_for_every_criterion() -> Non
     assert len(one.requests) == 4
     assert [value.total if value else None for value in scores.values["graded"]] == [0.5] * 3
     assert scores.values["graded"][0] and scores.values["graded"][0].parts == {"kind": 1.0, "right": 0.0}
-    assert counts == {"judge/graded/calls": 4, "judge/graded/tokens": 40}
+    assert counts == {"judge/graded/calls": 4, "judge/graded/tokens": 40, "judge/graded/read": 4}
     assert "no rubric in its field 'rubric'" in missing.failures["graded"].sentence
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from halteres.rewards.panel import divergences, transfers
+from halteres.rewards.panel import divergences, shares, transfers
 
 
 def evaluation(proxy: float, panel: float, **more: float) -> dict[str, Any]:
@@ -58,3 +58,25 @@ def test_presence_that_rises_while_correctness_falls_is_a_sign() -> None:
     assert (found.component, round(found.presence, 3), round(found.correctness, 3)) == ("rubric", 0.5, -0.2)
     assert not list(divergences(graded(0.4, 0.8), graded(0.9, 0.79))), "within what chance does"
     assert not list(divergences(graded(0.4, 0.6), graded(0.9, 0.9)))
+
+
+def test_each_member_and_the_worst_of_them_have_their_share_among_the_metrics() -> None:
+    second = {"eval/panel/judge": 0.0, "eval/panel/judge_std": 1.0}
+    base = evaluation(1.0, 0.0, **second)
+    assert shares(base, base) == {}, "before there is a gain there is no share of one"
+    later = {**evaluation(5.0, 0.25, **second), "eval/panel/judge": 1.5}
+    found = shares(base, later)
+    assert found == {
+        "eval/panel/other/share_of_gain": 0.25,
+        "eval/panel/judge/share_of_gain": 0.75,
+        "eval/panel/share_of_gain": 0.25,
+    }
+    assert [one.member for one in transfers(base, {**later, **found})] == ["other", "judge"], "shares are no members"
+
+
+@pytest.mark.parametrize(("num_tasks", "is_low"), [(2, False), (8, True)])
+def test_a_low_share_of_few_answers_may_be_chance(num_tasks: int, is_low: bool) -> None:
+    """Half a standard deviation less than half of the gain; two standard errors are .79 and .40 of one."""
+    count = {"eval/num_tasks": num_tasks, "eval/num_samples": 8}
+    (found,) = transfers(evaluation(1.0, 0.0), evaluation(5.0, 0.25, **count))
+    assert (found.share, found.is_low) == (0.25, is_low)

@@ -64,6 +64,7 @@ async def test_each_item_has_its_score_in_both_units_and_what_was_read_of_it(url
         "truncated": False,
         "ended_with_eos": True,
         "converted": False,
+        "out_of_range": False,
     }
     assert (second["index"], second["raw"]) == (1, 5.0)
 
@@ -226,8 +227,8 @@ async def test_a_full_queue_refuses_with_when_to_come_again_and_the_client_comes
         while "refused_requests_total 2" not in (await get(url, "/metrics"))[1]:
             pass
         model.gate.set()
-        assert (await first)[0] == Score(value=0.5, num_tokens=1)
-        assert await again == [Score(value=1.5, num_tokens=3)]
+        assert (await first)[0] == Score(value=0.5, num_tokens=1, out_of_range=False)
+        assert await again == [Score(value=1.5, num_tokens=3, out_of_range=False)]
 
 
 async def test_a_computation_that_fails_is_told_as_such_and_the_next_one_runs(url: str) -> None:
@@ -242,11 +243,15 @@ async def test_a_key_is_asked_for_where_there_is_one(model: StandIn) -> None:
         assert (await post(url, "/score", {"texts": ["a"]}))[0] == 401
         assert (await get(url, "/health"))[0] == 401
         assert (await post(url, "/score", {"texts": ["a"]}, Authorization=f"Bearer {KEY}"))[0] == 200
-        assert await score(url, [Scorable(completion="ab")], key=KEY) == [Score(value=1.0, num_tokens=2)]
+        assert await score(url, [Scorable(completion="ab")], key=KEY) == [
+            Score(value=1.0, num_tokens=2, out_of_range=False)
+        ]
         login = url.replace("://", f"://run:{KEY}@")
         client = RewardClient(login, output="raw")
         async with client:
-            assert await client.score([Scorable(completion="ab")]) == [Score(value=2.0, num_tokens=2)]
+            assert await client.score([Scorable(completion="ab")]) == [
+                Score(value=2.0, num_tokens=2, out_of_range=False)
+            ]
         assert client.name == url
 
 
@@ -259,7 +264,7 @@ async def test_the_client_has_none_for_what_could_not_be_scored_and_never_zero(
 ) -> None:
     texts = [Scorable(completion="ab"), Scorable(completion="unreadable")] * 200
     scores = await client.score(texts)  # more than one request
-    assert scores == [Score(value=1.0, num_tokens=2), None] * 200
+    assert scores == [Score(value=1.0, num_tokens=2, out_of_range=False), None] * 200
     assert "could not score" in caplog.text
 
 

@@ -95,7 +95,11 @@ def evaluate(given: dict[str, Any], options: dict[str, str]) -> None:
         score = math.nan
     rows = [{"prompt": f"question {i}", "completion": snapshot, "score": score} for i in range(3)]
     (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    sys.stdout.write(json.dumps({"eval/percent_correct": score, "eval/num_tasks": 3}) + "\n")
+    figures = {"eval/percent_correct": score, "eval/num_tasks": 3}
+    if os.environ.get("STANDIN_EVALUATE") == "has a panel":
+        spreads = {"eval/reward/total_std": 1.0, "eval/panel/other_std": 1.0}
+        figures |= {"eval/reward/total": 2 * score, "eval/panel/other": score, **spreads}
+    sys.stdout.write(json.dumps(figures) + "\n")
 
 
 def main() -> None:

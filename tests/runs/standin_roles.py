@@ -5,7 +5,8 @@ trainer does so many steps, then waits for a signal (default: all). STANDIN_TRAI
 `forgetful` of final weights. STANDIN_CONCLUSION=raises: a defect in what writes the results. STANDIN_DIES: ROLE@start
 dies before it is ready. STANDIN_NOTICE: what the trainer notices before its first step. STANDIN_SINKS: the process that
 forwards metrics `dies`, `hangs`, or tells its `variables`; else it is the real one, with less patience.
-STANDIN_REFUSES: in which words the service has refused all that the environment asked.
+STANDIN_REFUSES: in which words the service has refused all that the environment asked. STANDIN_FIGURES: more metrics
+of the trainer's rows, in JSON.
 """
 
 from __future__ import annotations
@@ -185,7 +186,7 @@ def trainer(run: str) -> None:
     while step < until:
         step += 1
         rewards = {"reward/mean": step / total, "reward/min": 0.0, "reward/max": 1.0, "groups/without_signal": 1.0}
-        figures = {**rewards, "tokens/action": 100.0}
+        figures = {**rewards, "tokens/action": 100.0, **json.loads(os.environ.get("STANDIN_FIGURES", "{}"))}
         append(folder / "metrics.jsonl", {"step": step, "src": "trainer", **figures, "t": time.time()})
         if step < total and step % settings["trainer"]["checkpoint_every"] == 0:
             checkpoint(folder, f"step-{step:06d}", step)

@@ -283,6 +283,39 @@ def test_a_trainer_that_does_not_end_at_the_held_out_figure_is_ended_after_a_gra
     assert not survivors(state)
 
 
+def test_a_run_ends_with_a_checkpoint_at_an_alert_of_drift_where_its_settings_say_so(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_STEPS", "3")
+    monkeypatch.setenv("STANDIN_TRAINER", "obeys")
+    monkeypatch.setenv("STANDIN_FIGURES", '{"policy/kl_reference": 0.2}')
+    budget = ("trainer.kl_coef=0.1", "trainer.kl_budget=0.1")
+    state = wait_for_end(run := start(*budget, "run.on_drift=stop"))
+    assert (state.status, state.step, state.error, state.resumable) == ("stopped", 3, None, True)
+    assert (state.note or "").startswith("The alert kl_over_budget came at step 3, and on_drift is stop. The policy is")
+    assert [event["rule"] for event in run.events() if event["type"] == "drift"] == ["kl_over_budget"]
+    assert not survivors(state)
+
+
+def test_every_later_evaluation_tells_the_share_of_the_gain_that_the_panel_confirms(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_EVALUATE", "has a panel")
+    wait_for_end(run := start())
+    rows = [row for row in run.metrics() if row.get("src") == "eval"]
+    assert [row.get("eval/panel/share_of_gain") for row in rows] == [None, 0.5]
+    assert rows[-1]["eval/panel/other/share_of_gain"] == 0.5
+
+
+def test_an_alert_of_drift_warns_and_the_run_goes_on_where_nothing_else_was_asked_for(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_FIGURES", '{"policy/kl_reference": 0.2}')
+    state = wait_for_end(run := start("trainer.kl_coef=0.1", "trainer.kl_budget=0.1"))
+    assert (state.status, state.step) == ("completed", 4)
+    assert [event["rule"] for event in run.events() if event["type"] == "alert"] == ["kl_over_budget"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_supervisor_stops_the_run(
     start: StartRun, monkeypatch: pytest.MonkeyPatch, number: signal.Signals

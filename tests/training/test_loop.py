@@ -118,6 +118,30 @@ async def test_the_row_of_a_step_has_the_seeds_names_and_ours(tmp_path: Path) ->
     assert len(events(tmp_path, "first_batch")) == 1
 
 
+async def test_scores_are_compared_with_lengths_within_each_group(tmp_path: Path) -> None:
+    """Three sampled tokens, two and one, in a group whose score rises with them and in one whose score falls; the third
+    group's scores are equal."""
+    (group,) = batch([0.0, 0.0, 0.0]).groups
+    logprobs = ((1.0, -0.5, -0.5, -0.25), (1.0, 1.0, -0.5, -0.25), (1.0, 1.0, 1.0, -0.25))
+    scores = {"rises": (5.0, 1.0, 0.0), "falls": (0.0, 1.0, 5.0), "equal": (1.0, 1.0, 1.0)}
+    masks = ((-100, 2, 3, 4), (-100, -100, 4, 4), (-100, -100, -100, 4))
+    groups = {name: replace(group, masks=masks, logprobs=logprobs, scores=made) for name, made in scores.items()}
+
+    async def correlation(*names: str) -> float | None:
+        folder = tmp_path / "-".join(names)
+        folder.mkdir()
+        made = Batch(groups=tuple(groups[name] for name in names))
+        registration = replace(REGISTRATION, batch_size=3 * len(names))
+        source = Trajectories(FakeServer(lambda _: made), registration, stopping(folder))
+        one_step = Settings(trainer=TrainerSettings(total_steps=1))
+        await train(FakePolicy(), source, Report(RunFolder(folder)), one_step)
+        return read_rows(folder / "metrics.jsonl")[0]["groups/length_correlation"]
+
+    assert await correlation("rises", "equal") == pytest.approx(1.0)
+    assert await correlation("rises", "falls") == pytest.approx(0.0)
+    assert await correlation("equal") is None
+
+
 async def test_the_row_of_a_step_tells_how_old_its_batch_was_and_what_was_too_old(tmp_path: Path) -> None:
     told = iter([3, 3, 5])  # groups set aside since the run began
 

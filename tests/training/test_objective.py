@@ -50,6 +50,20 @@ async def test_a_kl_penalty_in_the_reward_is_taken_off_before_the_baseline() -> 
     assert advantages(found) == [[-0.25, -0.25], [0.75, 0.75]]
 
 
+async def test_the_implicit_reward_gap_is_how_much_further_better_answers_were_made_likely() -> None:
+    """Nats per token: in the first group the better answer is 0.5 likelier than by the reference, the worse one 0.1
+    less likely; in the second group no answer is better."""
+    (first, second) = batch([0.0, 1.0], [1.0, 1.0]).groups
+    own = ((0.0, 0.0, -0.4, -0.15), (0.0, 0.0, -1.0, -0.75))
+    groups = (replace(first, ref_logprobs=own), replace(second, ref_logprobs=own))
+    found = await trained(TrainerSettings(**KL, reference="environment"), Batch(groups=groups))
+    assert found.implicit_reward_gap == pytest.approx(0.6)
+    equal = await trained(TrainerSettings(**KL), batch([1.0, 1.0]))
+    assert equal.implicit_reward_gap is None, "no answer is better"
+    without = await trained(TrainerSettings(advantage="group_mean"), batch([0.0, 1.0]))
+    assert without.implicit_reward_gap is None, "no reference is asked"
+
+
 async def test_a_masked_rollout_is_not_pulled_either() -> None:
     (group,) = batch([0.0, 1.0, 1.0]).groups
     masked = replace(group, overrides=({}, {"set_advantage_to_zero": True}, {}))

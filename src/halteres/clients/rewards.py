@@ -154,4 +154,5 @@ def _score_of(item: Any) -> Score | None:
         ended_with_eos=bool(item.get("ended_with_eos", True)),
         converted=bool(item.get("converted", False)),
         parts={str(name): float(part) for name, part in item.get("parts", {}).items()},
+        out_of_range=item.get("out_of_range"),
     )

@@ -108,6 +108,10 @@ class RunSettings(Section):
             " checkpoint; default: never",
         ),
     ] = None
+    on_drift: Annotated[
+        Literal["warn", "stop"],
+        Field(description="what an alert of drift does: it is told, or the run ends after the step, with a checkpoint"),
+    ] = "warn"
     sinks: Annotated[
         tuple[SinkName, ...], Field(description="where metrics are forwarded to, beside the run's own metrics.jsonl")
     ] = ()
@@ -217,6 +221,14 @@ class TrainerSettings(Section):
         Literal["base", "environment"],
         Field(description="reference policy: the base model, or the ref_logprobs that the environment sends"),
     ] = "base"
+    kl_budget: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            description="nats per sampled token that the policy may be from the reference before an alert says so;"
+            " needs kl_coef above 0, or nothing is measured; default: no alert",
+        ),
+    ] = None
     correction: Annotated[
         Literal["none", "truncate", "mask"],
         Field(description="what becomes of tokens of older versions: their importance is cut at ratio_cap, or masked"),
@@ -279,6 +291,8 @@ class TrainerSettings(Section):
             complete_settings(self.loss, self.loss_config)
         except InvalidData as error:
             raise _refused("loss_config", self.loss_config, error.sentence) from error
+        if self.kl_budget is not None and not self.kl_coef:
+            raise _refused("kl_budget", self.kl_budget, "needs kl_coef above 0: no divergence is measured without")
         if self.warmup_steps >= self.total_steps:
             raise _refused("warmup_steps", self.warmup_steps, f"must be below total_steps ({self.total_steps})")
         if self.deterministic and self.max_staleness > MOST_PINNED:

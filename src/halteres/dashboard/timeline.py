@@ -28,6 +28,7 @@ _TOLD: dict[str, tuple[str, ...]] = {
     "restarts_used_up": ("role",),
     "policy_cap": ("note",),
     "goal_reached": ("note",),
+    "drift": ("note",),
     "conclusion_failed": ("error",),
     "sink": ("sink", "state", "url", "note"),
 }

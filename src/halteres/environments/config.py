@@ -162,6 +162,9 @@ class BaseEnvConfig(BaseModel):
         str | None,
         Field(description="short for one component of weight 1: a reward model's folder or its server's address"),
     ] = None
+    missing_eos_penalty: Annotated[
+        float, Field(ge=0, description="taken off the training score of an answer that a token limit cut off")
+    ] = 0.0
     panel: Annotated[
         RewardSpecs,
         Field(description="what held-out answers are scored by at every evaluation, and nothing is trained on"),

@@ -22,6 +22,7 @@ import yaml
 from halteres.environments.config import BaseEnvConfig
 from halteres.environments.scoring import HeldOutScoring
 from halteres.errors import EnvironmentFailed
+from halteres.rewards.components import DISAGREEMENT, QUANTILE
 from halteres.rewards.functions import Sample
 from halteres.rewards.panel import PANEL, PROXY
 from halteres.rollouts.draws import Draw, rolling_out
@@ -141,6 +142,8 @@ def _metrics(tasks: Sequence[_Task], num_failed: int, config: BaseEnvConfig) -> 
         metrics[f"eval/{name}"] = _mean(values)
         if name == PROXY or (name.startswith(PANEL) and "/" not in name.removeprefix(PANEL)):
             metrics[f"eval/{name}_std"] = pstdev(values)
+        if name.endswith(f"/{DISAGREEMENT}"):
+            metrics[f"eval/{name}{QUANTILE}"] = sorted(values)[math.ceil(0.95 * len(values)) - 1]
     if config.eval_best_of > 1:
         metrics |= _best_of(tasks, config.eval_best_of, least)
     if versions:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from halteres.environments.base import Backlog, BaseEnv
+from halteres.environments.records import finish_of
 from halteres.environments.scored import ScoredDataGroup, check, expected_size, rollouts_of
 from halteres.environments.scoring import score_group
 from halteres.errors import EnvironmentFailed, HalteresError, boundary
@@ -120,6 +121,8 @@ async def _collect(env: BaseEnv, item: Any) -> tuple[list[ScoredDataGroup], Back
                 for group in _groups(collected):
                     if "rewards" not in group:
                         await score_group(env.rewards, item, group, env.curr_step, began)
+            for group in _groups(collected):
+                _penalise_cut_answers(env, group)
             failures = _failures(collected)
             with boundary(EnvironmentFailed, f"{env.title}.postprocess_histories"):
                 processed = await env.postprocess_histories(collected)
@@ -131,6 +134,15 @@ async def _collect(env: BaseEnv, item: Any) -> tuple[list[ScoredDataGroup], Back
     if groups and failures and not _failures(groups):
         groups[0]["failures"] = failures
     return groups, backlog or []
+
+
+def _penalise_cut_answers(env: BaseEnv, group: ScoredDataGroup) -> None:
+    """Take `missing_eos_penalty` off rollouts whose last answer a limit cut off; `train/truncated` is their share."""
+    penalty = env.config.missing_eos_penalty
+    for place, rollout in enumerate(rollouts_of(group) if penalty else ()):
+        if finish_of(group, place, env.tokenizer) == "length":
+            for number in rollout:
+                group["scores"][number] -= penalty
 
 
 def _groups(collected: ScoredDataGroup | list[ScoredDataGroup] | None) -> list[ScoredDataGroup]:

@@ -54,6 +54,15 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
             case "probability":
                 return float(metrics.probabilities(np.asarray(raw - self.offset), self.temperature))
 
+    def covers(self, raw: float) -> bool:
+        """Whether a raw score lies between the lowest and the highest that this was made from.
+
+        >>> Calibration(quantiles={"0.0": -1.0, "1.0": 2.0}).covers(2.5)
+        False
+        """
+        lowest, highest = self.quantiles.get("0.0", -math.inf), self.quantiles.get("1.0", math.inf)
+        return lowest <= raw <= highest
+
     def check_template(self, digest: str) -> None:
         """InvalidData if the calibration was made with another scoring template, or another rule for the end token."""
         if self.template_digest and self.template_digest != digest:

@@ -42,6 +42,12 @@ TOTAL = "total"
 RESERVED = ("mean", "std", "min", "max", "success", TOTAL)
 """Names that a run's metrics use below `reward/`."""
 
+DISAGREEMENT, OUT_OF_RANGE = "disagreement", "out_of_range"
+"""What comes with a model's value: how far an ensemble's members are apart; 1 where no calibrated score was like it."""
+
+QUANTILE = "_q95"
+"""After a metric's name: the value that 95 % of the answers do not exceed."""
+
 _EPSILON = 1e-4  # added to a standard deviation, as TRL does
 _SOURCES = ("environment", "function", "model", "rubric", "rubric_column", "judge")
 
@@ -172,6 +178,15 @@ def secret_variables(env: Mapping[str, Any]) -> tuple[str, ...]:
     if any("://" in model for model in models):
         keys.add(environ.REWARD_KEY)
     return tuple(sorted(keys))
+
+
+def is_learned(env: Mapping[str, Any]) -> bool:
+    """Whether a reward model or a judge has a say in the reward, by the environment's settings."""
+    try:
+        specs = _SPECS.validate_python(env.get("rewards") or ())
+    except ValidationError:
+        return False  # the environment refuses them, and says why
+    return bool(env.get("reward_model_path")) or any(spec.model or spec.judge for spec in specs)
 
 
 def check_specs(specs: Sequence[RewardSpec], aggregation: Aggregation, field: str = "rewards") -> None:

@@ -54,10 +54,12 @@ class Ensemble:
         values_M = np.array([score.value for score in known])
         spread = float(values_M.std())
         value = float(values_M.min() if self._combination == "min" else values_M.mean())
+        out_of_range = [score.out_of_range for score in known if score.out_of_range is not None]
         return Score(
             value=value - self._k * spread if self._combination == "mean_minus_std" else value,
             num_tokens=max(score.num_tokens for score in known),
             truncated=any(score.truncated for score in known),
             ended_with_eos=all(score.ended_with_eos for score in known),
+            out_of_range=any(out_of_range) if out_of_range else None,
             disagreement=spread,
         )

@@ -253,6 +253,7 @@ class Judge:
                 self._counts["failed"] += 1
                 return None
             if (found := read(answer)) is not None:
+                self._counts["read"] += 1
                 if len(self._cache) < MOST_CACHED:
                     self._cache[key] = found
                 return found

@@ -5,11 +5,13 @@ Never: scores, decides what is done about it. These figures audit what has been 
 
     share = (panel's gain / its standard deviation) / (proxy's gain / its standard deviation)
 
-The proxy is the training reward on held-out answers. Both standard deviations are those of the base evaluation.
+The proxy is the training reward on held-out answers. Both standard deviations are those of the base evaluation, so of n
+answers the error of panel - proxy / 2 is sqrt(2 / n * (1 + 1 / 4)), were all answers independent.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +26,12 @@ LEAST_GAIN = 0.5
 
 LEAST_SHARE = 0.5
 """Of the gain that should show in the panel."""
+
+ERRORS = 2.0
+"""Standard errors by which a share must be below that: few held-out answers raise no alarm by chance."""
+
+SHARE = "share_of_gain"
+"""Name of the metric, below the panel's and below each member's."""
 
 LEAST_MOVE = 0.05
 """Of a mean grade, 0 to 1: a smaller rise or fall is none."""
@@ -40,11 +48,12 @@ class Transfer:
     proxy: float  # gain, in standard deviations of the base evaluation
     panel: float  # likewise
     share: float | None  # panel / proxy; None: the proxy has not gained enough to say
+    error: float = 0.0  # standard error of panel - LEAST_SHARE * proxy; 0: the number of answers is not told
 
     @property
     def is_low(self) -> bool:
-        """Whether less than half of the gain transfers."""
-        return self.share is not None and self.share < LEAST_SHARE
+        """Whether surely less than half of the gain transfers."""
+        return self.share is not None and self.panel + ERRORS * self.error < LEAST_SHARE * self.proxy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +76,25 @@ def transfers(base: Row, later: Row) -> list[Transfer]:
     """
     proxy = _gain(base, later, PROXY)
     panel_names = [name.removeprefix(f"eval/{PANEL}") for name in base if name.startswith(f"eval/{PANEL}")]
-    members = [name for name in panel_names if "/" not in name]
+    members = [name for name in panel_names if "/" not in name and name != SHARE]
+    num_answers = math.prod(later.get(f"eval/{name}") or 0 for name in ("num_tasks", "num_samples"))
+    error = math.sqrt(2 * (1 + LEAST_SHARE**2) / num_answers) if num_answers > 0 else 0.0
     found: list[Transfer] = []
     for member in members:
         panel = _gain(base, later, f"{PANEL}{member}")
         if proxy is not None and panel is not None:
             share = panel / proxy if proxy >= LEAST_GAIN else None
-            found.append(Transfer(member=member, proxy=proxy, panel=panel, share=share))
+            found.append(Transfer(member=member, proxy=proxy, panel=panel, share=share, error=error))
     return found
+
+
+def shares(base: Row, later: Row) -> dict[str, float]:
+    """Metrics of the later evaluation: each member's share of the gain, and the lowest; none before there is a gain."""
+    by_member = {found.member: found.share for found in transfers(base, later) if found.share is not None}
+    if not by_member:
+        return {}
+    each = {f"eval/{PANEL}{member}/{SHARE}": share for member, share in by_member.items()}
+    return {**each, f"eval/{PANEL}{SHARE}": min(by_member.values())}
 
 
 def divergences(base: Row, later: Row) -> Iterator[Divergence]:

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 from halteres.clients.json_client import until_ready
 from halteres.clients.rewards import RewardClient
 from halteres.errors import HalteresError, InvalidConfig, InvalidData, ScorerFailed, boundary
-from halteres.rewards.components import Aggregation, RewardSpec, Value
+from halteres.rewards.components import DISAGREEMENT, OUT_OF_RANGE, Aggregation, RewardSpec, Value
 from halteres.rewards.functions import RewardFunction, Sample, columns_of
 from halteres.rewards.judges import PROMPTS, Judge
 from halteres.rewards.rubrics import Rubric, read_rubric
@@ -246,8 +246,9 @@ class _ModelScores:
 
     def _value(self, score: Score) -> Value:
         """A score comes with its objectives' parts, an ensemble's with how far its members are apart."""
-        apart = {} if score.disagreement is None else {"disagreement": score.disagreement}
-        return Value(total=score.value, parts={**score.parts, **apart})
+        told = {DISAGREEMENT: score.disagreement, OUT_OF_RANGE: score.out_of_range}
+        parts = {name: float(part) for name, part in told.items() if part is not None}
+        return Value(total=score.value, parts={**score.parts, **parts})
 
 
 class _Grades:

@@ -41,6 +41,7 @@ class Score:
     truncated: bool = False  # the text was longer than the scorer reads
     ended_with_eos: bool = True  # the scorer read an end token last
     disagreement: float | None = None  # standard deviation of an ensemble's members; None: not an ensemble's
+    out_of_range: bool | None = None  # beyond every score that the calibration was made from; None: there is none
     converted: bool = False  # the text came in another form than the scorer reads, and was put into its own
     parts: Mapping[str, float] = field(default_factory=dict)  # raw, of each objective; `value` is their weighted sum
 
@@ -73,6 +74,10 @@ class Units(Protocol):
 
     def apply(self, raw: float, output: Output) -> float:
         """A raw score in other units."""
+        ...
+
+    def covers(self, raw: float) -> bool:
+        """Whether the calibration was made from scores as low and as high as this one."""
         ...
 
 
@@ -146,10 +151,12 @@ def output_of(model: Model, wanted: Output) -> Output:
 
 
 def calibrated(model: Model, score: Score, output: Output) -> Score:
-    """A raw score in other units, as `output_of` says."""
-    if output_of(model, output) == "raw" or model.calibration is None:
+    """A raw score in other units, as `output_of` says, and whether the calibration knows scores like it."""
+    units = output_of(model, output)
+    if model.calibration is None:
         return score
-    return replace(score, value=float(model.calibration.apply(score.value, output)))
+    value = score.value if units == "raw" else float(model.calibration.apply(score.value, output))
+    return replace(score, value=value, out_of_range=not model.calibration.covers(score.value))
 
 
 def places_of(where: str) -> list[str]:

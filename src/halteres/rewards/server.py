@@ -309,9 +309,11 @@ def _id_of(item: Any) -> dict[str, Any]:
 def _answer(model: Model, result: Result, output: Output) -> dict[str, Any]:
     if isinstance(result, HalteresError):
         return _failure(result)
+    score = calibrated(model, result, output)
     return {
-        "score": calibrated(model, result, output).value,
+        "score": score.value,
         "raw": result.value,
+        "out_of_range": score.out_of_range,
         "tokens": result.num_tokens,
         "truncated": result.truncated,
         "ended_with_eos": result.ended_with_eos,

@@ -35,6 +35,7 @@ class TrainingBatch:
     uses_own_advantages: bool = False  # they are the groups' own
     examples: Examples
     kl_reference: float | None = None  # mean of the policy's minus reference's log-probability, nats per sampled token
+    implicit_reward_gap: float | None = None  # of better over worse answers, nats per token: see `_implicit_reward_gap`
     corrected: float | None = None  # of the tokens that another distribution sampled, share truncated or masked
 
 
@@ -80,6 +81,7 @@ class Objective:
                 sequences, advantages_S, config.max_token_trainer_length, self._loss, config.loss_config
             ),
             kl_reference=_mean_penalty(penalties_S, sequences, config.kl_coef),
+            implicit_reward_gap=_implicit_reward_gap(turns, penalties_S, sequences, config.kl_coef),
             corrected=corrected,
         )
 
@@ -174,3 +176,29 @@ def _mean_penalty(penalties_S: Sequence[FloatArray], sequences: Sequence[Example
     if not penalties_S or not num_tokens:
         return None
     return float(sum(penalty_T.sum() for penalty_T in penalties_S)) / kl_coef / num_tokens
+
+
+def _implicit_reward_gap(
+    turns: Turns, penalties_S: Sequence[FloatArray], sequences: Sequence[Example], kl_coef: float
+) -> float | None:
+    """How much further the policy has moved towards its better answers than towards its worse ones.
+
+    Of each group: the log-ratio of policy to reference per token, mean over the episodes above the group's mean score,
+    less the same of those below; mean over groups. That ratio is the policy's implicit reward (DPO, arXiv 2305.18290).
+    None without a reference, or where no group's scores differ.
+    """
+    if not penalties_S:
+        return None
+    episode_S = np.zeros(len(sequences), dtype=np.int64)
+    episode_S[[span.sequence for span in turns.spans_K]] = turns.episode_K
+    ratio_E = np.bincount(episode_S, [penalty_T.sum() / kl_coef for penalty_T in penalties_S], turns.num_episodes)
+    tokens_E = np.bincount(episode_S, [sequence.actions_N.sum() for sequence in sequences], turns.num_episodes)
+    mean_E = ratio_E / np.maximum(tokens_E, 1)
+    gaps: list[float] = []
+    for group in np.unique(turns.group_E):
+        mine_E = (turns.group_E == group) & (tokens_E > 0)
+        scores, means = turns.scores_E[mine_E], mean_E[mine_E]
+        if scores.size and scores.min() < scores.max():
+            better, worse = scores > scores.mean(), scores < scores.mean()
+            gaps.append(float(means[better].mean() - means[worse].mean()))
+    return float(np.mean(gaps)) if gaps else None

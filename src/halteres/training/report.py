@@ -22,7 +22,7 @@ from halteres.training.folder import RunFolder
 from halteres.training.learner import Checkpoint, Pass
 from halteres.training.objective import TrainingBatch
 from halteres.training.rollouts import Rollouts
-from halteres.training.turns import FloatArray
+from halteres.training.turns import FloatArray, Turns
 from halteres.types import CONTEXT_LOGPROB, Batch
 
 logger = logging.getLogger(__name__)
@@ -221,7 +221,27 @@ def _rewards(training_batch: TrainingBatch, success_threshold: float) -> agreeme
         "reward/success": float((scores > success_threshold).mean()),
         "groups/count": float(len(silent)),
         "groups/without_signal": float(np.mean(silent)),
+        "groups/length_correlation": _length_correlation(turns),
     }
+
+
+def _length_correlation(turns: Turns) -> float | None:
+    """Spearman's correlation of score and sampled tokens within a group, mean over groups; None where none varies."""
+    length_K = np.array([float(span.stop - span.start) for span in turns.spans_K])
+    length_E = np.bincount(turns.episode_K, length_K, turns.num_episodes).astype(np.float64)
+    found: list[float] = []
+    for group in np.unique(turns.group_E):
+        mine_E = (turns.group_E == group) & ~turns.masked_E
+        scores, lengths = _ranks(turns.scores_E[mine_E]), _ranks(length_E[mine_E])
+        if scores.size and scores.std() > 0 and lengths.std() > 0:
+            found.append(float(np.corrcoef(scores, lengths)[0, 1]))
+    return float(np.mean(found)) if found else None
+
+
+def _ranks(values: FloatArray) -> FloatArray:
+    """Equal values share the mean of their ranks."""
+    ordered = np.sort(values)
+    return (np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")) / 2
 
 
 def _advantages(training_batch: TrainingBatch) -> agreement.Metrics:
@@ -231,6 +251,7 @@ def _advantages(training_batch: TrainingBatch) -> agreement.Metrics:
         "advantages/std": float(every.std()),
         "advantages/sum": float(every.sum()),
         "policy/kl_reference": training_batch.kl_reference,
+        "policy/implicit_reward_gap": training_batch.implicit_reward_gap,
         "tokens/ratio_bounded": training_batch.corrected,
     }
 

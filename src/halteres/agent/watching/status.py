@@ -56,8 +56,9 @@ class Looked(Result):
     sinks: dict[str, str] = {}  # of each sink, where it is or what is wrong with it
     logs: dict[str, str] = {}  # paths, of a run that ails
     metrics: dict[str, Any] = {}  # step, reward_mean, percent_correct, eval_percent_correct; loss_per_token: minus
-    # the mean advantage of a trained token, no error that should fall; kl; where steps moved no weight: skipped_steps,
-    # policy_version; where held-out tasks failed: eval_num_failed, eval_num_tasks that the figure is of
+    # the mean advantage of a trained token, no error that should fall; kl; kl_reference, implicit_reward_gap and
+    # share_of_gain where they are measured; where steps moved no weight: skipped_steps, policy_version; where held-out
+    # tasks failed: eval_num_failed, eval_num_tasks that the figure is of
     gain: dict[str, Any] = {}  # of an ended run: of, before, after, ci95 of the difference, certain
     weights: str = ""  # where they have hardly moved
     trend: dict[str, Any] = {}  # reward_mean: its curve; groups_without_signal: share of the last steps' groups

@@ -14,6 +14,8 @@ const SMALL = [
   ["KL, sampler against trainer", ["kl_sample_train_v2"], []],
   ["Tokens per answer", ["train/completion_lengths"], ["eval/completion_lengths"]],
   ["Entropy of the policy", ["policy/entropy"], []],
+  ["From the reference, nats per token", ["policy/kl_reference", "policy/implicit_reward_gap"], []],
+  ["Share of the gain that transfers", [], ["eval/panel/share_of_gain"]],
   ["Groups without signal", ["groups/without_signal"], [], { share: true }],
   ["Cut off answers", ["train/truncated"], ["eval/truncated"], { share: true }],
   ["Seconds per step", ["time/step"], []],

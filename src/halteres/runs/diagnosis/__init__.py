@@ -7,6 +7,7 @@ Never: writes (the supervisor does), changes a run, reads a metric's history fro
     excursion      a condition that lasts is told once; the trend of a series; the scale of the rewards
     learning       rules of what is learnt: no variance, no rise, entropy
     hacking        the rule of what is learnt wrongly: rewards rise, held-out answers do not
+    drift          rules of rewards that are led to where they were not made for; which alerts may end a run
     flow           rules of how it is learnt: truncation, drift, starving and idling, NaN
     pulse          rules of the clock: nothing happens any more
     refused_calls  the rule of a start that comes to nothing: all that the environment asks is refused

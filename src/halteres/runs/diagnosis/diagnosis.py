@@ -11,6 +11,13 @@ from typing import Any
 
 from halteres.observe.metrics import Row
 from halteres.runs.diagnosis.case import Case
+from halteres.runs.diagnosis.drift import (
+    EnsembleDisagrees,
+    JudgeFails,
+    KlOverBudget,
+    RewardFollowsLength,
+    ScoresOutOfRange,
+)
 from halteres.runs.diagnosis.excursion import CEILING, Finding, Rewards, Rule, number
 from halteres.runs.diagnosis.flow import (
     EnvironmentAhead,
@@ -102,6 +109,11 @@ def rules(case: Case, rewards: Rewards) -> tuple[Rule, ...]:
         EntropyCollapse(case, rewards),
         Hacking(case, rewards),
         PanelDisagrees(case),
+        EnsembleDisagrees(case),
+        ScoresOutOfRange(case),
+        RewardFollowsLength(case),
+        KlOverBudget(case),
+        JudgeFails(case),
         Truncation(case, rewards),
         LogprobDrift(case),
         KlDrift(case),

@@ -82,6 +82,9 @@ class Progress:
     dropped: Mapping[int, DroppedGroups] = field(default_factory=dict[int, DroppedGroups])  # by step
     loss_per_token: Series = ()
     kl: Series = ()  # kl_sample_train_v2: how far sampler and trainer disagree
+    kl_reference: Series = ()  # how far the policy is from its reference, nats per token
+    implicit_reward_gap: Series = ()  # ... further towards its better answers than towards its worse ones
+    share_of_gain: Series = ()  # of the reward's held-out gain, what the worst member of the panel confirms
     without_signal: Series = ()  # share of groups whose scores are all equal
     skipped_steps: int = 0  # steps that moved no weight: the scores of each of their groups were all equal
     policy_version: int | None = None  # optimiser steps that the newest weights have had; less than steps where skipped
@@ -172,6 +175,9 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
         dropped=_dropped(lines),
         loss_per_token=_series(rows, lambda row: row.loss_per_token),
         kl=_series(rows, lambda row: row.kl),
+        kl_reference=_series(rows, lambda row: row.kl_reference),
+        implicit_reward_gap=_series(rows, lambda row: row.implicit_reward_gap),
+        share_of_gain=_series(rows, lambda row: row.share_of_gain),
         without_signal=_series(rows, lambda row: row.without_signal),
         skipped_steps=sum(value > 0 for _, value in _series(rows, lambda row: row.skipped)),
         policy_version=next((int(value) for _, value in reversed(_series(rows, lambda row: row.version))), None),
@@ -211,6 +217,9 @@ class _Row(msgspec.Struct, kw_only=True, gc=False):
     version: float | None = msgspec.field(name="policy/version", default=None)
     update_norm: float | None = msgspec.field(name="policy/update_norm", default=None)
     kl: float | None = msgspec.field(name="kl_sample_train_v2", default=None)
+    kl_reference: float | None = msgspec.field(name="policy/kl_reference", default=None)
+    implicit_reward_gap: float | None = msgspec.field(name="policy/implicit_reward_gap", default=None)
+    share_of_gain: float | None = msgspec.field(name="eval/panel/share_of_gain", default=None)
     without_signal: float | None = msgspec.field(name="groups/without_signal", default=None)
     step_s: float | None = msgspec.field(name="time/step", default=None)
     preferred: float | None = msgspec.field(name="accuracy", default=None)

@@ -82,6 +82,7 @@ class Course:
         self.stop_asked: StopAsked | None = None
         self.cap: Cap | None = None  # of the policy, for which the run is ended
         self.goal: str | None = None  # that the held-out figure of `stop_when` is reached, in words
+        self.drift: str | None = None  # the alert at which `on_drift` ends the run, in words
         self.engine_watch: asyncio.Task[None] | None = None
         self.service_lost = False
 
@@ -110,6 +111,8 @@ class Course:
             newest = self.run.newest_checkpoint()
             note = self.budget.note(self.cap, newest["step"] if newest else None)
             return replace(verdict, code=budgets.CODE, note=note)
+        if verdict.status == "stopped" and self.drift:
+            return replace(verdict, note=" ".join(filter(None, (self.drift, verdict.note))))
         return verdict
 
     @asynccontextmanager
@@ -194,6 +197,7 @@ class Course:
             case LookedAround():
                 await self.news.read()
                 self._mind_the_goal()
+                self._mind_the_drift()
                 return self._mind_the_budget()
             case Ready(role):
                 self._on_ready(role.name)
@@ -282,6 +286,15 @@ class Course:
         self.goal = f"{CORRECT} was {reached:.4g} at step {row['step']}: stop_when ({wanted:g}) is reached"
         self.ledger.event("goal_reached", step=row["step"], note=self.goal)
         self._ask_trainer_to_end("stop_when")
+
+    def _mind_the_drift(self) -> None:
+        """At an alert of drift the trainer is asked to end after its step, where the run's settings say so."""
+        alert, action = self.news.drift, self.stage.scene.settings.run.on_drift
+        if alert is None or action != "stop" or self.stop_asked or "trainer" not in self.crew.ready:
+            return
+        self.drift = f"The alert {alert.rule} came at step {alert.step}, and on_drift is stop. {alert.evidence}"
+        self.ledger.event("drift", rule=alert.rule, step=alert.step, note=self.drift)
+        self._ask_trainer_to_end(f"on_drift ({alert.rule})")
 
     def _ask_trainer_to_end(self, why: str) -> None:
         """After its step, with a checkpoint; if it has not ended within a grace, it is ended."""

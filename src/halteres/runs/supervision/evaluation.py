@@ -24,6 +24,7 @@ from halteres.observe.metrics import Row, append_row, read_rows
 from halteres.process import Lifeline
 from halteres.redaction import Redactor
 from halteres.rewards.components import secret_variables
+from halteres.rewards.panel import PROXY, shares
 from halteres.runs.measurement import command, strike_keys_out
 from halteres.runs.reading.failures import how, reason
 from halteres.runs.reading.figures import figures_of
@@ -121,6 +122,8 @@ class Evaluator:
             figures = figures_of(self.environment, folder, _last_words(answer))
         if self.environment.is_foreign:
             name_prompts(folder / "samples.jsonl")
+        base = next((row for row in run.metrics() if f"eval/{PROXY}" in row), {})
+        figures |= shares(base, figures)
         row = {"step": snapshot.step, "t": time.time(), "src": "eval", **figures}
         append_row(run.path / "metrics.jsonl", row)
         self.ledger.event("eval", step=snapshot.step, took_s=round(time.monotonic() - began, 2), **figures)

@@ -12,6 +12,7 @@ from typing import Any
 
 from halteres.observe.metrics import Tail
 from halteres.runs.diagnosis import Diagnosis
+from halteres.runs.diagnosis.drift import DRIFT
 from halteres.runs.reading.alerts import Alert
 from halteres.runs.supervision.budgets import Budget
 from halteres.runs.supervision.evaluation import Evaluator, Snapshot
@@ -29,6 +30,7 @@ class News:
         self._events.fresh()
         carried_over = self._metrics.fresh()
         self.evaluation: dict[str, Any] = {}  # the newest row of an evaluation
+        self.drift: Alert | None = None  # the first alert of drift
         diagnosis.remember(carried_over)
         budget.remember(carried_over)
 
@@ -42,6 +44,8 @@ class News:
     def tell(self, alert: Alert) -> None:
         """Write an alert."""
         _log.warning("%s", alert)
+        if alert.rule in DRIFT:
+            self.drift = self.drift or alert
         self._ledger.event("alert", rule=alert.rule, step=alert.step, evidence=alert.evidence, remedy=alert.remedy)
 
     async def _on_event(self, event: dict[str, Any]) -> None:
