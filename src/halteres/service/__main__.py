@@ -16,13 +16,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from halteres.clients.rewards import is_address
 from halteres.config import environ
 from halteres.engine.process import EngineCommand, EngineProcess
 from halteres.errors import HalteresError, InvalidConfig
 from halteres.loopback import HOST, is_loopback, open_listener
 from halteres.models import TINY
 from halteres.process import begin
-from halteres.rewards.scorer import is_address
 from halteres.service.base import base_model
 from halteres.service.options import Options
 from halteres.service.server import Tls, serve
