@@ -5,17 +5,20 @@ from __future__ import annotations
 import io
 import shlex
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
 import pytest
+from rewards.scorers import Scripted
 from rich.console import Console
 
 from halteres.cli.chat import Wording, chat, wording_of
 from halteres.cli.summary import tell
+from halteres.errors import InvalidConfig
 from halteres.models import TINY, builtin_path
 from halteres.observe.metrics import append_row
+from halteres.rewards.scorer import Scorable, Score
 from halteres.runs.directory import RunDirectory
 from halteres.runs.servers import Server
 from halteres.text import load_tokenizer
@@ -105,6 +108,42 @@ def test_a_run_with_too_few_prompts_is_asked_as_it_is_with_its_system_prompt_and
     assert (path, body["model"]) == ("chat/completions", TINY)
     assert body["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "3 * 4"}]
     assert "sent as it is" in capsys.readouterr().err
+
+
+def test_of_several_answers_the_one_that_the_reward_model_likes_best_is_shown(
+    trained: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It reads the chat's messages, not its marks; and greedy sampling, which is the default, would give one answer."""
+    (trained.path / "config.yaml").write_text("env: {}")
+    roll_out(trained, *TASKS)
+    asked: list[dict[str, Any]] = []
+    read: list[Scorable] = []
+
+    class Longest(Scripted):
+        async def score(self, texts: Sequence[Scorable]) -> list[Score | None]:
+            read.extend(texts)
+            return await super().score(texts)
+
+    @contextmanager
+    def served(*_: Any) -> Iterator[Server]:
+        yield Server(url="http://service")
+
+    def post(service: Server, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        asked.append(body)
+        return {"choices": [{"text": text} for text in ("unclear", "It is 12.", "12")]}
+
+    monkeypatch.setattr("halteres.runs.served.served", served)
+    monkeypatch.setattr("halteres.runs.served.post", post)
+    monkeypatch.setattr(
+        "halteres.rewards.scorer.open_scorer",
+        lambda where: Longest(lambda text: None if text == "unclear" else float(len(text))),
+    )
+    chat(trained.run_id, "3 * 4", best_of=3, reward="reward-model")
+    assert capsys.readouterr().out == "It is 12.\n"
+    assert (asked[0]["n"], asked[0]["temperature"]) == (3, 1.0)
+    assert read[0].prompt == [{"role": "user", "content": MESSAGE.format("3 * 4")}]
+    with pytest.raises(InvalidConfig, match="come together"):
+        chat(trained.run_id, "3 * 4", best_of=3)
 
 
 def test_words_are_never_cut_and_an_example_is_a_task_of_the_run(trained: RunDirectory) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shlex
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from rewards.test_judges import endpoint
 from typer.testing import CliRunner
 
 from halteres.cli.main import app
@@ -47,7 +49,18 @@ def test_the_page_runs_from_its_first_command_to_its_last_snippet(
     assert (tmp_path / "Tiny-Reward" / "halteres_reward.json").is_file()
     assert re.search(r"Accuracy: [\d.]+% \([\d.]+% to [\d.]+%\)", printed)
     assert len(names["scores"]) == 2
-    assert run(blocks("sh")[2].strip()) == "nothing found\n"
+    assert run(blocks("sh")[3].strip()) == "nothing found\n"
+
+
+async def test_the_judge_on_the_page_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it stands, but that a scripted endpoint is asked."""
+    monkeypatch.chdir(tmp_path)
+    run("halteres reward data prefs --pairs 1 --held-out 6")
+    async with endpoint(lambda _: {"A": 0.9, "B": 0.1}) as judge:
+        (text,) = blocks("toml")
+        (tmp_path / "judge.toml").write_text(text.replace("http://127.0.0.1:8001/v1", judge.url))
+        printed = await asyncio.to_thread(run, blocks("sh")[2].strip())
+    assert "12 calls, 120 tokens" in printed and re.search(r"same in both orders +0\.0% of 6", printed)
 
 
 def test_the_row_on_the_page_is_one() -> None:

@@ -201,7 +201,7 @@ BAD_BODIES: list[tuple[str, dict[str, Any]]] = [
     ("v1/completions", {"prompt": ["x", 5]}),
     ("v1/completions", {"prompt": ["x"] * 1025}),
     ("v1/completions", {"prompt": ["x"] * 1000, "n": 1000}),
-    ("v1/completions", {"prompt": "x", "n": 2, "best_of": 3}),
+    ("v1/completions", {"prompt": "x", "n": 3, "best_of": 2}),
     ("v1/completions", {"prompt": "x", "logprobs": -1}),
     ("v1/completions", {"prompt": "x", "logprobs": 1000}),
     ("v1/completions", {"prompt": "x", "suffix": "y"}),

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from halteres.config.discovery import EnvironmentBroken
 from halteres.config.files import load_settings, resolve_settings, settings_schema
 from halteres.config.program import find_program
-from halteres.config.settings import Settings
+from halteres.config.settings import RunSettings, Settings
 from halteres.errors import InvalidConfig, NotFound
 
 ENVIRONMENT = str(Path(__file__).parents[1] / "runs" / "standin_env.py")
@@ -277,3 +278,11 @@ def test_a_games_wrappers_are_checked_before_a_run_begins(wrappers: str, why: st
     with pytest.raises(InvalidConfig) as error:
         load_settings("game:GuessTheNumber-v0-easy", None, [f"env.env_wrappers={wrappers}"])
     assert why in error.value.sentence
+
+
+@pytest.mark.parametrize("name", ["one\ntwo", "one\rtwo", "one\u2028two", "\x1b[2Jone"])
+def test_a_runs_name_is_one_line(name: str) -> None:
+    """It stands in listings: a line break in it would look like another run."""
+    with pytest.raises(ValidationError, match="name"):
+        RunSettings.model_validate({"name": name, "environment": "arithmetic"})
+    assert RunSettings.model_validate({"name": "déjà vu 1", "environment": "arithmetic"}).name == "déjà vu 1"

@@ -36,9 +36,17 @@ def chat(
     question: Annotated[
         str | None, typer.Argument(help="One question. Without it: line after line, until an empty one.")
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="0 is greedy. [default: 0; with --best-of 1]", show_default=False)
+    ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Of an answer.")] = 128,
     before: Annotated[bool, typer.Option("--before", help="Ask the base model instead, for comparison.")] = False,
+    best_of: Annotated[
+        int, typer.Option(min=1, max=256, help="Sample so many answers, and show the one that --reward likes best.")
+    ] = 1,
+    reward: Annotated[
+        str | None, typer.Option(help="A reward model's folder, a scoring URL, or several joined by commas.")
+    ] = None,
 ) -> None:
     """Ask the policy of a run.
 
@@ -47,10 +55,13 @@ def chat(
     recorded too few prompts, a question is sent as it is, with the environment's system prompt. Each is asked anew: the
     policy is told nothing of those before.
     """
+    from halteres.errors import InvalidConfig
     from halteres.runs.directory import find_run
     from halteres.runs.reading.adapter import newest_policy
     from halteres.runs.served import post, served
 
+    if (best_of > 1) != (reward is not None):
+        raise InvalidConfig("--best-of and --reward come together.", "The one says how many, the other which is best.")
     directory = find_run(run)
     base = directory.settings().inference.model
     model = base if before else newest_policy(directory)
@@ -58,13 +69,20 @@ def chat(
     typer.echo(printable(_explained(words)), err=True)
     with served(base, directory) as service:
         for text in [question] if question else _questions(words.example if words else ""):
-            body = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
+            heat = temperature if temperature is not None else float(best_of > 1)
+            body = {"model": model, "temperature": heat, "max_tokens": max_tokens, "n": best_of}
             if words is None:
                 path, asked = "chat/completions", {"messages": _messages(directory, text)}
             else:
                 path, asked = "completions", {"prompt": words.around(text), "add_special_tokens": False}
-            (answer,) = post(service, f"/runs/{directory.run_id}/v1/{path}", {**body, **asked})["choices"]
-            typer.echo(printable(answer["message"]["content"] if words is None else answer["text"]))
+            choices = post(service, f"/runs/{directory.run_id}/v1/{path}", {**body, **asked})["choices"]
+            answers = [choice["message"]["content"] if words is None else choice["text"] for choice in choices]
+            if reward is not None:
+                sent = (
+                    _messages(directory, text) if words is None else _messages_of(words.around(text), directory, base)
+                )
+                answers = _best_first(reward, sent, answers)
+            typer.echo(printable(answers[0]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +131,36 @@ def wording_of(run: RunDirectory) -> Wording | None:
 def _messages(run: RunDirectory, text: str) -> list[dict[str, Any]]:
     system = run.environment_config().get("system_prompt")
     return [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": text}]
+
+
+def _messages_of(prompt: str, run: RunDirectory, model: str) -> list[dict[str, Any]] | str:
+    """The messages that a prompt was made of, as reward models read them; the prompt itself where it is no chat."""
+    from halteres.config import environ
+    from halteres.models import model_folder
+    from halteres.text import load_tokenizer
+
+    tokenizer = load_tokenizer(str(model_folder(model, environ.home() / "models") or model))
+    begin, _, end = tokenizer.render(_messages(run, GAP), add_generation_prompt=True).partition(GAP)
+    if not (begin and prompt.startswith(begin) and prompt.endswith(end)):
+        return prompt
+    return _messages(run, prompt.removeprefix(begin).removesuffix(end))
+
+
+def _best_first(reward: str, prompt: list[dict[str, Any]] | str, answers: list[str]) -> list[str]:
+    import asyncio
+
+    from halteres.errors import NotReady
+    from halteres.rewards.scorer import Scorable, best_first, open_scorer, score_once
+
+    is_chat = not isinstance(prompt, str)
+    texts = [
+        Scorable(prompt=prompt, completion=[{"role": "assistant", "content": answer}] if is_chat else answer)
+        for answer in answers
+    ]
+    scores = asyncio.run(score_once(open_scorer(reward), texts))
+    if not any(scores):
+        raise NotReady(f"{reward} could score none of {len(answers)} answers.")
+    return [answers[place] for place in best_first([None if score is None else score.value for score in scores])]
 
 
 def _explained(words: Wording | None) -> str:

@@ -134,7 +134,10 @@ def train(
 
 @app.command("eval")
 def eval_(
-    model: Model,
+    model: Annotated[
+        str,
+        typer.Argument(help="A reward model's folder, a scoring URL, several joined by commas, or a judge's file."),
+    ],
     data: HeldOut,
     format: Annotated[
         Literal["preferences", "rewardbench"],
@@ -158,6 +161,7 @@ def eval_(
     from halteres.rewards import report
     from halteres.rewards.benchmarks import read_rewardbench
     from halteres.rewards.evaluation import evaluate
+    from halteres.rewards.judge_evaluation import SUFFIXES, evaluate_judge, read_judge
     from halteres.rewards.preferences import read_preferences
     from halteres.rewards.reward_file import read_reward_file
 
@@ -165,6 +169,8 @@ def eval_(
     stored = read_reward_file(Path(model)) if Path(model).is_dir() else None
 
     async def measured() -> Evaluation:
+        if Path(model).suffix in SUFFIXES and not Path(model).is_dir():
+            return await evaluate_judge(read_judge(Path(model)), rows)
         scorer = _scorer(model, combination)
         try:
             return await evaluate(

@@ -34,6 +34,10 @@ Limit = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=VALUE", help="A limit of every tenant; may be repeated (docs/keys.md)."),
 ]
+RewardModel = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=URL", help="A reward server by which `best_of` may choose; may be repeated."),
+]
 Certificate = Annotated[Path | None, typer.Option(help="For TLS: PEM file with the certificate chain.")]
 CertificateKey = Annotated[Path | None, typer.Option(help="... and PEM file of its private key.")]
 
@@ -55,6 +59,7 @@ def service(
     require_keys: RequireKeys = False,
     refuse_stable_reinforce: RefuseStableReinforce = False,
     limit: Limit = None,
+    reward_model: RewardModel = None,
     certificate: Certificate = None,
     certificate_key: CertificateKey = None,
 ) -> None:
@@ -76,9 +81,10 @@ def service(
         "certificate-key": certificate_key,
     }
     named = [f"--{name}={value}" for name, value in given.items() if value is not None]
-    limits = [f"--limit={one}" for one in limit or ()]
+    repeated = [f"--limit={one}" for one in limit or ()]
+    repeated += [f"--reward-model={one}" for one in reward_model or ()]
     switches = {"--require-keys": require_keys, "--refuse-stable-reinforce": refuse_stable_reinforce}
-    become("halteres.service", *named, *limits, *(name for name, chosen in switches.items() if chosen))
+    become("halteres.service", *named, *repeated, *(name for name, chosen in switches.items() if chosen))
 
 
 @app.command(context_settings=PASSED_ON)

@@ -78,7 +78,12 @@ class RunSettings(Section):
     """The attempt itself."""
 
     name: Annotated[
-        str | None, Field(description="readable name of the run; default: ENVIRONMENT-RUN", max_length=80)
+        str | None,
+        Field(
+            description="readable name of the run, on one line; default: ENVIRONMENT-RUN",
+            max_length=80,
+            pattern=r"^[^\x00-\x1f\x7f\u0085\u2028\u2029]*$",
+        ),
     ] = None
     environment: Annotated[
         str, Field(description="the environment's name, FAMILY:VARIANT of a family, or the path of its file")

@@ -148,6 +148,20 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeFigures:
+    """What a judge was asked, what that cost, and whether it matters to it which answer comes first."""
+
+    calls: int
+    tokens: int  # both ways
+    cached: int  # questions that were answered before
+    written: int  # verdicts that are no expectation over a token's probabilities
+    unreadable: int  # answers that hold no verdict
+    failed: int  # questions without an answer
+    over_budget: int  # questions that were not sent
+    position_consistency: Share | None  # same verdict in both orders; None: it compares no answers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """What an evaluation found."""
 
@@ -170,6 +184,7 @@ class Evaluation:
     benchmark: Benchmark | None
     leads: tuple[float, ...]
     mistakes: tuple[Pair | State, ...]  # the lowest leads below 0, lowest first
+    judge: JudgeFigures | None = None  # of a judge
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -217,6 +232,14 @@ async def evaluate(
         InvalidData: token ids instead of texts; not one ranked pair could be scored.
     """
     scored = await score_comparisons(scorer, preferences)
+    found = figures_of(scored, preferences, scorer=scorer.name, temperature=temperature)
+    return replace(found, probes=await probes(scorer, scored[:PROBED], eos_token)) if probe else found
+
+
+def figures_of(
+    scored: Sequence[Scored], preferences: Preferences, *, scorer: str, temperature: float = 1.0
+) -> Evaluation:
+    """Every figure but the probes, of the comparisons that could be scored. Raises as `evaluate` does."""
     pairs = [Pair(scored=one, better=better, worse=worse) for one in scored for better, worse in one.ranked_pairs]
     states = [State(scored=one, place=place) for one in scored for place in range(len(one.comparison.labels))]
     judged = [*pairs, *states]
@@ -231,7 +254,7 @@ async def evaluate(
     in_steps = [one for one in scored if one.comparison.labels]
     scores = np.concatenate([one.values_K for one in scored])
     return Evaluation(
-        scorer=scorer.name,
+        scorer=scorer,
         source=preferences.source,
         data_digest=preferences.digest,
         num_comparisons=len(preferences.comparisons),
@@ -251,7 +274,7 @@ async def evaluate(
             bins=bins,
         ),
         quantiles={f"{q:g}": float(np.quantile(scores, q)) for q in (0, 0.05, 0.25, 0.5, 0.75, 0.95, 1)},
-        probes=await probes(scorer, scored[:PROBED], eos_token) if probe else (),
+        probes=(),
         benchmark=rewardbench_2([(one.comparison, one.values_K) for one in scored]),
         leads=tuple(float(lead) for lead in leads),
         mistakes=tuple(sorted((one for one in judged if one.lead < 0), key=lambda one: one.lead)[:MOST_MISTAKES]),

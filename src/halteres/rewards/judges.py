@@ -126,7 +126,8 @@ class Judge:
     """One judge.
 
     Its counts since they were last taken: calls, tokens, cached, over_budget, unreadable, failed; written: verdicts
-    that are no expectation.
+    that are no expectation; in_both_orders: comparisons and rankings answered in both orders, consistent: those of
+    them whose verdict was the same.
     """
 
     def __init__(self, spec: JudgeSpec, client: InferenceClient | None = None) -> None:
@@ -168,7 +169,9 @@ class Judge:
         forth, back = await asyncio.gather(self._compared(first, second), self._compared(second, first))
         if forth is None or back is None:
             return None
-        return float(forth > back) if (forth > 0.5) != (back > 0.5) and 0.5 not in (forth, back) else 0.5
+        is_decided = (forth > 0.5) != (back > 0.5) and 0.5 not in (forth, back)
+        self._count_orders(is_decided or forth == back == 0.5)
+        return float(forth > back) if is_decided else 0.5
 
     async def compare_all(self, samples: Sequence[Sample]) -> list[float | None]:
         """Every pair of a group: each answer's share of points, 1 for a win and 0.5 for a tie."""
@@ -189,8 +192,13 @@ class Judge:
         forth, back = await asyncio.gather(self._ranked(samples), self._ranked(samples[::-1]))
         if forth is None or back is None:
             return [None] * count
+        self._count_orders(forth == back[::-1])
         worst = 2 * (count - 1)
         return [1 - (there + here) / worst for there, here in zip(forth, back[::-1], strict=True)]
+
+    def _count_orders(self, is_consistent: bool) -> None:
+        self._counts["in_both_orders"] += 1
+        self._counts["consistent"] += is_consistent
 
     async def _graded(self, criterion: Criterion, sample: Sample) -> float | None:
         letters = LETTERS[: len(criterion.choices)]

@@ -80,6 +80,12 @@ def facts(evaluation: Evaluation) -> list[tuple[str, str]]:
             ("best of N", f"{groups.best_of_n:.1%} of {groups.num_groups}, by chance {groups.random_best_of_n:.1%}")
         )
         found.append(("Kendall's tau", _number(groups.kendall_tau)))
+    if judge := evaluation.judge:
+        found.append(("judge", f"{judge.calls} calls, {judge.tokens} tokens, {judge.cached} from the cache"))
+        lost = f"{judge.failed} failed, {judge.unreadable} unreadable, {judge.over_budget} over budget"
+        found.append(("judge's answers", f"{lost}; {judge.written} written verdicts"))
+        if judge.position_consistency is not None:
+            found.append(("same in both orders", _share(judge.position_consistency)))
     if benchmark := evaluation.benchmark:
         found.append(("RewardBench 2", f"{benchmark.overall:.1%}"))
         found.extend((f"  {subset}", f"{score:.1%}") for subset, score in benchmark.by_subset.items())

@@ -113,7 +113,7 @@ def read_rubric(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> Rubri
     Raises:
         InvalidConfig: unreadable, or no rubric; the text names the field.
     """
-    where, content = _content(source)
+    where, content = read_data(source, "rubric")
     try:
         return Rubric.model_validate({"criteria": _criteria(content)})
     except ValidationError as error:
@@ -121,7 +121,12 @@ def read_rubric(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> Rubri
         raise InvalidConfig(f"{where} is no rubric.", f"{found}.") from error
 
 
-def _content(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> tuple[str, Any]:
+def read_data(source: str | Path | Mapping[str, Any] | Sequence[Any], noun: str) -> tuple[str, Any]:
+    """How to call a source in an error, and what is in it: a file, a text of JSON or YAML, or the data themselves.
+
+    Raises:
+        InvalidConfig: the source, which should hold this noun, is unreadable.
+    """
     if not isinstance(source, str | Path):
         return "This", source
     try:
@@ -132,9 +137,9 @@ def _content(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> tuple[st
         readers = {".json": json.loads, ".toml": tomllib.loads}
         return str(file), readers.get(file.suffix, yaml.safe_load)(text)
     except OSError as error:
-        raise InvalidConfig(f"The rubric {source} cannot be read.", f"{error.strerror}.") from error
+        raise InvalidConfig(f"The {noun} {source} cannot be read.", f"{error.strerror}.") from error
     except (ValueError, yaml.YAMLError) as error:
-        raise InvalidConfig(f"The rubric {source} cannot be read.", f"{' '.join(str(error).split())}.") from error
+        raise InvalidConfig(f"The {noun} {source} cannot be read.", f"{' '.join(str(error).split())}.") from error
 
 
 def _criteria(content: Any) -> Any:

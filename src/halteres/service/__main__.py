@@ -16,6 +16,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from halteres.clients.rewards import is_address
 from halteres.config import environ
 from halteres.engine.process import EngineCommand, EngineProcess
 from halteres.errors import HalteresError, InvalidConfig
@@ -71,7 +72,19 @@ def _options(arguments: argparse.Namespace) -> Options:
         refuse_stable_reinforce=arguments.refuse_stable_reinforce,
         replay_s=arguments.replay_s,
         limits=read_allowances(arguments.state, arguments.limit),
+        reward_models=dict(map(_named_address, arguments.reward_model)),
     )
+
+
+def _named_address(given: str) -> tuple[str, str]:
+    name, _, address = given.partition("=")
+    if not name or not is_address(address):
+        raise InvalidConfig(
+            f"'{given}' is no reward model.",
+            "It is NAME=URL: the service loads none itself.",
+            "halteres reward serve DIR gives it an address.",
+        )
+    return name, address
 
 
 def _tls(arguments: argparse.Namespace) -> Tls | None:
@@ -115,6 +128,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, help="of the engine; default: cores - 1, at least 1")
     parser.add_argument("--require-keys", action="store_true", help="ask for a key also while none was made")
     parser.add_argument("--limit", action="append", default=[], metavar="NAME=VALUE", help="of every tenant; see docs")
+    parser.add_argument(
+        "--reward-model", action="append", default=[], metavar="NAME=URL", help="by which `best_of` may choose"
+    )
     parser.add_argument("--sample-logprobs", choices=("raw", "tempered"), default="raw", help="of sampled tokens")
     parser.add_argument(
         "--refuse-stable-reinforce", action="store_true", help="rather than compute it by a formula of ours"

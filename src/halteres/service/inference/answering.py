@@ -21,6 +21,7 @@ from halteres.service.durable.promises import Outcome, failure, new_id
 from halteres.service.host import running
 from halteres.service.inference.addresses import Addresses
 from halteres.service.inference.asking import Ask, Call, Prompt
+from halteres.service.inference.best_of import BestOf
 from halteres.service.inference.chats import Chat, render
 from halteres.service.inference.merging import merged
 from halteres.service.inference.written import Writer, Written, scores_of
@@ -58,6 +59,7 @@ class Inference:
         )
         self._host, self._journal, self._samples = service.host, service.journal, service.samples
         self._threads, self._longest = service.threads, 0
+        self.best_of = BestOf(service.options.reward_models)
 
     async def context_length(self) -> int:
         """Tokens that the model reads, prompt and answer together; waits for an engine that starts."""
@@ -132,6 +134,10 @@ class Inference:
                 TOKEN_WORK * (ask.scores + sum(map(_cells, results))),
                 lambda: shape([one for at, result in enumerate(results) for one in self._written(ask, at, result)]),
             )
+
+    async def aside(self, call: Call, shape: Callable[[], T]) -> T:
+        """What may take long to make, beside the requests that wait."""
+        return await self._threads.run(call.tenant, LONG, shape)
 
     async def stream(self, ask: Ask) -> AsyncGenerator[Written, None]:
         """The same, in pieces as they are sampled; whoever stops reading frees the rows.

@@ -45,7 +45,7 @@ def render(tokenizer: Tokenizer, chat: Chat) -> str:
     if not chat.messages:
         raise InvalidData("`messages` is empty.", next="Send at least one message.", param="messages")
     _refuse_unreadable(tokenizer, chat)
-    messages = [_flat(message) for message in chat.messages]
+    messages = [flat(message) for message in chat.messages]
     continued = chat.continue_final_message
     extra = dict(chat.template_kwargs) | ({"tools": _checked(chat.tools)} if chat.tools else {})
     if continued:
@@ -73,7 +73,7 @@ def _checked(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [dict(tool) for tool in tools]
 
 
-def _flat(message: Mapping[str, Any]) -> dict[str, Any]:
+def flat(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message as templates expect it: content as one text, arguments of calls as objects."""
     if not isinstance(message.get("role"), str):
         raise InvalidData("A message has no role.", next="Send role and content.", param="messages")

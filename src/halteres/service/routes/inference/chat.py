@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import msgspec
 from starlette.responses import Response
 
+from halteres.clients.rewards import Scorable
 from halteres.errors import InvalidData
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.asking import Ask, Call, Prompt
-from halteres.service.inference.chats import Chat
+from halteres.service.inference.chats import Chat, flat
 from halteres.service.inference.written import Written
 from halteres.service.routes.answers import answer
 from halteres.service.routes.inference.completions import failed
@@ -39,6 +41,7 @@ class ChatRoute:
     async def __call__(self, call: Call) -> Response:
         """Answer one call."""
         asked = await self._inference.read(call, lambda body: REFUSALS.read(body, ChatCompletions))
+        self._inference.best_of.check(asked.reward_model)
         tools = may_call(asked.tools, asked.tool_choice)
         chat = self._chat(asked, tools)
         prompt = await self._inference.chat_prompt(call, lambda: chat, asked.add_special_tokens)
@@ -49,11 +52,17 @@ class ChatRoute:
             return Events(await begun(self._inference.stream(ask)), Chunks(asked, choices, envelope), failed)
         envelope = Envelope("chatcmpl", "chat.completion", ask.weights.name)
 
-        def shape(written: list[Written]) -> Response:
-            whole = envelope.whole([choices.whole(one) for one in written], Count.of(written))
+        def shape(chosen: list[Written], written: list[Written]) -> Response:
+            whole = envelope.whole([choices.whole(one) for one in chosen], Count.of(written))
             return answer({**whole, **choices.of_prompt(written[0]), "prompt_token_ids": ask.prompts[0].tokens})
 
-        return await self._inference.write(ask, shape)
+        if asked.is_ranked:
+            written = await self._inference.write(ask, list)
+            best = await self._inference.best_of.chosen(
+                written, asked.n, asked.reward_model, lambda one: _scorable(chat, one)
+            )
+            return await self._inference.aside(call, lambda: shape(best, written))
+        return await self._inference.write(ask, lambda written: shape(written, written))
 
     def _ask(self, call: Call, asked: ChatCompletions, prompt: Prompt) -> Ask:
         weights = self._inference.addresses.find(asked.model, call.run, call.tenant)
@@ -61,7 +70,7 @@ class ChatRoute:
             call=call,
             weights=weights,
             prompts=(prompt,),
-            sampled=asked,
+            sampled=msgspec.structs.replace(asked, n=asked.num_sampled),
             max_tokens=asked.limit,
             seed=asked.seed,
             top=asked.top or 0,
@@ -92,6 +101,13 @@ class ChatRoute:
             add_generation_prompt=asked.add_generation_prompt is not False,
             continue_final_message=asked.continue_final_message,
         )
+
+
+def _scorable(chat: Chat, one: Written) -> Scorable:
+    """The chat and what was said, which may go on with its last message."""
+    messages = [flat(message) for message in chat.messages]
+    begun = messages.pop()["content"] if chat.continue_final_message else ""
+    return Scorable(prompt=messages, completion=[{"role": "assistant", "content": begun + one.text}])
 
 
 def may_call(tools: Sequence[dict[str, Any]] | None, choice: Any) -> Sequence[dict[str, Any]]:

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 from starlette.responses import Response
 
-from halteres.errors import HalteresError, InvalidData
+from halteres.clients.rewards import Scorable
+from halteres.errors import HalteresError
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.asking import Ask, Call, Prompt
 from halteres.service.inference.written import Scores, Written
@@ -37,16 +39,20 @@ class CompletionRoute:
     async def __call__(self, call: Call) -> Response:
         """Answer one call."""
         asked = await self._inference.read(call, lambda body: REFUSALS.read(body, Completions))
-        if asked.best_of not in (None, asked.n):
-            raise InvalidData(
-                f"`best_of` is {asked.best_of}, and `n` is {asked.n}.", "Sequences are not ranked.", param="best_of"
-            )
+        self._inference.best_of.check(asked.reward_model)
         prompts = await self._inference.prompts(call, asked.prompts, asked.add_special_tokens)
         ask = self._ask(call, asked, prompts)
         choices = Choices(self._tokenizer, asked)
         envelope = Envelope("cmpl", "text_completion", ask.weights.name)
         if asked.stream:
             return Events(await begun(self._inference.stream(ask)), Chunks(asked, choices, envelope), failed)
+        if asked.is_ranked:
+            written = await self._inference.write(ask, list)
+            best = await self._inference.best_of.chosen(written, asked.n, asked.reward_model, self._scorable)
+            return await self._inference.aside(
+                call,
+                lambda: answer(envelope.whole([encoded(choices.shape(one)) for one in best], Count.of(written))),
+            )
         return await self._inference.write(
             ask,
             lambda written: answer(envelope.whole([encoded(choices.shape(one)) for one in written], Count.of(written))),
@@ -63,12 +69,15 @@ class CompletionRoute:
             call=call,
             weights=weights,
             prompts=prompts,
-            sampled=asked,
+            sampled=msgspec.structs.replace(asked, n=asked.num_sampled),
             max_tokens=asked.max_tokens,
             seed=asked.seed,
             top=asked.top or 0,
             prompt_top=of_prompt,
         )
+
+    def _scorable(self, one: Written) -> Scorable:
+        return Scorable(prompt=text_of(self._tokenizer, one.prompt), completion=one.text)
 
 
 class Choices:
@@ -104,8 +113,7 @@ class Choices:
         return choice
 
     def _echo(self, one: Written) -> str:
-        given = one.prompt.text
-        return self._tokenizer.decode(one.prompt.tokens, skip_special_tokens=False) if given is None else given
+        return text_of(self._tokenizer, one.prompt)
 
     def _logprobs(self, one: Written, *, with_prompt: bool) -> dict[str, Any] | None:
         if self._asked.top is None:
@@ -147,6 +155,11 @@ class Chunks:
         if self._asked.streams_usage:
             yield data(self._envelope.usage(count))
         yield DONE
+
+
+def text_of(tokenizer: Tokenizer, prompt: Prompt) -> str:
+    """A prompt as text, where tokens were sent too."""
+    return tokenizer.decode(prompt.tokens, skip_special_tokens=False) if prompt.text is None else prompt.text
 
 
 def failed(error: HalteresError) -> bytes:

@@ -31,6 +31,28 @@ class Answered(Sampled, kw_only=True):
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     add_special_tokens: bool | None = None
+    best_of: int | None = None  # sequences that are sampled; the best `n` are answered
+    reward_model: str | None = None  # by whose score; ours: OpenAI has the mean log-probability alone
+
+    @property
+    def num_sampled(self) -> int:
+        """Sequences per prompt.
+
+        Raises:
+            InvalidData: fewer than are answered; a choice where nothing is chosen, or while it is written.
+        """
+        if self.best_of is not None and self.best_of < self.n:
+            raise InvalidData(f"`best_of` is {self.best_of}, and `n` is {self.n}.", "n are answered.", param="best_of")
+        if self.reward_model is not None and self.best_of is None:
+            raise InvalidData("`reward_model` chooses among several.", next="Send `best_of`.", param="reward_model")
+        if self.stream and self.is_ranked:
+            raise InvalidData("The best of several cannot be streamed.", next="Send stream=false.", param="best_of")
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether the answers are chosen, the best first."""
+        return self.reward_model is not None or self.best_of not in (None, self.n)
 
     @property
     def streams_usage(self) -> bool:
@@ -45,7 +67,6 @@ class Completions(Answered, kw_only=True):
     max_tokens: Count | None = 16
     logprobs: bool | TopCount | None = None
     echo: bool = False
-    best_of: int | None = None
 
     @property
     def prompts(self) -> list[str | list[int]]:
