@@ -146,7 +146,7 @@ async def test_a_request_whose_prompt_finds_no_memory_costs_those_that_decode_no
     prompt = prompts(1, seed=52)[0]
     async with running(model_folder) as engine:
         alone = await sample(engine, None, prompt, n=4, seed=3, max_tokens=200)
-        entering = refusing(DecodeBatch._prefill_chunk, lambda self, sharing, slots, length: length > 1000)
+        entering = refusing(DecodeBatch._prefill_chunk, lambda self, texts, length: length > 1000)
         monkeypatch.setattr(DecodeBatch, "_prefill_chunk", entering)
         running_on = asyncio.create_task(sample(engine, None, prompt, n=4, seed=3, max_tokens=200))
         await engine.drop("nothing")
@@ -160,7 +160,7 @@ async def test_memory_that_is_gone_for_good_fails_everybody_with_a_sentence(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(model_folder) as engine:
-        monkeypatch.setattr(DecodeBatch, "admit", refusing(DecodeBatch.admit, lambda *_: True))
+        monkeypatch.setattr(DecodeBatch, "prefill", refusing(DecodeBatch.prefill, lambda *_: True))
         calls = [sample(engine, None, p, n=2) for p in prompts(4)]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [EngineOutOfMemory] * 4
