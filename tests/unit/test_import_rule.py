@@ -25,6 +25,7 @@ FREE = (
     "text",
     "tool_calls",
     "process",
+    "main_memory",
     "loopback",
     "access_policy",
     "files",

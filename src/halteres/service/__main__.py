@@ -70,6 +70,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         require_keys=arguments.require_keys,
         refuse_stable_reinforce=arguments.refuse_stable_reinforce,
         replay_s=arguments.replay_s,
+        weights_bytes=int(arguments.weights_gb * 1e9) if arguments.weights_gb else None,
         limits=read_allowances(arguments.state, arguments.limit),
     )
 
@@ -124,6 +125,12 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=Options().replay_s,
         help="engine seconds after which an adapter's restore point is due; 0: after every request",
+    )
+    parser.add_argument(
+        "--weights-gb",
+        type=float,
+        help="for adapters and snapshots in the engine, in 10^9 bytes; those unused for longest leave it; default: a"
+        " quarter of the memory that the model leaves free (on a GPU, say how much)",
     )
     parser.add_argument("--certificate", type=Path, help="for TLS: PEM file with the chain")
     parser.add_argument("--certificate-key", type=Path, help="... and the file of its private key")

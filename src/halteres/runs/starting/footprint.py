@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from halteres.models.shape import ModelShape
+from halteres.models.shape import ModelShape, adapter_numbers, diagonal_numbers
 from halteres.runs.starting.workload import Workload
 
 NUMBER = 4
@@ -110,18 +110,9 @@ def cache_bytes(shape: ModelShape, work: Workload) -> int:
     return max(alone, min(CACHES * _power_of_2(_rows(work)) * positions * per_position, CACHE_BYTES))
 
 
-def adapter_numbers(shape: ModelShape, rank: int) -> int:
-    """Numbers of an adapter on every projection."""
-    heads = shape.heads * shape.head_width
-    ins = shape.layers * (3 * shape.width + heads + 2 * shape.width + shape.feed) + shape.width
-    outs = shape.layers * (shape.qkv + shape.width + 2 * shape.feed + shape.width) + shape.vocabulary
-    return rank * (ins + outs)
-
-
 def _adapter(shape: ModelShape, rank: int) -> int:
     """Numbers of an adapter in the engine, with its optimiser and its snapshots."""
-    diagonals = shape.layers * (3 * shape.qkv + shape.width + 4 * shape.feed + shape.width) + shape.vocabulary
-    return 7 * adapter_numbers(shape, rank) + 3 * rank * diagonals
+    return 7 * adapter_numbers(shape, rank) + 3 * diagonal_numbers(shape, rank)
 
 
 def _power_of_2(least: int) -> int:
