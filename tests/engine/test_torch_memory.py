@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from halteres.engine.protocol import LoraConfig, SamplingParams, Wanted
 from halteres.engine.torch import adapter, passes
 from halteres.engine.torch.decode import DecodeBatch
 from halteres.engine.torch.limits import Limits
-from halteres.engine.torch.memory import attempt
+from halteres.engine.torch.memory import FreedMemory, attempt, resident_bytes
 from halteres.errors import HalteresError, InvalidData, ServerError, as_promise
 
 from .scenes import CROSS_ENTROPY, packed, streamed
@@ -63,6 +64,21 @@ def test_other_failures_are_told_as_such(caplog: pytest.LogCaptureFixture) -> No
     assert type(failure) is ServerError
     assert "shape mismatch" in failure.sentence
     assert "forward_backward broke" in caplog.text
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_freed_memory_that_lies_between_what_stays_is_given_back() -> None:
+    size, count = 1 << 16, 2000
+    taken = [bytearray(size) for _ in range(count)]
+    stays = taken[::50]
+    del taken
+    gc.collect()
+    full = resident_bytes()
+    FreedMemory(kept_bytes=2 * full).look()
+    assert resident_bytes() > full - size * count // 4
+    FreedMemory(kept_bytes=0).look()
+    assert resident_bytes() < full - size * count // 2
+    assert len(stays) == 40
 
 
 def refusing(original: Callable[..., Any], when: Callable[..., bool]) -> Callable[..., Any]:

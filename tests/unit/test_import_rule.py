@@ -67,6 +67,7 @@ FOUNDATION = {
     "text": ("errors",),
     "tool_calls": ("text",),
     "process": ("config", "errors", "redaction"),
+    "main_memory": (),
     "loopback": ("errors",),
     "access_policy": ("errors", "loopback"),
     "redaction": ("config", "errors"),

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from halteres.engine.protocol import EngineGone
-from halteres.engine.torch.memory import attempt
+from halteres.engine.torch.memory import FreedMemory, attempt
 from halteres.engine.torch.requests import SampleRequest
 from halteres.engine.torch.sampler import Sampler
 from halteres.errors import HalteresError
@@ -75,6 +75,7 @@ class Worker:
         self._sampler, self._threads, self._turn_steps = sampler, threads, turn_steps
         self._inbox: deque[Call | SampleRequest] = deque()
         self._calls: list[Call] = []  # in the order in which they came
+        self._freed = FreedMemory()
         self._slices = 0  # run so far
         self._last_slices: dict[str, int] = {}  # number of the newest one of each subject that calls are about
         self._news = threading.Condition()
@@ -157,9 +158,11 @@ class Worker:
         elif call.awaited is not None:
             call.awaited.add_done_callback(lambda _: self._wake())
         if isinstance(outcome, HalteresError):
-            call.slices = None  # a broken pass holds its tensors no longer
             with suppress(InvalidStateError):  # cancelled
                 call.future.set_exception(outcome)
+        if outcome is not False:
+            call.slices = None  # a broken pass holds its tensors no longer
+            self._freed.look()
 
     def _wake(self) -> None:
         with self._news:
