@@ -15,7 +15,7 @@ from contract.requirements import proves
 
 from halteres.engine.failures import EngineOutOfMemory
 from halteres.engine.protocol import LoraConfig, SamplingParams, Wanted
-from halteres.engine.torch import adapter, passes
+from halteres.engine.torch import adapter, memory, passes
 from halteres.engine.torch.decode import DecodeBatch
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.memory import FreedMemory, attempt, resident_bytes
@@ -54,6 +54,24 @@ def test_what_libraries_raise_is_recognised_and_nothing_of_it_is_held(where: str
     RAISED[where].__traceback__ = None
     gc.collect()
     assert not [thing for thing in gc.get_objects() if type(thing) is Tensor]
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_an_engine_whose_gpu_is_lost_exits_and_one_whose_gpu_answers_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lost: bool
+) -> None:
+    exits: list[int] = []
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", broken if lost else lambda: None)
+    monkeypatch.setattr(memory.os, "_exit", exits.append)
+    failure = attempt("a decode step", broken)
+    assert isinstance(failure, ServerError)
+    assert exits == ([memory.LOST] if lost else [])
+    assert ("The GPU is lost since a decode step" in caplog.text) == lost
 
 
 def test_other_failures_are_told_as_such(caplog: pytest.LogCaptureFixture) -> None:

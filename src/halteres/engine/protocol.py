@@ -116,6 +116,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     device: str
     threads: int
+    exact: bool = False  # the same request has the same bits in every engine of this base model, whatever its company
 
 
 class PassResult(msgspec.Struct, frozen=True, kw_only=True):

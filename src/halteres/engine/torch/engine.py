@@ -314,4 +314,5 @@ def _info(base: BaseModel, folder: Path, name: str, threads: int) -> ModelInfo:
         dtype="float32",
         device=base.device.type,
         threads=threads,
+        exact=base.device.type == "cpu" and base.embedding_VD.dtype == torch.float32,
     )

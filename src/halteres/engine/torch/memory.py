@@ -1,8 +1,11 @@
-"""Foreign code whose failure is a value; memory that ran out is given back.
+"""Foreign code whose failure is a value; memory that ran out is given back; a GPU that is lost ends the process.
 
 Owns: what torch raises where memory ends, on a CPU and on a GPU; letting go of everything that the broken work held;
 giving back what the allocator keeps of a large pass.
 Never: decides whose request fails.
+
+Some errors of CUDA stay: after an illegal access or a failed assertion every operation of this process fails. Such an
+engine exits, so that the service starts another and brings back what this one held.
 """
 
 from __future__ import annotations
@@ -27,6 +30,9 @@ _SAID = ("out of memory", "not enough memory", "can't allocate memory", "alloc_f
 KEPT_BYTES = 1 << 30
 """What the allocator may keep of freed memory: small models run through it again and again, and every page that was
 given back costs a fault."""
+
+LOST = 70
+"""Exit code of an engine whose GPU is lost."""
 
 _STATM = Path("/proc/self/statm")
 
@@ -70,11 +76,22 @@ def attempt(where: str, work: Callable[[], T]) -> T | HalteresError:
             return work()
     except HalteresError as error:
         failure = _told(where, error)
+    if isinstance(failure, ServerError) and torch.cuda.is_initialized():
+        _leave_if_lost(where)
     if isinstance(failure, EngineOutOfMemory):
         gc.collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
     return failure
+
+
+def _leave_if_lost(where: str) -> None:
+    """End the process, without cleaning up, if the GPU fails a trivial operation, too."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        log.critical("The GPU is lost since %s (%s); the engine ends.", where, str(error).strip().splitlines()[0])
+        os._exit(LOST)
 
 
 def _told(where: str, error: HalteresError) -> HalteresError:
