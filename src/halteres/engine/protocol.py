@@ -116,6 +116,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     device: str
     threads: int
+    places: int = 0  # sequences of 1,024 positions that can be decoded at once; 0: it has no cache
 
 
 class PassResult(msgspec.Struct, frozen=True, kw_only=True):
