@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python -m benchmarks.engine_memory [--minutes 10] [--out benchmarks/results/engine_memory.json]
 
 A model of SmolLM2-135M's shape with random weights (30 layers, width 576, vocabulary 49,152; 0.54 GB in fp32) trains
-an adapter of rank 16: each step samples 2 groups of 8 answers, trains on them, steps, publishes, and drops the publish
+an adapter of rank 16: each step samples 4 groups of 8 answers, trains on them, steps, publishes, and drops the publish
 before the last. Resident memory is read after every step. The engine runs in this process, alone.
 """
 
@@ -25,7 +25,7 @@ from halteres.engine.protocol import Adam, Array, Datum, LoraConfig, LossSpec, S
 from halteres.engine.torch import TorchEngine
 
 MB = 1 << 20
-GROUPS, SIZE, PROMPT, LONGEST = 2, 8, 46, 12
+GROUPS, SIZE, PROMPT, LONGEST = 4, 8, 46, 16
 
 
 def resident_mb() -> float:

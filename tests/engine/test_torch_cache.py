@@ -5,6 +5,7 @@ A sampler is driven by hand here, step by step, so that who shares a cache with 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -17,7 +18,8 @@ import torch
 from contract.requirements import proves
 
 from halteres.engine.link.pieces import PieceQueue
-from halteres.engine.protocol import Piece, SampleResult, SamplingParams
+from halteres.engine.protocol import Piece, SampleResult, SamplingParams, Wanted
+from halteres.engine.protocol import Sequence as Sampled
 from halteres.engine.torch.adapter import BASE, Snapshot
 from halteres.engine.torch.cache import slot_length
 from halteres.engine.torch.limits import Limits
@@ -97,6 +99,11 @@ def answers(*requests: SampleRequest) -> list[SampleResult]:
     return [request.future.result(timeout=0) for request in requests]
 
 
+def sequences(*requests: SampleRequest) -> list[tuple[Sampled, ...]]:
+    """What was sampled, whatever was found in the prefix cache."""
+    return [result.sequences for result in answers(*requests)]
+
+
 def test_a_request_that_diverges_in_mid_answer_costs_its_neighbours_no_token(base: BaseModel) -> None:
     first, ill, last = (asked(p, n=2, seed=i) for i, p in enumerate(prompts(3, seed=5)))
     expected = [alone(base, request) for request in (first, last)]
@@ -174,8 +181,13 @@ def test_neighbours_with_stop_strings_or_a_long_context_change_no_bit(base: Base
 
 
 def held(sampler: Sampler) -> int:
-    """Bytes of all blocks."""
+    """Bytes of all rows' blocks."""
     return sum(block.cache.buffer.nbytes for batch in sampler._batches for block in batch.rows.blocks)
+
+
+def kept(sampler: Sampler) -> int:
+    """Bytes of all prefixes."""
+    return sum(prefix.block.buffer.nbytes for prefix in sampler._admission.memory.prefixes._entries)
 
 
 def running(sampler: Sampler) -> dict[SampleRequest, int]:
@@ -194,7 +206,7 @@ def test_a_slot_has_the_shortest_length_that_holds_its_row() -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_the_cache_never_holds_more_than_its_bound_but_for_a_row_alone(base: BaseModel, seed: int) -> None:
-    """Whatever comes: every answer is that of a sampler without bounds, and the bound is made use of."""
+    """Whatever comes: every answer is that of a sampler that has memory for all, and the bound is made use of."""
     limits = Limits(cache_bytes=3072 * base.cache_bytes_per_token, decode_rows=40)
     random, sampler = np.random.default_rng(seed), Sampler(base, limits)
     snapshots = [replace(BASE, version=version) for version in range(3)]
@@ -208,12 +220,17 @@ def test_the_cache_never_holds_more_than_its_bound_but_for_a_row_alone(base: Bas
             if not sampler.busy:
                 break
             step(sampler)
-            assert held(sampler) <= limits.cache_bytes
+            assert held(sampler) + kept(sampler) <= limits.cache_bytes
             assert held(sampler) == sampler._admission.memory.used * base.cache_bytes_per_token
             assert sum(running(sampler).values()) <= limits.decode_rows
             most = max(most, held(sampler))
+    assert kept(sampler)
     assert most > 0.9 * limits.cache_bytes
-    assert answers(*requests) == [alone(base, request) for request in requests]
+    unbounded, same = Sampler(base, Limits(prefixes=0)), [again(request) for request in requests]
+    for request in same:
+        unbounded.add(request)
+    step(unbounded, same)
+    assert sequences(*requests) == sequences(*same)
 
 
 def test_rows_that_outgrow_the_cache_make_way_the_youngest_first_and_all_come_back_bit_for_bit(base: BaseModel) -> None:
@@ -308,3 +325,101 @@ def test_a_stream_whose_row_made_way_tells_every_token_once(base: BaseModel) -> 
     (result,) = answers(streaming)
     assert [told[i] for i in range(4)] == [tokens_of(sequence) for sequence in result.sequences]
     assert result == alone(base, replace(streaming, pieces=None))
+
+
+OFF = Limits(prefixes=0)
+
+
+def conversation(sampler: Sampler, turns: int, seed: int, snapshot: Snapshot = BASE) -> list[SampleResult]:
+    """Every turn's prompt is all that was said, and a little more."""
+    text, found = prompts(1, low=90, high=110, seed=7)[0], list[SampleResult]()
+    for turn in range(turns):
+        request = asked(text, n=2, limit=21, seed=100 * seed + turn, snapshot=snapshot)
+        sampler.add(request)
+        step(sampler, [request])
+        found += answers(request)
+        text = [*text, *tokens_of(found[-1].sequences[turn % 2]), *prompts(1, low=15, high=25, seed=turn)[0]]
+    return found
+
+
+@proves("sample:agrees")
+def test_what_a_conversation_begins_with_is_computed_once_and_changes_no_bit(base: BaseModel) -> None:
+    cached, plain = Sampler(base, Limits()), Sampler(base, OFF)
+    for seed in range(2):
+        found, expected = (conversation(sampler, turns=8, seed=seed) for sampler in (cached, plain))
+        assert [result.sequences for result in found] == [result.sequences for result in expected]
+        hits = [result.prompt_cache_hit_tokens for result in found]
+        assert all(0 < hit < 100 + 45 * turn for turn, hit in enumerate(hits[1:], start=1))
+        assert hits[0] == (0, 96)[seed] or seed == 0, "another conversation begins alike"
+        assert {result.prompt_cache_hit_tokens for result in expected} == {0}
+    prefixes, without = (sampler._admission.memory.prefixes for sampler in (cached, plain))
+    assert prefixes.computed_tokens < without.computed_tokens / 2
+    assert prefixes.computed_tokens + prefixes.hit_tokens == without.computed_tokens
+
+
+def test_prefixes_of_different_lengths_are_prefilled_together_with_texts_that_have_none(base: BaseModel) -> None:
+    sampler = Sampler(base, Limits())
+    first = [asked(p, limit=2, seed=1) for p in prompts(4, low=35, high=400, seed=21)]
+    for request in first:
+        sampler.add(request)
+    step(sampler, first)
+    longer = [
+        asked([*request.tokens.tolist(), *extra], n=2, limit=30, seed=i)
+        for i, (request, extra) in enumerate(zip(first, prompts(4, low=5, high=60, seed=22), strict=True))
+    ]
+    longer += [asked(p, limit=30, seed=9) for p in prompts(2, low=50, high=60, seed=23)]
+    for request in longer:
+        sampler.add(request)
+    step(sampler, longer)
+    assert sequences(*longer) == [alone(base, request).sequences for request in longer]
+    assert [result.prompt_cache_hit_tokens > 0 for result in answers(*longer)] == [True] * 4 + [False] * 2
+
+
+def test_who_asks_for_log_probabilities_of_a_prompt_gets_all_of_them(base: BaseModel) -> None:
+    sampler, prompt = Sampler(base, Limits()), prompts(1, low=100, high=101)[0]
+    scored = replace(asked(prompt, limit=3), wanted=Wanted(prompt_logprobs=True))
+    for request in (asked(prompt, limit=3), scored):
+        sampler.add(request)
+        step(sampler, [request])
+    (result,) = answers(scored)
+    assert result.prompt_cache_hit_tokens == 0
+    assert repr(result) == repr(alone(base, scored))
+
+
+def test_prefixes_make_way_for_rows_the_least_recently_used_first(base: BaseModel) -> None:
+    limits = Limits(cache_bytes=5 * 128 * base.cache_bytes_per_token)
+    sampler = Sampler(base, limits)
+    ended = [asked(p, limit=2) for p in prompts(3, low=100, high=101, seed=31)]
+    for request in (*ended, again(ended[0])):
+        sampler.add(request)
+        step(sampler, [request])
+    assert kept(sampler) == 3 * 96 * base.cache_bytes_per_token
+    crowd = asked([1, 2, 3], n=4, limit=4)
+    sampler.add(crowd)
+    step(sampler)
+    assert held(sampler) == 4 * 128 * base.cache_bytes_per_token
+    assert kept(sampler) == 96 * base.cache_bytes_per_token
+    step(sampler, [crowd])
+    hits = []
+    for request in map(again, ended):
+        sampler.add(request)
+        step(sampler, [request])
+        hits += [result.prompt_cache_hit_tokens for result in answers(request)]
+    assert hits == [96, 0, 0]
+
+
+def test_prefixes_are_their_snapshots_alone_and_go_with_it(base: BaseModel) -> None:
+    sampler, prompt = Sampler(base, Limits()), prompts(1, low=100, high=101)[0]
+    hits = []
+    for _ in range(2):
+        snapshot = replace(BASE, version=1)
+        for _ in range(2):
+            request = asked(prompt, limit=2, snapshot=snapshot)
+            sampler.add(request)
+            step(sampler, [request])
+            hits += [result.prompt_cache_hit_tokens for result in answers(request)]
+    assert hits == [0, 96, 0, 96]
+    del snapshot, request
+    gc.collect()
+    sampler._admission.memory.prefixes.shrink(1 << 40)
+    assert kept(sampler) == 0

@@ -15,11 +15,13 @@ from contract.requirements import proves
 
 from halteres.engine.failures import EngineOutOfMemory
 from halteres.engine.protocol import LoraConfig, SamplingParams, Wanted
-from halteres.engine.torch import adapter, memory, passes
+from halteres.engine.torch import TorchEngine, adapter, memory, passes
 from halteres.engine.torch.decode import DecodeBatch
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.memory import FreedMemory, attempt, resident_bytes
 from halteres.errors import HalteresError, InvalidData, ServerError, as_promise
+from halteres.main_memory import Memory
+from halteres.models import TINY
 
 from .scenes import CROSS_ENTROPY, packed, streamed
 from .torch_scenes import LORA, RATE, gradient, lessons, prompts, running, sample, trained, weights
@@ -233,3 +235,20 @@ async def test_any_integer_is_a_seed_of_an_adapter(model_folder: Path, seed: int
         for name in "ab":
             await engine.create_adapter(name, LoraConfig(rank=2, seed=seed))
         assert torch.equal(weights(engine), weights(engine, "b"))
+
+
+@pytest.mark.parametrize(("cache_gb", "places"), [(1.0, 476), (0.1, 47), (4.0, 512)])
+async def test_a_model_tells_how_many_sequences_of_usual_length_its_cache_holds(
+    model_folder: Path, cache_gb: float, places: int
+) -> None:
+    """1,024 positions of 2 KiB each; never more than rows of a step."""
+    engine = await asyncio.to_thread(TorchEngine, model_folder, TINY, 1, cache_gb=cache_gb)
+    assert (await engine.info()).places == places
+    await engine.close()
+
+
+def test_keys_and_values_take_a_quarter_of_what_is_free_but_no_less_than_a_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    for free, taken in ((80 << 30, 20 << 30), (2 << 30, 1 << 30), (None, 1 << 30)):
+        monkeypatch.setattr(memory, "main_memory", lambda free=free: Memory(total=None, free=free))
+        assert memory.free_for_cache(cpu) == taken

@@ -47,7 +47,13 @@ def main() -> int:
 
 async def _run(arguments: argparse.Namespace) -> None:
     base = base_model(arguments.model)
-    command = EngineCommand(backend=arguments.engine, folder=base.folder, name=base.name, threads=arguments.threads)
+    command = EngineCommand(
+        backend=arguments.engine,
+        folder=base.folder,
+        name=base.name,
+        threads=arguments.threads,
+        cache_gb=arguments.cache_gb,
+    )
     host = EngineProcess(
         command,
         arguments.state / "engine.log",
@@ -114,6 +120,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--engine", choices=("torch", "scripted"), default="torch")
     parser.add_argument("--model", default=TINY, help="a built-in name, a name on the shelf, or a model folder")
     parser.add_argument("--threads", type=int, help="of the engine; default: cores - 1, at least 1")
+    parser.add_argument(
+        "--cache-gb", type=float, help="for keys and values of sequences; default: see inference.cache_gb"
+    )
     parser.add_argument("--require-keys", action="store_true", help="ask for a key also while none was made")
     parser.add_argument("--limit", action="append", default=[], metavar="NAME=VALUE", help="of every tenant; see docs")
     parser.add_argument("--sample-logprobs", choices=("raw", "tempered"), default="raw", help="of sampled tokens")

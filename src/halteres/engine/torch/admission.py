@@ -27,7 +27,7 @@ class Admission:
 
     def __init__(self, base: BaseModel, limits: Limits) -> None:
         self._base, self._limits = base, limits
-        self.memory = CacheMemory(base, limits.cache_bytes)
+        self.memory = CacheMemory(base, limits.cache_bytes, limits.prefixes)
         self.batches: deque[DecodeBatch] = deque()
 
     @property

@@ -119,17 +119,34 @@ class Causal:
 
 
 class Prefill(Causal):
-    """Causal, and every row's keys and values go into a slot."""
+    """Causal, and every row's keys and values go into a slot, behind those that it has."""
 
-    def __init__(self, grid: Grid, slots: Sequence[tuple[Block, int]], lengths: Sequence[int]) -> None:
+    def __init__(self, grid: Grid, slots: Sequence[tuple[Block, int]], positions: Sequence[range]) -> None:
+        """Positions of every row's tokens; they begin where a block of queries does."""
         super().__init__(grid)
-        self.slots, self.lengths = slots, lengths
+        self.slots, self.positions = slots, positions
+        self._behind = any(own.start for own in positions)
 
     def __call__(self, layer: int, heads: Heads) -> Tensor:
         """Attended values, N x (H*W)."""
-        for row, ((block, slot), length) in enumerate(zip(self.slots, self.lengths, strict=True)):
-            block.write(layer, slot, heads, row, length)
-        return super().__call__(layer, heads)
+        for row, ((block, slot), own) in enumerate(zip(self.slots, self.positions, strict=True)):
+            block.write(layer, slot, heads, row, own)
+        if not self._behind:
+            return super().__call__(layer, heads)
+        out_XGTW = torch.empty_like(heads.q_XGTW)
+        for row, ((block, slot), own) in enumerate(zip(self.slots, self.positions, strict=True)):
+            rows = slice(row * block.kv_heads, (row + 1) * block.kv_heads)
+            k_XLW, v_XLW = block.slot(layer, slot, own.start + out_XGTW.shape[2])
+            _attend_behind(heads.q_XGTW[rows], k_XLW, v_XLW, own.start, out_XGTW[rows])
+        return self._merged(out_XGTW)
+
+
+def _attend_behind(q_XGTW: Tensor, k_XLW: Tensor, v_XLW: Tensor, start: int, out_XGTW: Tensor) -> None:
+    """As in a causal pass over all L positions, of which the queries are those from `start` on."""
+    for block in _blocks(q_XGTW.shape[2]):
+        own = slice(start + block.start, start + block.stop)
+        p_XML = _weights(_block(q_XGTW, block), k_XLW[:, : own.stop], _causal_mask(own, q_XGTW))
+        out_XGTW[:, :, block] = _weighted(p_XML, v_XLW[:, : own.stop]).view_as(out_XGTW[:, :, block])
 
 
 class Cached:

@@ -9,11 +9,15 @@ gives it the weight 0, but 0 * NaN is NaN.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from halteres.engine.torch.adapter import Snapshot
 from halteres.engine.torch.heads import Heads
 from halteres.engine.torch.model import BaseModel
 
@@ -82,11 +86,15 @@ class Block:
         """
         return self._rows[:, : slots * self.kv_heads, :bound].unbind(0)
 
-    def write(self, layer: int, slot: int, heads: Heads, row: int, length: int) -> None:
-        """Copy a row of a prefill, without its padding, into a slot."""
-        own = slice(row * self.kv_heads, (row + 1) * self.kv_heads)
-        self._data[0, layer, slot, :, :length] = heads.k_XTW[own, :length]
-        self._data[1, layer, slot, :, :length] = heads.v_XTW[own, :length]
+    def write(self, layer: int, slot: int, heads: Heads, row: int, positions: range) -> None:
+        """Copy a row of a prefill, without its padding, to these positions of a slot."""
+        own, count = slice(row * self.kv_heads, (row + 1) * self.kv_heads), len(positions)
+        for part, new_XTW in enumerate((heads.k_XTW, heads.v_XTW)):
+            self._data[part, layer, slot, :, positions.start : positions.stop] = new_XTW[own, :count]
+
+    def slot(self, layer: int, slot: int, bound: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one slot up to a bound: views, key heads x L x W."""
+        return self._data[0, layer, slot, :, :bound], self._data[1, layer, slot, :, :bound]
 
     def copy(self, slots: Sequence[int], source: Block, sources: Sequence[int], length: int) -> None:
         """Copy slots of a block, this or another, up to a length; one source may go to all."""
@@ -103,18 +111,94 @@ def _range(slots: Sequence[int]) -> slice | list[int]:
     return slice(first, last + 1) if last - first + 1 == len(slots) and sorted(slots) == [*slots] else [*slots]
 
 
+@dataclass(slots=True, eq=False)
+class Prefix:
+    """Keys and values that stay when their sequence has ended."""
+
+    tokens: np.ndarray  # int64, whole pages of POSITION_STEP
+    block: Block  # of one slot
+    snapshot: weakref.ref[Snapshot]
+
+
+class PrefixCache:
+    """What ended sequences began with, in memory that no row wants; the least recently used goes first.
+
+    A prefix is found by its whole pages, so that a text's queries fall into the blocks in which a whole prefill has
+    them, and have the same bits. Those of a snapshot go when nobody holds it any more.
+    """
+
+    def __init__(self, base: BaseModel, most: int) -> None:
+        self._base, self._most = base, most
+        self.hit_tokens, self.computed_tokens = 0, 0  # of all texts that were prefilled
+        self._entries: dict[Prefix, None] = {}  # the least recently used first
+        self._by_text: weakref.WeakKeyDictionary[Snapshot, dict[bytes, Prefix]] = weakref.WeakKeyDictionary()
+
+    @property
+    def area(self) -> int:
+        """Positions of all."""
+        return sum(prefix.block.area for prefix in self._entries)
+
+    def find(self, snapshot: Snapshot, tokens: np.ndarray) -> tuple[Prefix, int] | None:
+        """What the text shares with a prefix, in whole pages, and at least one token short of it: its last one has to
+        be computed."""
+        by_text, found = self._by_text.get(snapshot, {}), None
+        for stop in range(POSITION_STEP, len(tokens), POSITION_STEP):
+            prefix = by_text.get(tokens[:stop].tobytes())
+            if prefix is None:
+                break
+            found = prefix, stop
+        if found is not None:
+            self._entries[found[0]] = self._entries.pop(found[0], None)
+        return found
+
+    def keep(self, snapshot: Snapshot, tokens: np.ndarray, block: Block, slot: int, room: int) -> None:
+        """Keep what the slot holds of these tokens, if `room` for all prefixes allows it."""
+        length = len(tokens) // POSITION_STEP * POSITION_STEP
+        by_text = self._by_text.setdefault(snapshot, {})
+        if not 0 < length <= room or not self._most or tokens[:length].tobytes() in by_text:
+            return
+        self.shrink(room - length, self._most - 1)
+        prefix = Prefix(tokens[:length], Block(self._base, 1, length), weakref.ref(snapshot))
+        prefix.block.copy([0], block, [slot], length)
+        self._entries[prefix] = None
+        for stop in range(POSITION_STEP, length + 1, POSITION_STEP):
+            by_text[tokens[:stop].tobytes()] = prefix
+
+    def shrink(self, area: int, count: int | None = None) -> None:
+        """Keep so many positions, and prefixes, at most."""
+        if not self._entries:
+            return
+        for prefix in [prefix for prefix in self._entries if prefix.snapshot() is None]:
+            del self._entries[prefix]
+        held, most = self.area, self._most if count is None else count
+        while self._entries and (held > area or len(self._entries) > most):
+            prefix = next(iter(self._entries))
+            held -= prefix.block.area
+            self._drop(prefix)
+
+    def _drop(self, prefix: Prefix) -> None:
+        del self._entries[prefix]
+        snapshot = prefix.snapshot()
+        by_text = self._by_text.get(snapshot, {}) if snapshot is not None else {}
+        for stop in range(POSITION_STEP, len(prefix.tokens) + 1, POSITION_STEP):
+            text = prefix.tokens[:stop].tobytes()
+            if by_text.get(text) is prefix:
+                del by_text[text]
+
+
 class CacheMemory:
     """How much all blocks take: at most `cache_bytes`, unless one row alone needs more."""
 
-    def __init__(self, base: BaseModel, cache_bytes: int) -> None:
+    def __init__(self, base: BaseModel, cache_bytes: int, prefixes: int = 0) -> None:
         self._base = base
         self._area = cache_bytes // base.cache_bytes_per_token
         self._most = max(MOST_BYTES, cache_bytes // MOST_SHARE) // base.cache_bytes_per_token
-        self.used = 0  # positions
+        self.used = 0  # positions of rows' blocks
+        self.prefixes = PrefixCache(base, prefixes)
 
     @property
     def free(self) -> int:
-        """Positions that are not taken; below 0 where one row alone needed more than there is."""
+        """Positions that no row has; prefixes make way. Below 0 where one row alone needed more than there is."""
         return self._area - self.used
 
     @property
@@ -128,6 +212,7 @@ class CacheMemory:
 
     def block(self, slots: int, length: int) -> Block:
         """A new block; whoever asks has looked whether it is free."""
+        self.prefixes.shrink(self.free - slots * length)
         block = Block(self._base, slots, length)
         self.used += block.area
         return block

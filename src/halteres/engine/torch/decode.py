@@ -42,11 +42,22 @@ class Text:
     """What some rows have so far, prompt and answer: prefilled once, in the first of their slots."""
 
     tokens: np.ndarray  # int64
+    start: int = 0  # tokens whose keys and values were found in the prefix cache
     slots: list[tuple[RowBlock, int]] = field(default_factory=list)
     requests: dict[SampleRequest, None] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def rest(self) -> range:
+        """Positions that have to be computed."""
+        return range(self.start, len(self.tokens))
+
+    @property
+    def scored(self) -> bool:
+        """Some request wants something of every position."""
+        return any(request.scores is None and request.wanted.of_prompt for request in self.requests)
 
     def spread(self) -> None:
         """Copy the first slot into the others."""
@@ -60,7 +71,7 @@ class DecodeBatch:
 
     def __init__(self, base: BaseModel, snapshot: Snapshot, limits: Limits, memory: CacheMemory) -> None:
         self.base, self.snapshot, self.limits = base, snapshot, limits
-        self.rows = Rows(memory)
+        self._memory, self.rows = memory, Rows(memory)
         self._entered: list[Place] = []  # not prefilled yet
 
     @property
@@ -89,6 +100,8 @@ class DecodeBatch:
         places, self._entered = self._entered, []
         columns_N = _columns(places)
         texts, text_of_row = _texts(places)
+        for text in texts:
+            self._begin(text)
         hidden_UD = self._prefill(texts)
         self._advance(places, columns_N, hidden_UD.index_select(0, self._tensor(text_of_row)))
 
@@ -120,31 +133,44 @@ class DecodeBatch:
         columns_N["told"] = request.wanted.topk_sampled
         return columns_N
 
+    def _begin(self, text: Text) -> None:
+        """Copy what is known of the text already into the first of its slots."""
+        found = None if text.scored else self._memory.prefixes.find(self.snapshot, text.tokens)
+        if found is not None:
+            prefix, text.start = found
+            block, slot = text.slots[0]
+            block.cache.copy([slot], prefix.block, [0], text.start)
+        for request in text.requests:
+            if request.scores is None:
+                request.cache_hit_tokens = text.start
+        self._memory.prefixes.hit_tokens += text.start
+        self._memory.prefixes.computed_tokens += len(text.rest)
+
     def _prefill(self, texts: Sequence[Text]) -> Tensor:
         """The hidden state of every text's last token, U x D, in order.
 
         Texts run with others of the same padded length only, so that their bits do not depend on company.
         """
-        by_length: defaultdict[int, list[int]] = defaultdict(list)
+        by_length: defaultdict[tuple[int, bool], list[int]] = defaultdict(list)
         for i, text in enumerate(texts):
-            by_length[round_up(len(text), POSITION_STEP)].append(i)
+            by_length[round_up(len(text.rest), POSITION_STEP), text.start > 0].append(i)
         hidden_UD = self.base.embedding_VD.new_empty((len(texts), self.base.embedding_VD.shape[1]))
-        for padded, members in sorted(by_length.items()):
+        for (padded, _), members in sorted(by_length.items()):
             size = max(1, self.limits.pass_tokens // padded)
             for chunk in (members[i : i + size] for i in range(0, len(members), size)):
                 hidden_BTD = self._prefill_chunk([texts[i] for i in chunk], padded)
                 for row, i in enumerate(chunk):
-                    hidden_UD[i] = hidden_BTD[row, len(texts[i]) - 1]
+                    hidden_UD[i] = hidden_BTD[row, len(texts[i].rest) - 1]
         return hidden_UD
 
     def _prefill_chunk(self, texts: Sequence[Text], length: int) -> Tensor:
         tokens = np.zeros((len(texts), length), dtype=np.int64)
         for row, text in zip(tokens, texts, strict=True):
-            row[: len(text)] = text.tokens
+            row[: len(text.rest)] = text.tokens[text.start :]
         tokens_BT = torch.from_numpy(tokens).to(self.base.device)
-        grid = Grid.padded(self.base, len(texts), length)
+        grid = Grid.following(self.base, [text.start for text in texts], length)
         slots = [(block.cache, slot) for block, slot in (text.slots[0] for text in texts)]
-        attention = Prefill(grid, slots, [len(text) for text in texts])
+        attention = Prefill(grid, slots, [text.rest for text in texts])
         hidden_ND = hidden_states(self.base, self.snapshot.weights, tokens_BT.view(-1), grid, attention)
         hidden_BTD = hidden_ND.view(len(texts), length, -1)
         for row, text in enumerate(texts):
@@ -177,6 +203,7 @@ class DecodeBatch:
         taken = zip(rows, newest, strict=True)
         ended = [row for row, new in taken if row.request not in broken and row.take(new)]
         if ended:
+            self.rows.keep(ended)
             self.rows.leave(ended)
         if broken:
             self._break(broken)

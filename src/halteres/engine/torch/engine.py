@@ -37,9 +37,9 @@ from halteres.engine.protocol import (
 )
 from halteres.engine.torch.adapter import BASE, Adapter, Checkpoint, Snapshot
 from halteres.engine.torch.checkpoint import read_checkpoint, write_checkpoint
-from halteres.engine.torch.limits import Limits
+from halteres.engine.torch.limits import PLACE, Limits
 from halteres.engine.torch.lora import Layout
-from halteres.engine.torch.memory import attempt
+from halteres.engine.torch.memory import attempt, free_for_cache
 from halteres.engine.torch.merge import merge_into
 from halteres.engine.torch.model import BaseModel, load_base
 from halteres.engine.torch.passes import run_pass
@@ -56,9 +56,23 @@ class TorchEngine:
     """One base model in memory; see `Engine` for what each call promises."""
 
     def __init__(
-        self, folder: Path, name: str, threads: int = 1, limits: Limits | None = None, device: str = "cpu"
+        self,
+        folder: Path,
+        name: str,
+        threads: int = 1,
+        limits: Limits | None = None,
+        device: str = "cpu",
+        cache_gb: float | None = None,
     ) -> None:
         """Read a model folder; takes seconds.
+
+        Args:
+            folder: of the model.
+            name: that it is known by.
+            threads: that compute.
+            limits: other than the usual ones.
+            device: `cpu` or `cuda`.
+            cache_gb: for keys and values, in 10^9 bytes; None: by what is free once the model is loaded.
 
         Raises:
             NotFound: no model there.
@@ -74,8 +88,9 @@ class TorchEngine:
                 "Unset HALTERES_DEVICE for the CPU, or install a torch build for your GPU.",
             )
         self._base = load_base(folder, torch.float32, torch.device(device))
-        self._info = _info(self._base, folder, name, threads)
-        self._limits = limits or Limits()
+        cache_bytes = int(cache_gb * 1e9) if cache_gb else free_for_cache(self._base.device)
+        self._limits = limits or Limits(cache_bytes=cache_bytes)
+        self._info = _info(self._base, folder, name, threads, self._limits)
         self._adapters: dict[str, Adapter] = {}
         self._snapshots: dict[str, Snapshot] = {}
         self._worker = Worker(Sampler(self._base, self._limits), threads, self._limits.turn_steps)
@@ -303,7 +318,7 @@ def _failure(answer: Future[SampleResult]) -> HalteresError | None:
     return failure if isinstance(failure, HalteresError) else None
 
 
-def _info(base: BaseModel, folder: Path, name: str, threads: int) -> ModelInfo:
+def _info(base: BaseModel, folder: Path, name: str, threads: int, limits: Limits) -> ModelInfo:
     return ModelInfo(
         name=name,
         folder=str(folder.absolute()),
@@ -315,4 +330,5 @@ def _info(base: BaseModel, folder: Path, name: str, threads: int) -> ModelInfo:
         device=base.device.type,
         threads=threads,
         exact=base.device.type == "cpu" and base.embedding_VD.dtype == torch.float32,
+        places=min(limits.decode_rows, limits.cache_bytes // (PLACE * base.cache_bytes_per_token)),
     )

@@ -1,7 +1,7 @@
 """Foreign code whose failure is a value; memory that ran out is given back; a GPU that is lost ends the process.
 
 Owns: what torch raises where memory ends, on a CPU and on a GPU; letting go of everything that the broken work held;
-giving back what the allocator keeps of a large pass.
+giving back what the allocator keeps of a large pass; how much of what is free keys and values may take.
 Never: decides whose request fails.
 
 Some errors of CUDA stay: after an illegal access or a failed assertion every operation of this process fails. Such an
@@ -22,8 +22,12 @@ import torch
 
 from halteres.engine.failures import EngineOutOfMemory, out_of_memory
 from halteres.errors import HalteresError, ServerError, boundary
+from halteres.main_memory import main_memory
 
 T = TypeVar("T")
+
+LEAST_CACHE = 1 << 30
+"""Bytes that keys and values may take however little is free."""
 
 _SAID = ("out of memory", "not enough memory", "can't allocate memory", "alloc_failed")
 
@@ -92,6 +96,14 @@ def _leave_if_lost(where: str) -> None:
     except RuntimeError as error:
         log.critical("The GPU is lost since %s (%s); the engine ends.", where, str(error).strip().splitlines()[0])
         os._exit(LOST)
+
+
+def free_for_cache(device: torch.device) -> int:
+    """Bytes for keys and values: what is left serves passes and other processes."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return max(LEAST_CACHE, free // 2)
+    return max(LEAST_CACHE, (main_memory().free or 0) // 4)
 
 
 def _told(where: str, error: HalteresError) -> HalteresError:

@@ -55,6 +55,7 @@ class SampleRequest:
     pieces: PieceQueue | None = None  # where a stream goes
     arrival: int = 0  # its number among all requests of a sampler: the lowest goes first
     scores: PromptScores | None = None
+    cache_hit_tokens: int = 0  # of the prompt
     waiting: deque[Row] = field(init=False)  # rows without a slot
     finished: dict[int, Sequence] = field(default_factory=dict)
 
@@ -97,6 +98,7 @@ class SampleRequest:
             result = SampleResult(
                 sequences=tuple(self.finished[i] for i in range(self.num_samples)),
                 version=self.snapshot.version,
+                prompt_cache_hit_tokens=self.cache_hit_tokens,
                 prompt_logprobs=scores.prompt_logprobs,
                 topk_prompt=scores.topk,
                 target_logprobs=scores.targets,

@@ -165,6 +165,15 @@ class Rows:
         self._drop_empty()
         return moved
 
+    def keep(self, rows: Collection[Row]) -> None:
+        """What these rows' slots hold stays as prefixes, as far as there is room."""
+        gone = set(rows)
+        for block in self.blocks:
+            for slot, row in enumerate(block.rows):
+                if row in gone:
+                    text = row.text[: int(block.columns_S["position"][slot])]
+                    self._memory.prefixes.keep(row.request.snapshot, text, block.cache, slot, self._memory.free)
+
     def trim(self) -> None:
         """Free the memory of slots without rows."""
         for block in self.blocks:

@@ -41,6 +41,11 @@ class Sampler:
         """There is something to decode."""
         return bool(self._waiting or self._batches)
 
+    @property
+    def num_rows(self) -> int:
+        """Sequences that are in decode."""
+        return self._admission.num_rows
+
     def add(self, request: SampleRequest) -> None:
         """Let a request wait for rows."""
         request.arrival = next(self._arrivals)
