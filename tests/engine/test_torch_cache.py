@@ -1,11 +1,11 @@
-"""The slot caches of the torch engine: what a neighbour may leave in them, and how large they get.
+"""The cache of the torch engine: what a neighbour may leave in it, how large it gets, and who makes way where it ends.
 
 A sampler is driven by hand here, step by step, so that who shares a cache with whom is certain.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import gc
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -17,9 +17,11 @@ import pytest
 import torch
 from contract.requirements import proves
 
-from halteres.engine.protocol import SampleResult, SamplingParams
+from halteres.engine.link.pieces import PieceQueue
+from halteres.engine.protocol import Piece, SampleResult, SamplingParams, Wanted
+from halteres.engine.protocol import Sequence as Sampled
 from halteres.engine.torch.adapter import BASE, Snapshot
-from halteres.engine.torch.admission import Admission, CachePool
+from halteres.engine.torch.cache import slot_length
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.model import BaseModel, load_base
 from halteres.engine.torch.requests import SampleRequest
@@ -82,14 +84,24 @@ def step(sampler: Sampler, until: Sequence[SampleRequest] = ()) -> None:
 def alone(base: BaseModel, request: SampleRequest) -> SampleResult:
     """The answer of a sampler that never had anything else."""
     sampler = Sampler(base, Limits())
-    same = replace(request, future=Future(), finished={})
+    same = again(request)
     sampler.add(same)
     step(sampler, [same])
     return same.future.result()
 
 
+def again(request: SampleRequest) -> SampleRequest:
+    """The same, as it was before anybody answered it."""
+    return replace(request, future=Future(), finished={}, scores=None)
+
+
 def answers(*requests: SampleRequest) -> list[SampleResult]:
     return [request.future.result(timeout=0) for request in requests]
+
+
+def sequences(*requests: SampleRequest) -> list[tuple[Sampled, ...]]:
+    """What was sampled, whatever was found in the prefix cache."""
+    return [result.sequences for result in answers(*requests)]
 
 
 def test_a_request_that_diverges_in_mid_answer_costs_its_neighbours_no_token(base: BaseModel) -> None:
@@ -124,38 +136,23 @@ def test_a_slot_carries_nothing_of_a_tenant_that_diverged(base: BaseModel) -> No
     assert answers(before, after, tenants) == [alone(base, r) for r in (before, after, tenants)]
 
 
-def test_the_next_batch_may_take_over_the_cache_of_one_that_diverged(base: BaseModel) -> None:
-    sampler = Sampler(poisoned(base, SICK), Limits())
-    ill = asked([SICK, *prompts(1, low=150, high=151)[0]], n=8)
-    sampler.add(ill)
-    step(sampler, [ill])
-    spare = sampler._pool.spare
-    assert spare is not None
-    other = Snapshot(layout=None, flat=None, weights={}, version=1)
-    healthy = asked([5, 6, 7], n=8, seed=2, snapshot=other)
-    sampler.add(healthy)
-    step(sampler)
-    assert [batch.cache for batch in sampler._batches] == [spare]
-    step(sampler, [healthy])
-    assert answers(healthy) == [alone(base, healthy)]
-
-
 def test_what_no_sequence_has_written_is_zero(base: BaseModel) -> None:
-    """Chosen: simpler to hold than "finite and never overflowing". Position 0 is what idle slots of a step write."""
+    """Chosen: simpler to hold than "finite and never overflowing"."""
     sampler = Sampler(base, Limits())
-    requests = [asked(p, n=3, limit=3 + 7 * i, seed=i) for i, p in enumerate(prompts(6, seed=8))]
+    requests = [asked(p, n=3, limit=3 + 8 * i, seed=i) for i, p in enumerate(prompts(6, low=95, high=120, seed=8))]
+    lengths: set[int] = set()
     for request in requests:
         sampler.add(request)
-        step(sampler)
-        batch = sampler._batches[0]
-        written = [len(row.request.tokens) + len(row.tokens) - 1 for row in batch.rows]
-        written += [1] * (batch.cache.extent.slots - len(written))
-        for buffer in (*batch.cache._keys, *batch.cache._values):
-            assert not any(slot[:, length:].any() for slot, length in zip(buffer, written, strict=True))
+        for _ in range(8):
+            step(sampler)
+            for block in sampler._batches[0].rows.blocks if sampler._batches else ():
+                lengths.add(block.cache.length)
+                written = [row.length - 1 for row in block.rows] + [0] * block.vacant
+                for slot, length in enumerate(written):
+                    assert not block.cache.buffer[:, :, slot, :, length:].any()
+    assert lengths == {128, 256}
     step(sampler, requests)
-    spare = sampler._pool.spare
-    assert spare is not None
-    assert not any(buffer[:, :, 1:].any() for buffer in (*spare._keys, *spare._values))
+    assert held(sampler) == 0
 
 
 def test_neighbours_with_stop_strings_or_a_long_context_change_no_bit(base: BaseModel, model_folder: Path) -> None:
@@ -184,73 +181,122 @@ def test_neighbours_with_stop_strings_or_a_long_context_change_no_bit(base: Base
 
 
 def held(sampler: Sampler) -> int:
-    """Bytes of all caches."""
-    spare = sampler._pool.spare
-    return sum(batch.cache.bytes for batch in sampler._batches) + (spare.bytes if spare else 0)
+    """Bytes of all rows' blocks."""
+    return sum(block.cache.buffer.nbytes for batch in sampler._batches for block in batch.rows.blocks)
+
+
+def kept(sampler: Sampler) -> int:
+    """Bytes of all prefixes."""
+    return sum(prefix.block.buffer.nbytes for prefix in sampler._admission.memory.prefixes._entries)
+
+
+def running(sampler: Sampler) -> dict[SampleRequest, int]:
+    """How many rows each request has."""
+    rows = [row.request for batch in sampler._batches for row in batch.rows]
+    return {request: rows.count(request) for request in rows}
+
+
+def test_a_slot_has_the_shortest_length_that_holds_its_row() -> None:
+    lengths = {positions: slot_length(positions, context=3000) for positions in range(1, 3001)}
+    assert sorted(set(lengths.values())) == [128, 256, 384, 512, 768, 1024, 1536, 2048, 3008]
+    assert all(positions <= length for positions, length in lengths.items())
+    assert all(length <= 1.5 * positions for positions, length in lengths.items() if positions > 256)
+    assert slot_length(5, context=64) == 128
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_the_caches_never_hold_more_than_the_bound_but_for_a_request_alone(base: BaseModel, seed: int) -> None:
-    limits = Limits(cache_bytes=2048 * base.cache_bytes_per_token, decode_rows=40)
+def test_the_cache_never_holds_more_than_its_bound_but_for_a_row_alone(base: BaseModel, seed: int) -> None:
+    """Whatever comes: every answer is that of a sampler that has memory for all, and the bound is made use of."""
+    limits = Limits(cache_bytes=3072 * base.cache_bytes_per_token, decode_rows=40)
     random, sampler = np.random.default_rng(seed), Sampler(base, limits)
     snapshots = [replace(BASE, version=version) for version in range(3)]
-    requests, most, lone = [], 0, set()
-    for arrival in range(24):
-        prompt = [9] * int(random.integers(1, 150 if arrival % 4 else 20))
-        limit = 280 if arrival % 12 == 7 else int(random.integers(1, 60))  # 8 slots of 512 positions: too large
-        snapshot = snapshots[int(random.integers(3))]
+    requests, most = [], 0
+    for arrival in range(12):
+        prompt = random.integers(3, 600, random.integers(60, 150)).tolist()
+        limit, snapshot = int(random.integers(1, 90)), snapshots[int(random.integers(3))]
         requests.append(asked(prompt, n=int(random.integers(1, 14)), limit=limit, seed=arrival, snapshot=snapshot))
         sampler.add(requests[-1])
-        for _ in range(int(random.integers(0, 12)) if arrival < 23 else 5000):
+        for _ in range(int(random.integers(0, 12)) if arrival < 11 else 5000):
             if not sampler.busy:
                 break
             step(sampler)
-            running = {request for batch in sampler._batches for request in batch.requests}
-            if held(sampler) > limits.cache_bytes:
-                assert len(running) == 1
-                lone |= running
-            else:
-                most = max(most, held(sampler))
-            assert sum(len(batch.rows) for batch in sampler._batches) <= limits.decode_rows
-    assert all(
-        len(result.sequences) == request.num_samples
-        for request, result in zip(requests, answers(*requests), strict=True)
-    )
-    assert most > limits.cache_bytes / 2
-    assert lone
-    assert all(request.full_length > 256 for request in lone)
-    assert held(sampler) <= limits.cache_bytes
+            assert held(sampler) + kept(sampler) <= limits.cache_bytes
+            assert held(sampler) == sampler._admission.memory.used * base.cache_bytes_per_token
+            assert sum(running(sampler).values()) <= limits.decode_rows
+            most = max(most, held(sampler))
+    assert kept(sampler)
+    assert most > 0.9 * limits.cache_bytes
+    unbounded, same = Sampler(base, Limits(prefixes=0)), [again(request) for request in requests]
+    for request in same:
+        unbounded.add(request)
+    step(unbounded, same)
+    assert sequences(*requests) == sequences(*same)
 
 
-def test_a_long_request_waits_where_its_length_times_all_rows_is_too_much(base: BaseModel) -> None:
-    """Every slot of a cache is as long as the longest: 512 rows of 2,048 positions, not 511 of 100 and one of 2,048."""
-    limits = Limits(cache_bytes=512 * 1024 * base.cache_bytes_per_token)
-
-    def entering(*requests: SampleRequest) -> int:
-        entries = Admission(deque(), base, CachePool(base, limits), limits).fill(deque(requests))
-        return sum(count for found in entries.values() for _, count in found)
-
-    short, long = asked([1] * 60, n=511), asked([1] * 2000, limit=48)
-    assert entering(short, long) == 511
-    assert entering(long, short) == 256
-    assert entering(asked([1] * 60, n=255), long) == 256
-
-
-def test_a_spare_cache_makes_way(base: BaseModel) -> None:
-    """It counts within the bound, so it goes when somebody needs its room, or a smaller cache than it."""
-    limits = Limits(cache_bytes=2048 * base.cache_bytes_per_token)
-    sampler = Sampler(base, limits)
-    wide, tall = asked([1, 2], n=32, limit=5), asked([1, 2], n=8, limit=200)
-    for request in (wide, tall, wide):
-        again = replace(request, future=Future(), finished={})
-        sampler.add(again)
+def test_rows_that_outgrow_the_cache_make_way_the_youngest_first_and_all_come_back_bit_for_bit(base: BaseModel) -> None:
+    """All are in decode at once at first, and with a quarter of what they need in the end nobody loses a token."""
+    groups = [asked(p, n=8, limit=80, seed=i) for i, p in enumerate(prompts(4, low=75, high=95, seed=3))]
+    sampler = Sampler(base, Limits(cache_bytes=32 * 128 * base.cache_bytes_per_token))
+    for request in groups:
+        sampler.add(request)
+    step(sampler)
+    assert list(running(sampler).values()) == [8, 8, 8, 8]
+    first, last = groups[0], groups[-1]
+    made_way = 0
+    while not first.future.done():
         step(sampler)
-        assert held(sampler) <= limits.cache_bytes
-        step(sampler, [again])
-        assert sampler._pool.spare is not None
+        made_way += running(sampler).get(last, 0) == 0 and not last.future.done()
+        assert running(sampler).get(first) == 8 or first.future.done()
+    assert made_way
+    step(sampler, groups)
+    assert answers(*groups) == [alone(base, request) for request in groups]
 
 
-def test_a_caller_that_goes_away_leaves_the_room_of_its_cache(base: BaseModel) -> None:
+def test_a_request_that_outgrows_all_memory_runs_row_by_row(base: BaseModel) -> None:
+    limits = Limits(cache_bytes=256 * base.cache_bytes_per_token)
+    large, small = asked(prompts(1, low=200, high=201)[0], n=2, limit=80, seed=1), asked([3, 4], n=2, limit=4)
+    sampler = Sampler(base, limits)
+    sampler.add(large)
+    sampler.add(small)
+    while not large.future.done():
+        step(sampler)
+        assert held(sampler) <= limits.cache_bytes or running(sampler) == {large: 1}
+    step(sampler, [small])
+    assert answers(large, small) == [alone(base, request) for request in (large, small)]
+
+
+def test_an_open_ended_chat_delays_nobody_for_more_than_a_step(base: BaseModel) -> None:
+    """It counts with the slot that it has, not with the 2,000 tokens that it may write."""
+    sampler = Sampler(base, Limits(cache_bytes=1024 * base.cache_bytes_per_token))
+    chat = asked([1, 2, 3], limit=2000, seed=1)
+    sampler.add(chat)
+    for arrival in range(3):
+        step(sampler)
+        others = [asked(p, n=2, limit=6, seed=arrival) for p in prompts(2, seed=arrival)]
+        for request in others:
+            sampler.add(request)
+        step(sampler)
+        assert all(len(request.waiting) == 0 for request in others)
+        for _ in range(5):
+            step(sampler)
+        assert answers(*others) == [alone(base, request) for request in others]
+    assert not chat.future.done()
+
+
+def test_short_rows_read_no_further_than_they_would_without_a_long_one(base: BaseModel) -> None:
+    """Every block has a bound of its own."""
+    sampler = Sampler(base, Limits())
+    short, long = asked([5, 6, 7], n=20, limit=60), asked(prompts(1, low=1500, high=1501)[0], limit=20)
+    for request in (short, long):
+        sampler.add(request)
+    step(sampler)
+    found = {block.cache.length: len(block.rows) for block in sampler._batches[0].rows.blocks}
+    assert found == {128: 20, 1536: 1}
+    step(sampler, [short, long])
+    assert answers(short, long) == [alone(base, request) for request in (short, long)]
+
+
+def test_a_caller_that_goes_away_leaves_the_room_of_its_rows(base: BaseModel) -> None:
     sampler = Sampler(base, Limits(cache_bytes=2048 * base.cache_bytes_per_token))
     gone, next_one = asked([1, 2], n=32), asked([1, 2], n=16, limit=120, snapshot=replace(BASE, version=1))
     sampler.add(gone)
@@ -259,3 +305,121 @@ def test_a_caller_that_goes_away_leaves_the_room_of_its_cache(base: BaseModel) -
     sampler.add(next_one)
     step(sampler)
     assert [len(batch.rows) for batch in sampler._batches] == [16]
+
+
+def test_a_stream_whose_row_made_way_tells_every_token_once(base: BaseModel) -> None:
+    told: dict[int, list[int]] = {}
+
+    class Pieces(PieceQueue):
+        def __init__(self) -> None:
+            """Without the reader's event loop."""
+
+        def put(self, piece: Piece) -> None:
+            told.setdefault(piece.sample, []).extend(np.frombuffer(piece.tokens, np.int32).tolist())
+
+    streaming = asked(prompts(1, low=100, high=101)[0], n=4, limit=60, seed=4)
+    streaming.pieces = Pieces()
+    sampler = Sampler(base, Limits(cache_bytes=4 * 128 * base.cache_bytes_per_token))
+    sampler.add(streaming)
+    step(sampler, [streaming])
+    (result,) = answers(streaming)
+    assert [told[i] for i in range(4)] == [tokens_of(sequence) for sequence in result.sequences]
+    assert result == alone(base, replace(streaming, pieces=None))
+
+
+OFF = Limits(prefixes=0)
+
+
+def conversation(sampler: Sampler, turns: int, seed: int, snapshot: Snapshot = BASE) -> list[SampleResult]:
+    """Every turn's prompt is all that was said, and a little more."""
+    text, found = prompts(1, low=90, high=110, seed=7)[0], list[SampleResult]()
+    for turn in range(turns):
+        request = asked(text, n=2, limit=21, seed=100 * seed + turn, snapshot=snapshot)
+        sampler.add(request)
+        step(sampler, [request])
+        found += answers(request)
+        text = [*text, *tokens_of(found[-1].sequences[turn % 2]), *prompts(1, low=15, high=25, seed=turn)[0]]
+    return found
+
+
+@proves("sample:agrees")
+def test_what_a_conversation_begins_with_is_computed_once_and_changes_no_bit(base: BaseModel) -> None:
+    cached, plain = Sampler(base, Limits()), Sampler(base, OFF)
+    for seed in range(2):
+        found, expected = (conversation(sampler, turns=8, seed=seed) for sampler in (cached, plain))
+        assert [result.sequences for result in found] == [result.sequences for result in expected]
+        hits = [result.prompt_cache_hit_tokens for result in found]
+        assert all(0 < hit < 100 + 45 * turn for turn, hit in enumerate(hits[1:], start=1))
+        assert hits[0] == (0, 96)[seed] or seed == 0, "another conversation begins alike"
+        assert {result.prompt_cache_hit_tokens for result in expected} == {0}
+    prefixes, without = (sampler._admission.memory.prefixes for sampler in (cached, plain))
+    assert prefixes.computed_tokens < without.computed_tokens / 2
+    assert prefixes.computed_tokens + prefixes.hit_tokens == without.computed_tokens
+
+
+def test_prefixes_of_different_lengths_are_prefilled_together_with_texts_that_have_none(base: BaseModel) -> None:
+    sampler = Sampler(base, Limits())
+    first = [asked(p, limit=2, seed=1) for p in prompts(4, low=35, high=400, seed=21)]
+    for request in first:
+        sampler.add(request)
+    step(sampler, first)
+    longer = [
+        asked([*request.tokens.tolist(), *extra], n=2, limit=30, seed=i)
+        for i, (request, extra) in enumerate(zip(first, prompts(4, low=5, high=60, seed=22), strict=True))
+    ]
+    longer += [asked(p, limit=30, seed=9) for p in prompts(2, low=50, high=60, seed=23)]
+    for request in longer:
+        sampler.add(request)
+    step(sampler, longer)
+    assert sequences(*longer) == [alone(base, request).sequences for request in longer]
+    assert [result.prompt_cache_hit_tokens > 0 for result in answers(*longer)] == [True] * 4 + [False] * 2
+
+
+def test_who_asks_for_log_probabilities_of_a_prompt_gets_all_of_them(base: BaseModel) -> None:
+    sampler, prompt = Sampler(base, Limits()), prompts(1, low=100, high=101)[0]
+    scored = replace(asked(prompt, limit=3), wanted=Wanted(prompt_logprobs=True))
+    for request in (asked(prompt, limit=3), scored):
+        sampler.add(request)
+        step(sampler, [request])
+    (result,) = answers(scored)
+    assert result.prompt_cache_hit_tokens == 0
+    assert repr(result) == repr(alone(base, scored))
+
+
+def test_prefixes_make_way_for_rows_the_least_recently_used_first(base: BaseModel) -> None:
+    limits = Limits(cache_bytes=5 * 128 * base.cache_bytes_per_token)
+    sampler = Sampler(base, limits)
+    ended = [asked(p, limit=2) for p in prompts(3, low=100, high=101, seed=31)]
+    for request in (*ended, again(ended[0])):
+        sampler.add(request)
+        step(sampler, [request])
+    assert kept(sampler) == 3 * 96 * base.cache_bytes_per_token
+    crowd = asked([1, 2, 3], n=4, limit=4)
+    sampler.add(crowd)
+    step(sampler)
+    assert held(sampler) == 4 * 128 * base.cache_bytes_per_token
+    assert kept(sampler) == 96 * base.cache_bytes_per_token
+    step(sampler, [crowd])
+    hits = []
+    for request in map(again, ended):
+        sampler.add(request)
+        step(sampler, [request])
+        hits += [result.prompt_cache_hit_tokens for result in answers(request)]
+    assert hits == [96, 0, 0]
+
+
+def test_prefixes_are_their_snapshots_alone_and_go_with_it(base: BaseModel) -> None:
+    sampler, prompt = Sampler(base, Limits()), prompts(1, low=100, high=101)[0]
+    hits = []
+    for _ in range(2):
+        snapshot = replace(BASE, version=1)
+        for _ in range(2):
+            request = asked(prompt, limit=2, snapshot=snapshot)
+            sampler.add(request)
+            step(sampler, [request])
+            hits += [result.prompt_cache_hit_tokens for result in answers(request)]
+    assert hits == [0, 96, 0, 96]
+    del snapshot, request
+    gc.collect()
+    sampler._admission.memory.prefixes.shrink(1 << 40)
+    assert kept(sampler) == 0

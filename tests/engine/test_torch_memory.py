@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ from contract.requirements import proves
 
 from halteres.engine.failures import EngineOutOfMemory
 from halteres.engine.protocol import LoraConfig, SamplingParams, Wanted
-from halteres.engine.torch import adapter, passes
+from halteres.engine.torch import TorchEngine, adapter, memory, passes
 from halteres.engine.torch.decode import DecodeBatch
 from halteres.engine.torch.limits import Limits
-from halteres.engine.torch.memory import attempt
+from halteres.engine.torch.memory import FreedMemory, attempt, resident_bytes
 from halteres.errors import HalteresError, InvalidData, ServerError, as_promise
+from halteres.main_memory import Memory
+from halteres.models import TINY
 
 from .scenes import CROSS_ENTROPY, packed, streamed
 from .torch_scenes import LORA, RATE, gradient, lessons, prompts, running, sample, trained, weights
@@ -55,6 +58,24 @@ def test_what_libraries_raise_is_recognised_and_nothing_of_it_is_held(where: str
     assert not [thing for thing in gc.get_objects() if type(thing) is Tensor]
 
 
+@pytest.mark.parametrize("lost", [True, False])
+def test_an_engine_whose_gpu_is_lost_exits_and_one_whose_gpu_answers_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lost: bool
+) -> None:
+    exits: list[int] = []
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", broken if lost else lambda: None)
+    monkeypatch.setattr(memory.os, "_exit", exits.append)
+    failure = attempt("a decode step", broken)
+    assert isinstance(failure, ServerError)
+    assert exits == ([memory.LOST] if lost else [])
+    assert ("The GPU is lost since a decode step" in caplog.text) == lost
+
+
 def test_other_failures_are_told_as_such(caplog: pytest.LogCaptureFixture) -> None:
     def work() -> None:
         raise RuntimeError("shape mismatch")
@@ -63,6 +84,21 @@ def test_other_failures_are_told_as_such(caplog: pytest.LogCaptureFixture) -> No
     assert type(failure) is ServerError
     assert "shape mismatch" in failure.sentence
     assert "forward_backward broke" in caplog.text
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_freed_memory_that_lies_between_what_stays_is_given_back() -> None:
+    size, count = 1 << 16, 2000
+    taken = [bytearray(size) for _ in range(count)]
+    stays = taken[::50]
+    del taken
+    gc.collect()
+    full = resident_bytes()
+    FreedMemory(kept_bytes=2 * full).look()
+    assert resident_bytes() > full - size * count // 4
+    FreedMemory(kept_bytes=0).look()
+    assert resident_bytes() < full - size * count // 2
+    assert len(stays) == 40
 
 
 def refusing(original: Callable[..., Any], when: Callable[..., bool]) -> Callable[..., Any]:
@@ -146,7 +182,7 @@ async def test_a_request_whose_prompt_finds_no_memory_costs_those_that_decode_no
     prompt = prompts(1, seed=52)[0]
     async with running(model_folder) as engine:
         alone = await sample(engine, None, prompt, n=4, seed=3, max_tokens=200)
-        entering = refusing(DecodeBatch._prefill_chunk, lambda self, sharing, slots, length: length > 1000)
+        entering = refusing(DecodeBatch._prefill_chunk, lambda self, texts, length: length > 1000)
         monkeypatch.setattr(DecodeBatch, "_prefill_chunk", entering)
         running_on = asyncio.create_task(sample(engine, None, prompt, n=4, seed=3, max_tokens=200))
         await engine.drop("nothing")
@@ -160,7 +196,7 @@ async def test_memory_that_is_gone_for_good_fails_everybody_with_a_sentence(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(model_folder) as engine:
-        monkeypatch.setattr(DecodeBatch, "admit", refusing(DecodeBatch.admit, lambda *_: True))
+        monkeypatch.setattr(DecodeBatch, "prefill", refusing(DecodeBatch.prefill, lambda *_: True))
         calls = [sample(engine, None, p, n=2) for p in prompts(4)]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [EngineOutOfMemory] * 4
@@ -199,3 +235,20 @@ async def test_any_integer_is_a_seed_of_an_adapter(model_folder: Path, seed: int
         for name in "ab":
             await engine.create_adapter(name, LoraConfig(rank=2, seed=seed))
         assert torch.equal(weights(engine), weights(engine, "b"))
+
+
+@pytest.mark.parametrize(("cache_gb", "places"), [(1.0, 476), (0.1, 47), (4.0, 512)])
+async def test_a_model_tells_how_many_sequences_of_usual_length_its_cache_holds(
+    model_folder: Path, cache_gb: float, places: int
+) -> None:
+    """1,024 positions of 2 KiB each; never more than rows of a step."""
+    engine = await asyncio.to_thread(TorchEngine, model_folder, TINY, 1, cache_gb=cache_gb)
+    assert (await engine.info()).places == places
+    await engine.close()
+
+
+def test_keys_and_values_take_a_quarter_of_what_is_free_but_no_less_than_a_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    for free, taken in ((80 << 30, 20 << 30), (2 << 30, 1 << 30), (None, 1 << 30)):
+        monkeypatch.setattr(memory, "main_memory", lambda free=free: Memory(total=None, free=free))
+        assert memory.free_for_cache(cpu) == taken

@@ -266,8 +266,8 @@ async def test_a_sampler_that_breaks_answers_with_an_error_and_goes_on(
         raise RuntimeError("out of memory")
 
     async with running(model_folder) as engine:
-        for place, name in ((Sampler, "_admitted"), (DecodeBatch, "step"), (DecodeBatch, "admit")):
-            monkeypatch.setattr(place, name, broken if name != "admit" else lambda self, entries: broken(self))
+        for place, name in ((Sampler, "_admit"), (DecodeBatch, "step"), (DecodeBatch, "prefill")):
+            monkeypatch.setattr(place, name, broken)
             with pytest.raises(ServerError, match="out of memory"):
                 await sample(engine, None, [1, 2, 3], n=3)
             monkeypatch.undo()

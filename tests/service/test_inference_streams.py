@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 from deadlines import until
 
-from halteres.engine.protocol import EngineGone, Piece, TopK
+from halteres.engine.protocol import EngineGone, ModelInfo, Piece, TopK
+from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.errors import ServerError
 from halteres.service.inference.merging import merged
 from halteres.service.routes.inference import events as routed
@@ -114,6 +116,22 @@ async def test_an_engine_that_dies_under_a_stream_is_followed_by_one_that_goes_o
         told = [value for piece in pieces for value in piece["logprobs"]["top_logprobs"]]
         assert told == choice["logprobs"]["top_logprobs"]
         assert "".join(piece["text"] for piece in pieces) == choice["text"]
+
+
+async def test_a_stream_of_an_engine_that_is_not_exact_ends_with_it_rather_than_in_another_draw(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def inexact(engine: ScriptedEngine) -> ModelInfo:
+        return msgspec.structs.replace(engine._info, exact=False)
+
+    monkeypatch.setattr(ScriptedEngine, "info", inexact)
+    scene.engine.latency_s["piece"] = 0.005
+    async with scene.http.post(f"{scene.url}/v1/completions", json={**BODY, "stream": True}) as response:
+        await response.content.readline()
+        await scene.host.die()
+        last = [line async for line in response.content]
+    assert "would not write the same tokens" in b"".join(last).decode()
+    assert scene.engine.calls["stream"] == 0
 
 
 @pytest.mark.parametrize(("path", "body"), PATHS)

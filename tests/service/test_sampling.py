@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -276,8 +277,8 @@ async def test_a_thousand_samples_in_flight_lose_nothing(scene: Scene, client: t
 async def test_snapshots_beyond_the_bound_leave_the_engine_and_come_back_when_asked_for(
     scene: Scene, client: tinker.ServiceClient
 ) -> None:
-    scene.service.snapshots._max_held = 2
     training = await trainer(client)
+    bound_snapshots(scene, 2)
     samplers = [await training.save_weights_and_get_sampling_client() for _ in range(4)]
     async with asyncio.timeout(WAIT_S):
         while len(held(scene)) > 2:
@@ -290,9 +291,9 @@ async def test_snapshots_beyond_the_bound_leave_the_engine_and_come_back_when_as
 async def test_unnamed_snapshots_on_disk_are_bounded_and_the_oldest_say_that_they_are_gone(
     scene: Scene, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene.service.snapshots._max_held = 1
     monkeypatch.setattr(snapshots, "MAX_SPILLED", 1)
     training = await trainer(client)
+    bound_snapshots(scene, 1)
     samplers = [await training.save_weights_and_get_sampling_client() for _ in range(4)]
     async with asyncio.timeout(WAIT_S):
         while len(held(scene)) > 1:
@@ -301,6 +302,22 @@ async def test_unnamed_snapshots_on_disk_are_bounded_and_the_oldest_say_that_the
     with pytest.raises(tinker.RequestFailedError, match="newer ones took their place"):
         await samplers[0].compute_logprobs(prompt(5, 6))
     await samplers[3].compute_logprobs(prompt(5, 6))
+
+
+async def test_sixty_publishes_that_nobody_samples_write_nothing(scene: Scene, client: tinker.ServiceClient) -> None:
+    training = await trainer(client)
+    for _ in range(60):
+        await training.save_weights_and_get_sampling_client()
+    assert len(held(scene)) == 60
+    assert not (scene.service.state / "spill").exists()
+    assert scene.engine.calls["save_snapshot"] == 0
+
+
+def bound_snapshots(scene: Scene, count: int) -> None:
+    """Memory for so many snapshots of the one training run."""
+    snapshots, (model,) = scene.service.snapshots, scene.service.models.all()
+    total = 2 * count * snapshots._budget.snapshot(model.lora)
+    snapshots._budget = replace(snapshots._budget, total=total)
 
 
 def held(scene: Scene) -> list[Snapshot]:

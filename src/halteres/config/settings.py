@@ -151,6 +151,15 @@ class InferenceSettings(Section):
     threads: Annotated[
         int | None, Field(ge=1, description="CPU threads of the engine; default: cores - 1, at least 1")
     ] = None
+    cache_gb: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            description="memory for the keys and values of sequences that are being sampled, in GB; more of them than"
+            " fit take turns; default: a quarter of the memory that is free once the model is loaded, at least 1 GiB;"
+            " on a GPU half of what is free there",
+        ),
+    ] = None
     engine: Annotated[
         Literal["torch", "scripted"], Field(description="what computes; 'scripted' has no weights and learns nothing")
     ] = "torch"

@@ -54,7 +54,7 @@ def _load(options: argparse.Namespace) -> Engine:
         return ScriptedEngine(options.model, options.name, options.threads)
     from halteres.engine.torch.engine import TorchEngine
 
-    return TorchEngine(options.model, options.name, options.threads, device=environ.device())
+    return TorchEngine(options.model, options.name, options.threads, device=environ.device(), cache_gb=options.cache_gb)
 
 
 def _say_ready() -> None:
@@ -71,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", type=Path, required=True, help="folder of the base model")
     parser.add_argument("--name", required=True, help="name of the base model")
     parser.add_argument("--threads", type=int, default=max(1, usable_cores() - 1))
+    parser.add_argument("--cache-gb", type=float, help="for keys and values; default: by what is free")
     return parser
 
 

@@ -47,13 +47,15 @@ class EngineCommand:
     folder: Path  # of the base model
     name: str  # of the base model
     threads: int | None = None  # None: cores - 1, at least 1
+    cache_gb: float | None = None  # for keys and values; None: by what is free
 
     def argv(self, socket_path: Path) -> list[str]:
         """The command line."""
         threads = self.threads or max(1, usable_cores() - 1)
         named = {"socket": socket_path, "backend": self.backend, "model": self.folder, "name": self.name}
         options = [part for option, value in named.items() for part in (f"--{option}", str(value))]
-        return [sys.executable, "-m", "halteres.engine", *options, "--threads", str(threads)]
+        cache = () if self.cache_gb is None else ("--cache-gb", str(self.cache_gb))
+        return [sys.executable, "-m", "halteres.engine", *options, "--threads", str(threads), *cache]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,6 +103,11 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     targets: Array | None = None  # int64 [P - 1, K]: row i scores position i + 1; -1 is skipped
     alternatives: int = 0  # K tokens drawn with replacement at each prompt position from 1 on, at the temperature
 
+    @property
+    def of_prompt(self) -> bool:
+        """Something of the prompt is asked for."""
+        return bool(self.prompt_logprobs or self.topk_prompt or self.alternatives or self.targets is not None)
+
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The base model an engine has loaded."""
@@ -116,6 +121,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     device: str
     threads: int
+    exact: bool = False  # the same request has the same bits in every engine of this base model, whatever its company
+    places: int = 0  # sequences of 1,024 positions that can be decoded at once; 0: it has no cache
 
 
 class PassResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,6 +166,7 @@ class SampleResult(msgspec.Struct, frozen=True, kw_only=True):
 
     sequences: tuple[Sequence, ...]
     version: int  # policy version of the snapshot
+    prompt_cache_hit_tokens: int = 0  # of the prompt, whose keys and values were there already
     prompt_logprobs: bytes | None = None  # prompt length float32; position 0 is NaN
     topk_prompt: TopK | None = None  # prompt length rows; row 0 is filler
     target_logprobs: Array | None = None  # float32, shaped as `Wanted.targets`; 0 where skipped

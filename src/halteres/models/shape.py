@@ -1,6 +1,7 @@
 """A base model's size, read off its folder without loading it.
 
-Owns: the figures of config.json that decide memory and speed; counting parameters in safetensors headers.
+Owns: the figures of config.json that decide memory and speed; counting parameters in safetensors headers; the size of
+an adapter.
 Never: reads a weight, imports torch, judges what fits (`runs.starting.footprint`).
 """
 
@@ -54,6 +55,20 @@ class ModelShape:
         layer = attention + 3 * self.width * self.feed + norms + biases
         embeddings = self.vocabulary * self.width * (1 if self.tied else 2)
         return embeddings + self.layers * layer + self.width
+
+
+def adapter_numbers(shape: ModelShape, rank: int) -> int:
+    """Numbers of an adapter on every projection."""
+    heads = shape.heads * shape.head_width
+    ins = shape.layers * (3 * shape.width + heads + 2 * shape.width + shape.feed) + shape.width
+    outs = shape.layers * (shape.qkv + shape.width + 2 * shape.feed + shape.width) + shape.vocabulary
+    return rank * (ins + outs)
+
+
+def diagonal_numbers(shape: ModelShape, rank: int) -> int:
+    """Numbers of an adapter's B's once more, as block-diagonal matrices: what the engine computes with."""
+    outs = shape.layers * (3 * shape.qkv + shape.width + 4 * shape.feed + shape.width) + shape.vocabulary
+    return rank * outs
 
 
 def read_shape(folder: Path) -> ModelShape:

@@ -48,7 +48,13 @@ def main() -> int:
 
 async def _run(arguments: argparse.Namespace) -> None:
     base = base_model(arguments.model)
-    command = EngineCommand(backend=arguments.engine, folder=base.folder, name=base.name, threads=arguments.threads)
+    command = EngineCommand(
+        backend=arguments.engine,
+        folder=base.folder,
+        name=base.name,
+        threads=arguments.threads,
+        cache_gb=arguments.cache_gb,
+    )
     host = EngineProcess(
         command,
         arguments.state / "engine.log",
@@ -71,6 +77,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         require_keys=arguments.require_keys,
         refuse_stable_reinforce=arguments.refuse_stable_reinforce,
         replay_s=arguments.replay_s,
+        weights_bytes=int(arguments.weights_gb * 1e9) if arguments.weights_gb else None,
         limits=read_allowances(arguments.state, arguments.limit),
         reward_models=dict(map(_named_address, arguments.reward_model)),
     )
@@ -126,6 +133,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--engine", choices=("torch", "scripted"), default="torch")
     parser.add_argument("--model", default=TINY, help="a built-in name, a name on the shelf, or a model folder")
     parser.add_argument("--threads", type=int, help="of the engine; default: cores - 1, at least 1")
+    parser.add_argument(
+        "--cache-gb", type=float, help="for keys and values of sequences; default: see inference.cache_gb"
+    )
     parser.add_argument("--require-keys", action="store_true", help="ask for a key also while none was made")
     parser.add_argument("--limit", action="append", default=[], metavar="NAME=VALUE", help="of every tenant; see docs")
     parser.add_argument(
@@ -140,6 +150,12 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=Options().replay_s,
         help="engine seconds after which an adapter's restore point is due; 0: after every request",
+    )
+    parser.add_argument(
+        "--weights-gb",
+        type=float,
+        help="for adapters and snapshots in the engine, in 10^9 bytes; those unused for longest leave it; default: a"
+        " quarter of the memory that the model leaves free (on a GPU, say how much)",
     )
     parser.add_argument("--certificate", type=Path, help="for TLS: PEM file with the chain")
     parser.add_argument("--certificate-key", type=Path, help="... and the file of its private key")

@@ -24,6 +24,7 @@ class Options:
     refuse_stable_reinforce: bool = False  # rather than compute it by a formula of ours
     replay_s: float = 1.0  # engine time after which a restore point is due; 0: after every request
     reward_models: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # name -> server: for best_of
+    weights_bytes: int | None = None  # for adapters and snapshots in the engine; None: by what memory is free
     silent_s: float = 600.0  # without a word from its client: a session's adapters leave the engine
     keep_requests_s: float = 3600.0  # how long a settled request may be asked for again
     journal_bytes: int = 16 * 2**30  # a larger journal keeps settled requests for a minute

@@ -40,6 +40,7 @@ from halteres.service.training.adapters import Adapters
 from halteres.service.training.custom_losses import CustomLosses
 from halteres.service.training.execution import Training
 from halteres.service.training.models import Models
+from halteres.service.weights_budget import WeightsBudget
 from halteres.text import Tokenizer, load_tokenizer
 
 
@@ -134,9 +135,10 @@ def _assembled(
     sessions = Sessions(journal)
     losses = CustomLosses(journal)
     checkpoints = Checkpoints(journal, state, options.limits)
-    snapshots = Snapshots(host, state / "spill", tasks)
+    budget = WeightsBudget.of(base.folder, options.weights_bytes)
+    snapshots = Snapshots(host, state / "spill", tasks, budget)
     checkpoints.on_removed = snapshots.forget
-    adapters = Adapters(host, journal, snapshots, losses, state / "points", tasks, replay_s=options.replay_s)
+    adapters = Adapters(host, journal, snapshots, losses, state / "points", tasks, budget, replay_s=options.replay_s)
     samplers = Samplers(journal, sessions, checkpoints, snapshots, base)
     training = Training(
         journal=journal,

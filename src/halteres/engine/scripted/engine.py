@@ -75,6 +75,7 @@ class ScriptedEngine(Hooks):
             dtype="float32",
             device="cpu",
             threads=threads,
+            exact=True,
         )
         self._hidden_size: int = config["hidden_size"]
         self._tokenizer = load_tokenizer(str(folder))

@@ -22,7 +22,7 @@ from halteres.engine.torch.model import Projection
 from halteres.errors import UserError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True, eq=False)
 class Snapshot:
     """Immutable weights to sample from; without a layout it is the base model."""
 

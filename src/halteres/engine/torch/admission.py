@@ -1,114 +1,109 @@
-"""Which of the waiting requests enter, and with how many rows.
+"""Who gets slots of the cache, and who makes way where memory ends.
 
-Owns: the bounds on rows and on the memory of all slot caches; the spare cache.
-Never: runs a model; reorders: where the first in line does not fit, nobody behind it enters.
-Promise: the caches together, and the spare one, hold at most `cache_bytes`, unless one request alone needs more: that
-one runs with nobody else. (While a cache grows, its old buffer of one layer comes on top.)
+Owns: the bounds on rows and on memory; the order in which rows enter and make way.
+Never: runs a model; lets a later request in before an earlier one: where the first in line does not fit, nobody
+behind it enters.
+
+A row is counted with the slot that it has, not with all that its request may come to need. Where rows outgrow the
+memory, the youngest of all make way, and wait for slots again in the order in which their requests came; so the oldest
+always goes on. One row alone may need more than there is, and has it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 from halteres.engine.torch.adapter import Snapshot
-from halteres.engine.torch.cache import MIN_SLOTS, Extent, SlotCache
+from halteres.engine.torch.cache import POSITION_STEP, CacheMemory, slot_length
 from halteres.engine.torch.decode import DecodeBatch
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.model import BaseModel
-from halteres.engine.torch.requests import SampleRequest
-
-Entries = dict[DecodeBatch, list[tuple[SampleRequest, int]]]
-"""Requests with the rows each gets now."""
-
-
-class CachePool:
-    """Hands out caches; knows how far one may grow beside the others."""
-
-    def __init__(self, base: BaseModel, limits: Limits) -> None:
-        self._base = base
-        self._area = limits.cache_bytes // base.cache_bytes_per_token
-        self.spare: SlotCache | None = None
-
-    def take(self) -> SlotCache:
-        """A cache without tenants."""
-        cache, self.spare = self.spare, None
-        return cache or SlotCache(self._base)
-
-    def fresh(self) -> SlotCache:
-        """One that has not grown yet."""
-        return SlotCache(self._base)
-
-    def give_back(self, cache: SlotCache, others: Iterable[Extent]) -> None:
-        """Keep one cache that fits beside what the others may become: fresh memory costs a page fault per 4 KiB."""
-        if self.spare is None and cache.extent.area + _area(others) <= self._area:
-            self.spare = cache
-
-    def slots(self, extent: Extent, positions: int, others: Iterable[Extent], wanted: int) -> int:
-        """Slots a cache may grow to if they reach `positions`; the spare cache makes way for those wanted."""
-        free = self._area - _area(others)
-        if self.spare:
-            most = extent.most_slots(positions, free - self.spare.extent.area)
-            if most >= wanted:
-                return most
-            self.spare = None
-        return extent.most_slots(positions, free)
-
-
-def _area(extents: Iterable[Extent]) -> int:
-    return sum(extent.area for extent in extents)
+from halteres.engine.torch.requests import Row, SampleRequest
 
 
 class Admission:
-    """One round, before a decode step; counts every cache as large as its rows may make it."""
+    """The batches of all snapshots, and the memory that they share."""
 
-    def __init__(self, batches: deque[DecodeBatch], base: BaseModel, pool: CachePool, limits: Limits) -> None:
-        self._batches, self._base, self._pool, self._limits = batches, base, pool, limits
-        self._extents = {batch: batch.extent for batch in batches}
-        self._rows = {batch: len(batch.rows) for batch in batches}
-        self.entries: Entries = {}
-
-    def fill(self, waiting: deque[SampleRequest]) -> Entries:
-        """Waiting requests that fit, in order; one that fits in part gets some of its rows now, the others later."""
-        while waiting and self._free_rows > 0:
-            request = waiting[0]
-            batch = self._batch(request.snapshot)
-            count = min(request.waiting, self._free_rows, self._room(batch, request))
-            if count < 1 and not any(self._rows.values()):  # larger than the bound, but alone
-                count = min(request.waiting, self._free_rows, MIN_SLOTS)
-            if count < 1:
-                break
-            self._enter(batch, request, count)
-            if count < request.waiting:
-                break
-            waiting.popleft()
-        return self.entries
+    def __init__(self, base: BaseModel, limits: Limits) -> None:
+        self._base, self._limits = base, limits
+        self.memory = CacheMemory(base, limits.cache_bytes, limits.prefixes)
+        self.batches: deque[DecodeBatch] = deque()
 
     @property
-    def _free_rows(self) -> int:
-        return self._limits.decode_rows - sum(self._rows.values())
+    def num_rows(self) -> int:
+        """Of all batches."""
+        return sum(len(batch.rows) for batch in self.batches)
 
-    def _room(self, batch: DecodeBatch, request: SampleRequest) -> int:
-        """Rows that the caches have memory for."""
-        rows, positions = self._rows[batch], request.full_length
-        others = [extent for other, extent in self._extents.items() if other is not batch]
-        wanted = rows + min(request.waiting, self._free_rows)
-        slots = self._pool.slots(self._extents[batch], positions, others, wanted)
-        if slots < 1 and not rows:  # what a former tenant made of the cache is too large: a fresh one may fit
-            batch.cache, self._extents[batch] = self._pool.fresh(), Extent()
-            slots = self._pool.slots(Extent(), positions, others, wanted)
-        return slots - rows
-
-    def _enter(self, batch: DecodeBatch, request: SampleRequest, count: int) -> None:
-        self.entries.setdefault(batch, []).append((request, count))
-        self._rows[batch] += count
-        self._extents[batch] = self._extents[batch].grown(self._rows[batch], request.full_length)
-
-    def _batch(self, snapshot: Snapshot) -> DecodeBatch:
-        for batch in self._batches:
+    def batch(self, snapshot: Snapshot) -> DecodeBatch:
+        """The rows of this snapshot."""
+        for batch in self.batches:
             if batch.snapshot is snapshot:
                 return batch
-        batch = DecodeBatch(self._base, snapshot, self._limits, self._pool.take())
-        self._batches.append(batch)
-        self._extents[batch], self._rows[batch] = batch.cache.extent, 0
-        return batch
+        self.batches.append(DecodeBatch(self._base, snapshot, self._limits, self.memory))
+        return self.batches[-1]
+
+    def enter(self, batch: DecodeBatch, request: SampleRequest) -> None:
+        """As many rows of the request as fit."""
+        while request.waiting:
+            count = min(self._alike(request), self._limits.decode_rows - self.num_rows)
+            length = self._length(request.waiting[0])
+            count = self._room(batch, length, count) if count > 0 else 0
+            if not count:
+                return
+            batch.enter(request, length, count)
+
+    def make_way(self, batch: DecodeBatch) -> list[Row]:
+        """Rows of this batch that have filled their slots get longer ones; the rows that lost theirs to them."""
+        gone: list[Row] = []
+        while self._missing(batch) > 0 and self.num_rows > 1:
+            gone.append(self._youngest())
+            self.batch(gone[-1].request.snapshot).rows.leave([gone[-1]])
+        while batch.rows.grown:
+            if not batch.rows.move_on():
+                self._trim()
+                batch.rows.move_on(forced=True)
+        return gone
+
+    def _missing(self, batch: DecodeBatch) -> int:
+        """Positions that are too few for all rows that have filled their slots. One by one, a row leaves its old slot
+        behind for the next."""
+        lengths = {length: (self._longer(length), len(rows)) for length, rows in batch.rows.grown.items()}
+        if not lengths:
+            return 0
+        more = sum((longer - length) * count for length, (longer, count) in lengths.items())
+        return more + max(lengths) - self.memory.free - self._vacant
+
+    def _room(self, batch: DecodeBatch, length: int, count: int) -> int:
+        """Slots for this many rows or, if there are fewer, for those."""
+        found = batch.rows.make_room(length, count)
+        if found < count and self._vacant:
+            self._trim()
+            found = batch.rows.make_room(length, count)
+        return found or batch.rows.make_room(length, 1, forced=not self.num_rows)
+
+    def _alike(self, request: SampleRequest) -> int:
+        """How many of the first rows need slots of one length."""
+        first = self._length(request.waiting[0])
+        return next((i for i, row in enumerate(request.waiting) if self._length(row) != first), len(request.waiting))
+
+    def _length(self, row: Row) -> int:
+        """Of the slot that a row enters with: what it has, and a little more."""
+        return slot_length(min(row.length + POSITION_STEP, row.request.full_length), self._base.context)
+
+    def _longer(self, length: int) -> int:
+        return slot_length(length + 1, self._base.context)
+
+    @property
+    def _vacant(self) -> int:
+        return sum(batch.rows.vacant for batch in self.batches)
+
+    def _trim(self) -> None:
+        for batch in self.batches:
+            batch.rows.trim()
+
+    def _youngest(self) -> Row:
+        return max(self._all_rows(), key=lambda row: row.age)
+
+    def _all_rows(self) -> Iterator[Row]:
+        return (row for batch in self.batches for row in batch.rows)

@@ -1,4 +1,4 @@
-"""Attention over one padded batch, and over the slot cache.
+"""Attention over one padded batch, and over the blocks of the cache.
 
 Owns: how queries meet keys: causally inside a batch, or each row with its own past.
 Never: expands keys and values to the number of query heads.
@@ -13,6 +13,7 @@ over more than 192 keys are split by rules that depend on their number; so they 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from halteres.engine.torch.cache import SlotCache
+from halteres.engine.torch.cache import POSITION_STEP, Block, round_up
 from halteres.engine.torch.heads import Grid, Heads
 
 KEY_BLOCK = 192
@@ -30,7 +31,8 @@ QUERY_BLOCK = 32
 """Queries of one block of a causal pass: it sees no key after its last one. 32 is fastest (24 to 192 were tried)."""
 
 MIN_ROWS = 4
-"""Below this many rows matmul kernels change, and with them bits."""
+"""Below this many rows matmul kernels change, and with them bits. Queries are padded to a multiple of it: threads share
+the rows of a single matrix, and an odd rest has other bits."""
 
 
 def _weights(q_XMW: Tensor, k_XLW: Tensor, mask_ML: Tensor) -> Tensor:
@@ -39,9 +41,9 @@ def _weights(q_XMW: Tensor, k_XLW: Tensor, mask_ML: Tensor) -> Tensor:
     return torch.softmax(scores_XML, dim=-1)
 
 
-def _weighted(p_XML: Tensor, v_XLW: Tensor) -> Tensor:
-    """p @ v, summed block by block."""
-    out_XMW = torch.bmm(p_XML[:, :, :KEY_BLOCK], v_XLW[:, :KEY_BLOCK])
+def _weighted(p_XML: Tensor, v_XLW: Tensor, out_XMW: Tensor | None = None) -> Tensor:
+    """p @ v, summed block by block; into `out` where it is given."""
+    out_XMW = torch.bmm(p_XML[:, :, :KEY_BLOCK], v_XLW[:, :KEY_BLOCK], out=out_XMW)
     for start in range(KEY_BLOCK, v_XLW.shape[1], KEY_BLOCK):
         block = slice(start, start + KEY_BLOCK)
         out_XMW.baddbmm_(p_XML[:, :, block], v_XLW[:, block])
@@ -117,36 +119,79 @@ class Causal:
 
 
 class Prefill(Causal):
-    """Causal, and every row's keys and values go into its slots."""
+    """Causal, and every row's keys and values go into a slot, behind those that it has."""
 
-    def __init__(self, grid: Grid, cache: SlotCache, slots: list[range], lengths: list[int]) -> None:
+    def __init__(self, grid: Grid, slots: Sequence[tuple[Block, int]], positions: Sequence[range]) -> None:
+        """Positions of every row's tokens; they begin where a block of queries does."""
         super().__init__(grid)
-        self.cache, self.slots, self.lengths = cache, slots, lengths
+        self.slots, self.positions = slots, positions
+        self._behind = any(own.start for own in positions)
 
     def __call__(self, layer: int, heads: Heads) -> Tensor:
         """Attended values, N x (H*W)."""
-        shape = (self._rows, -1, *heads.k_XTW.shape[1:])
-        self.cache.fill(layer, heads.k_XTW.view(shape), heads.v_XTW.view(shape), self.slots, self.lengths)
-        return super().__call__(layer, heads)
+        for row, ((block, slot), own) in enumerate(zip(self.slots, self.positions, strict=True)):
+            block.write(layer, slot, heads, row, own)
+        if not self._behind:
+            return super().__call__(layer, heads)
+        out_XGTW = torch.empty_like(heads.q_XGTW)
+        for row, ((block, slot), own) in enumerate(zip(self.slots, self.positions, strict=True)):
+            rows = slice(row * block.kv_heads, (row + 1) * block.kv_heads)
+            k_XLW, v_XLW = block.slot(layer, slot, own.start + out_XGTW.shape[2])
+            _attend_behind(heads.q_XGTW[rows], k_XLW, v_XLW, own.start, out_XGTW[rows])
+        return self._merged(out_XGTW)
+
+
+def _attend_behind(q_XGTW: Tensor, k_XLW: Tensor, v_XLW: Tensor, start: int, out_XGTW: Tensor) -> None:
+    """As in a causal pass over all L positions, of which the queries are those from `start` on."""
+    for block in _blocks(q_XGTW.shape[2]):
+        own = slice(start + block.start, start + block.stop)
+        p_XML = _weights(_block(q_XGTW, block), k_XLW[:, : own.stop], _causal_mask(own, q_XGTW))
+        out_XGTW[:, :, block] = _weighted(p_XML, v_XLW[:, : own.stop]).view_as(out_XGTW[:, :, block])
 
 
 class Cached:
-    """One new token per slot; each row reads its own past up to its position."""
+    """One new token per row, in the order of blocks; each row reads its own past up to its position.
 
-    def __init__(self, cache: SlotCache, positions_S: Tensor, bound: int) -> None:
-        self.cache, self.rows, self.bound = cache, positions_S.shape[0], bound
-        unseen_SL = torch.arange(bound, device=positions_S.device) > positions_S[:, None]
-        mask_SL = torch.zeros(unseen_SL.shape, device=positions_S.device).masked_fill_(unseen_SL, -math.inf)
-        self.mask_X1L = mask_SL.repeat_interleave(cache.kv_heads, dim=0).unsqueeze(1)
-        self.index_X = cache.index(positions_S)
+    Blocks read up to bounds of their own, so that short rows do not pay for long ones. Rows behind those of all blocks
+    are padding, and attend to nothing.
+    """
+
+    def __init__(self, blocks: Sequence[tuple[Block, int, int]], positions_S: Tensor) -> None:
+        """Of every block the number of its rows, and the last of their positions."""
+        self.rows, self._reads = positions_S.shape[0], list[_BlockRead]()
+        start = 0
+        for block, count, last in blocks:
+            self._reads.append(_BlockRead(block, start, positions_S[start : start + count], last))
+            start += count
+        self._padding = self.rows - start
 
     def __call__(self, layer: int, heads: Heads) -> Tensor:
         """Attended values, N x (H*W); the G query heads of a key head are rows of one matmul."""
-        self.cache.append(layer, self.index_X, heads.k_XTW, heads.v_XTW)
-        k_XLW, v_XLW = self.cache.read(layer, self.rows, self.bound)
         q_XGW = heads.q_XGTW.squeeze(2)
         group = q_XGW.shape[1]
-        if group < MIN_ROWS:
-            q_XGW = F.pad(q_XGW, (0, 0, 0, MIN_ROWS - group))
-        out_XGW = _weighted(_weights(q_XGW, k_XLW, self.mask_X1L), v_XLW)
+        if group % MIN_ROWS:
+            q_XGW = F.pad(q_XGW, (0, 0, 0, -group % MIN_ROWS))
+        if len(self._reads) == 1 and not self._padding:
+            out_XGW = self._reads[0](layer, q_XGW, heads, None)
+        else:
+            out_XGW = torch.zeros_like(q_XGW) if self._padding else torch.empty_like(q_XGW)
+            for read in self._reads:
+                read(layer, q_XGW[read.own], heads, out_XGW[read.own])
         return out_XGW[:, :group].reshape(self.rows, -1)
+
+
+class _BlockRead:
+    """What one step reads and writes of one block; X of its own rows' key heads."""
+
+    def __init__(self, block: Block, start: int, positions_S: Tensor, last: int) -> None:
+        count, heads, bound = positions_S.shape[0], block.kv_heads, round_up(last + 1, POSITION_STEP)
+        unseen_SL = torch.arange(bound, device=positions_S.device) > positions_S[:, None]
+        mask_SL = torch.zeros(unseen_SL.shape, device=positions_S.device).masked_fill_(unseen_SL, -math.inf)
+        self.block, self.own = block, slice(start * heads, (start + count) * heads)
+        self.mask_X1L = mask_SL.repeat_interleave(heads, dim=0).unsqueeze(1)
+        self.index_X, self.views = block.index(positions_S), block.read(count, bound)
+
+    def __call__(self, layer: int, q_XMW: Tensor, heads: Heads, out_XMW: Tensor | None) -> Tensor:
+        self.block.append(layer, self.index_X, heads.k_XTW[self.own], heads.v_XTW[self.own])
+        k_XLW, v_XLW = self.views[layer], self.views[len(self.views) // 2 + layer]
+        return _weighted(_weights(q_XMW, k_XLW, self.mask_X1L), v_XLW, out_XMW)

@@ -1,8 +1,8 @@
 """Sequences of one snapshot, decoded together.
 
-Owns: rows and their slots (row i is slot i, always without gaps), prefill of new prompts, one decode step.
-Never: decides who may enter; mixes snapshots (several adapters in one pass: a later version).
-Promise: a row's tokens and log-probabilities do not depend on its neighbours.
+Owns: prefill of rows that have entered, one decode step of all rows.
+Never: decides who may enter or makes way; mixes snapshots (several adapters in one pass: a later version).
+Promise: a row's tokens and log-probabilities depend neither on its neighbours nor on the slots that it had.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import islice
+from dataclasses import dataclass, field
+from itertools import groupby, islice
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from halteres.engine.protocol import TopK
 from halteres.engine.torch.adapter import Snapshot
 from halteres.engine.torch.attention import Cached, Prefill
-from halteres.engine.torch.cache import POSITION_STEP, Extent, SlotCache, round_up
+from halteres.engine.torch.cache import POSITION_STEP, CacheMemory, round_up
 from halteres.engine.torch.choose import Chosen, Shaping, choose
 from halteres.engine.torch.draws import as_seed, uniforms
 from halteres.engine.torch.forward import hidden_states
@@ -28,157 +29,182 @@ from halteres.engine.torch.heads import Grid
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.requests import Newest, Row, SampleRequest
+from halteres.engine.torch.rows import COLUMNS, Place, RowBlock, Rows
 from halteres.engine.torch.scores import Share, score_prompt
 from halteres.errors import UserError
 
 ROW_STEP = 8
 """Rows of a step are padded to a multiple of this: with fewer than 4 rows matmul kernels change, and with them bits."""
 
-_COLUMNS = np.dtype(
-    [
-        ("token", np.int64),  # the newest one, to be fed next
-        ("position", np.int64),  # ... at this position
-        ("seed", np.uint64),
-        ("sample", np.uint64),
-        ("temperature", np.float32),
-        ("top_k", np.int64),
-        ("top_p", np.float32),
-        ("tempered", np.bool_),
-        ("told", np.int64),  # most likely tokens that are told with every token
-    ]
-)
+
+@dataclass(slots=True)
+class Text:
+    """What some rows have so far, prompt and answer: prefilled once, in the first of their slots."""
+
+    tokens: np.ndarray  # int64
+    start: int = 0  # tokens whose keys and values were found in the prefix cache
+    slots: list[tuple[RowBlock, int]] = field(default_factory=list)
+    requests: dict[SampleRequest, None] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def rest(self) -> range:
+        """Positions that have to be computed."""
+        return range(self.start, len(self.tokens))
+
+    @property
+    def scored(self) -> bool:
+        """Some request wants something of every position."""
+        return any(request.scores is None and request.wanted.of_prompt for request in self.requests)
+
+    def spread(self) -> None:
+        """Copy the first slot into the others."""
+        block, slot = self.slots[0]
+        for other, found in groupby(self.slots[1:], key=lambda place: place[0]):
+            other.cache.copy([number for _, number in found], block.cache, [slot], len(self))
 
 
 class DecodeBatch:
     """All rows of one snapshot."""
 
-    def __init__(self, base: BaseModel, snapshot: Snapshot, limits: Limits, cache: SlotCache) -> None:
-        self.base, self.snapshot, self.limits, self.cache = base, snapshot, limits, cache
-        self.rows: list[Row] = []
-        self.sound = True  # False: a step broke off, nobody knows what the cache holds
-        self._columns = {name: np.zeros(0, dtype=_COLUMNS[name]) for name in _COLUMNS.names or ()}
+    def __init__(self, base: BaseModel, snapshot: Snapshot, limits: Limits, memory: CacheMemory) -> None:
+        self.base, self.snapshot, self.limits = base, snapshot, limits
+        self._memory, self.rows = memory, Rows(memory)
+        self._entered: list[Place] = []  # not prefilled yet
 
     @property
     def requests(self) -> set[SampleRequest]:
         """Those that have rows here."""
         return {row.request for row in self.rows}
 
-    def abandon(self) -> dict[SampleRequest, list[int]]:
-        """Let go of every row, and of a cache that nobody may trust; the samples that are lost, by request."""
-        lost: defaultdict[SampleRequest, list[int]] = defaultdict(list)
+    def abandon(self) -> dict[SampleRequest, list[Row]]:
+        """Let go of every row, and of blocks that nobody may trust; the rows that are lost, by request."""
+        lost: defaultdict[SampleRequest, list[Row]] = defaultdict(list)
         for row in self.rows:
-            lost[row.request].append(row.sample)
-        self.sound, self.rows = False, []
+            lost[row.request].append(row)
+        self.rows.release()
+        self._entered = []
         return lost
 
-    @property
-    def extent(self) -> Extent:
-        """What the cache grows to, should every row reach its full length."""
-        longest = max((row.request.full_length for row in self.rows), default=0)
-        return self.cache.extent.grown(len(self.rows), longest)
+    def enter(self, request: SampleRequest, length: int, count: int) -> None:
+        """The first rows that wait get slots of this length, for which there is room; `prefill` fills them."""
+        rows = list(islice(request.waiting, count))
+        self._entered += self.rows.enter(length, rows, self._first_columns(request, rows))
+        for _ in rows:
+            request.waiting.popleft()
 
-    def admit(self, entries: Sequence[tuple[SampleRequest, int]]) -> None:
-        """Give each request as many new rows as said; every distinct prompt is prefilled once."""
-        by_prompt: defaultdict[bytes, list[tuple[SampleRequest, int]]] = defaultdict(list)
-        for request, count in entries:
-            by_prompt[request.prompt].append((request, count))
-        prompts = list(by_prompt.values())
-        first = len(self.rows)
-        slots = [self._open_rows(sharing) for sharing in prompts]
-        hidden_UD = self._prefill(prompts, slots)
-        sizes = torch.tensor([len(own) for own in slots], device=self.base.device)
-        self._advance(first, hidden_UD.repeat_interleave(sizes, dim=0))
+    def prefill(self) -> None:
+        """Fill the slots of all rows that have entered, equal texts once, and sample a token for each row."""
+        places, self._entered = self._entered, []
+        columns_N = _columns(places)
+        texts, text_of_row = _texts(places)
+        for text in texts:
+            self._begin(text)
+        hidden_UD = self._prefill(texts)
+        self._advance(places, columns_N, hidden_UD.index_select(0, self._tensor(text_of_row)))
 
     def step(self) -> None:
         """One more token for every row; rows that end leave."""
-        count = len(self.rows)
-        padded = round_up(count, ROW_STEP)
-        bound = round_up(int(self._columns["position"][:count].max()) + 1, POSITION_STEP)
-        self.cache.reserve(padded, bound)
-        tokens_S, positions_S = (self._tensor(name, padded) for name in ("token", "position"))
-        attention, grid = Cached(self.cache, positions_S, bound), Grid.single(self.base, positions_S)
+        places = self.rows.places
+        columns_S = _columns(places, multiple_of=ROW_STEP)
+        tokens_S, positions_S = (self._tensor(columns_S[name]) for name in ("token", "position"))
+        reads = [(block.cache, len(slots), int(block.written_R.max())) for block, slots in places]
+        attention, grid = Cached(reads, positions_S), Grid.single(self.base, positions_S)
         hidden_SD = hidden_states(self.base, self.snapshot.weights, tokens_S, grid, attention)
-        self._advance(0, hidden_SD[:count])
+        count = len(self.rows)
+        self._advance(places, columns_S[:count], hidden_SD[:count])
 
     def forget(self, requests: set[SampleRequest]) -> None:
         """Drop the rows of these requests."""
-        self._remove([index for index, row in enumerate(self.rows) if row.request in requests])
+        self.rows.leave([row for row in self.rows if row.request in requests])
 
-    def _open_rows(self, sharing: Sequence[tuple[SampleRequest, int]]) -> range:
-        """Rows at the end for requests with one prompt."""
-        start = len(self.rows)
-        for request, count in sharing:
-            samples, params = list(islice(request.unstarted, count)), request.params
-            self._grow(len(self.rows) + count)
-            rows = slice(len(self.rows), len(self.rows) + count)
-            values = {
-                "token": 0,
-                "position": len(request.tokens) - 1,
-                "seed": as_seed(params.seed),
-                "sample": np.array(samples, dtype=np.uint64),
-                "temperature": params.temperature,
-                "top_k": params.top_k if 0 < params.top_k < self.base.vocabulary else -1,
-                "top_p": params.top_p,
-                "tempered": params.logprobs == "tempered",
-                "told": request.wanted.topk_sampled,
-            }
-            for name, value in values.items():
-                self._columns[name][rows] = value
-            self.rows += [Row(request, request.unstarted.popleft()) for _ in samples]
-        return range(start, len(self.rows))
+    def _first_columns(self, request: SampleRequest, rows: Sequence[Row]) -> np.ndarray:
+        """Of rows whose newest token is the last of what they have so far."""
+        params, columns_N = request.params, np.zeros(len(rows), COLUMNS)
+        columns_N["position"] = [row.length - 1 for row in rows]
+        columns_N["seed"] = as_seed(params.seed)
+        columns_N["sample"] = [row.sample for row in rows]
+        columns_N["temperature"] = params.temperature
+        columns_N["top_k"] = params.top_k if 0 < params.top_k < self.base.vocabulary else -1
+        columns_N["top_p"] = params.top_p
+        columns_N["tempered"] = params.logprobs == "tempered"
+        columns_N["told"] = request.wanted.topk_sampled
+        return columns_N
 
-    def _prefill(self, prompts: Sequence[Sequence[tuple[SampleRequest, int]]], slots: list[range]) -> Tensor:
-        """The hidden state of every prompt's last token, U x D, in order.
+    def _begin(self, text: Text) -> None:
+        """Copy what is known of the text already into the first of its slots."""
+        found = None if text.scored else self._memory.prefixes.find(self.snapshot, text.tokens)
+        if found is not None:
+            prefix, text.start = found
+            block, slot = text.slots[0]
+            block.cache.copy([slot], prefix.block, [0], text.start)
+        for request in text.requests:
+            if request.scores is None:
+                request.cache_hit_tokens = text.start
+        self._memory.prefixes.hit_tokens += text.start
+        self._memory.prefixes.computed_tokens += len(text.rest)
 
-        Prompts run with others of the same padded length only, so that their bits do not depend on company.
+    def _prefill(self, texts: Sequence[Text]) -> Tensor:
+        """The hidden state of every text's last token, U x D, in order.
+
+        Texts run with others of the same padded length only, so that their bits do not depend on company.
         """
-        lengths = [len(sharing[0][0].tokens) for sharing in prompts]
-        self.cache.reserve(round_up(len(self.rows), ROW_STEP), round_up(max(lengths), POSITION_STEP))
-        by_length: defaultdict[int, list[int]] = defaultdict(list)
-        for i, length in enumerate(lengths):
-            by_length[round_up(length, POSITION_STEP)].append(i)
-        hidden_UD = self.base.embedding_VD.new_empty((len(prompts), self.base.embedding_VD.shape[1]))
-        for padded, members in sorted(by_length.items()):
+        by_length: defaultdict[tuple[int, bool], list[int]] = defaultdict(list)
+        for i, text in enumerate(texts):
+            by_length[round_up(len(text.rest), POSITION_STEP), text.start > 0].append(i)
+        hidden_UD = self.base.embedding_VD.new_empty((len(texts), self.base.embedding_VD.shape[1]))
+        for (padded, _), members in sorted(by_length.items()):
             size = max(1, self.limits.pass_tokens // padded)
             for chunk in (members[i : i + size] for i in range(0, len(members), size)):
-                hidden_BTD = self._prefill_chunk([prompts[i] for i in chunk], [slots[i] for i in chunk], padded)
+                hidden_BTD = self._prefill_chunk([texts[i] for i in chunk], padded)
                 for row, i in enumerate(chunk):
-                    hidden_UD[i] = hidden_BTD[row, lengths[i] - 1]
+                    hidden_UD[i] = hidden_BTD[row, len(texts[i].rest) - 1]
         return hidden_UD
 
-    def _prefill_chunk(
-        self, prompts: Sequence[Sequence[tuple[SampleRequest, int]]], slots: list[range], length: int
-    ) -> Tensor:
-        tokens = np.zeros((len(prompts), length), dtype=np.int64)
-        for row, sharing in zip(tokens, prompts, strict=True):
-            row[: len(sharing[0][0].tokens)] = sharing[0][0].tokens
+    def _prefill_chunk(self, texts: Sequence[Text], length: int) -> Tensor:
+        tokens = np.zeros((len(texts), length), dtype=np.int64)
+        for row, text in zip(tokens, texts, strict=True):
+            row[: len(text.rest)] = text.tokens[text.start :]
         tokens_BT = torch.from_numpy(tokens).to(self.base.device)
-        grid, weights = Grid.padded(self.base, len(prompts), length), self.snapshot.weights
-        attention = Prefill(grid, self.cache, slots, [len(sharing[0][0].tokens) for sharing in prompts])
-        hidden_ND = hidden_states(self.base, weights, tokens_BT.view(-1), grid, attention)
-        hidden_BTD = hidden_ND.view(len(prompts), length, -1)
-        for row, sharing in enumerate(prompts):
-            length = len(sharing[0][0].tokens)
-            shares = [Share(request.wanted, request.params, tokens_BT[row, :length]) for request, _ in sharing]
-            score_prompt(self.base, weights, hidden_BTD[row], length, shares, self.limits.head_elements)
-            for (request, _), share in zip(sharing, shares, strict=True):
-                request.scores = share.scores()
+        grid = Grid.following(self.base, [text.start for text in texts], length)
+        slots = [(block.cache, slot) for block, slot in (text.slots[0] for text in texts)]
+        attention = Prefill(grid, slots, [text.rest for text in texts])
+        hidden_ND = hidden_states(self.base, self.snapshot.weights, tokens_BT.view(-1), grid, attention)
+        hidden_BTD = hidden_ND.view(len(texts), length, -1)
+        for row, text in enumerate(texts):
+            self._score(text, tokens_BT[row], hidden_BTD[row])
+            text.spread()
         return hidden_BTD
 
-    def _advance(self, first: int, hidden_ND: Tensor) -> None:
-        """Sample a token for each row from `first` on, given the hidden state of its newest token.
+    def _score(self, text: Text, tokens_T: Tensor, hidden_TD: Tensor) -> None:
+        """What requests want of their prompts; of a row that goes on, its request has it already."""
+        requests = [request for request in text.requests if request.scores is None]
+        shares = [Share(request.wanted, request.params, tokens_T[: len(text)]) for request in requests]
+        score_prompt(self.base, self.snapshot.weights, hidden_TD, len(text), shares, self.limits.head_elements)
+        for request, share in zip(requests, shares, strict=True):
+            request.scores = share.scores()
+
+    def _advance(self, places: Sequence[Place], columns_N: np.ndarray, hidden_ND: Tensor) -> None:
+        """Sample a token for each of these rows, given the hidden state of its newest token.
 
         Every row takes its token before any leaves: a request that has diverged costs its neighbours nothing.
         """
-        last = first + hidden_ND.shape[0]
-        self._columns["position"][first:last] += 1
-        newest = self._sample(hidden_ND, self._shaping(first, last))
-        self._columns["token"][first:last] = [new.token for new in newest]
-        rows = self.rows[first:last]
+        columns_N["position"] += 1
+        newest = self._sample(hidden_ND, _shaping(columns_N))
+        columns_N["token"] = [new.token for new in newest]
+        rows, start = list[Row](), 0
+        for block, slots in places:
+            rows += block.rows[slots.start : slots.stop]
+            block.columns_S[slots.start : slots.stop] = columns_N[start : start + len(slots)]
+            start += len(slots)
         broken = {row.request for row, new in zip(rows, newest, strict=True) if not math.isfinite(new.logprob)}
-        taken = enumerate(zip(rows, newest, strict=True), start=first)
-        ended = [i for i, (row, new) in taken if row.request not in broken and row.take(new)]
-        self._remove(ended)
+        taken = zip(rows, newest, strict=True)
+        ended = [row for row, new in taken if row.request not in broken and row.take(new)]
+        if ended:
+            self.rows.keep(ended)
+            self.rows.leave(ended)
         if broken:
             self._break(broken)
 
@@ -195,18 +221,6 @@ class DecodeBatch:
         logprobs = torch.cat([chosen.logprobs_N for chosen in found]).tolist()
         return list(map(Newest, tokens, logprobs, map(tops.get, range(len(tokens)))))
 
-    def _shaping(self, first: int, last: int) -> Shaping:
-        columns = {name: values[first:last] for name, values in self._columns.items()}
-        draws_N = uniforms(columns["seed"], columns["sample"], columns["position"].astype(np.uint64))
-        return Shaping(
-            uniforms_N=draws_N,
-            temperature_N=columns["temperature"],
-            top_k_N=columns["top_k"],
-            top_p_N=columns["top_p"],
-            tempered_N=columns["tempered"],
-            told_N=columns["told"],
-        )
-
     def _break(self, requests: set[SampleRequest]) -> None:
         error = UserError(
             "Sampling gave a log-probability that is not finite.",
@@ -217,34 +231,46 @@ class DecodeBatch:
             request.fail(error)
         self.forget(requests)
 
-    def _remove(self, indices: Sequence[int]) -> None:
-        """Rows leave; the last ones close the gaps, and nothing stays behind in the slots that are free then."""
-        if not indices:
-            return
-        count, written = len(self.rows), self._columns["position"]  # the newest token is not in the cache yet
-        longest = int(written[:count].max())
-        for index in sorted(indices, reverse=True):
-            last = len(self.rows) - 1
-            if index != last:
-                self.cache.move(last, index, int(max(written[index], written[last])))
-                self.rows[index] = self.rows[last]
-                for values in self._columns.values():
-                    values[index] = values[last]
-            self.rows.pop()
-            for values in self._columns.values():
-                values[last] = 0
-        self.cache.clear(range(len(self.rows), count), longest)
+    def _tensor(self, numbers: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(numbers)).to(self.base.device)
 
-    def _grow(self, rows: int) -> None:
-        size = len(self._columns["token"])
-        if rows > size:
-            more = round_up(max(rows, 2 * size), ROW_STEP) - size
-            self._columns = {
-                name: np.concatenate([values, np.zeros(more, values.dtype)]) for name, values in self._columns.items()
-            }
 
-    def _tensor(self, name: str, rows: int) -> Tensor:
-        return torch.from_numpy(self._columns[name][:rows]).to(self.base.device)
+def _columns(places: Sequence[Place], multiple_of: int = 1) -> np.ndarray:
+    """A copy of the columns of these rows; zeros behind them up to a multiple."""
+    columns_N = np.zeros(round_up(sum(len(slots) for _, slots in places), multiple_of), COLUMNS)
+    start = 0
+    for block, slots in places:
+        columns_N[start : start + len(slots)] = block.columns_S[slots.start : slots.stop]
+        start += len(slots)
+    return columns_N
+
+
+def _texts(places: Sequence[Place]) -> tuple[list[Text], np.ndarray]:
+    """What these rows have so far, each text once; and of every row the number of its text."""
+    found: dict[bytes, tuple[int, Text]] = {}
+    numbers: list[int] = []
+    for block, slots in places:
+        for slot in slots:
+            row = block.rows[slot]
+            key = row.request.prompt + np.array(row.tokens, np.int32).tobytes()
+            if key not in found:
+                found[key] = len(found), Text(row.text)
+            number, text = found[key]
+            text.slots.append((block, slot))
+            text.requests[row.request] = None
+            numbers.append(number)
+    return [text for _, text in found.values()], np.array(numbers)
+
+
+def _shaping(columns_N: np.ndarray) -> Shaping:
+    return Shaping(
+        uniforms_N=uniforms(columns_N["seed"], columns_N["sample"], columns_N["position"].astype(np.uint64)),
+        temperature_N=columns_N["temperature"],
+        top_k_N=columns_N["top_k"],
+        top_p_N=columns_N["top_p"],
+        tempered_N=columns_N["tempered"],
+        told_N=columns_N["told"],
+    )
 
 
 def _padded(rows_CD: Tensor) -> Tensor:

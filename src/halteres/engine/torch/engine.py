@@ -1,8 +1,9 @@
 """`Engine` on torch: asynchronous outside, one thread inside.
 
 Owns: the adapters and snapshots by name; each call as work for that thread.
-Never: computes on the event loop; changes an adapter outside the order of calls; holds training up for the disk: what
-is saved is copied in its turn, and written by another thread.
+Never: computes on the event loop; changes an adapter outside the order of calls; holds that thread up for the disk:
+what is saved is copied in its turn and written by another thread, what is loaded is read by another and taken in its
+turn.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ from halteres.engine.protocol import (
 )
 from halteres.engine.torch.adapter import BASE, Adapter, Checkpoint, Snapshot
 from halteres.engine.torch.checkpoint import read_checkpoint, write_checkpoint
-from halteres.engine.torch.limits import Limits
+from halteres.engine.torch.limits import PLACE, Limits
 from halteres.engine.torch.lora import Layout
-from halteres.engine.torch.memory import attempt
+from halteres.engine.torch.memory import attempt, free_for_cache
 from halteres.engine.torch.merge import merge_into
 from halteres.engine.torch.model import BaseModel, load_base
 from halteres.engine.torch.passes import run_pass
 from halteres.engine.torch.requests import SampleRequest
 from halteres.engine.torch.sampler import Sampler
 from halteres.engine.torch.worker import Call, Slices, Worker
-from halteres.engine.torch.writing import Writer
+from halteres.engine.torch.writing import Files
 from halteres.engine.wants import check_streamed
 from halteres.errors import Conflict, HalteresError, InvalidConfig, NotFound
 from halteres.text import load_tokenizer
@@ -55,9 +56,23 @@ class TorchEngine:
     """One base model in memory; see `Engine` for what each call promises."""
 
     def __init__(
-        self, folder: Path, name: str, threads: int = 1, limits: Limits | None = None, device: str = "cpu"
+        self,
+        folder: Path,
+        name: str,
+        threads: int = 1,
+        limits: Limits | None = None,
+        device: str = "cpu",
+        cache_gb: float | None = None,
     ) -> None:
         """Read a model folder; takes seconds.
+
+        Args:
+            folder: of the model.
+            name: that it is known by.
+            threads: that compute.
+            limits: other than the usual ones.
+            device: `cpu` or `cuda`.
+            cache_gb: for keys and values, in 10^9 bytes; None: by what is free once the model is loaded.
 
         Raises:
             NotFound: no model there.
@@ -73,12 +88,13 @@ class TorchEngine:
                 "Unset HALTERES_DEVICE for the CPU, or install a torch build for your GPU.",
             )
         self._base = load_base(folder, torch.float32, torch.device(device))
-        self._info = _info(self._base, folder, name, threads)
-        self._limits = limits or Limits()
+        cache_bytes = int(cache_gb * 1e9) if cache_gb else free_for_cache(self._base.device)
+        self._limits = limits or Limits(cache_bytes=cache_bytes)
+        self._info = _info(self._base, folder, name, threads, self._limits)
         self._adapters: dict[str, Adapter] = {}
         self._snapshots: dict[str, Snapshot] = {}
         self._worker = Worker(Sampler(self._base, self._limits), threads, self._limits.turn_steps)
-        self._writer = Writer()
+        self._files = Files()
 
     async def info(self) -> ModelInfo:
         """See `Engine`."""
@@ -94,7 +110,7 @@ class TorchEngine:
             flat = layout.initial(self._base.device, self._base.embedding_VD.dtype)
             self._adapters[adapter] = Adapter(layout, flat)
 
-        await self._call("create_adapter", create)
+        await self._call("create_adapter", (adapter,), create)
 
     async def forward_backward(
         self, adapter: str, data: tuple[Datum, ...], loss: LossSpec, forward_only: bool = False
@@ -105,26 +121,24 @@ class TorchEngine:
             found = self._adapter(adapter)
             return run_pass(self._base, self._info, found, data, loss, self._limits, forward_only=forward_only)
 
-        return await self._in_slices("forward_backward", begin)
+        return await self._in_slices("forward_backward", (adapter,), begin)
 
     async def optim_step(self, adapter: str, adam: Adam) -> StepResult:
         """See `Engine`."""
-        return await self._call("optim_step", lambda: self._adapter(adapter).step(adam))
+        return await self._call("optim_step", (adapter,), lambda: self._adapter(adapter).step(adam))
 
     async def save(self, adapter: str, folder: str, optimizer: bool) -> Saved:
         """See `Engine`."""
-        return await self._saved("save", folder, lambda: self._adapter(adapter).checkpoint(optimizer))
+        return await self._saved("save", adapter, folder, lambda: self._adapter(adapter).checkpoint(optimizer))
 
     async def load(self, adapter: str, folder: str, optimizer: bool) -> StepResult:
         """See `Engine`."""
 
-        def read() -> StepResult:
-            self._writer.wait_for(Path(folder))
-            found = read_checkpoint(Path(folder), self._base, optimizer=optimizer)
+        def take(found: Checkpoint) -> StepResult:
             self._adapters[adapter] = Adapter(found.layout, found.flat, found.version, found.adam)
             return StepResult(version=found.version, metrics={})
 
-        return await self._call("load", read)
+        return await self._loaded("load", adapter, folder, optimizer, take)
 
     async def snapshot(self, adapter: str, snapshot: str) -> int:
         """See `Engine`."""
@@ -133,23 +147,21 @@ class TorchEngine:
             self._snapshots[snapshot] = self._adapter(adapter).snapshot()
             return self._snapshots[snapshot].version
 
-        return await self._call("snapshot", copy)
+        return await self._call("snapshot", (adapter, snapshot), copy)
 
     async def load_snapshot(self, snapshot: str, folder: str) -> int:
         """See `Engine`."""
 
-        def read() -> int:
-            self._writer.wait_for(Path(folder))
-            found = read_checkpoint(Path(folder), self._base, optimizer=False)
+        def take(found: Checkpoint) -> int:
             self._snapshots[snapshot] = Snapshot.of(found.layout, found.flat, found.version)
             return found.version
 
-        return await self._call("load_snapshot", read)
+        return await self._loaded("load_snapshot", snapshot, folder, False, take)
 
     async def save_snapshot(self, snapshot: str, folder: str) -> Saved:
         """See `Engine`."""
 
-        return await self._saved("save_snapshot", folder, lambda: self._snapshot(snapshot).checkpoint())
+        return await self._saved("save_snapshot", snapshot, folder, lambda: self._snapshot(snapshot).checkpoint())
 
     async def sample(
         self,
@@ -203,12 +215,12 @@ class TorchEngine:
             self._adapters.pop(name, None)
             self._snapshots.pop(name, None)
 
-        await self._call("drop", forget)
+        await self._call("drop", (name,), forget)
 
     async def close(self) -> None:
         """See `Engine`."""
         await asyncio.to_thread(self._worker.close)
-        await asyncio.to_thread(self._writer.close)
+        await asyncio.to_thread(self._files.close)
 
     def _request(
         self, snapshot: str | None, prompt: bytes, num_samples: int, params: SamplingParams, wanted: Wanted
@@ -228,33 +240,53 @@ class TorchEngine:
             wanted=wanted,
         )
 
-    async def _saved(self, name: str, folder: str, copied: Callable[[], Checkpoint]) -> Saved:
+    async def _saved(self, name: str, subject: str, folder: str, copied: Callable[[], Checkpoint]) -> Saved:
         """Copied in its turn, written while others have theirs; also if the caller goes away meanwhile."""
         place = Path(folder)
 
         def queue() -> Future[Saved | HalteresError]:
             checkpoint = copied()
-            return self._writer.write(
+            return self._files.write(
                 place, lambda: attempt(name, lambda: write_checkpoint(place, self._info.name, checkpoint))
             )
 
-        writing = await self._call(name, queue)
+        writing = await self._call(name, (subject, _folder(place)), queue)
         saved = await asyncio.shield(asyncio.wrap_future(writing))
         if isinstance(saved, HalteresError):
             raise saved
         return saved
 
-    async def _call(self, name: str, work: Callable[[], Any]) -> Any:
+    async def _loaded(
+        self, name: str, subject: str, folder: str, optimizer: bool, take: Callable[[Checkpoint], Any]
+    ) -> Any:
+        """Read by another thread once earlier calls of the subject and of the folder are done; then taken."""
+        place = Path(folder)
+
+        def begin() -> Slices:
+            if (writing := self._files.pending(place)) is not None:
+                yield writing
+            reading = self._files.read(
+                lambda: attempt(name, lambda: read_checkpoint(place, self._base, optimizer=optimizer))
+            )
+            yield reading
+            found = reading.result()
+            if isinstance(found, HalteresError):
+                raise found
+            return take(found)
+
+        return await self._in_slices(name, (subject, _folder(place)), begin)
+
+    async def _call(self, name: str, subjects: tuple[str, ...], work: Callable[[], Any]) -> Any:
         """A short call: one slice."""
 
         def begin() -> Slices:
             return work()
             yield
 
-        return await self._in_slices(name, begin)
+        return await self._in_slices(name, subjects, begin)
 
-    async def _in_slices(self, name: str, begin: Callable[[], Slices]) -> Any:
-        call = Call(name, begin, Future())
+    async def _in_slices(self, name: str, subjects: tuple[str, ...], begin: Callable[[], Slices]) -> Any:
+        call = Call(name, subjects, begin, Future())
         self._worker.submit(call)
         return await asyncio.wrap_future(call.future)
 
@@ -275,13 +307,18 @@ class TorchEngine:
         return tokenizer.decode(tokens, skip_special_tokens=False)
 
 
+def _folder(place: Path) -> str:
+    """A folder as the subject of calls; no adapter or snapshot has such a name."""
+    return f"folder {place.absolute()}"
+
+
 def _failure(answer: Future[SampleResult]) -> HalteresError | None:
     """Why a stream ended early; whoever cancelled it reads no more."""
     failure = None if answer.cancelled() else answer.exception()
     return failure if isinstance(failure, HalteresError) else None
 
 
-def _info(base: BaseModel, folder: Path, name: str, threads: int) -> ModelInfo:
+def _info(base: BaseModel, folder: Path, name: str, threads: int, limits: Limits) -> ModelInfo:
     return ModelInfo(
         name=name,
         folder=str(folder.absolute()),
@@ -292,4 +329,6 @@ def _info(base: BaseModel, folder: Path, name: str, threads: int) -> ModelInfo:
         dtype="float32",
         device=base.device.type,
         threads=threads,
+        exact=base.device.type == "cpu" and base.embedding_VD.dtype == torch.float32,
+        places=min(limits.decode_rows, limits.cache_bytes // (PLACE * base.cache_bytes_per_token)),
     )

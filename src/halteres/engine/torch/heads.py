@@ -9,6 +9,7 @@ A is the rows of the rotary tables: B where every row has its own positions, els
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,16 @@ class Grid:
         return cls(
             rows, length, base.cos_PW[:length].view(1, 1, length, -1), base.sin_PW[:length].view(1, 1, length, -1)
         )
+
+    @classmethod
+    def following(cls, base: BaseModel, starts: Sequence[int], length: int) -> Grid:
+        """B rows of T tokens, each from a position of its own on; padding may lie beyond the last position."""
+        if not any(starts):
+            return cls.padded(base, len(starts), length)
+        positions_BT = torch.tensor(starts)[:, None] + torch.arange(length)
+        positions_BT = positions_BT.clamp_(max=base.context - 1).to(base.device)
+        cos, sin = (table[positions_BT].unsqueeze(1) for table in (base.cos_PW, base.sin_PW))
+        return cls(len(starts), length, cos, sin)
 
     @classmethod
     def single(cls, base: BaseModel, positions_B: Tensor) -> Grid:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+PLACE = 1024
+"""Positions of a sequence of usual length, in which it is told how many can be decoded at once."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -16,5 +19,6 @@ class Limits:
     pass_tokens: int = 2048  # padded tokens of one micro-batch of a training pass or a prefill
     head_elements: int = 1 << 25  # logits that exist at once (128 MiB in fp32)
     decode_rows: int = 512  # sequences decoded together, all snapshots
-    cache_bytes: int = 1 << 30  # KV caches, all snapshots, as allocated once every sequence is at its full length
+    cache_bytes: int = 1 << 30  # blocks of keys and values, all snapshots
+    prefixes: int = 256  # sequences whose keys and values stay when they have ended, while there is room; 0: none
     turn_steps: int = 8  # decode steps between two turns of other work

@@ -203,7 +203,8 @@ def _layer(name: str, module: Any, config: Any) -> Layer:
 
 
 def _fuse(prefix: str, modules: list[tuple[str, nn.Linear]]) -> Projection:
-    """One projection of several modules; a single module keeps its own storage (a tied head stays tied)."""
+    """One projection of several modules, whose own weights are let go of at once, so that no model is held twice; a
+    single module keeps its own storage (a tied head stays tied)."""
     parts, start = [], 0
     for name, module in modules:
         parts.append(Part(module=prefix + name, start=start, stop=start + module.out_features))
@@ -211,8 +212,12 @@ def _fuse(prefix: str, modules: list[tuple[str, nn.Linear]]) -> Projection:
     weights = [module.weight.detach() for _, module in modules]
     # torch's stub says that a bias is always there
     biases = [m.bias.detach() for _, m in modules if m.bias is not None]  # pyright: ignore[reportUnnecessaryComparison]
-    return Projection(
+    fused = Projection(
         parts=tuple(parts),
         weight_ED=weights[0] if len(weights) == 1 else torch.cat(weights),
         bias_E=torch.cat(biases) if biases else None,
     )
+    if len(modules) > 1:
+        for _, module in modules:
+            del module.weight
+    return fused

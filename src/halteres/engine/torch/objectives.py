@@ -8,7 +8,7 @@ B datums, T tokens of each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,10 +29,14 @@ class Value:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # `:mean` as its sum over datums
 
 
+Valuing = Generator[None, None, Value]
+"""The value of a micro-batch, found in slices: others get their turn in between."""
+
+
 class Objective(Protocol):
     """A loss, with its settings."""
 
-    def __call__(self, logprobs: Tensor, batch: MicroBatch, gradient: bool) -> Value:
+    def __call__(self, logprobs: Tensor, batch: MicroBatch, gradient: bool) -> Valuing:
         """Its value for log-probabilities of B x T, or B x T x K where tokens have several targets.
 
         Raises:
@@ -48,8 +52,9 @@ class PerToken:
     loss: Loss
     settings: Settings
 
-    def __call__(self, logprobs: Tensor, batch: MicroBatch, gradient: bool) -> Value:
-        """See `Objective`."""
+    def __call__(self, logprobs: Tensor, batch: MicroBatch, gradient: bool) -> Valuing:
+        """See `Objective`; in one slice."""
+        yield from ()
         inputs = batch.inputs()
         with torch.set_grad_enabled(gradient):
             leaf = logprobs.detach().requires_grad_(gradient)

@@ -50,7 +50,7 @@ def run_pass(
     for batch in micro_batches(examples, limits.pass_tokens, base.device):
         with torch.set_grad_enabled(not forward_only):
             found = _logprobs(base, adapter, batch, limits)
-        value = objective(found.detach(), batch, not forward_only)
+        value = yield from objective(found.detach(), batch, not forward_only)
         if value.gradient is not None:
             found.backward(value.gradient)
         logprobs |= _by_datum(found.detach(), batch.examples)

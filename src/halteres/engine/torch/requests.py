@@ -3,7 +3,8 @@
 Owns: when a row ends, when the request is answered, what a stream has been told.
 Never: touches a tensor.
 
-A request can begin again: its draws are a function of (seed, sample, position), so what it lost comes back bit for bit.
+A row that loses its slot goes on from its prompt and the tokens it has, bit for bit: its draws are a function of (seed,
+sample, position).
 """
 
 from __future__ import annotations
@@ -52,18 +53,14 @@ class SampleRequest:
     future: Future[SampleResult]
     wanted: Wanted = Wanted()  # noqa: RUF009 - frozen
     pieces: PieceQueue | None = None  # where a stream goes
+    arrival: int = 0  # its number among all requests of a sampler: the lowest goes first
     scores: PromptScores | None = None
-    unstarted: deque[int] = field(init=False)  # samples without a row
+    cache_hit_tokens: int = 0  # of the prompt
+    waiting: deque[Row] = field(init=False)  # rows without a slot
     finished: dict[int, Sequence] = field(default_factory=dict)
-    told: dict[int, int] = field(default_factory=dict)  # of a stream: tokens of each sample that were sent
 
     def __post_init__(self) -> None:
-        self.unstarted = deque(range(self.num_samples))
-
-    @property
-    def waiting(self) -> int:
-        """Samples that have no row yet."""
-        return len(self.unstarted)
+        self.waiting = deque(Row(self, sample) for sample in range(self.num_samples))
 
     @property
     def full_length(self) -> int:
@@ -75,15 +72,14 @@ class SampleRequest:
         """Positions of all its sequences: how much memory it takes, compared with others."""
         return self.num_samples * self.full_length
 
-    def begin_again(self, samples: Iterable[int]) -> None:
-        """These samples have lost their rows and wait for new ones, before those that never had one."""
-        self.unstarted.extendleft(sorted(samples, reverse=True))
+    def begin_again(self, rows: Iterable[Row]) -> None:
+        """These rows have lost their slots and wait for others, in order with those that never had one."""
+        self.waiting = deque(sorted([*self.waiting, *rows], key=lambda row: row.sample))
 
-    def tell(self, sample: int, length: int, newest: Newest, stop_reason: StopReason | None) -> None:
-        """Send the newest token, number `length` of its sequence, unless a row that was lost already did."""
-        if self.pieces is None or length <= self.told.get(sample, 0):
+    def tell(self, sample: int, newest: Newest, stop_reason: StopReason | None) -> None:
+        """Send the newest token."""
+        if self.pieces is None:
             return
-        self.told[sample] = length
         piece = Piece(
             sample=sample,
             tokens=np.int32(newest.token).tobytes(),
@@ -102,6 +98,7 @@ class SampleRequest:
             result = SampleResult(
                 sequences=tuple(self.finished[i] for i in range(self.num_samples)),
                 version=self.snapshot.version,
+                prompt_cache_hit_tokens=self.cache_hit_tokens,
                 prompt_logprobs=scores.prompt_logprobs,
                 topk_prompt=scores.topk,
                 target_logprobs=scores.targets,
@@ -126,6 +123,21 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     tops: list[TopK] = field(default_factory=list)
 
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and answer."""
+        return len(self.request.tokens) + len(self.tokens)
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """The lower, the longer it has been asked for: where memory ends, the highest makes way."""
+        return self.request.arrival, self.sample
+
+    @property
+    def text(self) -> np.ndarray:
+        """Prompt and answer, int64."""
+        return np.concatenate([self.request.tokens, np.array(self.tokens, np.int64)])
+
     def take(self, newest: Newest) -> bool:
         """Add a token; True if the row ended with it (its request has the sequence then)."""
         self.tokens.append(newest.token)
@@ -133,8 +145,7 @@ class Row:
         if newest.top is not None:
             self.tops.append(newest.top)
         reason, request = self._stop_reason(newest.token), self.request
-        if request.pieces is not None:
-            request.tell(self.sample, len(self.tokens), newest, reason)
+        request.tell(self.sample, newest, reason)
         if reason is None:
             return False
         request.finish(

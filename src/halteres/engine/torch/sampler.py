@@ -6,8 +6,8 @@ Never: runs on more than one thread.
 A request that waits when a step begins enters before that step, whatever else is being decoded: the requests that
 many environments send within a few milliseconds decode together.
 
-Where memory ends, the request that needs most of those concerned fails, alone; the others begin again, and give the
-same bits. Any other failure of a batch fails its requests.
+Where the machine's memory ends, the request that needs most of those concerned fails, alone; the others begin again,
+and give the same bits. Any other failure of a batch fails its requests.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import count
 
 from halteres.engine.failures import EngineOutOfMemory
-from halteres.engine.torch.admission import Admission, CachePool, Entries
+from halteres.engine.torch.admission import Admission
 from halteres.engine.torch.decode import DecodeBatch
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.memory import attempt
 from halteres.engine.torch.model import BaseModel
-from halteres.engine.torch.requests import SampleRequest
+from halteres.engine.torch.requests import Row, SampleRequest
 from halteres.errors import HalteresError
 
 
@@ -30,28 +31,36 @@ class Sampler:
     """The waiting requests and the running batches."""
 
     def __init__(self, base: BaseModel, limits: Limits) -> None:
-        self._base, self._limits = base, limits
+        self._arrivals = count()
         self._waiting: deque[SampleRequest] = deque()
-        self._batches: deque[DecodeBatch] = deque()
-        self._pool = CachePool(base, limits)
+        self._admission = Admission(base, limits)
+        self._batches = self._admission.batches
 
     @property
     def busy(self) -> bool:
         """There is something to decode."""
         return bool(self._waiting or self._batches)
 
+    @property
+    def num_rows(self) -> int:
+        """Sequences that are in decode."""
+        return self._admission.num_rows
+
     def add(self, request: SampleRequest) -> None:
         """Let a request wait for rows."""
+        request.arrival = next(self._arrivals)
         self._waiting.append(request)
 
     def step(self) -> None:
         """Admit who waits, then one decode step of the snapshot whose turn it is."""
         self._forget_answered()
         self._drop_empty()
-        if self._waiting:
-            for batch, entries in self._admitted().items():
-                self._run(batch, partial(batch.admit, entries), [request for request, _ in entries])
+        if self._batches:
+            self._run(self._batches[0], partial(self._make_way, self._batches[0]))
             self._drop_empty()
+        for batch in self._admit():
+            self._run(batch, batch.prefill)
+        self._drop_empty()
         if self._batches:
             batch = self._batches[0]
             self._run(batch, batch.step)
@@ -63,10 +72,34 @@ class Sampler:
         for request in [*self._waiting, *(r for batch in self._batches for r in batch.requests)]:
             request.fail(error)
         self._waiting.clear()
+        for batch in self._batches:
+            batch.abandon()
         self._batches.clear()
 
-    def _admitted(self) -> Entries:
-        return Admission(self._batches, self._base, self._pool, self._limits).fill(self._waiting)
+    def _make_way(self, batch: DecodeBatch) -> None:
+        for row in self._admission.make_way(batch):
+            self._wait_again(row.request, [row])
+
+    def _admit(self) -> list[DecodeBatch]:
+        """Waiting requests that fit, in order; one that fits in part gets some of its rows now, the others later."""
+        entered: dict[DecodeBatch, None] = {}
+        while self._waiting:
+            request = self._waiting[0]
+            batch = self._admission.batch(request.snapshot)
+            before = len(batch.rows)
+            self._run(batch, partial(self._admission.enter, batch, request), [request])
+            if len(batch.rows) > before:
+                entered[batch] = None
+            if request.waiting and not request.future.done():
+                break
+            self._waiting.remove(request)
+        return list(entered)
+
+    def _wait_again(self, request: SampleRequest, rows: Iterable[Row]) -> None:
+        """These rows have no slots any more; requests wait in the order in which they came."""
+        request.begin_again(rows)
+        if request not in self._waiting:
+            self._waiting = deque(sorted([*self._waiting, request], key=lambda waiting: waiting.arrival))
 
     def _forget_answered(self) -> None:
         """Callers that went away free their rows; a request that failed needs no further ones."""
@@ -78,11 +111,9 @@ class Sampler:
                 batch.forget(gone)
 
     def _drop_empty(self) -> None:
-        """Batches without rows end; a sound cache may serve another one."""
+        """Batches without rows end."""
         for batch in [batch for batch in self._batches if not batch.rows]:
             self._batches.remove(batch)
-            if batch.sound:
-                self._pool.give_back(batch.cache, [other.extent for other in self._batches])
 
     def _run(self, batch: DecodeBatch, work: Callable[[], None], entering: Iterable[SampleRequest] = ()) -> None:
         """What goes wrong inside concerns this batch's requests, and nobody else."""
@@ -93,11 +124,9 @@ class Sampler:
         concerned = list(dict.fromkeys((*lost, *entering)))
         failed = concerned
         if isinstance(failure, EngineOutOfMemory):
-            failed, self._pool.spare = [max(concerned, key=lambda request: request.needs)], None
+            failed = [max(concerned, key=lambda request: request.needs)]
         for request in failed:
             request.fail(failure)
-        for request in reversed(concerned):
+        for request in concerned:
             if request not in failed:
-                request.begin_again(lost.get(request, ()))
-                if request not in self._waiting:
-                    self._waiting.appendleft(request)
+                self._wait_again(request, lost.get(request, ()))

@@ -3,8 +3,13 @@
 Owns: the order of calls and the turns between them and sampling.
 Never: blocks the event loop; runs two calls at once.
 
-The rule of turns: while calls wait, one slice of the oldest (a micro-batch of a pass, or a whole short call), then up
-to `turn_steps` decode steps, and so on. So a training call never waits for a decode to end, nor a decode for a pass.
+The rule of turns: while calls can go on, one slice of one of them (a micro-batch of a pass, or a whole short call),
+then up to `turn_steps` decode steps, and so on. So a training call never waits for a decode to end, nor a decode for a
+pass.
+
+The rule of order: each call says which adapters, snapshots and folders it reads or changes. Calls that have one in
+common run one after the other, as they came; of the others, the one goes on whose first subject had its last slice
+longest ago. So no adapter's pass stops another adapter. A call that waits for a file gives its slices away.
 """
 
 from __future__ import annotations
@@ -20,13 +25,13 @@ from typing import Any
 import torch
 
 from halteres.engine.protocol import EngineGone
-from halteres.engine.torch.memory import attempt
+from halteres.engine.torch.memory import FreedMemory, attempt
 from halteres.engine.torch.requests import SampleRequest
 from halteres.engine.torch.sampler import Sampler
 from halteres.errors import HalteresError
 
-Slices = Generator[None, None, Any]
-"""A call in slices; its return value is the answer."""
+Slices = Generator[Future[Any] | None, None, Any]
+"""A call in slices; after one that yields a future it goes on once that is done. Its return value is the answer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,16 +39,23 @@ class Call:
     """A call that waits or runs."""
 
     name: str
+    subjects: tuple[str, ...]  # adapters, snapshots and folders that it reads or changes, the foremost first
     begin: Callable[[], Slices]
     future: Future[Any]
     slices: Slices | None = None
+    awaited: Future[Any] | None = None  # it goes on once this is done
+
+    @property
+    def ready(self) -> bool:
+        """It could go on."""
+        return self.awaited is None or self.awaited.done()
 
     def advance(self) -> bool:
         """Run the next slice; True once the call is answered."""
         try:
             if self.slices is None:
                 self.slices = self.begin()
-            next(self.slices)
+            self.awaited = next(self.slices)
         except StopIteration as end:
             with suppress(InvalidStateError):  # cancelled
                 self.future.set_result(end.value)
@@ -62,7 +74,10 @@ class Worker:
     def __init__(self, sampler: Sampler, threads: int, turn_steps: int) -> None:
         self._sampler, self._threads, self._turn_steps = sampler, threads, turn_steps
         self._inbox: deque[Call | SampleRequest] = deque()
-        self._calls: deque[Call] = deque()
+        self._calls: list[Call] = []  # in the order in which they came
+        self._freed = FreedMemory()
+        self._slices = 0  # run so far
+        self._last_slices: dict[str, int] = {}  # number of the newest one of each subject that calls are about
         self._news = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="torch", daemon=True)
@@ -90,10 +105,10 @@ class Worker:
     def _run(self) -> None:
         torch.set_num_threads(self._threads)
         while self._wait_for_work():
-            if self._calls:
-                self._run_slice(self._calls[0])
+            if (call := self._next_call()) is not None:
+                self._run_slice(call)
             steps = 0
-            while self._sampler.busy and not self._closed and (not self._calls or steps < self._turn_steps):
+            while self._sampler.busy and not self._closed and (steps < self._turn_steps or not self._next_call()):
                 self._decode_step()
                 steps += 1
                 self._take_inbox()
@@ -102,10 +117,20 @@ class Worker:
     def _wait_for_work(self) -> bool:
         """False once closed."""
         with self._news:
-            while not (self._closed or self._inbox or self._calls or self._sampler.busy):
+            while not (self._closed or self._inbox or self._sampler.busy or self._next_call()):
                 self._news.wait()
         self._take_inbox()
         return not self._closed
+
+    def _next_call(self) -> Call | None:
+        """Of the calls that can go on and wait for no older one, that whose subject has waited longest."""
+        taken: set[str] = set()
+        free: list[Call] = []
+        for call in self._calls:
+            if call.ready and taken.isdisjoint(call.subjects):
+                free.append(call)
+            taken.update(call.subjects)
+        return min(free, key=lambda call: self._last_slices.get(call.subjects[0], 0), default=None)
 
     def _take_inbox(self) -> None:
         while self._inbox:
@@ -122,14 +147,26 @@ class Worker:
             self._sampler.fail_all(failure)
 
     def _run_slice(self, call: Call) -> None:
-        """One slice of the oldest call. A call that has begun runs to its end, also if its caller went away."""
+        """The next slice of a call. A call that has begun runs to its end, also if its caller went away."""
+        self._slices += 1
+        self._last_slices[call.subjects[0]] = self._slices
         outcome = attempt(call.name, call.advance)
         if outcome is not False:
-            self._calls.popleft()
+            self._calls.remove(call)
+            waiting = {call.subjects[0] for call in self._calls}
+            self._last_slices = {name: last for name, last in self._last_slices.items() if name in waiting}
+        elif call.awaited is not None:
+            call.awaited.add_done_callback(lambda _: self._wake())
         if isinstance(outcome, HalteresError):
-            call.slices = None  # a broken pass holds its tensors no longer
             with suppress(InvalidStateError):  # cancelled
                 call.future.set_exception(outcome)
+        if outcome is not False:
+            call.slices = None  # a broken pass holds its tensors no longer
+            self._freed.look()
+
+    def _wake(self) -> None:
+        with self._news:
+            self._news.notify()
 
     def _fail_all(self) -> None:
         self._take_inbox()

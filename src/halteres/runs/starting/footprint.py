@@ -10,9 +10,10 @@ key and value projection, H*W of all heads, V vocabulary, r rank of the adapter)
     loading       + 4 L (D E + 2 D F)          while it reads: fused copies of projections beside their originals
     activations   4 L T (4 D + 2 E + H W + 4 F + 7 r) * 1.5    T = 2,048 tokens of one micro-batch
     logits        + 4 * 2.5 * min(T V, 2^25)   of a micro-batch; or, alone, 4 * 4 * min(rows V, 2^25) of a decode step
-    cache         8 L K W * slots * positions  keys and values, both rounded up to powers of 2; for the policy, an
-                                               evaluation beside it and one kept to spare; at most 1 GiB in all,
-                                               unless one request alone needs more
+    cache         8 L K W * rows * positions   keys and values, positions rounded up to a power of 2; for the policy and
+                                               an evaluation beside it; at most inference.cache_gb, without it 1 GiB
+                                               (where more is free, the engine may take up to a quarter of that), unless
+                                               one row alone needs more
     adapter       4 A * 7 + 4 B * 3            A numbers: weights, two gradients, two moments, two snapshots;
                                                B numbers: each weight's B once more, as a block-diagonal matrix
     processes     the engine without a model, and the six small processes of a run
@@ -26,7 +27,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from halteres.models.shape import ModelShape
+from halteres.models.shape import ModelShape, adapter_numbers, diagonal_numbers
 from halteres.runs.starting.workload import Workload
 
 NUMBER = 4
@@ -35,8 +36,8 @@ NUMBER = 4
 PASS_TOKENS, HEAD_ELEMENTS, DECODE_ROWS, CACHE_BYTES = 2048, 1 << 25, 512, 1 << 30
 """The engine's limits (`engine.torch.limits`, which cannot be read without torch; a test holds them equal)."""
 
-CACHES = 3
-"""The policy's, an evaluation's beside it, and one to spare."""
+CACHES = 2
+"""The policy's rows, and an evaluation's beside them."""
 
 UNFREED = 1.5
 """Between what a pass must keep and what it takes: gradients on their way, and holes that the allocator leaves."""
@@ -103,25 +104,17 @@ def _activations(shape: ModelShape, rank: int) -> int:
 
 
 def cache_bytes(shape: ModelShape, work: Workload) -> int:
-    """What the slot caches may grow to."""
+    """What keys and values may grow to."""
     per_position = 2 * shape.layers * shape.kv_heads * shape.head_width * NUMBER
     positions = _power_of_2(min(work.positions, shape.context))
-    alone = 8 * positions * per_position
-    return max(alone, min(CACHES * _power_of_2(_rows(work)) * positions * per_position, CACHE_BYTES))
-
-
-def adapter_numbers(shape: ModelShape, rank: int) -> int:
-    """Numbers of an adapter on every projection."""
-    heads = shape.heads * shape.head_width
-    ins = shape.layers * (3 * shape.width + heads + 2 * shape.width + shape.feed) + shape.width
-    outs = shape.layers * (shape.qkv + shape.width + 2 * shape.feed + shape.width) + shape.vocabulary
-    return rank * (ins + outs)
+    most = int(work.cache_gb * 1e9) if work.cache_gb else CACHE_BYTES
+    row = positions * per_position
+    return max(row, min(CACHES * _rows(work) * row, most))
 
 
 def _adapter(shape: ModelShape, rank: int) -> int:
     """Numbers of an adapter in the engine, with its optimiser and its snapshots."""
-    diagonals = shape.layers * (3 * shape.qkv + shape.width + 4 * shape.feed + shape.width) + shape.vocabulary
-    return 7 * adapter_numbers(shape, rank) + 3 * rank * diagonals
+    return 7 * adapter_numbers(shape, rank) + 3 * diagonal_numbers(shape, rank)
 
 
 def _power_of_2(least: int) -> int:

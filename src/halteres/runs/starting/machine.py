@@ -1,34 +1,24 @@
 """This machine, as a run sees it: cores, memory, GPU.
 
-Owns: what is free now, within the limits of a container too; whether the engine will use a GPU.
+Owns: what is free now; whether the engine will use a GPU.
 Never: imports torch, reserves anything.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import shutil
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 
 from halteres.config import environ
+from halteres.main_memory import Memory, main_memory
 from halteres.process import usable_cores
 
 NVIDIA_SMI = "nvidia-smi"
 ANSWERS_WITHIN_S = 5.0
-MIB, KIB = 1 << 20, 1 << 10
-MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """One kind of memory, in bytes. None: this system does not tell."""
-
-    total: int | None
-    free: int | None  # what a new process can have without pushing others out
+MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,17 +60,6 @@ def gb(count: int | None) -> float | None:
     return None if count is None else round(count / 1e9, 2)
 
 
-def main_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> Memory:
-    """The machine's memory, or the container's where that is less."""
-    told = _meminfo(meminfo)
-    total, free = told.get("MemTotal") or _physical(), told.get("MemAvailable")
-    limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
-    if limit is None or used is None or (total is not None and limit >= total):
-        return Memory(total=total, free=free)
-    left = max(0, limit - used + _reclaimable(cgroup / "memory.stat"))
-    return Memory(total=limit, free=left if free is None else min(free, left))
-
-
 def gpu() -> Gpu | None:
     """The first GPU, if the engine will use it."""
     return _usable_gpu() if environ.device() == "cuda" else None
@@ -105,36 +84,3 @@ def _torch_is_for_cpu() -> bool:
         return importlib.metadata.version("torch").endswith("+cpu")
     except importlib.metadata.PackageNotFoundError:
         return True
-
-
-def _meminfo(file: Path) -> dict[str, int]:
-    """/proc/meminfo in bytes; nothing where there is none."""
-    try:
-        rows = (line.split() for line in file.read_text().splitlines())
-        return {row[0].rstrip(":"): int(row[1]) * KIB for row in rows if len(row) > 1}
-    except (OSError, ValueError):
-        return {}
-
-
-def _physical() -> int | None:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return None
-
-
-def _number(file: Path) -> int | None:
-    """The number in a file; None where it holds another word (`max`), or there is none."""
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _reclaimable(file: Path) -> int:
-    """Bytes of files in memory that make way for a process."""
-    try:
-        rows = dict(line.split() for line in file.read_text().splitlines())
-        return int(rows.get("inactive_file", 0))
-    except (OSError, ValueError):
-        return 0

@@ -32,6 +32,7 @@ class Workload:
     steps: int
     eval_every: int = 0  # 0: only first and last
     eval_sequences: int = 0  # answers of one evaluation
+    cache_gb: float | None = None  # for keys and values; None: by what is free
 
     def evaluations(self, done: int = 0) -> int:
         """Evaluations between the first and the last one, after step `done`."""
@@ -54,6 +55,7 @@ def workload_of(settings: Settings) -> Workload:
         steps=settings.trainer.total_steps,
         eval_every=settings.trainer.eval_every,
         eval_sequences=_number(env, "eval_tasks", 0) * (_number(env, "eval_samples", 0) + 1),  # and one greedy
+        cache_gb=settings.inference.cache_gb,
     )
 
 

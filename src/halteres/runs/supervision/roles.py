@@ -16,6 +16,7 @@ from halteres.config import environ
 from halteres.config.program import EnvironmentProgram
 from halteres.config.settings import Settings
 from halteres.rewards.components import secret_variables
+from halteres.runs.served import service_arguments
 from halteres.runs.servers import Server
 from halteres.runs.starting.reward_models import reward_folders
 from halteres.runs.state import Phase
@@ -81,16 +82,14 @@ def cast(scene: Scene) -> tuple[Role, ...]:
 
 
 def _service(scene: Scene, listener: Listener) -> Role:
-    inference = scene.settings.inference
-    threads = ("--threads", str(inference.threads)) if inference.threads else ()
     tempered = ("--sample-logprobs", "tempered") if scene.tempered else ()
     return Role(
         name="service",
         title="Training service",
         command=(
             *_module("halteres.service", "--state", str(scene.path / "service")),
-            *("--listen-fd", str(listener.descriptor), "--engine", inference.engine),
-            *("--model", scene.base_model, *threads, *tempered),
+            *("--listen-fd", str(listener.descriptor), "--model", scene.base_model),
+            *(*service_arguments(scene.settings.inference), *tempered),
         ),
         phase="api",
         ready=Answers(f"{listener.url}/api/v1/healthz"),

@@ -1,8 +1,8 @@
 """Snapshots: immutable weights for sampling, in the engine or on disk.
 
-Owns: which snapshots the engine holds, loading those that have a folder when they are asked for, a bound on how many
-are held (the ones unused for longest leave; those without a folder are written to one first). Unnamed ones that no
-folder holds come back with their adapter (`adapters`), which takes them again.
+Owns: which snapshots the engine holds, loading those that have a folder when they are asked for, a bound on the memory
+that they take (the ones unused for longest leave; those without a folder are written to one first). Unnamed ones that
+no folder holds come back with their adapter (`adapters`), which takes them again.
 Never: changes weights; removes one that is being sampled from.
 """
 
@@ -18,15 +18,13 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from halteres.engine.protocol import Engine
+from halteres.engine.protocol import Engine, LoraConfig
 from halteres.errors import HalteresError, ServerError, UserError
 from halteres.files import linked
 from halteres.service.checkpoints.store import Checkpoint
 from halteres.service.host import Host
 from halteres.service.training.models import Model
-
-MAX_HELD = 16
-"""Snapshots in the engine at a time."""
+from halteres.service.weights_budget import WeightsBudget
 
 MAX_SPILLED = 32
 """Unnamed snapshots of one training run on disk; a trainer makes one with every step and seldom goes back to one."""
@@ -48,6 +46,7 @@ class Snapshot:
 
     version: int  # policy version
     base_model: str
+    lora: LoraConfig | None = None
     name: str = field(default_factory=lambda: f"snapshot-{uuid.uuid4().hex}")  # in the engine
     model: Model | None = None  # of unnamed ones: the training run ...
     seq: int | None = None  # ... and the number of the request that published them
@@ -61,8 +60,8 @@ class Snapshot:
 class Snapshots:
     """What the engine holds, and what it can load."""
 
-    def __init__(self, host: Host, spill: Path, tasks: asyncio.TaskGroup, *, max_held: int = MAX_HELD) -> None:
-        self._host, self._spill, self._tasks, self._max_held = host, spill, tasks, max_held
+    def __init__(self, host: Host, spill: Path, tasks: asyncio.TaskGroup, budget: WeightsBudget) -> None:
+        self._host, self._spill, self._tasks, self._budget = host, spill, tasks, budget
         self._held: OrderedDict[str, Snapshot] = OrderedDict()  # by name, unused for longest first
         self._named: dict[str, Snapshot] = {}  # by tinker:// path
         self._unnamed: dict[tuple[str, int], Snapshot] = {}  # by training run and number
@@ -75,7 +74,7 @@ class Snapshots:
 
     async def publish(self, home: Engine, model: Model, seq: int) -> Snapshot:
         """Copy an adapter's weights, for the request of this number."""
-        snapshot = Snapshot(version=0, base_model=model.base_model, home=home, model=model, seq=seq)
+        snapshot = Snapshot(version=0, base_model=model.base_model, lora=model.lora, home=home, model=model, seq=seq)
         snapshot.version = await home.snapshot(model.id, snapshot.name)
         self._hold(snapshot)
         self._unnamed[model.id, seq] = snapshot
@@ -83,7 +82,9 @@ class Snapshots:
 
     def unnamed(self, model: Model, seq: int, name: str, version: int) -> Snapshot:
         """The weights that an earlier life of the service published with the request of this number."""
-        snapshot = Snapshot(version=version, base_model=model.base_model, name=name, model=model, seq=seq)
+        snapshot = Snapshot(
+            version=version, base_model=model.base_model, lora=model.lora, name=name, model=model, seq=seq
+        )
         folder = self._spill / name
         if folder.is_dir():
             snapshot.folder = folder
@@ -135,7 +136,11 @@ class Snapshots:
         path = str(checkpoint.path)
         if path not in self._named:
             self._named[path] = Snapshot(
-                version=checkpoint.version, base_model=checkpoint.base_model, path=path, folder=checkpoint.folder
+                version=checkpoint.version,
+                base_model=checkpoint.base_model,
+                lora=checkpoint.lora,
+                path=path,
+                folder=checkpoint.folder,
             )
         return self._named[path]
 
@@ -203,8 +208,11 @@ class Snapshots:
 
     def _hold(self, snapshot: Snapshot) -> None:
         self._touch(snapshot)
-        excess = len(self._held) - self._max_held
-        for idle in [held for held in self._held.values() if not held.users and held is not snapshot][: max(0, excess)]:
+        excess = sum(self._budget.snapshot(held.lora) for held in self._held.values()) - self._budget.of_kind
+        for idle in [held for held in self._held.values() if not held.users and held is not snapshot]:
+            if excess <= 0:
+                return
+            excess -= self._budget.snapshot(idle.lora)
             del self._held[idle.name]
             self._tasks.create_task(self._remove(idle), name="snapshot removal")
 

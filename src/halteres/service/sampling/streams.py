@@ -1,7 +1,8 @@
 """A stream that outlives its engine.
 
 Owns: asking the next engine when one dies under a stream, and leaving out what was told before.
-Never: draws a seed: the request holds it, so that every engine writes the same tokens.
+Never: draws a seed: the request holds it, so that every exact engine writes the same tokens; puts one draw's end behind
+another's beginning: a stream of an engine that is not exact ends with it, once something was told.
 """
 
 from __future__ import annotations
@@ -12,7 +13,15 @@ from contextlib import aclosing, asynccontextmanager
 from typing import TypeVar
 
 from halteres.engine.protocol import Engine, EngineGone, Piece, TopK
+from halteres.errors import ServerError
 from halteres.service.host import Host, successors
+
+
+class StreamBroken(ServerError):
+    """A stream that no engine can go on with."""
+
+    code = "stream_broken"
+
 
 T = TypeVar("T")
 
@@ -23,6 +32,7 @@ async def outliving(host: Host, begin: Callable[[Engine], AsyncGenerator[Piece, 
     """The pieces of a stream that needs nothing an engine held before; if that engine dies, the next one goes on.
 
     Raises:
+        StreamBroken: an engine died that had told something, and the next would write something else.
         EngineDied: engines keep dying under this one stream.
         NotReady: no engine is running.
     """
@@ -31,6 +41,12 @@ async def outliving(host: Host, begin: Callable[[Engine], AsyncGenerator[Piece, 
         async for engine in engines:
             written: Counter[int] = Counter()  # by this engine
             try:
+                if told and not (await engine.info()).exact:
+                    raise StreamBroken(
+                        "The engine died under this stream.",
+                        "Its successor would not write the same tokens again.",
+                        "Send the request again, with what has come as its prompt where that will do.",
+                    )
                 async with aclosing(begin(engine)) as pieces:
                     async for piece in pieces:
                         known = told[piece.sample] - written[piece.sample]

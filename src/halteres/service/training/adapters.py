@@ -1,6 +1,7 @@
 """Adapters in the engine, and how one comes back that an engine lost.
 
-Owns: which engine holds which adapter, restore points, replay of the journal, the bound on adapters held.
+Owns: which engine holds which adapter, restore points, replay of the journal, the bound on the memory
+that adapters take: those unused for longest leave, and come back when they are asked for.
 Never: answers a client; keeps anything that the journal and the restore points do not hold.
 
 What an engine holds dies with it, and with the service. An adapter is brought back by its newest restore point (adapter
@@ -31,6 +32,7 @@ from halteres.service.sampling.snapshots import Snapshot, Snapshots
 from halteres.service.training import calls
 from halteres.service.training.custom_losses import CustomLosses
 from halteres.service.training.models import Model, record_point
+from halteres.service.weights_budget import WeightsBudget
 from halteres.service.wire.requests import PASSES, Request, read_request
 
 REPLAY_S = 1.0
@@ -39,9 +41,6 @@ cheap against."""
 
 POINT_SHARE = 20
 """A restore point is taken only after so many times its own cost."""
-
-MAX_HELD = 64
-"""Adapters in the engine at a time; those unused for longest leave, and come back when they are asked for."""
 
 T = TypeVar("T")
 
@@ -65,13 +64,13 @@ class Adapters:
         losses: CustomLosses,
         points: Path,
         tasks: asyncio.TaskGroup,
+        budget: WeightsBudget,
         *,
         replay_s: float = REPLAY_S,
-        max_held: int = MAX_HELD,
     ) -> None:
         self._host, self._journal, self._snapshots, self._losses = host, journal, snapshots, losses
-        self._points, self._tasks = points, tasks
-        self._replay_s, self._max_held = replay_s, max_held
+        self._points, self._tasks, self._budget = points, tasks, budget
+        self._replay_s = replay_s
         self._held: OrderedDict[str, Model] = OrderedDict()  # unused for longest first
         snapshots.bring_back_by(self._retake)
 
@@ -238,8 +237,11 @@ class Adapters:
     def _touch(self, model: Model) -> None:
         self._held[model.id] = model
         self._held.move_to_end(model.id)
-        excess = len(self._held) - self._max_held
-        for idle in [held for held in self._held.values() if held.lane.idle and held is not model][: max(0, excess)]:
+        excess = sum(self._budget.adapter(held.lora) for held in self._held.values()) - self._budget.of_kind
+        for idle in [held for held in self._held.values() if held.lane.idle and held is not model]:
+            if excess <= 0:
+                return
+            excess -= self._budget.adapter(idle.lora)
             del self._held[idle.id]
             self._tasks.create_task(self._unload_quietly(idle), name="adapter leaves")
 

@@ -69,8 +69,8 @@ def _targets(tensor: Tensor | None) -> tuple[Array | None, Csr | None]:
 
 
 def write_sample(result: SampleResult, wish: Wish) -> bytes:
-    """A `SampleResponse`. No prompt is billed, so that `prompt_cache_hit_tokens` stays 0."""
-    message = pb.SampleResponse()
+    """A `SampleResponse`."""
+    message = pb.SampleResponse(prompt_cache_hit_tokens=result.prompt_cache_hit_tokens)
     for sequence in result.sequences:
         message.sequences.add(
             stop_reason=_STOP_REASONS[sequence.stop_reason],

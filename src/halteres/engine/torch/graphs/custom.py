@@ -18,7 +18,7 @@ from halteres.engine.checks import LossNotFinite
 from halteres.engine.protocol import CustomLoss
 from halteres.engine.torch.data import Example, MicroBatch
 from halteres.engine.torch.graphs.interpreter import Program
-from halteres.engine.torch.objectives import Value
+from halteres.engine.torch.objectives import Value, Valuing
 from halteres.errors import InvalidData, boundary
 
 SECONDS = 60.0
@@ -35,8 +35,8 @@ class CustomObjective:
         self._names = [name for name, _ in custom.inputs[1:]]
         self._left_s = SECONDS
 
-    def __call__(self, logprobs: Tensor, batch: MicroBatch, gradient: bool) -> Value:
-        """See `Objective`."""
+    def __call__(self, logprobs: Tensor, batch: MicroBatch, gradient: bool) -> Valuing:
+        """See `Objective`; a datum is a slice."""
         found = torch.zeros_like(logprobs) if gradient else None
         total, metrics = 0.0, Counter[str]()
         for row, example in enumerate(batch.examples):
@@ -49,6 +49,7 @@ class CustomObjective:
             total += float(loss.detach())
             metrics.update(of_datum)
             self._left_s -= time.monotonic() - start
+            yield
         return Value(total, found, dict(metrics))
 
     def _run(self, logprobs: Tensor, example: Example, deadline: float) -> tuple[Tensor, dict[str, float]]:
