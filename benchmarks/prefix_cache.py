@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/prefix_cache.py [--rounds 5]
 
-32 episodes of GuessTheNumber-v0-hard at once, each turn's prompt being all observations and actions so far, answered by
+16 episodes of GuessTheNumber-v0-hard at once, each turn's prompt being all observations so far, answered by
 the built-in model at temperature 1; with the cache and without, in turns. The same seeds: both must give the same
 answers. Beside it 8 x 16 samples of 55 + 64 tokens, where the cache has nothing to give: what keeping costs.
 CPU seconds of one thread; medians. Written: benchmarks/results/prefix_cache.json. Exit code 1 unless less than half of
@@ -29,13 +29,14 @@ from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.model import BaseModel, load_base
 from halteres.engine.torch.requests import SampleRequest
 from halteres.engine.torch.sampler import Sampler
+from halteres.environments.game import user_message
 from halteres.environments.games import make
 from halteres.environments.games.wrappers import wrap
 from halteres.models import TINY, builtin_path
 from halteres.text import Tokenizer, load_tokenizer
 
 RESULTS = Path(__file__).parent / "results" / "prefix_cache.json"
-GAME, EPISODES, ANSWER = "game:GuessTheNumber-v0-hard", 32, 40
+GAME, EPISODES, ANSWER = "game:GuessTheNumber-v0-hard", 16, 40
 PARTIES = {"with_cache": Limits(), "without": Limits(prefixes=0)}
 
 
@@ -78,11 +79,15 @@ def main() -> int:
 def played(base: BaseModel, tokenizer: Tokenizer, limits: Limits) -> tuple[float, list[tuple[int, ...]], int]:
     """CPU seconds of sampling, all answers, and prompt tokens computed."""
     sampler, seconds, answers = Sampler(base, limits), 0.0, list[tuple[int, ...]]()
-    games = [wrap(make(GAME), "concat_chat", chat=tokenizer) for _ in range(EPISODES)]
+    games = [wrap(make(GAME), "concat") for _ in range(EPISODES)]
     prompts = [str(game.reset(seed=seed)[0]) for seed, game in enumerate(games)]
     playing = list(range(EPISODES))
     while playing:
-        requests = [request_of(tokenizer.encode(prompts[i]), seed=i, base=base) for i in playing]
+        texts = [user_message("qwen3_game", prompts[i]) for i in playing]
+        chats = [tokenizer.render([{"role": "user", "content": text}]) for text in texts]
+        requests = [
+            request_of(tokenizer.encode(chat), seed=i, base=base) for i, chat in zip(playing, chats, strict=True)
+        ]
         seconds += sampled(sampler, requests)
         going: list[int] = []
         for i, request in zip(playing, requests, strict=True):
