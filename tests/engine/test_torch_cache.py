@@ -187,7 +187,7 @@ def held(sampler: Sampler) -> int:
 
 def kept(sampler: Sampler) -> int:
     """Bytes of all prefixes."""
-    return sum(prefix.block.buffer.nbytes for prefix in sampler._admission.memory.prefixes._entries)
+    return sum(prefix.block.buffer.nbytes for prefix in sampler.prefixes._entries)
 
 
 def running(sampler: Sampler) -> dict[SampleRequest, int]:
@@ -352,7 +352,7 @@ def test_what_a_conversation_begins_with_is_computed_once_and_changes_no_bit(bas
         assert all(0 < hit < 100 + 45 * turn for turn, hit in enumerate(hits[1:], start=1))
         assert hits[0] == (0, 96)[seed] or seed == 0, "another conversation begins alike"
         assert {result.prompt_cache_hit_tokens for result in expected} == {0}
-    prefixes, without = (sampler._admission.memory.prefixes for sampler in (cached, plain))
+    prefixes, without = (sampler.prefixes for sampler in (cached, plain))
     assert prefixes.computed_tokens < without.computed_tokens / 2
     assert prefixes.computed_tokens + prefixes.hit_tokens == without.computed_tokens
 
@@ -421,5 +421,5 @@ def test_prefixes_are_their_snapshots_alone_and_go_with_it(base: BaseModel) -> N
     assert hits == [0, 96, 0, 96]
     del snapshot, request
     gc.collect()
-    sampler._admission.memory.prefixes.shrink(1 << 40)
+    sampler.prefixes.shrink(1 << 40)
     assert kept(sampler) == 0

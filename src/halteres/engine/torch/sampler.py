@@ -19,6 +19,7 @@ from itertools import count
 
 from halteres.engine.failures import EngineOutOfMemory
 from halteres.engine.torch.admission import Admission
+from halteres.engine.torch.cache import PrefixCache
 from halteres.engine.torch.decode import DecodeBatch
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.memory import attempt
@@ -45,6 +46,11 @@ class Sampler:
     def num_rows(self) -> int:
         """Sequences that are in decode."""
         return self._admission.num_rows
+
+    @property
+    def prefixes(self) -> PrefixCache:
+        """What ended sequences left behind."""
+        return self._admission.memory.prefixes
 
     def add(self, request: SampleRequest) -> None:
         """Let a request wait for rows."""
