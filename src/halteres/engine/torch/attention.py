@@ -33,13 +33,13 @@ MIN_ROWS = 4
 """Below this many rows matmul kernels change, and with them bits."""
 
 
-def _weights(q_XMW: Tensor, k_XLW: Tensor, mask_ML: Tensor) -> Tensor:
+def weights(q_XMW: Tensor, k_XLW: Tensor, mask_ML: Tensor) -> Tensor:
     """softmax(q @ k^T / sqrt(W) + mask), X x M x L."""
     scores_XML = torch.baddbmm(mask_ML, q_XMW, k_XLW.transpose(1, 2), alpha=q_XMW.shape[-1] ** -0.5)
     return torch.softmax(scores_XML, dim=-1)
 
 
-def _weighted(p_XML: Tensor, v_XLW: Tensor) -> Tensor:
+def weighted(p_XML: Tensor, v_XLW: Tensor) -> Tensor:
     """p @ v, summed block by block."""
     out_XMW = torch.bmm(p_XML[:, :, :KEY_BLOCK], v_XLW[:, :KEY_BLOCK])
     for start in range(KEY_BLOCK, v_XLW.shape[1], KEY_BLOCK):
@@ -56,8 +56,8 @@ class _CausalBlocks(Function):
         out_XGTW = torch.empty_like(q_XGTW)
         for block in _blocks(q_XGTW.shape[2]):
             q_XMW, k_XLW, v_XLW = _block(q_XGTW, block), k_XTW[:, : block.stop], v_XTW[:, : block.stop]
-            p_XML = _weights(q_XMW, k_XLW, _causal_mask(block, q_XGTW))
-            out_XGTW[:, :, block] = _weighted(p_XML, v_XLW).view_as(out_XGTW[:, :, block])
+            p_XML = weights(q_XMW, k_XLW, _causal_mask(block, q_XGTW))
+            out_XGTW[:, :, block] = weighted(p_XML, v_XLW).view_as(out_XGTW[:, :, block])
         ctx.save_for_backward(q_XGTW, k_XTW, v_XTW)
         return out_XGTW
 
@@ -69,7 +69,7 @@ class _CausalBlocks(Function):
         for block in _blocks(q_XGTW.shape[2]):
             q_XMW, k_XLW, v_XLW = _block(q_XGTW, block), k_XTW[:, : block.stop], v_XTW[:, : block.stop]
             do_XMW = _block(do_XGTW, block)
-            p_XML = _weights(q_XMW, k_XLW, _causal_mask(block, q_XGTW))
+            p_XML = weights(q_XMW, k_XLW, _causal_mask(block, q_XGTW))
             dv_XTW[:, : block.stop].baddbmm_(p_XML.transpose(1, 2), do_XMW)
             dp_XML = torch.bmm(do_XMW, v_XLW.transpose(1, 2))
             ds_XML = torch.ops.aten._softmax_backward_data(dp_XML, p_XML, -1, p_XML.dtype)
@@ -148,5 +148,5 @@ class Cached:
         group = q_XGW.shape[1]
         if group < MIN_ROWS:
             q_XGW = F.pad(q_XGW, (0, 0, 0, MIN_ROWS - group))
-        out_XGW = _weighted(_weights(q_XGW, k_XLW, self.mask_X1L), v_XLW)
+        out_XGW = weighted(weights(q_XGW, k_XLW, self.mask_X1L), v_XLW)
         return out_XGW[:, :group].reshape(self.rows, -1)

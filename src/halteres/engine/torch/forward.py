@@ -18,6 +18,9 @@ from halteres.engine.torch.heads import Grid, Heads, split_heads
 from halteres.engine.torch.lora import Lora, LoraWeights
 from halteres.engine.torch.model import BaseModel, Projection
 
+ROW_STEP = 8
+"""Rows of a chunk are a multiple of this: with fewer than 4 rows matmul kernels change, and with them bits."""
+
 
 class Attention(Protocol):
     """How the tokens of one pass see each other and the past."""
@@ -45,7 +48,7 @@ def target_logprobs(base: BaseModel, lora: LoraWeights, hidden_ND: Tensor, targe
 
     At most `elements` logits exist at once.
     """
-    rows = max(8, elements // base.vocabulary)
+    rows = max(ROW_STEP, elements // base.vocabulary // ROW_STEP * ROW_STEP)
     head = lora.get(base.head)
     tensors = head.tensors if head is not None else ()
     targets_NK = targets.view(targets.shape[0], -1)
