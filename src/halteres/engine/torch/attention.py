@@ -39,9 +39,9 @@ def weights(q_XMW: Tensor, k_XLW: Tensor, mask_ML: Tensor) -> Tensor:
     return torch.softmax(scores_XML, dim=-1)
 
 
-def weighted(p_XML: Tensor, v_XLW: Tensor) -> Tensor:
+def weighted(p_XML: Tensor, v_XLW: Tensor, out: Tensor | None = None) -> Tensor:
     """p @ v, summed block by block."""
-    out_XMW = torch.bmm(p_XML[:, :, :KEY_BLOCK], v_XLW[:, :KEY_BLOCK])
+    out_XMW = torch.bmm(p_XML[:, :, :KEY_BLOCK], v_XLW[:, :KEY_BLOCK], out=out)
     for start in range(KEY_BLOCK, v_XLW.shape[1], KEY_BLOCK):
         block = slice(start, start + KEY_BLOCK)
         out_XMW.baddbmm_(p_XML[:, :, block], v_XLW[:, block])

@@ -22,7 +22,6 @@ from halteres.engine.protocol import Datum, LossSpec, ModelInfo
 from halteres.engine.torch.cache import round_up
 from halteres.engine.torch.trie import Trie, axis_length, shared_length
 
-
 LEAST_SHARED = 8
 """Sequences that share fewer tokens stay in the order of their lengths, which wastes less."""
 

@@ -5,7 +5,8 @@ flows back into shared ones.
 Promise: bits of the result are those of `attention.Causal` on separate rows: keys lie at the same places, so that the
 sums over them are split at the same keys.
 
-N tokens of the flat axis, H query heads, K key heads, G = H / K; R runs side by side, X = R * K; L keys, M = G * queries.
+N tokens of the flat axis, H query heads, K key heads, G = H / K; R runs side by side, X = R * K; L keys,
+M = G * queries.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ class _Block:
     place: slice  # of its results among those of all blocks
     mask: Tensor  # R x 1 x 1 x queries x L; or one for all runs
     stop: int  # keys seen
+
+    def of(self, results_IW: Tensor, like_XML: Tensor) -> Tensor:
+        """Its own among all blocks' results, X x M x W."""
+        return results_IW[self.place].view(*like_XML.shape[:2], -1)
 
     def scores_into(self, shape: tuple[int, int, int]) -> Tensor:
         """The mask for every run and head, X x M x L: scores are added to it."""
@@ -76,6 +81,12 @@ class TrieAttention:
         out = _TrieBlocks.apply(*rows, self)
         assert isinstance(out, Tensor)  # noqa: S101 - for the type checker
         return out.view(-1, self._sizes[0] * self._sizes[1] * width)
+
+    def results(self, like_JW: Tensor) -> Tensor:
+        """Room for one row per query and head of every block, then a row of zeros."""
+        results_IW = like_JW.new_empty((self.num_results + 1, like_JW.shape[1]))
+        results_IW[-1] = 0
+        return results_IW
 
     def _bucket(self, runs: Sequence[Run], found_NH: np.ndarray) -> _Bucket:
         kv_heads, group = self._sizes
@@ -144,12 +155,12 @@ class _TrieBlocks(Function):
 
     @staticmethod
     def forward(ctx: Any, q_JW: Tensor, k_JW: Tensor, v_JW: Tensor, paths: TrieAttention) -> Tensor:
-        found_IW = q_JW.new_zeros((paths.num_results + 1, q_JW.shape[1]))
+        found_IW = paths.results(q_JW)
         for bucket in paths.buckets:
             k_XLW, v_XLW = _gathered(k_JW, bucket), _gathered(v_JW, bucket)
             for block in bucket.blocks:
                 p_XML = _softmax(q_JW, k_XLW, block, bucket)[1]
-                found_IW[block.place] = weighted(p_XML, v_XLW[:, : block.stop]).view(-1, q_JW.shape[1])
+                weighted(p_XML, v_XLW[:, : block.stop], out=block.of(found_IW, p_XML))
         ctx.save_for_backward(q_JW, k_JW, v_JW)
         ctx.paths = paths
         return found_IW.index_select(0, paths.found_NH)
@@ -157,9 +168,8 @@ class _TrieBlocks(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (q_JW, k_JW, v_JW), do_JW, paths = ctx.saved_tensors, grads[0], ctx.paths
-        width = q_JW.shape[1]
-        scale = width**-0.5
-        dq_IW = q_JW.new_zeros((paths.num_results + 1, width))
+        scale = q_JW.shape[1] ** -0.5
+        dq_IW = paths.results(q_JW)
         dk_JW, dv_JW = torch.zeros_like(k_JW), torch.zeros_like(v_JW)
         for bucket in paths.buckets:
             k_XLW, v_XLW = _gathered(k_JW, bucket), _gathered(v_JW, bucket)
@@ -170,7 +180,7 @@ class _TrieBlocks(Function):
                 dv_XLW[:, : block.stop].baddbmm_(p_XML.transpose(1, 2), do_XMW)
                 dp_XML = torch.bmm(do_XMW, v_XLW[:, : block.stop].transpose(1, 2))
                 ds_XML = torch.ops.aten._softmax_backward_data(dp_XML, p_XML, -1, p_XML.dtype)
-                dq_IW[block.place] = torch.bmm(ds_XML, k_XLW[:, : block.stop]).mul_(scale).view(-1, width)
+                block.of(dq_IW, p_XML).baddbmm_(ds_XML, k_XLW[:, : block.stop], beta=0, alpha=scale)
                 dk_XLW[:, : block.stop].baddbmm_(ds_XML.transpose(1, 2), q_XMW, alpha=scale)
             dk_JW.add_(_summed(dk_XLW, bucket))
             dv_JW.add_(_summed(dv_XLW, bucket))
