@@ -35,13 +35,13 @@ MIN_ROWS = 4
 the rows of a single matrix, and an odd rest has other bits."""
 
 
-def _weights(q_XMW: Tensor, k_XLW: Tensor, mask_ML: Tensor) -> Tensor:
+def weights(q_XMW: Tensor, k_XLW: Tensor, mask_ML: Tensor) -> Tensor:
     """softmax(q @ k^T / sqrt(W) + mask), X x M x L."""
     scores_XML = torch.baddbmm(mask_ML, q_XMW, k_XLW.transpose(1, 2), alpha=q_XMW.shape[-1] ** -0.5)
     return torch.softmax(scores_XML, dim=-1)
 
 
-def _weighted(p_XML: Tensor, v_XLW: Tensor, out_XMW: Tensor | None = None) -> Tensor:
+def weighted(p_XML: Tensor, v_XLW: Tensor, out_XMW: Tensor | None = None) -> Tensor:
     """p @ v, summed block by block; into `out` where it is given."""
     out_XMW = torch.bmm(p_XML[:, :, :KEY_BLOCK], v_XLW[:, :KEY_BLOCK], out=out_XMW)
     for start in range(KEY_BLOCK, v_XLW.shape[1], KEY_BLOCK):
@@ -58,8 +58,8 @@ class _CausalBlocks(Function):
         out_XGTW = torch.empty_like(q_XGTW)
         for block in _blocks(q_XGTW.shape[2]):
             q_XMW, k_XLW, v_XLW = _block(q_XGTW, block), k_XTW[:, : block.stop], v_XTW[:, : block.stop]
-            p_XML = _weights(q_XMW, k_XLW, _causal_mask(block, q_XGTW))
-            out_XGTW[:, :, block] = _weighted(p_XML, v_XLW).view_as(out_XGTW[:, :, block])
+            p_XML = weights(q_XMW, k_XLW, _causal_mask(block, q_XGTW))
+            out_XGTW[:, :, block] = weighted(p_XML, v_XLW).view_as(out_XGTW[:, :, block])
         ctx.save_for_backward(q_XGTW, k_XTW, v_XTW)
         return out_XGTW
 
@@ -71,7 +71,7 @@ class _CausalBlocks(Function):
         for block in _blocks(q_XGTW.shape[2]):
             q_XMW, k_XLW, v_XLW = _block(q_XGTW, block), k_XTW[:, : block.stop], v_XTW[:, : block.stop]
             do_XMW = _block(do_XGTW, block)
-            p_XML = _weights(q_XMW, k_XLW, _causal_mask(block, q_XGTW))
+            p_XML = weights(q_XMW, k_XLW, _causal_mask(block, q_XGTW))
             dv_XTW[:, : block.stop].baddbmm_(p_XML.transpose(1, 2), do_XMW)
             dp_XML = torch.bmm(do_XMW, v_XLW.transpose(1, 2))
             ds_XML = torch.ops.aten._softmax_backward_data(dp_XML, p_XML, -1, p_XML.dtype)
@@ -145,8 +145,8 @@ def _attend_behind(q_XGTW: Tensor, k_XLW: Tensor, v_XLW: Tensor, start: int, out
     """As in a causal pass over all L positions, of which the queries are those from `start` on."""
     for block in _blocks(q_XGTW.shape[2]):
         own = slice(start + block.start, start + block.stop)
-        p_XML = _weights(_block(q_XGTW, block), k_XLW[:, : own.stop], _causal_mask(own, q_XGTW))
-        out_XGTW[:, :, block] = _weighted(p_XML, v_XLW[:, : own.stop]).view_as(out_XGTW[:, :, block])
+        p_XML = weights(_block(q_XGTW, block), k_XLW[:, : own.stop], _causal_mask(own, q_XGTW))
+        out_XGTW[:, :, block] = weighted(p_XML, v_XLW[:, : own.stop]).view_as(out_XGTW[:, :, block])
 
 
 class Cached:
@@ -194,4 +194,4 @@ class _BlockRead:
     def __call__(self, layer: int, q_XMW: Tensor, heads: Heads, out_XMW: Tensor | None) -> Tensor:
         self.block.append(layer, self.index_X, heads.k_XTW[self.own], heads.v_XTW[self.own])
         k_XLW, v_XLW = self.views[layer], self.views[len(self.views) // 2 + layer]
-        return _weighted(_weights(q_XMW, k_XLW, self.mask_X1L), v_XLW, out_XMW)
+        return weighted(weights(q_XMW, k_XLW, self.mask_X1L), v_XLW, out_XMW)

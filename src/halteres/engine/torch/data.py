@@ -1,6 +1,6 @@
-"""Datums on their way into a pass: checked, then planned into padded micro-batches.
+"""Datums on their way into a pass: checked, then planned into micro-batches.
 
-Owns: arrays of a checked request; the plan, a pure function of shapes and configuration.
+Owns: arrays of a checked request; the plan, a pure function of tokens and configuration.
 Never: computes; keeps anything of a refused request.
 
 B datums, T tokens of each, K targets of a token.
@@ -20,6 +20,13 @@ from halteres.engine.datums import check_pass, inputs_of
 from halteres.engine.losses import TARGETS
 from halteres.engine.protocol import Datum, LossSpec, ModelInfo
 from halteres.engine.torch.cache import round_up
+from halteres.engine.torch.trie import Trie, axis_length, shared_length
+
+LEAST_SHARED = 8
+"""Sequences that share fewer tokens stay in the order of their lengths, which wastes less."""
+
+LEAST_SAVING = 0.9
+"""A trie is computed if it has at most this part of the padded rows' tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,33 +66,82 @@ def padded_length(longest: int) -> int:
     return max(16, round_up(longest, 8))
 
 
-def plan(lengths: Sequence[int], tokens: int) -> list[tuple[int, ...]]:
-    """Micro-batches as indices into `lengths`: longest first, padded like the first, at most `tokens` padded tokens.
+def plan(sequences: Sequence[np.ndarray], tokens: int, share: bool = True) -> list[tuple[int, ...]]:
+    """Micro-batches as indices into `sequences`, of at most `tokens` computed tokens.
 
-    A single sequence longer than that is a micro-batch of its own.
+    Sequences that begin alike come together, in lexicographic order; such families, and those without one, by their
+    longest, longest first. A single sequence longer than the bound is a micro-batch of its own; a family larger than
+    it is split, and its prefix computed once in each part.
 
-    >>> plan([3, 9, 4, 8], tokens=32)
+    >>> plan([np.arange(3), np.arange(9), np.arange(4), np.arange(8)], tokens=32, share=False)
     [(1, 3), (2, 0)]
     """
     batches: list[list[int]] = []
-    room = 0
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if room < 1:
+    extent = Extent()
+    for index in [index for family in _families(sequences, share) for index in family]:
+        shared = shared_length(sequences[batches[-1][-1]], sequences[index]) if batches and share else 0
+        grown = extent.with_one(len(sequences[index]), shared)
+        if not batches or grown.computed > tokens:
             batches.append([])
-            room = max(1, tokens // padded_length(lengths[index]))
+            grown = Extent().with_one(len(sequences[index]), 0)
         batches[-1].append(index)
-        room -= 1
+        extent = grown
     return [tuple(batch) for batch in batches]
 
 
-def micro_batches(examples: Sequence[Example], tokens: int, device: torch.device) -> Iterator[MicroBatch]:
+def _families(sequences: Sequence[np.ndarray], share: bool) -> list[list[int]]:
+    """Indices of sequences that share at least `LEAST_SHARED` tokens with their neighbours; longest first."""
+    by_length = sorted(range(len(sequences)), key=lambda i: (-len(sequences[i]), i))
+    if not share:
+        return [[index] for index in by_length]
+    rank = {index: place for place, index in enumerate(by_length)}
+    families: list[list[int]] = []
+    for index in sorted(by_length, key=lambda i: sequences[i].astype(">i4").tobytes()):
+        if families and shared_length(sequences[families[-1][-1]], sequences[index]) >= LEAST_SHARED:
+            families[-1].append(index)
+        else:
+            families.append([index])
+    return sorted(families, key=lambda family: min(rank[index] for index in family))
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How many tokens a micro-batch computes."""
+
+    rows: int = 0
+    longest: int = 0
+    size: int = 0  # of its trie
+
+    def with_one(self, length: int, shared: int) -> Extent:
+        """And one more sequence, which shares so many tokens with the last one."""
+        return Extent(self.rows + 1, max(self.longest, length), self.size + length - shared)
+
+    @property
+    def padded(self) -> int:
+        """Tokens of rows side by side."""
+        return self.rows * padded_length(self.longest)
+
+    @property
+    def shares(self) -> bool:
+        """Whether the trie is less work than rows, which need no gathering of keys."""
+        return axis_length(self.size) <= LEAST_SAVING * self.padded
+
+    @property
+    def computed(self) -> int:
+        """Tokens, padding among them."""
+        return axis_length(self.size) if self.shares else self.padded
+
+
+def micro_batches(
+    examples: Sequence[Example], tokens: int, device: torch.device, share: bool = True
+) -> Iterator[MicroBatch]:
     """The plan carried out; those side by side have equally many targets per token."""
     alike: dict[tuple[int, ...], list[Example]] = {}
     for example in examples:
         alike.setdefault(example.targets.shape[1:], []).append(example)
     for group in alike.values():
-        for batch in plan([len(example) for example in group], tokens):
-            yield MicroBatch.of([group[i] for i in batch], device)
+        for batch in plan([example.tokens for example in group], tokens, share):
+            yield MicroBatch.of([group[i] for i in batch], device, share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +152,21 @@ class MicroBatch:
     length: int
     tokens_N: Tensor
     targets: Tensor  # B x T or B x T x K
+    trie: Trie | None = None  # where computing shared tokens once is less work
 
     @classmethod
-    def of(cls, examples: Sequence[Example], device: torch.device) -> MicroBatch:
+    def of(cls, examples: Sequence[Example], device: torch.device, share: bool = True) -> MicroBatch:
         """Pad all to the length that the longest needs."""
         length = padded_length(max(map(len, examples)))
+        trie = Trie.of([e.tokens for e in examples]) if share else None
+        if trie is not None and len(trie.tokens_N) > LEAST_SAVING * len(examples) * length:
+            trie = None
         return cls(
             examples=tuple(examples),
             length=length,
             tokens_N=_padded([e.tokens for e in examples], length, device).view(-1),
             targets=_padded([e.targets for e in examples], length, device),
+            trie=trie,
         )
 
     @property

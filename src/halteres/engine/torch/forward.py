@@ -18,6 +18,9 @@ from halteres.engine.torch.heads import Grid, Heads, split_heads
 from halteres.engine.torch.lora import Lora, LoraWeights
 from halteres.engine.torch.model import BaseModel, Projection
 
+ROW_STEP = 8
+"""Rows of a chunk are a multiple of this: with fewer than 4 rows matmul kernels change, and with them bits."""
+
 
 class Attention(Protocol):
     """How the tokens of one pass see each other and the past."""
@@ -45,7 +48,7 @@ def target_logprobs(base: BaseModel, lora: LoraWeights, hidden_ND: Tensor, targe
 
     At most `elements` logits exist at once.
     """
-    rows = max(8, elements // base.vocabulary)
+    rows = max(ROW_STEP, elements // base.vocabulary // ROW_STEP * ROW_STEP)
     head = lora.get(base.head)
     tensors = head.tensors if head is not None else ()
     targets_NK = targets.view(targets.shape[0], -1)
@@ -58,19 +61,24 @@ def _chunks(count: int, size: int) -> Iterator[slice]:
 
 
 class _TargetLogprobs(Function):
-    """The backward computes the logits again, and only of rows whose gradient is not zero."""
+    """The backward computes only rows whose gradient is not zero, and their logits again, if there are several chunks.
+
+    What a single chunk keeps instead is no more than what the forward held anyhow.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, x_ND: Tensor, targets_NK: Tensor, head: Projection, lora: Lora | None, rows: int, *tensors: Tensor
     ) -> Tensor:
-        logprobs_NK = x_ND.new_empty(targets_NK.shape)
+        logprobs_NK, kept = x_ND.new_empty(targets_NK.shape), None
         for chunk in _chunks(x_ND.shape[0], rows):
-            logits_CV, _ = project_forward(x_ND[chunk], head, lora)
+            logits_CV, h_CR = project_forward(x_ND[chunk], head, lora)
             logprobs_CV = torch.log_softmax(logits_CV, dim=1)
             logprobs_NK[chunk] = logprobs_CV.gather(1, targets_NK[chunk])
+            kept = logprobs_CV, h_CR
         ctx.save_for_backward(x_ND, targets_NK)
         ctx.head, ctx.lora, ctx.rows = head, lora, rows
+        ctx.kept = kept if x_ND.shape[0] <= rows else None
         return logprobs_NK
 
     @staticmethod
@@ -82,11 +90,21 @@ class _TargetLogprobs(Function):
         for chunk in _chunks(live_M.shape[0], ctx.rows):
             rows_C = live_M[chunk]
             x_CD, g_CK = x_ND[rows_C], g_NK[rows_C]
-            logits_CV, h_CR = project_forward(x_CD, ctx.head, ctx.lora)
-            d_CV = torch.softmax(logits_CV, dim=1).mul_(-g_CK.sum(1, keepdim=True))
+            p_CV, h_CR = _TargetLogprobs.probabilities(ctx, x_CD, rows_C)
+            d_CV = p_CV.mul_(-g_CK.sum(1, keepdim=True))
             d_CV.scatter_add_(1, targets_NK[rows_C], g_CK)
             dx_CD, *rest = project_backward(d_CV, x_CD, h_CR, ctx.head, ctx.lora, True)
             dx_ND[rows_C] = dx_CD  # pyright: ignore[reportArgumentType]
             found = [tensor for tensor in rest if tensor is not None]
             sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else found
+        ctx.kept = None
         return dx_ND, None, None, None, None, *(sums or [None] * (len(ctx.needs_input_grad) - 5))
+
+    @staticmethod
+    def probabilities(ctx: Any, x_CD: Tensor, rows_C: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Of these rows, and what the adapter's A makes of them."""
+        if ctx.kept is None:
+            logits_CV, h_CR = project_forward(x_CD, ctx.head, ctx.lora)
+            return torch.softmax(logits_CV, dim=1), h_CR
+        logprobs_NV, h_NR = ctx.kept
+        return logprobs_NV[rows_C].exp_(), None if h_NR is None else h_NR[rows_C]

@@ -16,7 +16,7 @@ PLACE = 1024
 class Limits:
     """Bounds of one engine process."""
 
-    pass_tokens: int = 2048  # padded tokens of one micro-batch of a training pass or a prefill
+    pass_tokens: int = 2048  # computed tokens, padding among them, of one micro-batch of a training pass or a prefill
     head_elements: int = 1 << 25  # logits that exist at once (128 MiB in fp32)
     decode_rows: int = 512  # sequences decoded together, all snapshots
     cache_bytes: int = 1 << 30  # blocks of keys and values, all snapshots

@@ -24,6 +24,8 @@ from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.losses import LOSSES
 from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.objectives import Objective, PerToken
+from halteres.engine.torch.trie import Asked, Trie
+from halteres.engine.torch.trie_attention import TrieAttention
 
 
 def run_pass(
@@ -68,10 +70,24 @@ def _objective(loss: LossSpec) -> Objective:
 
 def _logprobs(base: BaseModel, adapter: Adapter, batch: MicroBatch, limits: Limits) -> Tensor:
     """Of every target, shaped as they are."""
+    if batch.trie is not None:
+        return _shared_logprobs(base, adapter, batch, batch.trie, limits)
     grid = Grid.padded(base, batch.rows, batch.length)
     hidden_ND = hidden_states(base, adapter.weights, batch.tokens_N, grid, Causal(grid))
     targets_NK = batch.targets.flatten(0, 1)
     return target_logprobs(base, adapter.weights, hidden_ND, targets_NK, limits.head_elements).view_as(batch.targets)
+
+
+def _shared_logprobs(base: BaseModel, adapter: Adapter, batch: MicroBatch, trie: Trie, limits: Limits) -> Tensor:
+    """The same, with what the examples share computed once."""
+    asked = Asked.of(trie, [example.targets for example in batch.examples], batch.length)
+    arrays = (trie.tokens_N, trie.positions_N, asked.rows_P, asked.targets_P, asked.cells_BT)
+    tokens_N, positions_N, rows_P, targets_P, cells_BT = (torch.from_numpy(a).to(base.device) for a in arrays)
+    grid, attention = Grid.single(base, positions_N), TrieAttention(trie, base, base.device)
+    hidden_ND = hidden_states(base, adapter.weights, tokens_N, grid, attention)
+    hidden_PD = hidden_ND.index_select(0, rows_P)
+    found_P = target_logprobs(base, adapter.weights, hidden_PD, targets_P, limits.head_elements)
+    return found_P.index_select(0, cells_BT.view(-1)).view_as(batch.targets)
 
 
 def _by_datum(logprobs: Tensor, examples: Sequence[Example]) -> dict[int, Array]:
