@@ -13,7 +13,7 @@ over more than 192 keys are split by rules that depend on their number; so they 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,14 @@ QUERY_BLOCK = 32
 
 MIN_ROWS = 4
 """Below this many rows matmul kernels change, and with them bits."""
+
+
+class Attention(Protocol):
+    """How the tokens of one pass see each other and the past."""
+
+    def __call__(self, layer: int, heads: Heads) -> Tensor:
+        """The attended values, N x (H*W)."""
+        ...
 
 
 def _weights(q_XMW: Tensor, k_XLW: Tensor, mask_ML: Tensor) -> Tensor:

@@ -96,7 +96,7 @@ class DecodeBatch:
         bound = round_up(int(self._columns["position"][:count].max()) + 1, POSITION_STEP)
         self.cache.reserve(padded, bound)
         tokens_S, positions_S = (self._tensor(name, padded) for name in ("token", "position"))
-        attention, grid = Cached(self.cache, positions_S, bound), Grid.single(self.base, positions_S)
+        attention, grid = Cached(self.cache, positions_S, bound), Grid.single(positions_S)
         hidden_SD = hidden_states(self.base, self.snapshot.weights, tokens_S, grid, attention)
         self._advance(0, hidden_SD[:count])
 
