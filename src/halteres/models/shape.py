@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 FAMILIES = ("qwen3", "qwen2", "llama")
-"""`model_type`s that the engine computes by itself, and not through transformers; a test holds them equal to its own."""
+"""`model_type`s that the engine computes by itself, not through transformers; a test holds them equal to its own."""
 
 _MAX_HEADER = 100 << 20
 _INDEX = "model.safetensors.index.json"
