@@ -30,7 +30,8 @@ from machine import machine
 from halteres.engine.protocol import SampleResult, SamplingParams
 from halteres.engine.torch.adapter import BASE
 from halteres.engine.torch.limits import Limits
-from halteres.engine.torch.model import BaseModel, load_base
+from halteres.engine.torch.loading import load_base
+from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.requests import SampleRequest
 from halteres.engine.torch.sampler import Sampler
 from halteres.models import TINY, builtin_path

@@ -74,8 +74,8 @@ def test_parameters_are_counted_in_the_headers_of_the_weights() -> None:
 
 def test_what_the_engine_is_said_to_do_is_what_it_does() -> None:
     """Its limits and families stand in modules that load torch, and are repeated where none may be."""
+    from halteres.engine.torch.fused import FAMILIES as COMPUTED
     from halteres.engine.torch.limits import Limits
-    from halteres.engine.torch.model import FAMILIES as COMPUTED
 
     assert FAMILIES == COMPUTED
     limits = Limits()
@@ -147,11 +147,11 @@ def test_a_shard_that_is_missing_is_named(home: Path) -> None:
         own_model(InferenceSettings(model="sharded"))
 
 
-def test_a_family_that_the_engine_does_not_compute_is_refused_by_name(home: Path) -> None:
-    shelve(home, "strange", model_type="mamba")
+def test_what_is_no_causal_language_model_is_refused_by_name(home: Path) -> None:
+    shelve(home, "strange", model_type="t5", architectures=["T5ForConditionalGeneration"])
     found = {model.name: model for model in known_models()}["strange"]
-    assert found.fits == "no" and "'mamba'" in found.note
-    with pytest.raises(InvalidConfig, match="model_type is 'mamba'"):
+    assert found.fits == "no" and "'t5'" in found.note
+    with pytest.raises(InvalidConfig, match="model_type 't5'"):
         own_model(InferenceSettings(model="strange"))
 
 

@@ -23,7 +23,8 @@ from halteres.engine.protocol import Sequence as Sampled
 from halteres.engine.torch.adapter import BASE, Snapshot
 from halteres.engine.torch.cache import slot_length
 from halteres.engine.torch.limits import Limits
-from halteres.engine.torch.model import BaseModel, load_base
+from halteres.engine.torch.loading import load_base
+from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.requests import SampleRequest
 from halteres.engine.torch.sampler import Sampler
 from halteres.errors import UserError

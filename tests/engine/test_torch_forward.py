@@ -18,9 +18,10 @@ from halteres.engine.torch.attention import Causal
 from halteres.engine.torch.forward import hidden_states, target_logprobs
 from halteres.engine.torch.functions import gated, project, rms_norm
 from halteres.engine.torch.heads import Grid
+from halteres.engine.torch.loading import load_base
 from halteres.engine.torch.lora import Layout
 from halteres.engine.torch.matmul import linear
-from halteres.engine.torch.model import BaseModel, load_base
+from halteres.engine.torch.model import BaseModel
 from halteres.errors import InvalidConfig, NotFound
 
 from .scenes import CROSS_ENTROPY
@@ -191,8 +192,8 @@ async def test_only_the_chosen_modules_are_trained(model_folder: Path, tmp_path:
 def test_a_missing_or_unknown_model_is_refused_with_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no model"):
         TorchEngine(tmp_path / "nowhere", "x")
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}')
-    with pytest.raises(InvalidConfig, match="gpt2"):
+    (tmp_path / "config.json").write_text('{"model_type": "unheard", "architectures": ["UnheardForCausalLM"]}')
+    with pytest.raises(InvalidConfig, match="unheard"):
         TorchEngine(tmp_path, "x")
 
 

@@ -109,10 +109,7 @@ class Reference:
                 module = name.removeprefix("base_model.model.").replace(".lora_A", "")
                 b = self.adapter[name.replace("lora_A", "lora_B")]
                 merged[module] = merged[module] + self.scale * b @ a
-        head = merged.pop("lm_head.weight")
-        body = {name.removeprefix("model."): weight for name, weight in merged.items()}
-        hidden = functional_call(self.model.model, body, (torch.tensor([tokens]),))
-        return hidden.last_hidden_state[0] @ head.T
+        return functional_call(self.model, merged, (torch.tensor([tokens]),), tie_weights=False).logits[0]
 
     def logprobs(self, datum: Datum) -> Tensor:
         """Of the datum's targets."""

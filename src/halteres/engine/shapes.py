@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from halteres.engine.protocol import LoraConfig
 from halteres.errors import InvalidData
@@ -25,12 +25,7 @@ MAX_RANK = 512
 
 CONFIG = "adapter_config.json"
 
-FAMILIES: Mapping[str, tuple[str, ...]] = {
-    "train_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
-    "train_mlp": ("gate_proj", "up_proj", "down_proj"),
-    "train_unembed": ("lm_head",),
-}
-"""Which modules each switch of an adapter's configuration stands for, by the last part of their names."""
+Kind = Literal["attn", "mlp", "unembed"]
 
 _UNEMBED = ("model.unembed_tokens", "unembed_tokens")
 _MOVES_THE_BASE = ("pissa", "olora", "corda", "loftq")
@@ -66,11 +61,12 @@ def foreign_shape(folder: Path, tensors: Iterable[str]) -> LoraConfig:
     rank, alpha = settings["r"], float(settings["lora_alpha"])
     if settings.get("use_rslora"):  # alpha / sqrt(r) there, alpha / r here
         alpha *= math.sqrt(rank)
-    leaves = {module.rpartition(".")[2] for module in map(module_of, tensors) if module}
-    families = {family: not leaves.isdisjoint(own) for family, own in FAMILIES.items()}
-    if not any(families.values()):
-        raise _refused(folder, f"It adapts no module that is known; it has {sorted(leaves) or 'no LoRA tensors'}.")
-    config = LoraConfig(rank=rank, alpha=alpha, **families)
+    kinds = {kind_of(module) for module in map(module_of, tensors) if module}
+    if not kinds:
+        raise _refused(folder, "It holds no LoRA tensors.")
+    config = LoraConfig(
+        rank=rank, alpha=alpha, train_attn="attn" in kinds, train_mlp="mlp" in kinds, train_unembed="unembed" in kinds
+    )
     check_shape(config)
     return config
 
@@ -88,6 +84,17 @@ def module_of(tensor: str) -> str:
             module = tensor.removesuffix(end).removeprefix("base_model.model.")
             return "lm_head" if module in _UNEMBED else module
     return ""
+
+
+def kind_of(module: str) -> Kind:
+    """Which switch of an adapter's configuration a module stands under, by its transformers name.
+
+    >>> kind_of("model.layers.0.self_attn.q_proj"), kind_of("gpt_neox.layers.1.mlp.dense_h_to_4h"), kind_of("lm_head")
+    ('attn', 'mlp', 'unembed')
+    """
+    if not any(part.isdigit() for part in module.split(".")):
+        return "unembed"
+    return "attn" if "attn" in module or "attention" in module else "mlp"
 
 
 def canonical(tensor: str) -> str:

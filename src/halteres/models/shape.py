@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 FAMILIES = ("qwen3", "qwen2", "llama")
-"""`model_type`s that the engine computes; a test holds them equal to its own."""
+"""`model_type`s that the engine computes by itself, not through transformers; a test holds them equal to its own."""
 
 _MAX_HEADER = 100 << 20
 _INDEX = "model.safetensors.index.json"
@@ -27,6 +27,7 @@ class ModelShape:
     """What decides a decoder-only model's memory and speed."""
 
     family: str  # config.json's model_type
+    architecture: str = ""  # ... and the first of its architectures
     layers: int
     width: int
     feed: int  # width inside the MLP
@@ -38,6 +39,11 @@ class ModelShape:
     tied: bool  # the head is the embedding
     parameters: int = 0  # a tied head counted once; 0: count them from the shape
     size_bytes: int = 0  # of the weights on disk
+
+    @property
+    def is_decoder(self) -> bool:
+        """It may be computed here; what its layers really need is seen when it is loaded."""
+        return self.family in FAMILIES or self.architecture.endswith("ForCausalLM")
 
     def __post_init__(self) -> None:
         if not self.parameters:
@@ -84,6 +90,7 @@ def read_shape(folder: Path) -> ModelShape:
     files = weight_files(folder)
     return ModelShape(
         family=str(config.get("model_type")),
+        architecture=str((config.get("architectures") or [""])[0]),
         layers=_number(config, "num_hidden_layers"),
         width=width,
         feed=_number(config, "intermediate_size"),

@@ -20,7 +20,7 @@ from halteres.models import builtin_path, is_model, on_shelf
 from halteres.models.copying import copy_files
 from halteres.models.hub_cache import TOKENIZER_FILES, HubCache
 from halteres.models.names import checked_name, tokenizer_names
-from halteres.models.shape import FAMILIES, ModelShape, read_shape, weight_files
+from halteres.models.shape import ModelShape, read_shape, weight_files
 
 _COPY = ".halteres-copy"
 _SMALL_FILES = ("config.json", "model.safetensors.index.json", *TOKENIZER_FILES)
@@ -181,11 +181,11 @@ def checked_model(folder: Path) -> ModelShape:
             f"{error}.",
             "Name a folder in Hugging Face format: config.json, tokenizer.json and *.safetensors.",
         ) from error
-    if shape.family not in FAMILIES:
+    if not shape.is_decoder:
         raise UserError(
             f"The model in {folder} cannot be used.",
-            f"Its model_type is '{shape.family}'; the engine computes {', '.join(FAMILIES)}.",
-            "Take one of those families.",
+            f"Its architecture is '{shape.architecture}', of model_type '{shape.family}': no causal language model.",
+            "Take a decoder, such as Qwen3, Llama or Mistral.",
         )
     if not (folder / "tokenizer.json").is_file():
         raise UserError(

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from halteres.agent.starting.catalogue import CATALOGUE
 from halteres.models import builtin_names, model_folder, on_shelf
-from halteres.models.shape import FAMILIES, ModelShape, read_shape
+from halteres.models.shape import ModelShape, read_shape
 from halteres.runs.starting import machine
 from halteres.runs.starting.base_model import shelf
 from halteres.runs.starting.footprint import need
@@ -116,7 +116,7 @@ def _on_disk(name: str, folder: Path, work: Workload, there: machine.Machine) ->
 
 def _sized(name: str, folder: Path | None, shape: ModelShape, work: Workload, there: machine.Machine) -> KnownModel:
     needed, free = need(shape, work, on_gpu=there.gpu is not None).total, there.model_memory.free
-    known = shape.family in FAMILIES
+    known = shape.is_decoder
     fits: Fits = "no" if not known else "unknown" if free is None else "yes" if needed <= free else "no"
     return KnownModel(
         name=name,
@@ -132,5 +132,5 @@ def _sized(name: str, folder: Path | None, shape: ModelShape, work: Workload, th
 
 def _note(name: str, folder: Path | None, stranger: ModelShape | None) -> str:
     if stranger is not None:
-        return f"model_type '{stranger.family}' is none of {', '.join(FAMILIES)}"
+        return f"'{stranger.architecture}', of model_type '{stranger.family}', is no causal language model"
     return "" if folder else f"not on this disk: `halteres models add {name}`, or set model to the path of its folder"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +33,14 @@ QUERY_BLOCK = 32
 MIN_ROWS = 4
 """Below this many rows matmul kernels change, and with them bits. Queries are padded to a multiple of it: threads share
 the rows of a single matrix, and an odd rest has other bits."""
+
+
+class Attention(Protocol):
+    """How the tokens of one pass see each other and the past."""
+
+    def __call__(self, layer: int, heads: Heads) -> Tensor:
+        """The attended values, N x (H*W)."""
+        ...
 
 
 def weights(q_XMW: Tensor, k_XLW: Tensor, mask_ML: Tensor) -> Tensor:

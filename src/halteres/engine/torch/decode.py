@@ -111,7 +111,7 @@ class DecodeBatch:
         columns_S = _columns(places, multiple_of=ROW_STEP)
         tokens_S, positions_S = (self._tensor(columns_S[name]) for name in ("token", "position"))
         reads = [(block.cache, len(slots), int(block.written_R.max())) for block, slots in places]
-        attention, grid = Cached(reads, positions_S), Grid.single(self.base, positions_S)
+        attention, grid = Cached(reads, positions_S), Grid.single(positions_S)
         hidden_SD = hidden_states(self.base, self.snapshot.weights, tokens_S, grid, attention)
         count = len(self.rows)
         self._advance(places, columns_S[:count], hidden_SD[:count])

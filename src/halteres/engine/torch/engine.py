@@ -38,10 +38,11 @@ from halteres.engine.protocol import (
 from halteres.engine.torch.adapter import BASE, Adapter, Checkpoint, Snapshot
 from halteres.engine.torch.checkpoint import read_checkpoint, write_checkpoint
 from halteres.engine.torch.limits import PLACE, Limits
+from halteres.engine.torch.loading import load_base
 from halteres.engine.torch.lora import Layout
 from halteres.engine.torch.memory import attempt, free_for_cache
 from halteres.engine.torch.merge import merge_into
-from halteres.engine.torch.model import BaseModel, load_base
+from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.passes import run_pass
 from halteres.engine.torch.requests import SampleRequest
 from halteres.engine.torch.sampler import Sampler

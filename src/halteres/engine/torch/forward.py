@@ -7,35 +7,33 @@ Never: knows what a batch looks like: positions are in the grid, and attention i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from halteres.engine.torch.attention import Attention
 from halteres.engine.torch.functions import gated, project, project_backward, project_forward, rms_norm
-from halteres.engine.torch.heads import Grid, Heads, split_heads
+from halteres.engine.torch.fused import FusedModel
+from halteres.engine.torch.heads import Grid, Rotation, split_heads
 from halteres.engine.torch.lora import Lora, LoraWeights
 from halteres.engine.torch.model import BaseModel, Projection
+from halteres.engine.torch.transformers_model import TransformersModel
 
 ROW_STEP = 8
 """Rows of a chunk are a multiple of this: with fewer than 4 rows matmul kernels change, and with them bits."""
 
 
-class Attention(Protocol):
-    """How the tokens of one pass see each other and the past."""
-
-    def __call__(self, layer: int, heads: Heads) -> Tensor:
-        """The attended values, N x (H*W)."""
-        ...
-
-
 def hidden_states(base: BaseModel, lora: LoraWeights, tokens_N: Tensor, grid: Grid, attention: Attention) -> Tensor:
     """The final, normalised hidden state of every token, N x D."""
-    x_ND = base.embedding_VD.index_select(0, tokens_N)
+    if isinstance(base, TransformersModel):
+        return base.hidden_states(lora, tokens_N, grid, attention)
+    assert isinstance(base, FusedModel)  # noqa: S101 - for the type checker
+    x_ND, rotation = base.embedding_VD.index_select(0, tokens_N), Rotation.of(base, grid)
     for i, layer in enumerate(base.layers):
         n_ND = rms_norm(x_ND, layer.attention_norm_D, base.norm_eps)
-        heads = split_heads(base, layer, grid, project(n_ND, layer.qkv, lora.get(layer.qkv)))
+        heads = split_heads(base, layer, grid, rotation, project(n_ND, layer.qkv, lora.get(layer.qkv)))
         x_ND = project(attention(i, heads), layer.out, lora.get(layer.out)).add_(x_ND)
         n_ND = rms_norm(x_ND, layer.mlp_norm_D, base.norm_eps)
         a_NF = gated(project(n_ND, layer.gate_up, lora.get(layer.gate_up)))

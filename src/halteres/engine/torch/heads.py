@@ -17,24 +17,22 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from halteres.engine.torch.model import BaseModel, Layer
+from halteres.engine.torch.fused import FusedModel, Layer
+from halteres.engine.torch.model import BaseModel
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """How the N = B * T tokens of a pass lie, and the rotary tables of their positions."""
+    """How the N = B * T tokens of a pass lie, and their positions."""
 
     rows: int  # B
     length: int  # T
-    cos_A1TW: Tensor
-    sin_A1TW: Tensor  # the sign of the rotation folded in
+    positions_AT: Tensor
 
     @classmethod
     def padded(cls, base: BaseModel, rows: int, length: int) -> Grid:
         """B rows at positions 0 to T - 1."""
-        return cls(
-            rows, length, base.cos_PW[:length].view(1, 1, length, -1), base.sin_PW[:length].view(1, 1, length, -1)
-        )
+        return cls(rows, length, torch.arange(length, device=base.device)[None])
 
     @classmethod
     def following(cls, base: BaseModel, starts: Sequence[int], length: int) -> Grid:
@@ -42,16 +40,26 @@ class Grid:
         if not any(starts):
             return cls.padded(base, len(starts), length)
         positions_BT = torch.tensor(starts)[:, None] + torch.arange(length)
-        positions_BT = positions_BT.clamp_(max=base.context - 1).to(base.device)
-        cos, sin = (table[positions_BT].unsqueeze(1) for table in (base.cos_PW, base.sin_PW))
-        return cls(len(starts), length, cos, sin)
+        return cls(len(starts), length, positions_BT.clamp_(max=base.context - 1).to(base.device))
 
     @classmethod
-    def single(cls, base: BaseModel, positions_B: Tensor) -> Grid:
+    def single(cls, positions_B: Tensor) -> Grid:
         """One token per row, each at a position of its own."""
-        rows = positions_B.shape[0]
-        cos, sin = (table.index_select(0, positions_B).view(rows, 1, 1, -1) for table in (base.cos_PW, base.sin_PW))
-        return cls(rows, 1, cos, sin)
+        return cls(positions_B.shape[0], 1, positions_B[:, None])
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """The rotary tables of a grid's positions."""
+
+    cos_A1TW: Tensor
+    sin_A1TW: Tensor  # the sign of the rotation folded in
+
+    @classmethod
+    def of(cls, base: FusedModel, grid: Grid) -> Rotation:
+        """For all layers."""
+        cos, sin = (table[grid.positions_AT].unsqueeze(1) for table in (base.cos_PW, base.sin_PW))
+        return cls(cos, sin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +71,9 @@ class Heads:
     v_XTW: Tensor
 
 
-def split_heads(base: BaseModel, layer: Layer, grid: Grid, qkv_NE: Tensor) -> Heads:
+def split_heads(base: FusedModel, layer: Layer, grid: Grid, rotation: Rotation, qkv_NE: Tensor) -> Heads:
     """Queries and keys normalised (where the model does) and rotated, values as they are."""
-    outputs = _Split.apply(qkv_NE, _Split.Shape(base, layer, grid))
+    outputs = _Split.apply(qkv_NE, _Split.Shape(base, layer, grid, rotation))
     assert isinstance(outputs, tuple)  # noqa: S101 - for the type checker
     q_BHTW, k_BKTW, v_BKTW = outputs
     group, length, width = base.heads // base.kv_heads, grid.length, base.head_width
@@ -78,12 +86,11 @@ class _Split(Function):
     class Shape:
         """Where heads lie in the projection, and the tables that rotate them."""
 
-        def __init__(self, base: BaseModel, layer: Layer, grid: Grid) -> None:
-            self.grid, self.eps, self.normed = grid, base.norm_eps, layer.qk_norm is not None
+        def __init__(self, base: FusedModel, layer: Layer, grid: Grid, rotation: Rotation) -> None:
+            self.grid, self.eps = grid, base.norm_eps
             self.sizes = base.heads, base.kv_heads
-            self.cos, self.sin = grid.cos_A1TW, grid.sin_A1TW
-            if layer.qk_norm is not None:  # the norm's weight scales what is rotated: fold it into the tables
-                self.cos, self.sin = self.cos * layer.qk_norm.weight_J1W, self.sin * layer.qk_norm.swapped_J1W
+            self.cos, self.sin = rotation.cos_A1TW, rotation.sin_A1TW
+            self.weight_J1W = None if layer.qk_norm is None else layer.qk_norm.weight_J1W
 
         def split(self, qkv_NE: Tensor) -> tuple[Tensor, Tensor]:
             """Queries with keys, and values: views, B x heads x T x W."""
@@ -95,8 +102,9 @@ class _Split(Function):
     @staticmethod
     def forward(ctx: Any, qkv_NE: Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
         x_BJTW, v_BKTW = shape.split(qkv_NE)
-        y_BJTW, r_BJT1 = _swapped(x_BJTW).mul_(shape.sin).addcmul_(x_BJTW, shape.cos), None
-        if shape.normed:
+        scaled_BJTW = x_BJTW if shape.weight_J1W is None else x_BJTW * shape.weight_J1W
+        y_BJTW, r_BJT1 = _swapped(scaled_BJTW).mul_(shape.sin).addcmul_(scaled_BJTW, shape.cos), None
+        if shape.weight_J1W is not None:
             square_BJT1 = torch.linalg.vector_norm(x_BJTW, dim=-1, keepdim=True).square_()
             r_BJT1 = square_BJT1.div_(x_BJTW.shape[-1]).add_(shape.eps).rsqrt_()
             q_BHTW, k_BKTW = map(torch.mul, y_BJTW.split(shape.sizes, dim=1), r_BJT1.split(shape.sizes, dim=1))
@@ -117,6 +125,7 @@ class _Split(Function):
         if r_BJT1 is None:
             dx_BJTW.copy_(g_BJTW)
             return dqkv_NE, None
+        g_BJTW.mul_(shape.weight_J1W)
         c_BJT1 = torch.linalg.vecdot(g_BJTW, x_BJTW).unsqueeze(-1)
         c_BJT1.mul_(r_BJT1.pow(3)).div_(-x_BJTW.shape[-1])
         torch.mul(g_BJTW, r_BJT1, out=dx_BJTW)

@@ -72,8 +72,8 @@ class Layout:
         check_shape(config)
         chosen: list[Projection] = []
         for layer in base.layers:
-            chosen += (layer.qkv, layer.out) if config.train_attn else ()
-            chosen += (layer.gate_up, layer.down) if config.train_mlp else ()
+            chosen += layer.attention if config.train_attn else ()
+            chosen += layer.mlp if config.train_mlp else ()
         chosen += (base.head,) if config.train_unembed else ()
         return cls(config, tuple(chosen))
 

@@ -83,7 +83,7 @@ def _shared_logprobs(base: BaseModel, adapter: Adapter, batch: MicroBatch, trie:
     asked = Asked.of(trie, [example.targets for example in batch.examples], batch.length)
     arrays = (trie.tokens_N, trie.positions_N, asked.rows_P, asked.targets_P, asked.cells_BT)
     tokens_N, positions_N, rows_P, targets_P, cells_BT = (torch.from_numpy(a).to(base.device) for a in arrays)
-    grid, attention = Grid.single(base, positions_N), TrieAttention(trie, base, base.device)
+    grid, attention = Grid.single(positions_N), TrieAttention(trie, base, base.device)
     hidden_ND = hidden_states(base, adapter.weights, tokens_N, grid, attention)
     hidden_PD = hidden_ND.index_select(0, rows_P)
     found_P = target_logprobs(base, adapter.weights, hidden_PD, targets_P, limits.head_elements)

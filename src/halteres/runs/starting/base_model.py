@@ -16,7 +16,7 @@ from halteres.config.problem import Problem, refusal
 from halteres.config.settings import InferenceSettings
 from halteres.errors import InvalidConfig, NotFound, NotReady, UserError, nearest
 from halteres.models import builtin_names, builtin_path, model_folder, on_shelf
-from halteres.models.shape import FAMILIES, ModelShape, read_shape
+from halteres.models.shape import ModelShape, read_shape
 
 ANSWERS_WITHIN_S = 5.0
 
@@ -75,11 +75,11 @@ def own_model(asked: InferenceSettings) -> RunModel:
     if asked.engine == "scripted":  # it reads the vocabulary's size and no weights
         return RunModel(name=name, tokenizer=str(folder))
     shape = shape_of(folder)
-    if shape.family not in FAMILIES:
+    if not shape.is_decoder:
         raise InvalidConfig(
             f"The model in {folder} cannot be used.",
-            f"Its model_type is '{shape.family}'; the engine computes {', '.join(FAMILIES)}.",
-            "Take one of those families.",
+            f"Its architecture is '{shape.architecture}', of model_type '{shape.family}': no causal language model.",
+            "Take a decoder, such as Qwen3, Llama or Mistral.",
             field="inference.model",
         )
     return RunModel(name=name, tokenizer=str(folder), shape=shape)

@@ -1,0 +1,234 @@
+"""Decoders of any family that transformers computes, with our attention and adapters inside.
+
+Owns: transformers' attention interface as the place where queries meet keys; adapters on every plain linear module but
+routers; the trial at load, in which a model has to agree with transformers' own logits.
+Never: computes a layer. A window of attention is none of ours: sequences end where the smallest window of a layer does.
+
+Slower than `fused`, which joins projections of one input and knows its backward.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from halteres.engine.shapes import kind_of
+from halteres.engine.torch.attention import Attention, Causal
+from halteres.engine.torch.functions import project
+from halteres.engine.torch.heads import Grid, Heads
+from halteres.engine.torch.lora import LoraWeights
+from halteres.engine.torch.model import BaseModel, Part, Projection, eos_tokens
+from halteres.errors import InvalidConfig
+
+ATTENTION = "halteres"
+"""The name of our attention in transformers' register."""
+
+ROUTERS = ("gate", "router", "shared_expert_gate")
+"""Linear modules that choose experts: PEFT leaves them alone, too, unless they are named."""
+
+TRIED_ROWS, TRIED_TOKENS = 2, 24
+UNBOUNDED = 1 << 17
+"""Positions of a model that names no bound."""
+
+AGREES = 1e-3
+"""The largest difference of two logits, relative to the largest logit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The adaptable projections of one decoder layer."""
+
+    attention: tuple[Projection, ...]
+    mlp: tuple[Projection, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TransformersModel(BaseModel):
+    """A decoder as transformers holds it."""
+
+    body: Any  # from tokens to the final hidden state
+
+    def hidden_states(self, lora: LoraWeights, tokens_N: Tensor, grid: Grid, attention: Attention) -> Tensor:
+        """The final, normalised hidden state of every token, N x D."""
+        shape = (grid.rows, grid.length)
+        with _running(_Pass(lora, attention)):
+            output = self.body(
+                input_ids=tokens_N.view(shape), position_ids=grid.positions_AT.expand(shape), use_cache=False
+            )
+        return output.last_hidden_state.view(tokens_N.shape[0], -1)
+
+
+@dataclass(slots=True)
+class _Pass:
+    """What the modules of a pass in progress need to know."""
+
+    lora: LoraWeights
+    attention: Attention
+
+
+_pass: ContextVar[_Pass] = ContextVar("pass")
+
+
+@contextmanager
+def _running(now: _Pass) -> Iterator[_Pass]:
+    token = _pass.set(now)
+    try:
+        yield now
+    finally:
+        _pass.reset(token)
+
+
+class _Unsupported(Exception):
+    """Attention that ours is not."""
+
+
+def _attend(
+    module: Any,
+    query: Tensor,  # B x query heads x T x W
+    key: Tensor,  # B x key heads x T x W
+    value: Tensor,
+    attention_mask: object,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface; B x T x query heads x W."""
+    if key.shape != value.shape:
+        raise _Unsupported(f"keys are {key.shape[-1]} wide, values {value.shape[-1]}")
+    if softcap is not None or s_aux is not None:
+        raise _Unsupported("attention scores are capped" if softcap is not None else "attention has sinks")
+    batch, heads, length, width = query.shape
+    key_heads = key.shape[1]
+    factor = 1.0 if scaling is None else scaling * math.sqrt(width)
+    if not math.isclose(factor, 1.0):
+        query = query * factor
+    now = _pass.get()
+    rows = (batch * key_heads, length, width)
+    found = Heads(query.reshape(rows[0], -1, length, width), key.reshape(rows), value.reshape(rows))
+    return now.attention(module.layer_idx, found).view(batch, length, heads, width), None
+
+
+def _projected(projection: Projection, x: Tensor) -> Tensor:
+    """A linear module's forward, with the adapter of the pass."""
+    now = _pass.get()
+    y_NE = project(x.reshape(-1, x.shape[-1]), projection, now.lora.get(projection))
+    return y_NE.view(*x.shape[:-1], -1)
+
+
+def wrap(model: Any) -> TransformersModel:
+    """A causal language model of transformers, its weights frozen.
+
+    Raises:
+        InvalidConfig: what it computes with our attention inside is not what transformers computes.
+    """
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION, _attend)
+    model.eval()
+    config, name = model.config.get_text_config(), type(model).__name__
+    embedding, head = model.get_input_embeddings().weight.detach(), model.get_output_embeddings()
+    tokens_BT = _tried(embedding.shape[0]).to(embedding.device)
+    with torch.inference_mode():
+        expected_BTV = model(input_ids=tokens_BT, use_cache=False).logits
+    model.set_attn_implementation(ATTENTION)
+    head_name = next(n for n, module in model.named_modules() if module is head)
+    wrapped = TransformersModel(
+        architecture=name,
+        heads=0,
+        kv_heads=0,
+        head_width=0,
+        context=_context(config),
+        vocabulary=embedding.shape[0],
+        eos_tokens=eos_tokens(model),
+        num_parameters=model.num_parameters(),
+        embedding_VD=embedding,
+        layers=_layers(model, head),
+        head=_projection(head_name, head),
+        body=model.base_model,
+    )
+    return _agreed(wrapped, tokens_BT, expected_BTV)
+
+
+def _tried(vocabulary: int) -> Tensor:
+    drawn = torch.Generator().manual_seed(0)
+    return torch.randint(vocabulary, (TRIED_ROWS, TRIED_TOKENS), generator=drawn)
+
+
+def _agreed(model: TransformersModel, tokens_BT: Tensor, expected_BTV: Tensor) -> TransformersModel:
+    """The model, with the shapes that its attention has shown."""
+    grid = Grid.padded(model, *tokens_BT.shape)
+    seen: dict[int, tuple[int, int, int]] = {}  # layer: query heads, key heads, width
+    causal = Causal(grid)
+
+    def attention(layer: int, heads: Heads) -> Tensor:
+        key_heads = heads.k_XTW.shape[0] // grid.rows
+        seen[layer] = key_heads * heads.q_XGTW.shape[1], key_heads, heads.k_XTW.shape[2]
+        return causal(layer, heads)
+
+    try:
+        with torch.inference_mode():
+            hidden_ND = model.hidden_states({}, tokens_BT.view(-1), grid, attention)
+            found_BTV = project(hidden_ND, model.head, None).view_as(expected_BTV)
+    except _Unsupported as unsupported:
+        raise _refused(model, f"In it, {unsupported}.") from None
+    if sorted(seen) != list(range(len(model.layers))) or len(set(seen.values())) != 1:
+        raise _refused(model, "Not all of its layers have attention of one shape that can be replaced.")
+    if not any(layer.attention or layer.mlp for layer in model.layers):
+        raise _refused(model, "Its layers have no plain linear modules, which an adapter could change.")
+    apart = float((found_BTV - expected_BTV).abs().max() / expected_BTV.abs().max())
+    if not apart <= AGREES:
+        raise _refused(model, f"Its logits are {apart:.1%} of the largest apart from transformers' own.")
+    heads, kv_heads, width = seen[0]
+    return replace(model, heads=heads, kv_heads=kv_heads, head_width=width)
+
+
+def _refused(model: TransformersModel, why: str) -> InvalidConfig:
+    return InvalidConfig(
+        f"{model.architecture} cannot be computed here.",
+        why,
+        "Use a decoder with full attention and plain output logits, such as Qwen3, Llama, Mistral or Phi-3.",
+    )
+
+
+def _context(config: Any) -> int:
+    """Positions, up to the smallest window that a layer's attention has."""
+    kinds = getattr(config, "layer_types", None) or ("sliding_attention",)
+    window = getattr(config, "sliding_window", None) if "sliding_attention" in kinds else None
+    if not getattr(config, "use_sliding_window", True):
+        window = None
+    most = getattr(config, "max_position_embeddings", None) or UNBOUNDED
+    return min(most, window or most)
+
+
+def _layers(model: Any, head: nn.Module) -> tuple[Layer, ...]:
+    """Plain linear modules by layer, which is the first number in their names."""
+    kinds: defaultdict[int, tuple[list[Projection], list[Projection]]] = defaultdict(lambda: ([], []))
+    for name, module in model.named_modules():
+        number = re.search(r"\.(\d+)\.", name)
+        if type(module) is not nn.Linear or module is head or number is None or name.rpartition(".")[2] in ROUTERS:
+            continue
+        projection = _projection(name, module)
+        module.forward = partial(_projected, projection)  # pyright: ignore[reportAttributeAccessIssue]
+        kinds[int(number[1])][kind_of(name) == "mlp"].append(projection)
+    count = model.config.get_text_config().num_hidden_layers
+    return tuple(Layer(tuple(kinds[i][0]), tuple(kinds[i][1])) for i in range(count))
+
+
+def _projection(name: str, module: nn.Linear) -> Projection:
+    bias_E: Any = module.bias
+    return Projection(
+        parts=(Part(module=name, start=0, stop=module.out_features),),
+        weight_ED=module.weight.detach(),
+        bias_E=bias_E.detach() if bias_E is not None else None,
+    )
