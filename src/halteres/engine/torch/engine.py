@@ -37,6 +37,7 @@ from halteres.engine.protocol import (
 )
 from halteres.engine.torch.adapter import BASE, Adapter, Checkpoint, Snapshot
 from halteres.engine.torch.checkpoint import read_checkpoint, write_checkpoint
+from halteres.engine.torch.fused import FusedModel
 from halteres.engine.torch.limits import PLACE, Limits
 from halteres.engine.torch.loading import load_base
 from halteres.engine.torch.lora import Layout
@@ -330,6 +331,6 @@ def _info(base: BaseModel, folder: Path, name: str, threads: int, limits: Limits
         dtype="float32",
         device=base.device.type,
         threads=threads,
-        exact=base.device.type == "cpu" and base.embedding_VD.dtype == torch.float32,
+        exact=isinstance(base, FusedModel) and base.device.type == "cpu" and base.embedding_VD.dtype == torch.float32,
         places=min(limits.decode_rows, limits.cache_bytes // (PLACE * base.cache_bytes_per_token)),
     )
