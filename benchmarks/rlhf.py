@@ -207,7 +207,7 @@ def change(first: dict[str, Any], last: dict[str, Any], name: str, options: argp
 
 def samples_of(run: Path, step: int) -> list[dict[str, Any]]:
     """The held-out answers at temperature 1 of one evaluation."""
-    (file,) = (run / "evals").glob(f"*{step:06d}/samples.jsonl")
+    file = run / "evals" / f"step_{step}" / "samples.jsonl"
     return [row for row in map(json.loads, file.read_text().splitlines()) if row["temperature"] > 0]
 
 
