@@ -115,7 +115,7 @@ class RunSettings(Section):
     ] = None
     on_drift: Annotated[
         Literal["warn", "stop"],
-        Field(description="what an alert of drift does: it is told, or the run ends after the step, with a checkpoint"),
+        Field(description="at an alert of drift: say so, or end the run after its step"),
     ] = "warn"
     sinks: Annotated[
         tuple[SinkName, ...], Field(description="where metrics are forwarded to, beside the run's own metrics.jsonl")
@@ -155,9 +155,8 @@ class InferenceSettings(Section):
         float | None,
         Field(
             gt=0,
-            description="memory for the keys and values of sequences that are being sampled, in GB; more of them than"
-            " fit take turns; default: a quarter of the memory that is free once the model is loaded, at least 1 GiB;"
-            " on a GPU half of what is free there",
+            description="GB for keys and values of sequences being sampled; default: a quarter of what is free once the"
+            " model is loaded, at least 1 GiB; on a GPU half",
         ),
     ] = None
     engine: Annotated[
@@ -239,8 +238,7 @@ class TrainerSettings(Section):
         float | None,
         Field(
             gt=0,
-            description="nats per sampled token that the policy may be from the reference before an alert says so;"
-            " needs kl_coef above 0, or nothing is measured; default: no alert",
+            description="nats per token from the reference at which an alert speaks; needs kl_coef above 0",
         ),
     ] = None
     correction: Annotated[

@@ -1,7 +1,7 @@
 """How much memory of the engine adapters and snapshots may take, and how much each of them takes.
 
 Owns: the bytes of both, by the base model's shape; the default, by what memory is free.
-Never: makes anything leave (`training.adapters` and `sampling.snapshots` do).
+Never: makes anything leave (`service.training.adapters` and `service.sampling.snapshots` do).
 
 Each half of the budget is one kind's: many publishes push no adapter out.
 """
