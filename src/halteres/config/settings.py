@@ -109,8 +109,7 @@ class RunSettings(Section):
         Field(
             gt=0,
             le=1,
-            description="held-out share of right answers (eval/percent_correct) at which the run ends early, with a"
-            " checkpoint; default: never",
+            description="held-out share of right answers (eval/percent_correct) at which the run ends early",
         ),
     ] = None
     on_drift: Annotated[
@@ -155,8 +154,8 @@ class InferenceSettings(Section):
         float | None,
         Field(
             gt=0,
-            description="GB for keys and values of sequences being sampled; default: a quarter of what is free once the"
-            " model is loaded, at least 1 GiB; on a GPU half",
+            description="GB for keys and values of sequences being sampled; default: a quarter of what is free then,"
+            " at least 1 GiB; on a GPU half",
         ),
     ] = None
     engine: Annotated[
@@ -263,7 +262,7 @@ class TrainerSettings(Section):
         bool,
         Field(
             description="the same settings give the same bits: each batch is sampled wholly by the weights that"
-            " max_staleness names, whatever takes how long; slower"
+            " max_staleness names; slower"
         ),
     ] = False
     max_token_trainer_length: Annotated[
