@@ -163,7 +163,7 @@ class BaseEnvConfig(BaseModel):
         Field(description="short for one component of weight 1: a reward model's folder or its server's address"),
     ] = None
     missing_eos_penalty: Annotated[
-        float, Field(ge=0, description="taken off the training score of an answer that a token limit cut off")
+        float, Field(ge=0, description="taken off the training score of an answer cut off by length")
     ] = 0.0
     panel: Annotated[
         RewardSpecs,
@@ -171,7 +171,7 @@ class BaseEnvConfig(BaseModel):
     ] = ()
     eval_best_of: Annotated[
         int,
-        Field(ge=1, description="held-out score of the answer that `rewards` likes best among so many; 1: not told"),
+        Field(ge=1, description="held-out score of the answer that `rewards` likes best of so many; 1: none"),
     ] = 1
 
     inert: ClassVar[tuple[str, ...]] = (
