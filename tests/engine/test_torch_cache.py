@@ -26,6 +26,7 @@ from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.loading import load_base
 from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.requests import SampleRequest
+from halteres.engine.torch.rows import Rows
 from halteres.engine.torch.sampler import Sampler
 from halteres.errors import UserError
 from halteres.text import load_tokenizer
@@ -424,3 +425,60 @@ def test_prefixes_are_their_snapshots_alone_and_go_with_it(base: BaseModel) -> N
     gc.collect()
     sampler.prefixes.shrink(1 << 40)
     assert kept(sampler) == 0
+
+
+def test_rows_that_made_way_come_back_though_memory_ends_right_after(
+    base: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = [asked(p, n=8, limit=80, seed=i) for i, p in enumerate(prompts(4, low=75, high=95, seed=3))]
+    sampler = Sampler(base, Limits(cache_bytes=32 * 128 * base.cache_bytes_per_token))
+    move_on, failed = Rows.move_on, list[bool]()
+
+    def scarce(rows: Rows, **named: Any) -> bool:
+        if not failed:
+            failed.append(True)
+            raise MemoryError
+        return move_on(rows, **named)
+
+    monkeypatch.setattr(Rows, "move_on", scarce)
+    for request in groups:
+        sampler.add(request)
+    step(sampler, groups)
+    assert failed
+    ends = [request.future.exception() for request in groups]
+    assert sum(end is not None for end in ends) == 1, "the one that needed most"
+    kept_going = [request for request, end in zip(groups, ends, strict=True) if end is None]
+    assert answers(*kept_going) == [alone(base, request) for request in kept_going]
+
+
+def test_a_prefix_that_cannot_be_kept_changes_no_answer(base: BaseModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scarce(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Rows, "keep", scarce)
+    groups = [asked(p, n=3, limit=9, seed=i) for i, p in enumerate(prompts(2, low=40, high=60, seed=5))]
+    sampler = Sampler(base, Limits())
+    for request in groups:
+        sampler.add(request)
+    step(sampler, groups)
+    monkeypatch.undo()
+    assert answers(*groups) == [alone(base, request) for request in groups]
+
+
+def test_prefixes_with_one_beginning_are_found_whichever_of_them_went(base: BaseModel) -> None:
+    """The older is used again, so that the younger goes first; its pages were found by the younger until then."""
+    sampler = Sampler(base, Limits(cache_bytes=4 * 128 * base.cache_bytes_per_token))
+    beginning, *ends = prompts(3, low=64, high=65, seed=41)
+    older, younger = (asked([*beginning, *end[:40]], limit=2) for end in ends)
+    for request in (older, younger, again(older)):
+        sampler.add(request)
+        step(sampler, [request])
+    assert kept(sampler) == 2 * 96 * base.cache_bytes_per_token
+    crowd = asked([1, 2, 3], n=3, limit=4)
+    sampler.add(crowd)
+    step(sampler, [crowd])
+    assert kept(sampler) == 96 * base.cache_bytes_per_token
+    last = again(older)
+    sampler.add(last)
+    step(sampler, [last])
+    assert last.future.result().prompt_cache_hit_tokens == 96

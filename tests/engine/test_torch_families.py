@@ -164,3 +164,14 @@ def test_routers_are_not_adapted(tmp_path: Path) -> None:
     assert any(".mlp.gate." in name for name in load_file(folder / "model.safetensors"))
     leaves = {part.leaf for layer in TorchEngine(folder, TINY)._base.layers for p in layer.mlp for part in p.parts}
     assert "gate" not in leaves
+
+
+async def test_sequences_end_where_the_rotary_embedding_would_change(tmp_path: Path) -> None:
+    factors = [1.0] * 8
+    rope: dict[str, Any] = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": factors, "long_factor": [4.0] * 8,
+        "original_max_position_embeddings": 64,
+    }  # fmt: skip
+    config = hf.Phi3Config(**SMALL, pad_token_id=0, rope_parameters=rope, original_max_position_embeddings=64)
+    async with running(made(tmp_path / "m", lambda: hf.Phi3ForCausalLM(config))) as engine:
+        assert (await engine.info()).max_context_length == 64

@@ -206,3 +206,20 @@ async def test_a_custom_loss_gives_turns_away_after_every_datum(model_folder: Pa
         await asyncio.gather(long, short)
         assert slices.count(12) >= 12
         assert slices[:4] == [12, 1, 12, 1]
+
+
+async def test_a_long_pass_goes_on_beside_clients_that_ask_again_and_again(
+    model_folder: Path, slices: list[int]
+) -> None:
+    async with running(model_folder, SMALL) as engine:
+        await two_adapters(engine)
+        await engine.create_adapter("c", LORA)
+        long = asyncio.create_task(engine.forward_backward("a", lessons(20), CROSS_ENTROPY))
+
+        async def ask_again(name: str) -> None:
+            while not long.done():
+                await engine.forward_backward(name, lessons(1), CROSS_ENTROPY)
+
+        async with asyncio.timeout(60):
+            await asyncio.gather(long, ask_again("b"), ask_again("c"))
+        assert slices.count(1) <= 4 * slices.count(20), "a slice each, in turns"

@@ -53,17 +53,17 @@ class Admission:
                 return
             batch.enter(request, length, count)
 
-    def make_way(self, batch: DecodeBatch) -> list[Row]:
-        """Rows of this batch that have filled their slots get longer ones; the rows that lost theirs to them."""
-        gone: list[Row] = []
+    def make_way(self, batch: DecodeBatch) -> Iterator[Row]:
+        """Rows of this batch that have filled their slots get longer ones; each row that lost its slot to them, before
+        anything is allocated, which may fail."""
         while self._missing(batch) > 0 and self.num_rows > 1:
-            gone.append(self._youngest())
-            self.batch(gone[-1].request.snapshot).rows.leave([gone[-1]])
+            row = self._youngest()
+            self.batch(row.request.snapshot).rows.leave([row])
+            yield row
         while batch.rows.grown:
             if not batch.rows.move_on():
                 self._trim()
                 batch.rows.move_on(forced=True)
-        return gone
 
     def _missing(self, batch: DecodeBatch) -> int:
         """Positions that are too few for all rows that have filled their slots. One by one, a row leaves its old slot

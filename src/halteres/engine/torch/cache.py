@@ -124,7 +124,7 @@ class PrefixCache:
     """What ended sequences began with, in memory that no row wants; the least recently used goes first.
 
     A prefix is found by its whole pages, so that a text's queries fall into the blocks in which a whole prefill has
-    them, and have the same bits. Those of a snapshot go when nobody holds it any more.
+    them, and have the same bits. Those of a snapshot that nobody holds any more go at the next look for room.
     """
 
     def __init__(self, base: BaseModel, most: int) -> None:
@@ -161,8 +161,11 @@ class PrefixCache:
         prefix = Prefix(tokens[:length], Block(self._base, 1, length), weakref.ref(snapshot))
         prefix.block.copy([0], block, [slot], length)
         self._entries[prefix] = None
-        for stop in range(POSITION_STEP, length + 1, POSITION_STEP):
-            by_text[tokens[:stop].tobytes()] = prefix
+        self._index(by_text, prefix)
+
+    def _index(self, by_text: dict[bytes, Prefix], prefix: Prefix) -> None:
+        for stop in range(POSITION_STEP, len(prefix.tokens) + 1, POSITION_STEP):
+            by_text.setdefault(prefix.tokens[:stop].tobytes(), prefix)
 
     def shrink(self, area: int, count: int | None = None) -> None:
         """Keep so many positions, and prefixes, at most."""
@@ -184,6 +187,10 @@ class PrefixCache:
             text = prefix.tokens[:stop].tobytes()
             if by_text.get(text) is prefix:
                 del by_text[text]
+        first = prefix.tokens[:POSITION_STEP].tobytes()
+        for other in self._entries:  # those that begin alike are found by their own pages from now on
+            if other.snapshot() is snapshot and other.tokens[:POSITION_STEP].tobytes() == first:
+                self._index(by_text, other)
 
 
 class CacheMemory:

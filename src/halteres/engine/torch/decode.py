@@ -27,6 +27,7 @@ from halteres.engine.torch.forward import hidden_states
 from halteres.engine.torch.functions import project
 from halteres.engine.torch.heads import Grid
 from halteres.engine.torch.limits import Limits
+from halteres.engine.torch.memory import attempt
 from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.requests import Newest, Row, SampleRequest
 from halteres.engine.torch.rows import COLUMNS, Place, RowBlock, Rows
@@ -203,7 +204,7 @@ class DecodeBatch:
         taken = zip(rows, newest, strict=True)
         ended = [row for row, new in taken if row.request not in broken and row.take(new)]
         if ended:
-            self.rows.keep(ended)
+            attempt("a cached prefix", lambda: self.rows.keep(ended))  # nobody needs it: a failure is nobody's
             self.rows.leave(ended)
         if broken:
             self._break(broken)

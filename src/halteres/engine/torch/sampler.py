@@ -103,7 +103,7 @@ class Sampler:
 
     def _wait_again(self, request: SampleRequest, rows: Iterable[Row]) -> None:
         """These rows have no slots any more; requests wait in the order in which they came."""
-        request.begin_again(rows)
+        request.begin_again([row for row in rows if row.sample not in request.finished])
         if request not in self._waiting:
             self._waiting = deque(sorted([*self._waiting, request], key=lambda waiting: waiting.arrival))
 

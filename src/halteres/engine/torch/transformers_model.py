@@ -37,6 +37,9 @@ ROUTERS = ("gate", "router", "shared_expert_gate")
 """Linear modules that choose experts: PEFT leaves them alone, too, unless they are named."""
 
 TRIED_ROWS, TRIED_TOKENS = 2, 24
+STRETCHED = ("dynamic", "longrope")
+"""Rotary embeddings whose angles change once some row of a batch is longer than the model was first made for."""
+
 UNBOUNDED = 1 << 17
 """Positions of a model that names no bound."""
 
@@ -202,12 +205,19 @@ def _refused(model: TransformersModel, why: str) -> InvalidConfig:
 
 
 def _context(config: Any) -> int:
-    """Positions, up to the smallest window that a layer's attention has."""
+    """Positions, up to the smallest window that a layer's attention has, and to where its rotary embedding changes."""
     kinds = getattr(config, "layer_types", None) or ("sliding_attention",)
     window = getattr(config, "sliding_window", None) if "sliding_attention" in kinds else None
     if not getattr(config, "use_sliding_window", True):
         window = None
     most = getattr(config, "max_position_embeddings", None) or UNBOUNDED
+    ropes = getattr(config, "rope_parameters", None) or {}
+    for rope in (ropes, *ropes.values()):
+        if isinstance(rope, dict) and rope.get("rope_type") in STRETCHED:
+            first = rope.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", None
+            )
+            most = min(most, first or most)
     return min(most, window or most)
 
 

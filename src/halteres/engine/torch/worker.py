@@ -139,6 +139,7 @@ class Worker:
                 self._sampler.add(item)
             else:
                 self._calls.append(item)
+                self._last_slices.setdefault(item.subjects[0], self._slices)  # before others' next turns, not for ever
 
     def _decode_step(self) -> None:
         with torch.inference_mode():
