@@ -434,7 +434,7 @@ def test_rows_that_made_way_come_back_though_memory_ends_right_after(
     sampler = Sampler(base, Limits(cache_bytes=32 * 128 * base.cache_bytes_per_token))
     move_on, failed = Rows.move_on, list[bool]()
 
-    def scarce(rows: Rows, **named: Any) -> bool:
+    def scarce(rows: Rows, **named: Any) -> Any:
         if not failed:
             failed.append(True)
             raise MemoryError
