@@ -341,6 +341,35 @@ async def test_an_answer_that_a_limit_cut_off_costs_its_penalty_and_is_counted(i
     assert charged.records.close(before=1)[0]["train/truncated"] == sum(cut) / len(cut)
 
 
+async def test_a_penalty_for_the_limit_makes_no_right_answer_wrong(inference: Inference) -> None:
+    """Every answer is right, and cut off."""
+    inference.answer = lambda prompt, digest: "2" * 200
+    env = digits(inference, [], missing_eos_penalty=2.0, ensure_scores_are_not_same=False)
+    (group,) = (await settled(env)).kept
+    env.records.group(0, 0, 7, group)
+    figures = env.records.close(before=1)[0]
+    assert (figures["train/truncated"], figures["train/percent_correct"]) == (1.0, 1.0)
+    assert max(group["scores"]) < 0 and "own_scores" not in to_wire(group, include_messages=False)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"scores": [1.0]}, {"finish": ["length"]}, {"masks": [[1, 2]]}, {"scores": (1.0, 0.0)}]
+)
+async def test_a_group_that_cannot_be_penalised_has_failed_and_the_environment_goes_on(
+    inference: Inference, changes: dict[str, Any]
+) -> None:
+    class Odd(Digits):
+        async def collect_trajectories(self, item: Any) -> tuple[Any, list[Any]]:
+            made = {"tokens": [[1, 2], [1, 3]], "masks": [[-100, 2], [-100, 3]], "scores": [1.0, 0.0]}
+            return {**made, "finish": ["length", "stop"], **changes}, []
+
+    found = await settled(Odd(config(missing_eos_penalty=0.5, group_size=2), [server(inference)]))
+    if isinstance(changes.get("scores"), tuple):
+        assert found.kept[0]["scores"] == [0.5, 0.0], "a tuple is as good as a list"
+    else:
+        assert [failure.code for failure in found.failures] == ["env_error"]
+
+
 async def test_the_best_of_several_is_the_one_that_the_rewards_like_best(inference: Inference, functions: Path) -> None:
     """Right is an even digit, liked is a large one: with so many answers the best is a 9 or an 8."""
     env = digits(inference, [{"name": "digit", "function": f"{functions}:digit"}], eval_tasks=6, eval_best_of=16)

@@ -137,6 +137,19 @@ async def test_an_endpoint_that_has_told_log_probabilities_is_asked_for_them_aga
     assert judge.taken_counts()["written"] == 1
 
 
+async def test_a_question_is_counted_once_however_it_was_answered() -> None:
+    """By letter it fails, in writing it is read, and again from the cache: nothing has failed."""
+    async with endpoint(lambda _: "") as one:
+        one.say = lambda _: 500 if one.requests[-1].get("logprobs") else '{"verdict": "C"}'
+        judge = Judge(JudgeSpec(base_url=one.url))
+        for _ in range(2):
+            assert await judge.grade(RUBRIC, sample("4")) is not None
+        await judge.close()
+    counts = judge.taken_counts()
+    assert (counts["read"], counts["cached"]) == (2, 1)
+    assert "failed" not in counts and "unreadable" not in counts
+
+
 @pytest.mark.parametrize("nonsense", ["Great answer!", '{"verdict": "Z"}', '{"verdict": ["A"]}', "{" * 5000, "[]", ""])
 async def test_nonsense_is_asked_for_once_more_and_is_then_no_grade(nonsense: str) -> None:
     async with judged(lambda _: nonsense) as (judge, one):

@@ -60,6 +60,16 @@ def test_presence_that_rises_while_correctness_falls_is_a_sign() -> None:
     assert not list(divergences(graded(0.4, 0.6), graded(0.9, 0.9)))
 
 
+@pytest.mark.parametrize(("num_tasks", "is_sign"), [(4, False), (64, True)])
+def test_a_small_move_of_few_answers_grades_may_be_chance(num_tasks: int, is_sign: bool) -> None:
+    """Moves of .2 where grades spread by .4; two standard errors are .2 of 32 answers, .05 of 512."""
+    names = {"eval/reward/rubric/presence_std": 0.4, "eval/reward/rubric/correctness_std": 0.4}
+    base = {"eval/reward/rubric/presence": 0.4, "eval/reward/rubric/correctness": 0.8, **names}
+    later = {"eval/reward/rubric/presence": 0.6, "eval/reward/rubric/correctness": 0.6}
+    count = {"eval/num_tasks": num_tasks, "eval/num_samples": 8}
+    assert bool(list(divergences(base, {**later, **count}))) is is_sign
+
+
 def test_each_member_and_the_worst_of_them_have_their_share_among_the_metrics() -> None:
     second = {"eval/panel/judge": 0.0, "eval/panel/judge_std": 1.0}
     base = evaluation(1.0, 0.0, **second)

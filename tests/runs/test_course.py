@@ -297,6 +297,20 @@ def test_a_run_ends_with_a_checkpoint_at_an_alert_of_drift_where_its_settings_sa
     assert not survivors(state)
 
 
+def test_a_trainer_that_does_not_end_at_an_alert_of_drift_is_ended_after_a_grace(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_STEPS", "3")
+    monkeypatch.setenv("STANDIN_CAP_GRACE_S", "0.3")
+    monkeypatch.setenv("STANDIN_FIGURES", '{"policy/kl_reference": 0.2}')
+    state = wait_for_end(start("trainer.kl_coef=0.1", "trainer.kl_budget=0.1", "run.on_drift=stop"))
+    assert (state.status, state.error) == ("stopped", None)
+    note = state.note or ""
+    assert note.startswith("The alert kl_over_budget came at step 3")
+    assert note.endswith("The trainer did not end after its step, and was ended.")
+    assert not survivors(state)
+
+
 def test_every_later_evaluation_tells_the_share_of_the_gain_that_the_panel_confirms(
     start: StartRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,12 @@ def test_an_ensemble_is_measured_against_the_first_evaluation_alone() -> None:
     assert told([BASE, *of_environment(6, **{"reward/rm/disagreement": 0.49})]) == []
 
 
+def test_members_that_agreed_on_every_answer_of_the_base_model_have_a_limit_too() -> None:
+    agreed = {**BASE, "eval/reward/rm/disagreement_q95": 0.0}
+    assert the_one([agreed, *of_environment(6, **{"reward/rm/disagreement": 0.6})]).rule == "ensemble_disagrees"
+    assert told([agreed, *of_environment(6, **{"reward/rm/disagreement": 0.0})]) == []
+
+
 def test_scores_beyond_the_calibrated_ones_are_told_with_the_model_that_gave_them() -> None:
     alert = the_one(of_environment(6, **{"reward/rm/out_of_range": 0.4, "reward/other/out_of_range": 0.1}))
     assert (alert.rule, alert.step) == ("scores_out_of_range", 3)
@@ -65,6 +71,8 @@ def test_scores_that_follow_length_are_no_drift_where_answers_do_not_grow_or_a_v
     """On arithmetic, right answers are the longer ones from the first step on."""
     assert told(growing(0.9, longer=1.7), LEARNED) == []
     assert told(growing(0.9)) == []
+    unpaid = replace(CASE, env={**CASE.env, "rewards": [{"name": "rm", "model": "reward-model", "weight": 0.0}]})
+    assert told(growing(0.9), unpaid) == [], "the model has no say"
     assert told(growing(-0.9), LEARNED) == [] and told(growing(None), LEARNED) == []
 
 

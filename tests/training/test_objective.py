@@ -64,6 +64,18 @@ async def test_the_implicit_reward_gap_is_how_much_further_better_answers_were_m
     assert without.implicit_reward_gap is None, "no reference is asked"
 
 
+async def test_an_answer_too_long_for_its_reference_is_left_out_of_the_implicit_reward_gap() -> None:
+    """The only better answer is too long: nothing is known of how far it has moved, which is not 0."""
+    (group,) = batch([0.0, 1.0]).groups
+    tokens, logprobs = (group.tokens[0], (1, *[2] * 8)), (group.logprobs[0], (1.0, *[-0.5] * 8))
+    masks = (group.masks[0], (-100, *[2] * 8))
+    longer = replace(group, tokens=tokens, masks=masks, logprobs=logprobs)
+    policy = FakePolicy()
+    policy.divergence = 0.25
+    found = await trained(TrainerSettings(**KL, max_token_trainer_length=8), Batch(groups=(longer,)), policy)
+    assert found.implicit_reward_gap is None
+
+
 async def test_a_masked_rollout_is_not_pulled_either() -> None:
     (group,) = batch([0.0, 1.0, 1.0]).groups
     masked = replace(group, overrides=({}, {"set_advantage_to_zero": True}, {}))

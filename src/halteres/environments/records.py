@@ -26,6 +26,7 @@ from halteres.environments.scored import (
     action_tokens,
     prompt_tokens,
     rollouts_of,
+    scores_of,
     turns_of,
 )
 from halteres.environments.scoring import metrics_of
@@ -54,10 +55,10 @@ class Tally:
     def group(self, group: ScoredDataGroup) -> None:
         """Take in the rollouts of one group."""
         rewards = group.get("rewards")
+        own = rewards.own if rewards else group.get("own_scores") or scores_of(group)
         for place, rollout in enumerate(rollouts_of(group)):
-            score = rewards.own[place] if rewards else group["scores"][rollout[0]]
             length = sum(len(action_tokens(group, number)) for number in rollout)
-            self._value("train/percent_correct", float(score > self._success_threshold))
+            self._value("train/percent_correct", float(own[place] > self._success_threshold))
             self._value("train/completion_lengths", length)
             self._value("train/truncated", float(finish_of(group, place, self._tokenizer) == "length"))
         for measured in group.get("metrics", ()):

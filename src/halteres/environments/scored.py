@@ -66,6 +66,7 @@ class ScoredDataGroup(TypedDict):
     finish: NotRequired[list[str]]
     outcome: NotRequired[list[Outcome]]
     failures: NotRequired[list[FailedRollout]]  # attempts that were replaced; for our own records, not sent
+    own_scores: NotRequired[list[float]]  # of each rollout: before a penalty was taken off; likewise
     rewards: NotRequired[RewardRecord]  # what the config's `rewards` gave; for our own records, not sent
 
 
@@ -84,7 +85,7 @@ class RewardRecord:
 PER_TOKEN = ("masks", "inference_logprobs", "advantages", "ref_logprobs", "distill_token_ids", "distill_logprobs")
 PER_SEQUENCE = ("tokens", *PER_TOKEN, "scores", "messages", "overrides", "policy_version", "episodes")
 PER_ROLLOUT = ("metrics", "finish", "outcome")
-OWN = (*PER_ROLLOUT, "failures", "rewards")
+OWN = (*PER_ROLLOUT, "failures", "own_scores", "rewards")
 _OPTIONAL_OF_ITEM = (*PER_TOKEN[1:], "messages", "policy_version")
 
 
@@ -208,6 +209,9 @@ def check(group: ScoredDataGroup, where: str) -> None:
         values = fields.get(name)
         if values is not None and len(values) != size:
             raise EnvironmentFailed(f"{where} gave {size} sequences and {len(values)} {name}.")
+    finishes, num_rollouts = group.get("finish"), len(rollouts_of(group))
+    if finishes and len(finishes) != num_rollouts:
+        raise EnvironmentFailed(f"{where} gave {num_rollouts} rollouts and {len(finishes)} finish.")
     for *_, reward in group.get("spans") or ():
         finite(reward, where)
     for score in group["scores"]:

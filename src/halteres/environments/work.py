@@ -14,7 +14,7 @@ from typing import Any
 
 from halteres.environments.base import Backlog, BaseEnv
 from halteres.environments.records import finish_of
-from halteres.environments.scored import ScoredDataGroup, check, expected_size, rollouts_of
+from halteres.environments.scored import ScoredDataGroup, check, expected_size, rollouts_of, scores_of
 from halteres.environments.scoring import score_group
 from halteres.errors import EnvironmentFailed, HalteresError, boundary
 from halteres.rollouts.draws import Draw, rolling_out
@@ -139,10 +139,16 @@ async def _collect(env: BaseEnv, item: Any) -> tuple[list[ScoredDataGroup], Back
 def _penalise_cut_answers(env: BaseEnv, group: ScoredDataGroup) -> None:
     """Take `missing_eos_penalty` off rollouts whose last answer a limit cut off; `train/truncated` is their share."""
     penalty = env.config.missing_eos_penalty
-    for place, rollout in enumerate(rollouts_of(group) if penalty else ()):
+    if not penalty:
+        return
+    check(group, f"{env.title}.collect_trajectories")
+    group["own_scores"] = scores_of(group)
+    scores = list(group["scores"])
+    for place, rollout in enumerate(rollouts_of(group)):
         if finish_of(group, place, env.tokenizer) == "length":
             for number in rollout:
-                group["scores"][number] -= penalty
+                scores[number] -= penalty
+    group["scores"] = scores
 
 
 def _groups(collected: ScoredDataGroup | list[ScoredDataGroup] | None) -> list[ScoredDataGroup]:

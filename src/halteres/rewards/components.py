@@ -186,7 +186,9 @@ def is_learned(env: Mapping[str, Any]) -> bool:
         specs = _SPECS.validate_python(env.get("rewards") or ())
     except ValidationError:
         return False  # the environment refuses them, and says why
-    return bool(env.get("reward_model_path")) or any(spec.model or spec.judge for spec in specs)
+    return bool(env.get("reward_model_path")) or any(
+        (spec.model or spec.judge) and (spec.weight or spec.gate) for spec in specs
+    )
 
 
 def check_specs(specs: Sequence[RewardSpec], aggregation: Aggregation, field: str = "rewards") -> None:

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from halteres.clients.inference import Completion, InferenceClient, Sampling
 from halteres.clients.retries import Retries
@@ -35,6 +35,9 @@ from halteres.rewards.rubrics import Criterion, Rubric
 from halteres.text import Message
 
 T = TypeVar("T")
+
+Outcome = Literal["read", "over_budget", "unreadable", "failed"]
+"""What became of a question."""
 
 LETTERS: Final = string.ascii_uppercase
 NUM_TOP: Final = 20
@@ -125,9 +128,9 @@ class Budget:
 class Judge:
     """One judge.
 
-    Its counts since they were last taken: calls, tokens, cached, over_budget, unreadable, failed; written: verdicts
-    that are no expectation; in_both_orders: comparisons and rankings answered in both orders, consistent: those of
-    them whose verdict was the same.
+    Its counts since they were last taken: calls, tokens, cached; of questions, each counted once, however often it was
+    put: read, over_budget, unreadable, failed; written: verdicts that are no expectation; in_both_orders: comparisons
+    and rankings answered in both orders, consistent: those of them whose verdict was the same.
     """
 
     def __init__(self, spec: JudgeSpec, client: InferenceClient | None = None) -> None:
@@ -223,14 +226,16 @@ class Judge:
         lacks_logprobs = False
         if self._tells_logprobs is not False:
             try:
-                expected = await self._cached(
+                expected, _ = await self._cached(
                     words + _BY_LETTER, lambda answer: _expected(answer, values), by_letter=True
                 )
             except NoLogprobs:
                 lacks_logprobs, expected = True, None
             if expected is not None:
+                self._counts["read"] += 1
                 return expected
-        written = await self._cached(words + _BY_JSON.format(), lambda answer: _chosen(answer.text, values))
+        written, outcome = await self._cached(words + _BY_JSON.format(), lambda answer: _chosen(answer.text, values))
+        self._counts[outcome] += 1
         if written is not None:
             self._counts["written"] += 1
             if lacks_logprobs and self._tells_logprobs is None:
@@ -243,30 +248,30 @@ class Judge:
         words = _RANK.format(
             request=_request(samples[0]), answers=answers, question=self.spec.question, count=len(samples)
         )
-        return await self._cached(words, lambda answer: _places(answer.text, len(samples)))
+        places, outcome = await self._cached(words, lambda answer: _places(answer.text, len(samples)))
+        self._counts[outcome] += 1
+        return places
 
-    async def _cached(self, words: str, read: Callable[[Completion], T | None], *, by_letter: bool = False) -> T | None:
-        """What was read of the judge's answer; None: it could not be read, or not be had. Raises NoLogprobs."""
+    async def _cached(
+        self, words: str, read: Callable[[Completion], T | None], *, by_letter: bool = False
+    ) -> tuple[T | None, Outcome]:
+        """What was read of the judge's answer, and how it went; None: not read. Raises NoLogprobs."""
         key = hashlib.sha256(f"{self.spec.base_url}\0{self.spec.model}\0{words}".encode()).hexdigest()
         if key in self._cache:
             self._counts["cached"] += 1
-            return self._cache[key]
+            return self._cache[key], "read"
         for _ in range(1 if by_letter else 2):
             try:
                 answer = await self._asked(words, by_letter=by_letter)
             except OverBudget:
-                self._counts["over_budget"] += 1
-                return None
+                return None, "over_budget"
             except (InvalidData, NotReady, ServerError):
-                self._counts["failed"] += 1
-                return None
+                return None, "failed"
             if (found := read(answer)) is not None:
-                self._counts["read"] += 1
                 if len(self._cache) < MOST_CACHED:
                     self._cache[key] = found
-                return found
-        self._counts["unreadable"] += not by_letter
-        return None
+                return found, "read"
+        return None, "unreadable"
 
     async def _asked(self, words: str, *, by_letter: bool) -> Completion:
         """One answer. Raises NoLogprobs where a question by letter is refused, or answered without them."""

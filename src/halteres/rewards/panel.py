@@ -77,8 +77,7 @@ def transfers(base: Row, later: Row) -> list[Transfer]:
     proxy = _gain(base, later, PROXY)
     panel_names = [name.removeprefix(f"eval/{PANEL}") for name in base if name.startswith(f"eval/{PANEL}")]
     members = [name for name in panel_names if "/" not in name and name != SHARE]
-    num_answers = math.prod(later.get(f"eval/{name}") or 0 for name in ("num_tasks", "num_samples"))
-    error = math.sqrt(2 * (1 + LEAST_SHARE**2) / num_answers) if num_answers > 0 else 0.0
+    error = _error(later, 1 + LEAST_SHARE**2)
     found: list[Transfer] = []
     for member in members:
         panel = _gain(base, later, f"{PANEL}{member}")
@@ -98,15 +97,31 @@ def shares(base: Row, later: Row) -> dict[str, float]:
 
 
 def divergences(base: Row, later: Row) -> Iterator[Divergence]:
-    """Components whose criteria of presence rise while those of correctness fall."""
+    """Components whose criteria of presence surely rise while those of correctness surely fall."""
     for name in base:
         component = name.removeprefix(f"eval/{GRADES}").removesuffix("/presence")
         if name != f"eval/{GRADES}{component}/presence":
             continue
         presence = _rise(base, later, f"{GRADES}{component}/presence")
         correctness = _rise(base, later, f"{GRADES}{component}/correctness")
-        if presence is not None and correctness is not None and presence >= LEAST_MOVE and correctness <= -LEAST_MOVE:
+        if presence is None or correctness is None:
+            continue
+        error = ERRORS * _error(later)
+        least, most = (
+            LEAST_MOVE + error * (base.get(f"eval/{GRADES}{component}/{kind}_std") or 0.0)
+            for kind in ("presence", "correctness")
+        )
+        if presence >= least and correctness <= -most:
             yield Divergence(component=component, presence=presence, correctness=correctness)
+
+
+def _error(later: Row, variances: float = 1.0) -> float:
+    """Standard error of a change of means, in standard deviations; 0: the number of answers is not told.
+
+    `variances`: of what changes, 1 for one mean.
+    """
+    num_answers = math.prod(later.get(f"eval/{name}") or 0 for name in ("num_tasks", "num_samples"))
+    return math.sqrt(2 * variances / num_answers) if num_answers > 0 else 0.0
 
 
 def _gain(base: Row, later: Row, name: str) -> float | None:

@@ -73,6 +73,8 @@ class Objective:
                 advantages_T - penalty_T for advantages_T, penalty_T in zip(advantages_S, penalties_S, strict=True)
             )
         advantages_S = tuple(a_T * w_T for a_T, w_T in zip(advantages_S, importance_S, strict=True))
+        asks_policy = config.reference != "environment"
+        referred = [s.masked() if asks_policy and not self._fits(s) else s for s in sequences]  # no reference was asked
         return TrainingBatch(
             turns=turns,
             advantages_K=advantages_K,
@@ -81,7 +83,7 @@ class Objective:
                 sequences, advantages_S, config.max_token_trainer_length, self._loss, config.loss_config
             ),
             kl_reference=_mean_penalty(penalties_S, sequences, config.kl_coef),
-            implicit_reward_gap=_implicit_reward_gap(turns, penalties_S, sequences, config.kl_coef),
+            implicit_reward_gap=_implicit_reward_gap(turns, penalties_S, referred, config.kl_coef),
             corrected=corrected,
         )
 

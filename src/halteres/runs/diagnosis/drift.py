@@ -46,10 +46,10 @@ class EnsembleDisagrees:
         """An evaluation's row, or an environment's."""
         for metric in list(_metrics(row, f"eval/reward/{{}}/{DISAGREEMENT}{QUANTILE}")):
             self._limits.setdefault(metric[0], metric[1])
-        apart = {name: value for name, value in _metrics(row, f"reward/{{}}/{DISAGREEMENT}") if self._limits.get(name)}
+        apart = {name: value for name, value in _metrics(row, f"reward/{{}}/{DISAGREEMENT}") if name in self._limits}
         if not apart:
             return None
-        worst = max(apart, key=lambda name: apart[name] / self._limits[name])
+        worst = max(apart, key=lambda name: apart[name] - self._limits[name])
         if not self._excursion.begins(apart[worst] > self._limits[worst]):
             return None
         return Finding(

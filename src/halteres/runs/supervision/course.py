@@ -192,8 +192,10 @@ class Course:
             case StopAsked():
                 return Verdict(status="stopped")
             case GraceOver():
-                late = f"{self.goal}; the trainer did not end after its step, and was ended." if self.goal else None
-                return Verdict(status="stopped", note=late)
+                late = "the trainer did not end after its step, and was ended."
+                if self.drift:
+                    return Verdict(status="stopped", note=late.capitalize())  # the alert is put before it
+                return Verdict(status="stopped", note=f"{self.goal}; {late}" if self.goal else None)
             case LookedAround():
                 await self.news.read()
                 self._mind_the_goal()
