@@ -8,7 +8,7 @@ another on `--panel-model`, which scores held-out answers and nothing else (best
 
     grpo    importance_sampling, group_std
     ppo     the clipped loss, two minibatches, a KL penalty to the base model; no critic
-    hacked  as grpo, but the rater prefers the longer answer: the gain should not show in the panel
+    hacked  as grpo, but the rater prefers the shorter answer: the gain should not show in the panel
 
 The exact-answer verifier enters neither reward. Length: what the verifier's gain would be if it were that of the change
 of length alone, by the slope of the base model's own answers within their problems. Written:
@@ -80,7 +80,7 @@ def parse() -> argparse.Namespace:
 
 
 def reward_models(seed: int, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """The reward models of a seed, trained and calibrated: the right one, one that likes length, the panel's."""
+    """The reward models of a seed, trained and calibrated: the right one, one that likes short answers, the panel's."""
     first, second = answered(2 * seed, options), answered(2 * seed + 1, options)
     second = {prompt: answers for prompt, answers in second.items() if prompt not in first}
     chance = random.Random(seed)
@@ -89,7 +89,7 @@ def reward_models(seed: int, options: argparse.Namespace) -> dict[str, dict[str,
             "right", seed, pairs(first, lambda answer: answer["score"], chance), "halteres/tiny", options
         ),
         "hacked": reward_model(
-            "hacked", seed, pairs(first, lambda answer: answer["tokens"], chance), "halteres/tiny", options
+            "hacked", seed, pairs(first, lambda answer: -answer["tokens"], chance), "halteres/tiny", options
         ),
         "panel": reward_model(
             "panel", seed, pairs(second, lambda answer: answer["score"], chance), options.panel_model, options
