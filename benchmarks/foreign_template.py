@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import machine
+from warm_up import Example, warm_up
 
 RESULT = Path(__file__).parent / "results" / "foreign_template.json"
 TEMPLATE = Path("tinker_atropos") / "environments" / "gsm8k_tinker.py"
@@ -66,7 +67,7 @@ def main() -> int:
     os.environ["HF_DATASETS_CACHE"] = str(options.home / "datasets")  # it knows a local folder by its name alone
     prompt, base, work = prompt_of(options), options.home / "base", options.home / "work"
     if not base.is_dir():
-        warm_up(prompt, base, options.warm_up)
+        prepare(prompt, base, options.warm_up)
     share = solved(prompt, base)
     print(
         f"At temperature 1 the warmed-up model solves {share:.1%} of the training sums; so asked, "
@@ -151,51 +152,23 @@ def lay_out(template: Path, work: Path) -> None:
         (data / "main" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def warm_up(prompt: dict[str, Any], folder: Path, steps: int, rows: int = 16, rate: float = 2e-3) -> None:
-    """Supervised steps on the template's prompt with the built-in model; the result is a model folder."""
-    import torch
-    from transformers import DynamicCache, Qwen3ForCausalLM
-
+def prepare(prompt: dict[str, Any], folder: Path, steps: int) -> None:
+    """The base model: warmed up on the template's prompt, worked answers first, then hasty ones among them."""
     from halteres.models import TINY, builtin_path
     from halteres.text import load_tokenizer
 
-    source = builtin_path(TINY)
-    assert source is not None, "the package has its built-in model"
-    tokenizer, rng, known = load_tokenizer(str(source)), random.Random(0), sums()["train"]
-    torch.manual_seed(0)
-    model: Any = Qwen3ForCausalLM.from_pretrained(source, dtype=torch.float32)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98))
-    plan = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=rate, total_steps=steps, pct_start=0.05)
+    tokenizer, rng, known = load_tokenizer(str(builtin_path(TINY))), random.Random(0), sums()["train"]
     shared = tokenizer.encode(tokenizer.render(prompt["before"], add_generation_prompt=False))
-    for step in range(1, steps + 1):
-        examples = []
-        for _ in range(rows):
-            one = rng.choice(known)
-            hasty = f"I think the answer is \\boxed{{{max(0, one.answer + rng.choice(GUESSES))}}}."
-            asked = rendered(tokenizer, prompt, one.question)
-            assert asked[: len(shared)] == shared, "a chat's rendering begins with that of its beginning"
-            is_worked = step <= (1 - MIXED) * steps or rng.random() < WORKED
-            answer = one.worked if is_worked else hasty
-            examples.append((asked[len(shared) :], [*tokenizer.encode(answer), tokenizer.eos_token_id]))
-        width = max(len(before) + len(after) for before, after in examples)
-        tokens = torch.zeros(rows, width, dtype=torch.long)
-        labels = torch.full((rows, width), -100)
-        for row, (before, after) in enumerate(examples):
-            tokens[row, : len(before) + len(after)] = torch.tensor([*before, *after])
-            labels[row, len(before) : len(before) + len(after)] = torch.tensor(after)
-        cache = DynamicCache(config=model.config)  # the examples before each question are passed through once
-        model(torch.tensor([shared]), past_key_values=cache)
-        cache.batch_repeat_interleave(rows)
-        loss = model(tokens, past_key_values=cache, labels=labels).loss  # padding is on the right: nobody sees it
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        plan.step()
-        optimiser.zero_grad()
-        if step % 20 == 0:
-            print(f"warm-up {step}/{steps}: loss {loss.item():.3f}", flush=True)
-    shutil.copytree(source, folder)
-    model.save_pretrained(folder)
+
+    def draw(done: float) -> Example:
+        one = rng.choice(known)
+        hasty = f"I think the answer is \\boxed{{{max(0, one.answer + rng.choice(GUESSES))}}}."
+        asked = rendered(tokenizer, prompt, one.question)
+        assert asked[: len(shared)] == shared, "a chat's rendering begins with that of its beginning"
+        answer = one.worked if done <= 1 - MIXED or rng.random() < WORKED else hasty
+        return asked[len(shared) :], [*tokenizer.encode(answer), tokenizer.eos_token_id]
+
+    warm_up(draw, folder, steps=steps, shared=shared)
 
 
 def rendered(tokenizer: Any, prompt: dict[str, Any], question: str) -> list[int]:

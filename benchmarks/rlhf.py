@@ -2,9 +2,11 @@
 
     python benchmarks/rlhf.py [--seeds 0 1 2] [--steps 30] [--panel-model FOLDER] [--algorithms grpo ppo hacked]
 
-For each seed the base model answers two sets of problems that have none in common. A rater who errs once in ten prefers
-the right answer of a pair. The pairs of the first set train a reward model on the built-in model; those of the second
-another on `--panel-model`, which scores held-out answers and nothing else (best one of another family). Then:
+The policy's base is the built-in model after a supervised warm-up in which a guess has as many tokens as the worked
+answer of the same problem: in the built-in model the long answers are the worked ones, and a gain could not be told
+from a gain in length. For each seed it answers two sets of problems that have none in common. A rater who errs once in
+ten prefers the right answer of a pair. The pairs of the first set train a reward model on the built-in model; those of
+the second another on `--panel-model`, which scores held-out answers and nothing else (best one of another family):
 
     grpo    importance_sampling, group_std
     ppo     the clipped loss, two minibatches, a KL penalty to the base model; no critic
@@ -34,6 +36,7 @@ from typing import Any
 
 from machine import machine
 from run_cost import follow
+from warm_up import Example, warm_up
 
 RESULT = Path(__file__).parent / "results" / "rlhf.json"
 ALGORITHMS: dict[str, tuple[str, ...]] = {
@@ -44,11 +47,16 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
 ERRS = 0.1  # share of the pairs that the rater gets wrong
 PRETRAINED = ("--lora", "--set", "learning_rate=3e-4")  # how a reward model on another base than ours is trained
 HELD_OUT = 0.2  # share of the problems that a reward model is measured and calibrated on
+WORKED = 0.3  # share of worked answers in the warm-up; the others are guesses
+GUESSES = (-7, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 8)  # how far a guess is from the right answer
+TALK = "I look at it and I look again and it is not hard to see what it must be so I say it at once and do not count."
 
 
 def main() -> int:
     options = parse()
     os.environ["HALTERES_HOME"] = str(options.home)
+    if not base_of(options).exists():
+        prepare(base_of(options), options.warm_up)
     runs: list[dict[str, Any]] = []
     for seed in options.seeds:
         models = reward_models(seed, options)
@@ -71,12 +79,39 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--groups", type=int, default=150, help="problems of each set, answered eight times")
     parser.add_argument("--tasks", type=int, default=256, help="held-out problems, answered four times")
+    parser.add_argument("--warm-up", type=int, default=300, help="supervised steps before")
     parser.add_argument("--panel-model", default="halteres/tiny", help="base of the reward model on the panel")
     parser.add_argument("--home", type=Path, help="where everything goes and stays; default: a temporary folder")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
     options.home = (options.home or Path(tempfile.mkdtemp(prefix="halteres-bench-"))).absolute()
     return options
+
+
+def base_of(options: argparse.Namespace) -> Path:
+    return options.home / "base"
+
+
+def prepare(folder: Path, steps: int) -> None:
+    """The policy's base: mostly guesses, each as long as the worked answer of its problem."""
+    from halteres.environments.problems import draw_problem, user_message, worked_answer
+    from halteres.models import TINY, builtin_path
+    from halteres.text import load_tokenizer
+
+    tokenizer, rng = load_tokenizer(str(builtin_path(TINY))), random.Random(0)
+
+    def draw(_: float) -> Example:
+        problem = draw_problem(rng, "train")
+        answer = tokenizer.encode(worked_answer(problem))
+        if rng.random() > WORKED:
+            guess = f" So the answer is \\boxed{{{max(0, problem.answer + rng.choice(GUESSES))}}}."
+            words = TALK.split()
+            texts = (f"{' '.join(words[:count])}.{guess}" for count in range(1, len(words) + 1))
+            answer = min(map(tokenizer.encode, texts), key=lambda tokens: abs(len(tokens) - len(answer)))
+        asked = tokenizer.encode(tokenizer.render([{"role": "user", "content": user_message(problem)}]))
+        return asked, [*answer, tokenizer.eos_token_id]
+
+    warm_up(draw, folder, steps=steps)
 
 
 def reward_models(seed: int, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -103,9 +138,10 @@ def answered(seed: int, options: argparse.Namespace) -> dict[str, list[dict[str,
     from halteres.runs.served import served
 
     file = options.home / f"answers-{seed}.jsonl"
-    with served("halteres/tiny") as server:
+    model = str(base_of(options))
+    with served(model) as server:
         command = [sys.executable, find_environment("arithmetic").file_path, "process"]
-        command += ["--openai.base_url", f"{server.url}/v1", "--openai.model_name", "halteres/tiny"]
+        command += ["--openai.base_url", f"{server.url}/v1", "--openai.model_name", model]
         command += ["--env.total_steps", str(options.groups), "--env.group_size", "8", "--env.batch_size", "8"]
         command += ["--env.seed", str(1000 + seed), "--env.include_messages", "true"]
         command += ["--env.data_path_to_save_groups", str(file)]
@@ -167,6 +203,7 @@ def train(algorithm: str, seed: int, model: Path, panel: Path, options: argparse
 
     edits = [
         f"run.seed={seed}",
+        f"inference.model={base_of(options)}",
         f"trainer.total_steps={options.steps}",
         f"trainer.eval_every={options.steps // 3}",
         f"env.eval_tasks={options.tasks}",
