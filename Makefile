@@ -1,7 +1,7 @@
 # The two commands of a fresh machine are `make quickstart` and `make test`; each installs what it needs into .venv.
 # PYTHON=/path/to/python3 chooses the interpreter, TORCH=torch==... the torch build (see scripts/torch).
 
-.PHONY: help quickstart install test test-clients test-browser test-runs test-chaos test-pythons test-pretrained probe-sdk compatibility check bench clean
+.PHONY: help quickstart install test test-clients test-browser test-runs test-chaos beside-check beside-test test-pythons test-pretrained probe-sdk compatibility check bench clean
 export PYTHON TORCH CHROMIUM
 
 help:            ## this list
@@ -17,7 +17,11 @@ install:         ## .venv with Halteres in it
 
 test:            ## install what tests need; format, lint, types, tests
 	@scripts/install dev
+	@$(MAKE) --no-print-directory --jobs 2 beside-check beside-test
+
+beside-check:
 	@scripts/check
+beside-test:
 	@scripts/test
 
 test-clients:    ## third-party clients in environments of their own
@@ -32,7 +36,7 @@ compatibility:   ## probe every SDK method and generation; write docs/compatibil
 	@scripts/install dev
 	@scripts/compatibility
 
-test-runs:       ## whole runs and tests of inference, in processes of their own; the tutorial among them
+test-runs:       ## whole runs and trainings, tests of inference, the engine's long tests; the tutorial among them
 	@scripts/install dev
 	@scripts/test -m runs
 

@@ -17,6 +17,8 @@ from halteres.cli.main import app
 from halteres.rewards.preferences import read_preferences
 from halteres.rewards.training_config import preset_for
 
+pytestmark = pytest.mark.runs
+
 PAGE = (Path(__file__).parents[2] / "docs" / "reward-models.md").read_text()
 ONLY_HERE = {"--pairs 600": "--pairs 24", "--held-out 300": "--held-out 12", "--min-accuracy 0.80": "--min-accuracy 0"}
 

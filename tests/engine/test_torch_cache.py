@@ -34,6 +34,8 @@ from halteres.text import load_tokenizer
 from .scenes import packed
 from .torch_scenes import prompts, tokens_of
 
+pytestmark = pytest.mark.runs
+
 SICK = 650
 """A token no prompt here has by chance; `poisoned` makes its embedding NaN."""
 

@@ -26,6 +26,8 @@ from halteres.models import TINY
 from .scenes import CROSS_ENTROPY, packed, streamed
 from .torch_scenes import LORA, RATE, gradient, lessons, prompts, running, sample, trained, weights
 
+pytestmark = pytest.mark.runs
+
 FULL = "[enforce fail at alloc_cpu.cpp:125] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate"
 RAISED = {
     "a CPU": RuntimeError(FULL),

@@ -21,6 +21,8 @@ from halteres.errors import HalteresError, InvalidData
 from .scenes import CROSS_ENTROPY, IMPORTANCE_SAMPLING, array, packed
 from .torch_scenes import lessons, of_answer, pair, prompts, running, sample
 
+pytestmark = pytest.mark.runs
+
 STEPS = 4
 PROMPT = prompts(1, seed=61)[0]
 GOOD = Adam(learning_rate=4e-3, weight_decay=0.01, grad_clip_norm=1.0)

@@ -30,6 +30,8 @@ from halteres.rewards.server import create_app
 from .standin_model import listening
 from .torch_scenes import sums
 
+pytestmark = pytest.mark.runs
+
 CHAT = [{"role": "user", "content": "What is 2 + 3?"}, {"role": "assistant", "content": "Gladly: 5"}]
 WEIGHTS = {"helpful": 0.75, "safe": 0.25}
 

@@ -25,6 +25,8 @@ from rewards.scorers import Scripted
 
 from .torch_scenes import random_network
 
+pytestmark = pytest.mark.runs
+
 STEPS = {"prompt": "1 + 2 + 3?", "completions": ["1 + 2 = 3", "3 + 3 = 7", "So 7."], "labels": [True, False, False]}
 
 

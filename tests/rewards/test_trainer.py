@@ -91,6 +91,8 @@ from halteres.models import TINY
 from halteres.rewards import RewardConfig, RewardTrainer
 from rewards.torch_scenes import sums
 
+pytestmark = pytest.mark.runs
+
 torch.set_num_threads(int(sys.argv[2]))
 config = RewardConfig(output_dir=sys.argv[1], max_steps=6, logging_steps=1, save_steps=2, disable_tqdm=True)
 trainer = RewardTrainer(TINY, config, train_dataset=sums(24))
