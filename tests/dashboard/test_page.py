@@ -113,6 +113,21 @@ def test_no_runs_yet_says_how_to_start_one(visit: Visit) -> None:
     expect(page.get_by_role("status").filter(has_text="No runs yet")).to_contain_text("halteres quickstart")
 
 
+def test_a_reward_training_tells_its_accuracy_and_nothing_of_a_policy(visit: Visit) -> None:
+    run = run_scenes.make_run(kind="reward", environment="reward-model", processes={"trainer": {"exit": 0}})
+    append_row(run.path / "metrics.jsonl", {"step": 1, "accuracy": 0.875})
+    append_row(run.path / "metrics.jsonl", {"step": 1, "eval_accuracy": 0.84})
+    page = visit.enter()
+    expect(page.locator(".run .labelled").first).to_have_text("accuracy0.875")
+    page = visit.enter(f"#/runs/{RUN}")
+    facts = page.locator(".facts")
+    expect(facts).to_contain_text("Accuracy88 %")
+    expect(facts).to_contain_text("Held out84 %")
+    expect(facts).not_to_contain_text("KL")
+    expect(page.get_by_role("heading", name="Rollouts")).to_be_hidden()
+    expect(page.locator(".processes dt")).to_have_text(["trainer"])
+
+
 def test_runs_appear_and_change_in_the_list_without_a_reload(visit: Visit, alive: Callable[..., Any]) -> None:
     scenes_results.trained("aaaa1111", steps=20, created_at=100.0, ended_at=160.0)
     page = visit.enter()

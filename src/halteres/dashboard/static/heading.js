@@ -22,13 +22,14 @@ export function heading(id) {
   let last = null;
 
   function tell() {
-    const { metrics, minutes, eta_minutes, step_s } = last;
+    const { kind, metrics, minutes, eta_minutes, step_s } = last;
+    const rewards = kind === "reward"; // of a reward model that is trained there are pairs in the right order
     fill(
       facts,
       fact("Step", `${last.step} / ${last.total_steps}`),
-      fact("Reward", figure(metrics.reward_mean)),
-      fact("Held out", held ?? share(metrics.eval_percent_correct)),
-      fact("KL", figure(metrics.kl)),
+      rewards ? fact("Accuracy", share(metrics.accuracy)) : fact("Reward", figure(metrics.reward_mean)),
+      fact("Held out", rewards ? share(metrics.eval_accuracy) : held ?? share(metrics.eval_percent_correct)),
+      rewards ? null : fact("KL", figure(metrics.kl)),
       fact("Per step", duration(step_s)),
       last.terminal ? fact("Took", duration(minutes * 60)) : fact("Time left", between(eta_minutes)),
       last.terminal ? null : fact("Health", last.health, last.health),

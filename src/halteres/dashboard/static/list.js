@@ -100,10 +100,11 @@ function row() {
   ].map(cell);
   const progress = h("progress", { max: 1, value: 0, "aria-hidden": "true" });
   const labelled = (label, value) => h("span", { class: "labelled" }, h("span", { class: "label" }, label), value);
+  const gained = h("span", { class: "label" });
   const element = h(
     "a", { class: "run" },
     state, h("span", { class: "who" }, name, about, alerts), h("span", { class: "progress" }, progress, steps), curve,
-    labelled("reward", reward), labelled("held out", held), age,
+    h("span", { class: "labelled" }, gained, reward), labelled("held out", held), age,
   );
   const made = {
     element,
@@ -124,6 +125,7 @@ function row() {
       progress.value = run.step;
       say(steps, `${run.step} / ${run.total_steps}`);
       fill(curve, spark(run.curve));
+      say(gained, run.kind === "reward" ? "accuracy" : "reward");
       say(reward, figure(run.reward));
       say(held, share(run.evaluation));
       age.title = moment(run.created_at);

@@ -61,7 +61,8 @@ export function rollouts(id) {
 
   return {
     element,
-    show({ rollouts: [last] }) {
+    show({ kind, rollouts: [last] }) {
+      element.hidden = kind === "reward"; // such a run samples nothing
       if (last === undefined) return;
       if (step === null) read(null);
       else offer(last);

@@ -13,12 +13,12 @@ from typing import Any
 from halteres.runs.state import RunState
 
 SEED_ROLES = ("api", "trainer", "env")
-"""Always told, first: clients of the seeds read them without asking whether they are there."""
+"""Told first of every RL run: clients of the seeds read them without asking whether they are there."""
 
 
 def conditions(state: RunState) -> dict[str, str]:
     """Every process of the run, in words."""
-    roles = dict.fromkeys((*SEED_ROLES, *state.processes))
+    roles = dict.fromkeys((*(SEED_ROLES if state.kind == "rl" else ()), *state.processes))
     return {role: condition(state.processes.get(role, {})) for role in roles}
 
 

@@ -36,6 +36,7 @@ class RewardStart:
 
     training: TrainingRun
     forecast: Forecast
+    base_model: str  # as it was asked for; the plan holds its folder
     name: str | None = None
     policy: Policy = field(default_factory=load_policy)
     home: Path = field(default_factory=runs_home)
@@ -82,7 +83,7 @@ class RewardStart:
             environment=ENVIRONMENT,
             environment_file=self.training.plan.data,
             interpreter=sys.executable,
-            base_model=self.training.plan.model,
+            base_model=self.base_model,
             tokenizer=self.training.plan.model,
             total_steps=self.total_steps,
             created_at=time.time(),
@@ -116,7 +117,13 @@ def plan_reward_training(
     whole = plan.model_copy(update=places)
     told = forecast(whole, folder)
     _check_allowed(told)
-    return RewardStart(training=TrainingRun(plan=whole), forecast=told, name=name, idempotency_key=idempotency_key)
+    return RewardStart(
+        training=TrainingRun(plan=whole),
+        forecast=told,
+        base_model=plan.model,
+        name=name,
+        idempotency_key=idempotency_key,
+    )
 
 
 def plan_resumed_training(
@@ -138,7 +145,14 @@ def plan_resumed_training(
     told = forecast(plan, Path(plan.model))
     _check_allowed(told)
     training = TrainingRun(plan=plan, resume_from=str(newest["state_path"]))
-    return RewardStart(training=training, forecast=told, name=name, resumed=run, idempotency_key=idempotency_key)
+    return RewardStart(
+        training=training,
+        forecast=told,
+        base_model=state.base_model,
+        name=name,
+        resumed=run,
+        idempotency_key=idempotency_key,
+    )
 
 
 def start_reward_training(start: RewardStart, supervisor: Sequence[str] = SUPERVISOR) -> RunDirectory:

@@ -25,7 +25,7 @@ from halteres.errors import Conflict, HalteresError, ServerError, boundary
 from halteres.runs import identity, lock
 from halteres.runs.directory import RunDirectory
 from halteres.runs.servers import new_secret
-from halteres.runs.state import RESERVE, RunState, Status
+from halteres.runs.state import RESERVE, Phase, RunState, Status
 from halteres.runs.stop import WAKE
 from halteres.runs.supervision.conclusion import conclude, export_adapter, final_checkpoint
 from halteres.runs.supervision.course import Course
@@ -61,7 +61,8 @@ async def _attempt(ledger: Ledger, casting: Casting) -> Verdict:
         course = Course(ledger, stage, casting)
         _obey_signals(course)
         # From here on a stop request may wake us; one that came earlier is found by the first look.
-        ledger.update(status="starting", phase="api", started_at=time.time(), supervisor=identity.identity(os.getpid()))
+        phase: Phase = "trainer" if ledger.state.kind == "reward" else "api"
+        ledger.update(status="starting", phase=phase, started_at=time.time(), supervisor=identity.identity(os.getpid()))
         return await course.run_to_verdict()
     finally:
         stage.close()
