@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import stat
 import sys
 import sysconfig
@@ -16,8 +15,8 @@ import pytest
 import yaml
 from mcp import Client, StdioServerParameters
 
-from halteres.agent.hosts.change import BACKUP, Change
-from halteres.agent.hosts.copies import MARKER
+from halteres.agent.hosts.changes import BACKUP, Change
+from halteres.agent.hosts.skill_copies import MARKER
 from halteres.agent.skills import skills
 from halteres.agent.table import TOOLS
 from halteres.errors import Conflict
@@ -80,7 +79,7 @@ def test_what_somebody_wrote_stays_and_comes_back_to_the_byte(here: Land, host: 
     told = here.install(host.client, *host.scope)
     text = file.read_bytes().decode()
     assert host.servers(text) == {**was, "halteres": host.servers(text)["halteres"]}
-    assert is_inserted(text, host.full)
+    assert comments(text) == comments(host.full)
     backup = file.with_name(file.name + BACKUP)
     assert backup.read_bytes() == host.full.encode()
     assert told.done("as it was:", backup) and told.done("updated", file)
@@ -88,11 +87,9 @@ def test_what_somebody_wrote_stays_and_comes_back_to_the_byte(here: Land, host: 
     assert here.files() == before
 
 
-def is_inserted(text: str, into: str) -> bool:
-    """Whether the text is the other one with something put in at one place, and nothing else."""
-    before = os.path.commonprefix([text, into])
-    after = os.path.commonprefix([text[::-1], into[::-1]])
-    return len(before) + len(after) >= len(into)
+def comments(text: str) -> list[str]:
+    """Comments in their order, and what stands in front of each."""
+    return [" ".join(line.split()) for line in text.splitlines() if "#" in line]
 
 
 @each_host
@@ -104,8 +101,7 @@ def test_what_somebody_adds_afterwards_stays_when_we_go(here: Land, host: Writte
     here.install(host.client, *host.scope, "--remove")
     text = file.read_bytes().decode()
     assert host.servers(text) == {**host.servers(host.full), "mine": {"command": "m"}}
-    comments = [line for line in mixed.splitlines() if "#" in line]
-    assert [line for line in text.splitlines() if "#" in line] == comments
+    assert comments(text) == comments(mixed)
     assert file.with_name(file.name + BACKUP).exists()  # it is not what the file is now: somebody may want it
 
 
@@ -118,7 +114,7 @@ def test_our_entry_is_brought_up_to_date_and_keeps_what_somebody_wrote_into_it(
     file = settled(here, host)
     old = file.read_text().replace(SCRIPT, "/elsewhere/halteres").replace("120", "300  # mine")
     file.write_text(old.replace('"command": ', '"disabled": true, "command": '))
-    comments = file.read_text().count("# mine")
+    notes = file.read_text().count("# mine")
     first = host.servers(file.read_text())["halteres"]
     assert first["env"]["HALTERES_HOME"] == str(here.home / "old")
     monkeypatch.delenv("HALTERES_HOME")
@@ -126,7 +122,7 @@ def test_our_entry_is_brought_up_to_date_and_keeps_what_somebody_wrote_into_it(
     assert here.install(host.client, *host.scope).done("updated", file)
     now = host.servers(file.read_text())["halteres"]
     own = f"{here.project / 'environments'}:" if host.scope else ""
-    assert file.read_text().count("# mine") == comments
+    assert file.read_text().count("# mine") == notes
     assert now == {
         **first,
         "command": SCRIPT,
@@ -137,8 +133,8 @@ def test_our_entry_is_brought_up_to_date_and_keeps_what_somebody_wrote_into_it(
 
 BROKEN = {
     "claude": [('{\n "a": 1,\n "mcpServers" {}\n}', 3), ('{\n // mine\n "a": 1}', 2), ('{"a": 1,}', 1), ("[]", 1)],
-    "codex": [('a = 1\n[mcp_servers\nb = "c"\n', 2), ("a = ", 1), ('a = """\n', 2)],
-    "hermes": [("a: 1\nb: [\n", 3), ("a: 1\n\tb: 2\n", 2), ("- a\n", 1), ("a: !mine b\n", 1)],
+    "codex": [('a = 1\n[mcp_servers\nb = "c"\n', 2), ("a = ", 1), ('a = """\n', 1)],
+    "hermes": [("a: 1\nb: [\n", 3), ("a: 1\n\tb: 2\n", 2), ("- a\n", 1)],
 }
 
 
@@ -168,11 +164,8 @@ def test_a_file_that_is_no_text_is_refused(here: Land) -> None:
 UNSAFE = [
     ("cursor", '{"mcpServers": ["a"]}'),
     ("cursor", '{"mcpServers": {"halteres": {"url": "http://127.0.0.1:8765/mcp"}}}'),
-    ("codex", 'mcp_servers = { time = { command = "uvx" } }\n'),
     ("codex", 'text = """\n[mcp_servers.halteres]\n"""\n[[mcp_servers]]\na = 1\n'),
-    ("hermes", "mcp_servers: {time: {command: uvx}}\n"),
     ("hermes", "base: &base\n  time: {command: uvx}\nmcp_servers: *base\n"),
-    ("hermes", "{model: x}\n"),
 ]
 
 
@@ -185,6 +178,23 @@ def test_what_cannot_be_edited_without_harm_is_left_and_the_entry_is_shown_inste
     told = here.run("install-agent", "--client", client)
     assert told.code == 1 and told.err.startswith(f"error: {file} was left as it is: ")
     assert here.files() == before
+
+
+@pytest.mark.parametrize(
+    ("client", "text"),
+    [
+        ("codex", 'mcp_servers = { time = { command = "uvx" } }\n'),
+        ("hermes", "mcp_servers: {time: {command: uvx}}\n"),
+        ("hermes", "{model: x, mcp_servers: {time: {command: uvx}}}\n"),
+    ],
+)
+def test_servers_in_braces_get_ours_among_them(here: Land, client: str, text: str) -> None:
+    file = settled(here, HOSTS[client], text)
+    here.install(client)
+    written = file.read_text()
+    assert "uvx" in written and SCRIPT in written
+    here.install(client, "--remove")
+    assert file.read_text() == text
 
 
 def test_a_byte_order_mark_and_line_ends_of_windows_stay(here: Land) -> None:

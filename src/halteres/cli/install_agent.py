@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 if TYPE_CHECKING:
-    from halteres.agent.hosts.host import Host
+    from halteres.agent.hosts.changes import Plan
+    from halteres.agent.hosts.hosts import Host
     from halteres.agent.hosts.install import Installation
-    from halteres.agent.hosts.plan import Plan
 
 Client = Literal["claude", "codex", "cursor", "gemini", "hermes", "generic"]
 
@@ -61,8 +61,7 @@ def install_agent(
 
 
 def _host(client: Client, plugin: bool) -> Host:
-    from halteres.agent.hosts import HOSTS
-    from halteres.agent.hosts.hermes import HERMES_PLUGIN
+    from halteres.agent.hosts.hosts import HERMES_PLUGIN, HOSTS
     from halteres.errors import UserError
 
     if plugin and client != "hermes":

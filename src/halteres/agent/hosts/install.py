@@ -1,21 +1,20 @@
-"""Putting us into a host, and taking us out of it again.
-
-Owns: what belongs to it: the settings and the skills.
-Never: writes (`Plan.carry_out` does).
-"""
+"""Putting us into a host, and taking us out of it again: the settings and the skills."""
 
 from __future__ import annotations
 
+import os
+import sys
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from halteres.agent.hosts.copies import Copy
-from halteres.agent.hosts.host import Host, Place
-from halteres.agent.hosts.plan import Plan, Step
-from halteres.agent.hosts.registration import this_server
-from halteres.agent.hosts.settings import SettingsFile
+from halteres.agent.hosts.changes import Plan, Step
+from halteres.agent.hosts.hosts import Host, Place
+from halteres.agent.hosts.settings import ENVIRONMENTS, HOME, NAME, Server, SettingsFile
+from halteres.agent.hosts.skill_copies import SkillCopy
 from halteres.agent.skills import skills
+from halteres.config import environ
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +46,37 @@ class Installation:
         return Plan((*steps, *(step for step in gone if step)))
 
     def shown(self) -> str:
-        """What is written into the host's settings, in their form."""
-        place = self.host.place(self.project)
-        file = self._settings(place) or self._settings_at(place, Path(self.host.name))
-        return file.shown(this_server(self.project))
+        """What is written into the host's settings, in their format."""
+        return SettingsFile(file=Path(), host=self.host, within=Path()).shown(this_server(self.project))
 
     def _settings(self, place: Place) -> SettingsFile | None:
-        return self._settings_at(place, place.settings) if place.settings else None
-
-    def _settings_at(self, place: Place, file: Path) -> SettingsFile:
-        return SettingsFile(file=file, form=self.host.form, registration=self.host.registration, within=place.within)
+        return SettingsFile(file=place.settings, host=self.host, within=place.within) if place.settings else None
 
 
-def _copies(place: Place) -> Iterator[Copy]:
+def this_server(project: Path | None) -> Server:
+    """The server of this installation. A project's agents find the environments in its folder `environments`."""
+    command, *args = _program()
+    return Server(command=command, args=(*args, "mcp"), env=dict(_variables(project)))
+
+
+def _program() -> tuple[str, ...]:
+    script = Path(sysconfig.get_path("scripts"), NAME)
+    if script.is_file() and os.access(script, os.X_OK):
+        return (str(script),)
+    return (sys.executable, "-m", NAME)
+
+
+def _variables(project: Path | None) -> Iterator[tuple[str, str]]:
+    """Hosts start their servers with few variables of the user's: what was set by hand must be handed on."""
+    if environ.is_set(HOME):
+        yield HOME, str(environ.home())
+    *folders, _ = environ.environment_folders()  # the last one follows from the home
+    own = [project / "environments"] if project else []
+    if folders := list(dict.fromkeys(map(str, [*own, *folders]))):
+        yield ENVIRONMENTS, os.pathsep.join(folders)
+
+
+def _copies(place: Place) -> Iterator[SkillCopy]:
     if place.skills:
         for skill in skills():
-            yield Copy(skill=skill, folder=place.skills / skill.name, within=place.within)
+            yield SkillCopy(skill=skill, folder=place.skills / skill.name, within=place.within)

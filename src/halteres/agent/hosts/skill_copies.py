@@ -14,8 +14,7 @@ from typing import Final
 
 import msgspec
 
-from halteres.agent.hosts.change import Change, content
-from halteres.agent.hosts.plan import Step
+from halteres.agent.hosts.changes import Change, Step, content
 from halteres.agent.skills import Skill
 
 MARKER: Final = ".halteres.json"
@@ -31,7 +30,7 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
+class SkillCopy:
     """A skill's place in a host's folder, whether it is there or not."""
 
     skill: Skill
