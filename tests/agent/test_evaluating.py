@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from halteres.agent.trial.candidates import Bench
+from halteres.agent.trial.request import Bench
 from halteres.models import TINY, builtin_path
 from halteres.runs.directory import RunDirectory, find_run
 from halteres.runs.reading.adapter import weights_of

@@ -15,13 +15,12 @@ import aiohttp
 import msgspec
 import pytest
 
-from halteres.agent.trial import folder, tester, upstream
-from halteres.agent.trial.ending import Ended
-from halteres.agent.trial.relay import Relay, relaying
+from halteres.agent.trial import folder, tester
+from halteres.agent.trial import relay as relays
+from halteres.agent.trial.folder import keys_for
+from halteres.agent.trial.outcome import Ended, Traffic
+from halteres.agent.trial.relay import Destination, Relay, relaying
 from halteres.agent.trial.request import Candidate, Request
-from halteres.agent.trial.start import keys_for
-from halteres.agent.trial.traffic import Traffic
-from halteres.agent.trial.upstream import Destination
 
 from .openrouter import KEY, OpenRouter, openrouter
 
@@ -49,7 +48,7 @@ class Door:
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(relays, "FIRST_WAIT_S", 0.01)
 
 
 @asynccontextmanager
@@ -104,14 +103,14 @@ async def test_a_busy_endpoint_is_asked_again() -> None:
 async def test_a_failing_endpoint_is_asked_again_for_the_environment_and_then_no_more() -> None:
     async with door("bad/one") as it:
         status, answer = await it.chat()
-        assert status == upstream.GIVEN_UP
+        assert status == relays.GIVEN_UP
         assert "answered 500" in answer["error"]["message"]
-        assert len(it.endpoint.requests) == upstream.ATTEMPTS
+        assert len(it.endpoint.requests) == relays.ATTEMPTS
         for _ in range(5):
             await it.chat()
-        limit = upstream.ATTEMPTS * upstream.GIVEN_UP_AFTER
+        limit = relays.ATTEMPTS * relays.GIVEN_UP_AFTER
         assert len(it.endpoint.requests) == limit, "after some failures in a row nothing is sent any more"
-        assert it.traffic.errors == {str(upstream.GIVEN_UP): 6}
+        assert it.traffic.errors == {str(relays.GIVEN_UP): 6}
 
 
 @pytest.mark.parametrize(("model", "key", "status"), [("broke/one", KEY, 402), ("good/one", "sk-another-key", 401)])
@@ -127,7 +126,7 @@ async def test_without_money_or_with_a_wrong_key_an_endpoint_is_asked_once(model
 async def test_an_error_told_with_status_200_is_an_error() -> None:
     async with door("masked/one") as it:
         status, answer = await it.chat()
-        assert status == upstream.GIVEN_UP
+        assert status == relays.GIVEN_UP
         assert "Provider returned error" in answer["error"]["message"]
 
 
@@ -140,14 +139,14 @@ async def test_a_key_that_an_endpoint_quotes_does_not_reach_the_environment() ->
 async def test_the_budget_bounds_what_an_environment_can_spend() -> None:
     async with door("good/one", budget=3) as it:
         statuses = [(await it.chat(n=2))[0] for _ in range(3)]
-        assert statuses == [200, upstream.GIVEN_UP, upstream.GIVEN_UP]
+        assert statuses == [200, relays.GIVEN_UP, relays.GIVEN_UP]
         assert it.traffic.completions == 2
 
 
 async def test_no_answer_is_waited_for_beyond_the_deadline() -> None:
     async with door("slow/one", ends_at=time.monotonic() + 0.3) as it:
         status, answer = await it.chat()
-        assert (status, "no answer in time" in answer["error"]["message"]) == (upstream.GIVEN_UP, True)
+        assert (status, "no answer in time" in answer["error"]["message"]) == (relays.GIVEN_UP, True)
 
 
 async def test_who_hangs_up_takes_back_what_was_asked() -> None:

@@ -14,13 +14,11 @@ import msgspec
 import pytest
 
 from halteres.agent.trial import tests_store
-from halteres.agent.trial.budget import BUDGET, brief
-from halteres.agent.trial.ending import Ended, exited, hung_at, timed_out
 from halteres.agent.trial.folder import TestFolder, find_test
-from halteres.agent.trial.output import folded
-from halteres.agent.trial.report import report
+from halteres.agent.trial.outcome import Ended, Traffic
+from halteres.agent.trial.report import BUDGET, brief, report
 from halteres.agent.trial.request import Candidate, Request
-from halteres.agent.trial.traffic import Traffic
+from halteres.agent.trial.tester import exited, folded, hung_at, timed_out
 from halteres.errors import NotFound
 from halteres.observe.metrics import append_row
 from halteres.runs import lock

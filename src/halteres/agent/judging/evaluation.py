@@ -25,8 +25,7 @@ from halteres.agent.drafting.drafts import load_draft
 from halteres.agent.judging.headline import CORRECT, GREEDY, SCORE, rounded
 from halteres.agent.keeping import tidy
 from halteres.agent.tool import Hints, Result, tool
-from halteres.agent.trial.folder import TestFolder, tests_home
-from halteres.agent.trial.start import begin
+from halteres.agent.trial.folder import TestFolder, begin, tests_home
 from halteres.agent.trial.testing import until_ended
 from halteres.agent.wording import worded
 from halteres.config import environ

@@ -22,8 +22,7 @@ from halteres.agent.caller import Caller
 from halteres.agent.judging.headline import rounded
 from halteres.agent.keeping import tidy
 from halteres.agent.tool import READS, Hints, LongArguments, Result, tool
-from halteres.agent.trial.folder import TestFolder, tests_home
-from halteres.agent.trial.start import begin
+from halteres.agent.trial.folder import TestFolder, begin, tests_home
 from halteres.agent.trial.testing import until_ended
 from halteres.agent.wording import worded
 from halteres.config import environ

@@ -14,20 +14,26 @@ Never: runs a test, writes more than a new folder.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import secrets
-from collections.abc import Iterator
+import shutil
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from halteres.agent.trial.request import Candidate, Request
+from halteres.agent.trial.request import ADDRESS, KEY, Candidate, Request
 from halteres.config import environ
-from halteres.errors import NotFound, nearest
+from halteres.errors import NotFound, ServerError, nearest
 from halteres.files import replace_file
+from halteres.process import detach
+from halteres.rewards.components import secret_variables
 from halteres.runs import lock
 
 Phase = Literal["running", "done", "failed", "lost"]
@@ -125,3 +131,70 @@ def find_test(test_id: str) -> TestFolder:
 def all_tests() -> Iterator[TestFolder]:
     """Every test of this machine, in no order."""
     return (TestFolder(file.parent) for file in tests_home().glob("t-*/request.json"))
+
+
+def link_test(folder: TestFolder, request: Request) -> None:
+    """Make the links. What they lead to may not be there yet."""
+    hermes = environ.hermes_home()
+    for logs in (environ.home() / "logs", *((hermes / "logs" / "rl_training",) if hermes else ())):
+        for one in request.candidates:
+            for file in (folder.groups(one), folder.log(one)):
+                _link(logs / "inference_tests" / file.name, file)
+
+
+def _link(link: Path, target: Path) -> None:
+    with contextlib.suppress(OSError):  # the folder is not ours to write
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if link.is_symlink():
+            link.unlink()
+        link.symlink_to(target)
+
+
+def start(request: Request) -> TestFolder:
+    """Start a test in a fresh folder. Its tester is detached, and has the key only if it needs it.
+
+    Raises:
+        ServerError: it cannot be started; there is no folder.
+    """
+
+    def prepare(folder: TestFolder) -> None:
+        folder.write("request.json", msgspec.structs.replace(request, test_id=folder.test_id))
+        link_test(folder, request)
+
+    return begin("t", "halteres.agent.trial", prepare, *keys_for(request))
+
+
+def begin(kind: Kind, module: str, prepare: Callable[[TestFolder], None], *keys: str) -> TestFolder:
+    """Start a detached process in a fresh folder that was prepared for it.
+
+    Args:
+        kind: of the folder.
+        module: what the process runs: `python -m MODULE FOLDER --lock-fd N`.
+        prepare: writes what the process reads.
+        keys: variables named like secrets that it gets.
+
+    Raises:
+        ServerError: it cannot be started; there is no folder.
+    """
+    folder = held = None
+    try:
+        folder = new_folder(kind)
+        prepare(folder)
+        held = lock.take(folder.lock)
+        command = (sys.executable, "-m", module, str(folder.path), "--lock-fd", str(held))
+        detach(command, folder.path, folder.path / "tester.log", environ.with_keys(*keys), held)
+        return folder
+    except OSError as error:
+        if folder is not None:
+            shutil.rmtree(folder.path, ignore_errors=True)
+        raise ServerError(f"No test can be started in {tests_home()}.", f"{error.strerror or error}.") from error
+    finally:
+        if held is not None:
+            os.close(held)
+
+
+def keys_for(request: Request) -> list[str]:
+    """Names of the variables with the keys of those that its models and its judges are asked of."""
+    remote = [KEY, ADDRESS] if not all(one.is_local for one in request.candidates) else []
+    service = [environ.API_KEY] if any(one.service_url for one in request.candidates) else []
+    return [*remote, *service, *secret_variables(request.env)]

@@ -1,23 +1,90 @@
-"""What one model's test has come to, in figures.
+"""What one model's test has come to: its traffic, its end and its groups, read from its files; also while it goes on.
 
-Owns: the nouns `Group` and `Outcome`; the figures of the seeds, and ours.
-Never: reads a file (`reading` does), says whether one can train on it (`verdict` does).
+`Outcome` holds the figures that the seeds' tests told, and ours. Whether one can train on it says `report`.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from halteres.agent.trial.ending import Ended
+import msgspec
+
+from halteres.agent.trial import wire
+from halteres.agent.trial.folder import TestFolder
 from halteres.agent.trial.request import Candidate, Request
-from halteres.observe.metrics import Row
+from halteres.observe.metrics import Row, read_rows
 
 DROPPED = frozenset(("too_long", "wrong_size", "same_scores", "nothing_collected"))
+
+
+Fault = Literal["model", "environment", "test"]
+
+
+class Traffic(msgspec.Struct, kw_only=True):
+    """Counts of one model, so far."""
+
+    asked: int = 0  # completions that the environment asked for
+    completions: int = 0  # that came
+    tokens: int = 0  # of them
+    truncated: int = 0  # cut off by the limit of tokens
+    retries: int = 0
+    errors: dict[str, int] = {}  # what was given up on: status -> how often
+    last_error: str = ""
+    over: Literal["", "model", "budget"] = ""  # why nothing more is sent: the model fails for good, or enough was spent
+    in_flight: int = 0
+    busy_s: float = 0.0  # during which anything was in flight
+    busy_since: float = 0.0  # monotonic
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """One request of the environment's, inside."""
+        if self.in_flight == 0:
+            self.busy_since = time.monotonic()
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            if self.in_flight == 0:
+                self.busy_s += time.monotonic() - self.busy_since
+
+    def answered(self, answer: Any) -> None:
+        """Take in a model's answer."""
+        self.completions += len(wire.items(answer))
+        self.truncated += sum(wire.finish(item) == "length" for item in wire.items(answer))
+        self.tokens += wire.tokens(answer)
+
+    def failed(self, status: int, why: str) -> None:
+        """A request was given up."""
+        self.errors[str(status)] = self.errors.get(str(status), 0) + 1
+        self.last_error = why
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens of all answers, over the time in which any was waited for."""
+        return self.tokens / self.busy_s if self.busy_s > 0 and self.tokens else None
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """ended.json. Without an error it went through."""
+
+    error: str = ""  # what, one sentence; the seeds' words
+    why: str = ""
+    fault: Fault | None = None
+    seconds: float = 0.0
+    traffic: Traffic = msgspec.field(default_factory=Traffic)
+    stdout: str = ""  # its end, where something went wrong
+    stderr: str = ""
+
+
 """What `process` records of a group that did not fail and was not kept all the same."""
 
 
@@ -146,3 +213,94 @@ def plain(scores: Sequence[float]) -> list[float]:
 
 def _rounded(share: float | None) -> float | None:
     return None if share is None else round(share, 3)
+
+
+REFERENCES = ("answer", "solution", "target", "expected", "reference", "ground_truth", "gold", "label")
+"""What the right answer is called in an item; the first that is there."""
+
+
+ODD_ANSWERS = "odd_answers.json"
+
+
+def read_odd_answers(folder: TestFolder) -> dict[str, Any]:
+    """What the scorer gives for odd answers (`scoring.odd_scores`); nothing where it was not tried, or not yet."""
+    try:
+        return msgspec.json.decode((folder.path / ODD_ANSWERS).read_bytes(), type=dict[str, Any])
+    except OSError:
+        return {}
+
+
+def read_outcome(folder: TestFolder, request: Request, candidate: Candidate) -> Outcome:
+    """What a model's files say now."""
+    work, output = folder.work(candidate), folder.groups(candidate)
+    rows = [row for file in sorted(work.glob("rollouts/*.jsonl")) for row in read_rows(file)]
+    return Outcome(
+        candidate=candidate,
+        request=request,
+        output_file=output,
+        log_file=folder.log(candidate),
+        groups=() if request.prompts else tuple(_groups(output, [row for row in rows if row["completions"]])),
+        responses=tuple(read_rows(output)) if request.prompts else (),
+        failures=tuple(failure for row in rows for failure in row["failures"]),
+        ended=_ended(work / "ended.json"),
+    )
+
+
+class _Line(msgspec.Struct):
+    """A line of the groups' file; its tokens are not read."""
+
+    scores: list[float]
+    messages: list[Any] | None = None
+    episodes: list[int] | None = None  # of each sequence, where rollouts have several turns
+
+
+def _groups(output: Path, rollouts: Sequence[Row]) -> Iterator[Group]:
+    """Whole groups; a line that is none is passed over. Texts are those of the messages, else of the rollouts."""
+    lines = output.read_bytes().split(b"\n") if output.exists() else []
+    for number, text in enumerate(line for line in lines if line):
+        try:
+            line = msgspec.json.decode(text, type=_Line)
+        except msgspec.DecodeError:
+            continue
+        row = rollouts[number] if number < len(rollouts) else {}
+        yield _group(line, row)
+
+
+def _group(line: _Line, row: Row) -> Group:
+    scores, chats, reference = tuple(line.scores), line.messages or [], reference_of(row.get("item"))
+    if line.episodes is not None:
+        return _episodes(dict(zip(line.episodes, scores, strict=False)), row, reference)
+    if len(chats) == len(scores) and all(isinstance(chat, list) and len(chat) > 1 for chat in chats):
+        answers = tuple(str(chat[-1].get("content")) for chat in chats)
+        return Group(scores=scores, prompt=str(chats[0][-2].get("content")), answers=answers, reference=reference)
+    answers = tuple(one["text"] for one in row.get("completions", ()))
+    whole = answers if len(answers) == len(scores) else ()
+    return Group(scores=scores, prompt=row.get("prompt", ""), answers=whole, reference=reference)
+
+
+def _episodes(scores: Mapping[int, float], row: Row, reference: str) -> Group:
+    """A group of several turns, by rollout: its answers are whole conversations, as they were recorded."""
+    answers = tuple(_conversation(one) for one in row.get("completions", ()))
+    whole = answers if len(answers) == len(scores) else ()
+    return Group(scores=tuple(scores.values()), prompt=row.get("prompt", ""), answers=whole, reference=reference)
+
+
+def _conversation(completion: Row) -> str:
+    turns = completion.get("turns") or [completion]
+    return "\n\n".join(text for turn in turns for text in (turn["text"], turn.get("observation")) if text)
+
+
+def reference_of(item: Any) -> str:
+    """The right answer of an item that is a dataclass or a mapping (in JSON both are objects); else nothing."""
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        item = {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
+    if not isinstance(item, Mapping):
+        return ""
+    return next((str(item[name]) for name in REFERENCES if item.get(name) not in (None, "")), "")
+
+
+def _ended(file: Path) -> Ended | None:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Ended)
+    except OSError:
+        return None

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from halteres import process
-from halteres.agent.trial.asker import environment_of
-from halteres.agent.trial.asking import NOT_KNOWN, Scoring
-from halteres.agent.trial.reading import reference_of
+from halteres.agent.trial.asker import NOT_KNOWN, Scoring, environment_of
+from halteres.agent.trial.outcome import reference_of
 from halteres.environments.commands import author_error
 from halteres.environments.single_turn import SingleTurnEnv
 from halteres.environments.work import Items

@@ -22,12 +22,9 @@ from halteres.agent.drafting.drafts import load_draft
 from halteres.agent.drafting.sifting import current
 from halteres.agent.keeping import tidy
 from halteres.agent.tool import Hints, LongArguments, Result, tool
-from halteres.agent.trial.budget import brief
-from halteres.agent.trial.folder import TestFolder, find_test
-from halteres.agent.trial.order import Order
-from halteres.agent.trial.report import report
-from halteres.agent.trial.request import Request
-from halteres.agent.trial.start import keys_for, start
+from halteres.agent.trial.folder import TestFolder, find_test, keys_for, start
+from halteres.agent.trial.report import brief, report
+from halteres.agent.trial.request import Order, Request
 from halteres.agent.trial.tests_store import open_test
 from halteres.agent.wording import worded
 from halteres.config import environ
