@@ -15,8 +15,7 @@ from pathlib import Path
 
 import httpx
 
-from halteres.agent.faces.http.app import LegacyAuth, create_app
-from halteres.agent.faces.http.server import ControlServer
+from halteres.agent.faces.http.server import ControlServer, LegacyAuth, create_app
 from halteres.agent.faces.token import token
 from halteres.loopback import open_listener, url_of
 

@@ -29,7 +29,7 @@ CHANGES = {
 HOST = """
 import asyncio, json, signal, sys
 from halteres.agent.call import call
-from halteres.agent.caller import Caller
+from halteres.agent.caller import (Caller)
 
 given = json.loads(sys.argv[1])
 for _ in range(int(sys.argv[2])):

@@ -69,7 +69,7 @@ def test_selecting_again_discards_edits_and_tells_them() -> None:
 
 def test_a_draft_outlives_the_process_that_made_it() -> None:
     script = (
-        "from halteres.agent.drafting.drafts import choose\nfrom halteres.agent.caller import Caller\n"
+        "from halteres.agent.drafting.drafts import choose\nfrom halteres.agent.call import Caller\n"
         "choose(Caller(draft='mine'), None, 'arithmetic', {'lora_rank': 8})"
     )
     subprocess.run([sys.executable, "-c", script], check=True, env=for_child(), timeout=60)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from halteres.agent.starting import estimates, speeds
+from halteres.agent.starting import estimates, measurements
 from halteres.agent.starting.estimates import Estimate, estimate
 from halteres.agent.starting.probe import Speed
 from halteres.agent.trial.tests_store import TestOutcome
@@ -108,7 +108,7 @@ def remember(plan: Plan, ground: Ground, speed: Speed = SPEED) -> None:
     """The cache as the probe has left it."""
     file = environ.home() / "cache" / "estimates.json"
     file.parent.mkdir(exist_ok=True)
-    key = speeds.Engine.of(plan, ground.model).key
+    key = measurements.Engine.of(plan, ground.model).key
     file.write_text(json.dumps({key: {"speed": msgspec.to_builtins(speed), "at": 1.0}}))
 
 
@@ -249,13 +249,13 @@ def test_memory_is_told_as_measured_and_with_what_caches_may_grow_to(home: Path)
 def test_the_engine_is_measured_once_and_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The built-in model itself; its figures must be such that the recorded truth would have been foretold."""
     plan, ground = planned()
-    engine = speeds.Engine.of(plan, ground.model)
-    monkeypatch.setattr(speeds, "UNDISTURBED", 0.0)  # however busy this machine is just now
-    found = speeds.measured(engine, plan.demands, deadline_s=60)
+    engine = measurements.Engine.of(plan, ground.model)
+    monkeypatch.setattr(measurements, "UNDISTURBED", 0.0)  # however busy this machine is just now
+    found = measurements.measured(engine, plan.demands, deadline_s=60)
     assert found is not None and found.complete
     assert 0.2 < found.peak_gb < 1.5
-    monkeypatch.setattr(speeds.subprocess, "Popen", None)
-    assert speeds.remembered(engine) == found
+    monkeypatch.setattr(measurements.subprocess, "Popen", None)
+    assert measurements.remembered(engine) == found
     assert told(plan, ground).step_s.low > 0
 
 
@@ -267,21 +267,21 @@ def test_figures_of_a_busy_machine_are_used_and_not_remembered(home: Path, monke
     busy = told(plan, ground)
     assert busy.step_s.high == idle.step_s.high
     assert busy.step_s.low - 0.05 == pytest.approx((idle.step_s.low - 0.05) / 2), "alone it may be twice as fast"
-    monkeypatch.setattr(speeds, "UNDISTURBED", 1.1)
-    scripted = speeds.Engine(backend="scripted", model=ground.model, threads=1)
-    assert speeds.measured(scripted, plan.demands, deadline_s=60) is not None
-    assert speeds.remembered(scripted) is None
+    monkeypatch.setattr(measurements, "UNDISTURBED", 1.1)
+    scripted = measurements.Engine(backend="scripted", model=ground.model, threads=1)
+    assert measurements.measured(scripted, plan.demands, deadline_s=60) is not None
+    assert measurements.remembered(scripted) is None
 
 
 def test_a_probe_that_takes_too_long_is_given_up_and_leaves_no_figures(home: Path) -> None:
     plan, ground = planned()
-    assert speeds.measured(speeds.Engine.of(plan, ground.model), plan.demands, deadline_s=0.05) is None
+    assert measurements.measured(measurements.Engine.of(plan, ground.model), plan.demands, deadline_s=0.05) is None
     assert not (home / "cache").exists()
 
 
 def test_an_engine_that_does_not_start_has_no_speed(home: Path, tmp_path: Path) -> None:
     plan, _ = planned()
     (tmp_path / "config.json").write_text("{}")
-    broken = speeds.Engine(backend="scripted", model=RunModel(name="x", tokenizer=str(tmp_path)), threads=1)
-    assert speeds.measured(broken, plan.demands, deadline_s=60) is None
+    broken = measurements.Engine(backend="scripted", model=RunModel(name="x", tokenizer=str(tmp_path)), threads=1)
+    assert measurements.measured(broken, plan.demands, deadline_s=60) is None
     assert not (home / "cache").exists()

@@ -21,7 +21,7 @@ import pytest
 
 from halteres.agent.call import Reply
 from halteres.agent.caller import OPEN_CALLS
-from halteres.agent.faces.http import calls, legacy
+from halteres.agent.faces.http import calls, routes
 from halteres.agent.faces.token import is_token, token
 from halteres.agent.table import TOOLS
 from halteres.agent.trial import testing
@@ -470,8 +470,8 @@ async def test_a_server_that_ends_answers_those_who_wait(waiting: Waiting) -> No
 async def test_the_seeds_client_is_answered_before_it_gives_up(
     waiting: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert max(legacy.TEST_WAIT_S, stopping.WITHIN_S) < legacy.LIMIT_S < 30
-    monkeypatch.setattr(legacy, "LIMIT_S", 0.01)
+    assert max(routes.TEST_WAIT_S, stopping.WITHIN_S) < routes.LIMIT_S < 30
+    monkeypatch.setattr(routes, "LIMIT_S", 0.01)
     async with control.client() as http, asyncio.timeout(10):
         answer = await http.get("/runs/aaaa1111")
     assert (answer.status_code, answer.json()["code"]) == (200, "not_ready")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from halteres.agent.watching import interval
+from halteres.agent.watching import status
 from halteres.agent.watching.look import look_at
 
 from .run_scenes import make_run, short_home, supervised
@@ -19,7 +19,7 @@ def test_of_looks_at_the_same_time_one_is_told_everything(tmp_path: Path, monkey
     """Both have looked before either look was remembered."""
     monkeypatch.setenv("HALTERES_HOME", str(home := short_home(tmp_path)))
     (home / "policy.yaml").write_text("hermes-compat\n")
-    together, read = threading.Barrier(2), interval._read
+    together, read = threading.Barrier(2), status._read
 
     def read_together(file: Path) -> object:
         found = read(file)
@@ -27,8 +27,8 @@ def test_of_looks_at_the_same_time_one_is_told_everything(tmp_path: Path, monkey
             together.wait(0.5)  # both are inside only where nothing keeps them apart
         return found
 
-    monkeypatch.setattr(interval, "_read", read_together)
+    monkeypatch.setattr(status, "_read", read_together)
     with supervised(make_run()) as run, ThreadPoolExecutor(2) as threads:
         looks = [look_at(run), look_at(run)]
-        answers = list(threads.map(interval.limited, reversed(looks)))
+        answers = list(threads.map(status.limited, reversed(looks)))
     assert sorted(answer is None for answer in answers) == [False, True]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from halteres.agent.watching.log_lines import cleaned, matching
+from halteres.agent.watching.look import cleaned, matching
 from halteres.runs.directory import RunDirectory
 
 from .run_scenes import RUN, make_run, replied, supervised, tokens, told

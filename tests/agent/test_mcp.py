@@ -22,9 +22,8 @@ from halteres.agent.caller import Caller
 from halteres.agent.faces.instructions import INSTRUCTIONS
 from halteres.agent.faces.mcp import resources
 from halteres.agent.faces.mcp.http import Endpoint
-from halteres.agent.faces.mcp.progress import reporting
 from halteres.agent.faces.mcp.prompts import PROMPTS
-from halteres.agent.faces.mcp.server import build
+from halteres.agent.faces.mcp.server import build, reporting
 from halteres.agent.table import BY_NAME, TOOLS
 from halteres.agent.tool import Result
 from halteres.observe.metrics import append_row

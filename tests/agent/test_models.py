@@ -11,8 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from halteres.agent.starting import models
-from halteres.agent.starting.catalogue import CATALOGUE
-from halteres.agent.starting.models import TYPICAL, known_models, proposed
+from halteres.agent.starting.models import CATALOGUE, TYPICAL, known_models, proposed
 from halteres.cli.main import app
 from halteres.config.settings import InferenceSettings
 from halteres.errors import InvalidConfig

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from halteres.agent.faces import openai
-from halteres.agent.faces.mcp.listing import described
+from halteres.agent.faces.mcp.server import described
 from halteres.agent.table import BY_NAME, TOOLS
 from halteres.cli.main import app
 

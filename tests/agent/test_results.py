@@ -291,7 +291,7 @@ async def test_a_secret_is_in_no_answer_also_where_a_text_is_cut(monkeypatch: py
 def test_judging_runs_imports_no_matplotlib_unless_something_is_drawn(home: Path) -> None:
     trained(steps=2)
     code = (
-        "import asyncio, sys; from halteres.agent.call import call; from halteres.agent.caller import Caller\n"
+        "import asyncio, sys; from halteres.agent.call import call; from halteres.agent.call import Caller\n"
         "for name, more in (('rl_get_results', {'run_id': '3fa9c1d2'}),\n"
         "                   ('rl_compare_runs', {'run_ids': ['3fa9c1d2'], 'plot': False})):\n"
         "    assert not asyncio.run(call(name, more, Caller())).failed\n"

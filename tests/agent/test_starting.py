@@ -14,7 +14,7 @@ import yaml
 from runs.scenes import ENVIRONMENT, STANDIN_SUPERVISOR, large_model, wait, wait_for_end
 from typer.testing import CliRunner
 
-from halteres.agent.starting import rehearsal
+from halteres.agent.starting import start_training
 from halteres.agent.trial.tests_store import TestOutcome
 from halteres.cli.main import app
 from halteres.observe.metrics import append_row
@@ -158,7 +158,7 @@ async def test_the_built_in_models_learning_rate_is_warned_of_where_it_meets_a_l
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a dry run, by the start itself, and by `halteres train`; the run begins all the same."""
-    monkeypatch.setattr(rehearsal, "estimate", lambda *_, **__: None)  # the model has no weights to measure with
+    monkeypatch.setattr(start_training, "estimate", lambda *_, **__: None)  # the model has no weights to measure with
     model = str(large_model(home / "large"))
     await select(**{"inference.model": model})
     rehearsed = await told("rl_start_training", dry_run=True)
@@ -212,7 +212,7 @@ async def test_whether_rewards_vary_is_told_from_the_last_test(
         trainable=ok,
         finished_at=time.time() - 240,
     )
-    monkeypatch.setattr(rehearsal, "latest_test", lambda *_: outcome)
+    monkeypatch.setattr(start_training, "latest_test", lambda *_: outcome)
     await select(**{"inference.engine": "scripted"})
     answer = await told("rl_start_training", dry_run=True)
     check = check_of(answer, "reward varies")

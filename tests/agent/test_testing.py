@@ -539,7 +539,7 @@ async def test_a_test_outlives_the_host_that_started_it(endpoint: OpenRouter, ho
 HOST = """
 import asyncio
 from halteres.agent.call import call
-from halteres.agent.caller import Caller
+from halteres.agent.caller import (Caller)
 async def main():
     arguments = {"models": ["good/one"], "num_steps": 2, "group_size": 4, "wait_s": 0}
     reply = await call("rl_test_inference", arguments, Caller())

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 from typer.testing import CliRunner
 
-from halteres.agent.watching import no_batch
+from halteres.agent.watching import look
 from halteres.agent.watching.look import look_at
 from halteres.cli.main import app
 from halteres.cli.train import attend
@@ -132,9 +132,9 @@ def test_the_tools_ask_a_runs_trajectory_server_with_its_secret(
         asked.append((url, key))
         return {"why": "No groups."}
 
-    monkeypatch.setattr(no_batch.plain, "get_json", get_json)
-    monkeypatch.setattr(no_batch, "_waits", lambda look: True)
-    assert no_batch.why_no_batch(look_at(run)) == "No groups."
+    monkeypatch.setattr(look.plain, "get_json", get_json)
+    monkeypatch.setattr(look, "_waits", lambda look: True)
+    assert look.why_no_batch(look_at(run)) == "No groups."
     api = servers_of(run).trajectories
     assert api is not None and api.key
     assert asked == [(f"{api.url}/v1/diagnostics", api.key)]

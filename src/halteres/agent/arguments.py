@@ -1,8 +1,4 @@
-"""Arguments that several tools share.
-
-Owns: their types and the words that describe them to a model.
-Never: resolves one.
-"""
+"""Arguments that several tools share: their types, the words that describe them to a model, and which run is meant."""
 
 from __future__ import annotations
 
@@ -12,6 +8,8 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from halteres.config import environ
+from halteres.runs.directory import RunAmbiguous, RunDirectory, RunNotFound, find_run, known_runs
+from halteres.runs.reading.roster import Entry
 
 LONGEST_NAME = 100  # characters
 
@@ -47,3 +45,40 @@ WaitSeconds = Annotated[
     Field(ge=0, le=3600, description="seconds to wait; 0 answers at once; your host's limit, mostly 50, holds"),
     AfterValidator(_within_host),
 ]
+
+
+SHOWN = 8
+
+
+def chosen_run(run_id: str | None) -> RunDirectory:
+    """The run of this id (or unique beginning of one, or name); without one, the only active run.
+
+    Raises:
+        RunNotFound: no such run, or none is active; `did_you_mean`, `active_runs`.
+        RunAmbiguous: several fit, or several are active; `active_runs`.
+    """
+    return find_run(run_id) if run_id else _only_active()
+
+
+def _only_active() -> RunDirectory:
+    runs = known_runs()
+    active = [run for run in runs if not run.ended]
+    if len(active) == 1:
+        return RunDirectory(active[0].path)
+    if active:
+        raise RunAmbiguous(
+            f"{len(active)} runs are active: {_listed(active)}.",
+            "Say which one by run_id.",
+            active_runs=[run.run_id for run in active],
+        )
+    raise RunNotFound(
+        "No run is active, and no run_id was given.",
+        f"The newest are {_listed(runs)}." if runs else "There are no runs yet.",
+        "" if runs else "rl_list_environments()",
+        did_you_mean=runs[0].run_id if runs else None,
+        active_runs=[],
+    )
+
+
+def _listed(runs: list[Entry]) -> str:
+    return ", ".join(run.described for run in runs[:SHOWN]) + (", ..." if len(runs) > SHOWN else "")

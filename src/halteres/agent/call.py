@@ -8,26 +8,58 @@ Never: raises (cancellation aside), knows a wire.
 from __future__ import annotations
 
 import inspect
+import logging
 import math
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
 from halteres.agent.caller import Caller
-from halteres.agent.defects import Defect, recorded
-from halteres.agent.depth import check_depth
-from halteres.agent.fitting import LONGEST, fitted
+from halteres.agent.fitting import LONGEST, clipped, echoed, fitted
 from halteres.agent.remedies import next_call
-from halteres.agent.shortening import clipped, echoed
 from halteres.agent.table import BY_NAME
 from halteres.agent.tool import Result, Tool
 from halteres.agent.untrusted import marked
-from halteres.errors import HalteresError, UserError, as_answer, boundary, unknown
+from halteres.errors import HalteresError, ServerError, UserError, as_answer, boundary, unknown
 from halteres.redaction import Redactor
+
+_log = logging.getLogger(__name__)
+
+
+class Defect(ServerError):
+    """Something nobody foresaw; `boundary` makes it of whatever was raised."""
+
+
+def recorded(what: str, cause: BaseException) -> ServerError:
+    """The error to tell; its cause is in the log."""
+    number = secrets.token_hex(4)
+    _log.error("%s (%s)", what, number, exc_info=cause)
+    return ServerError(what, f"This is a defect of ours; the log has it as {number}.", "Report it.")
+
+
+MAX_DEPTH: Final = 32
+
+
+def check_depth(arguments: Any) -> None:
+    """Raise UserError where values are nested deeper than MAX_DEPTH."""
+    layer = [arguments]
+    for _ in range(MAX_DEPTH):
+        # Each value once: a few that hold each other twice would be as many as 2**MAX_DEPTH.
+        layer = list({id(item): item for outer in layer for item in _items(outer)}.values())
+    if layer:
+        raise UserError("The arguments cannot be used.", f"They are nested deeper than {MAX_DEPTH} levels.")
+
+
+def _items(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
+
 
 LONGEST_ECHO = 120
 """Characters of a refused value that are told back."""

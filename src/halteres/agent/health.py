@@ -7,7 +7,7 @@ from typing import Any
 import halteres
 from halteres.agent.caller import Caller
 from halteres.agent.checks import machine_checks
-from halteres.agent.shortening import clipped
+from halteres.agent.fitting import clipped
 from halteres.agent.starting.models import KnownModel, known_models, proposed
 from halteres.agent.tool import READS, Result, tool
 from halteres.agent.wording import worded

@@ -19,9 +19,9 @@ def mcp(
     from halteres.agent.faces import mcp as face
 
     face.require()
-    from halteres.agent.faces.mcp import logs
+    from halteres.agent.faces.mcp import server
 
-    logs.begin()
+    server.begin()
     if http:
         from halteres.agent.faces.mcp.http import serve as serve_http
 

@@ -25,6 +25,6 @@ def tools(
 
         typer.echo(json.dumps(definitions(), ensure_ascii=False, indent=2))
     else:
-        from halteres.agent.faces.mcp.listing import described
+        from halteres.agent.faces.mcp.server import described
 
         typer.echo(json.dumps({"tools": [described(tool) for tool in TOOLS]}, ensure_ascii=False, indent=2))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from halteres.agent.shortening import shortened
+from halteres.agent.fitting import shortened
 from halteres.observe.metrics import merge_by_step
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.answers import before_and_after

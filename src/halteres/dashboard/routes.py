@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 import halteres
-from halteres.agent.choosing import chosen_run
+from halteres.agent.arguments import chosen_run
 from halteres.agent.faces.http.answers import JSON, answer, arguments_of
 from halteres.agent.faces.http.calls import Calls
 from halteres.dashboard.changes import Changes

@@ -10,12 +10,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from halteres.agent.drafting.headline import HEADLINE
+from halteres.agent.drafting.fields import HEADLINE
 from halteres.agent.watching.current_alerts import in_force
-from halteres.agent.watching.failing import failure_facts, log_tail
-from halteres.agent.watching.look import Look, look_at
+from halteres.agent.watching.look import Look, failure_facts, log_tail, look_at, why_no_batch
 from halteres.agent.watching.next_call import next_after
-from halteres.agent.watching.no_batch import why_no_batch
 from halteres.dashboard.timeline import marks_of, timeline_of
 from halteres.files import NOT_JSON, read_regular
 from halteres.runs.directory import RunDirectory

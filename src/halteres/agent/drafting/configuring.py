@@ -1,8 +1,13 @@
-"""The tools that look at and edit a draft's settings: rl_get_current_config, rl_edit_config."""
+"""The tools that look at and edit a draft's settings: rl_get_current_config, rl_edit_config.
+
+An answer warns of what an edit brings with it that its maker may not have meant; an error names the call that mends
+a refused edit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -11,20 +16,153 @@ from pydantic import Field
 from halteres.agent.arguments import Changes, Draft
 from halteres.agent.caller import Caller
 from halteres.agent.drafting import drafts
-from halteres.agent.drafting.cautions import cautions, lowered
-from halteres.agent.drafting.fields import Setting, find_setting, settings_of
-from halteres.agent.drafting.headline import brief, by_key, diff
-from halteres.agent.drafting.refused_edits import mending
-from halteres.agent.drafting.sifting import current, sifted
-from halteres.agent.shortening import echoed, shortened
+from halteres.agent.drafting.drafts import current, sifted
+from halteres.agent.drafting.fields import Setting, brief, by_key, diff, find_setting, settings_of
+from halteres.agent.fitting import echoed, shortened
 from halteres.agent.tool import READS, UNSET, Hints, Result, tool
 from halteres.agent.wording import significant, worded
+from halteres.config import environ
 from halteres.config.edits import Edit, nearest_setting
 from halteres.config.files import Resolved
-from halteres.config.locks import policy_lock
+from halteres.config.gathering import STEPS
+from halteres.config.locks import how_to_unlock, policy_lock
 from halteres.config.policies import DEFAULT, load_policy
 from halteres.config.problem import UnknownSetting, refusal
-from halteres.errors import InvalidConfig, UserError
+from halteres.config.settings import TrainerSettings
+from halteres.errors import HalteresError, InvalidConfig, UserError
+from halteres.models import model_folder
+
+LONGEST_CALL = 600
+"""Characters of a call that is worth telling."""
+
+
+@contextmanager
+def mending(tool: str, changes: Mapping[str, Any], **arguments: Any) -> Iterator[None]:
+    """An edit of a draft is tried inside: a refusal leaves with the call that would not be refused, and says that
+    nothing was changed."""
+    try:
+        yield
+    except InvalidConfig as error:
+        if error.details.get("problems") and error.details.get("field"):
+            error.why = " ".join(part for part in (error.why, "Nothing was changed.") if part)
+            error.next = mended_call(error, tool, changes, **arguments) or error.next
+        raise
+
+
+def mended_call(error: HalteresError, tool: str, changes: Mapping[str, Any], **arguments: Any) -> str | None:
+    """The call that would not be refused, where every problem has a suggestion."""
+    mended = _mended({**changes, **error.details.get("coerced", {})}, error.details.get("problems") or [])
+    call = worded(tool, **arguments, changes=mended) if mended else ""
+    return call if 0 < len(call) <= LONGEST_CALL else None
+
+
+def _mended(changes: Mapping[str, Any], problems: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The changes with every suggestion followed; None where a problem has none."""
+    mended = dict(changes)
+    for problem in problems:
+        name = next((one for one in changes if problem["field"] in (one, Edit(name=one, value=None).key)), None)
+        meant, suggested = problem.get("did_you_mean"), problem.get("suggest")
+        if meant and name:
+            mended[meant] = mended.pop(name)
+        elif suggested:
+            mended[name or problem["field"].removeprefix("env.")] = suggested[0]
+        else:
+            return None
+    return mended
+
+
+MODEL = "inference.model"
+
+NOTABLY_SLOWER = 1.3
+"""Times as many tokens in a step."""
+
+NO_EFFECT = ("thinking_mode", "reasoning_effort", "max_reasoning_tokens", "custom_thinking_prompt")
+"""Of the environment's settings: accepted for compatibility (environments/config.py)."""
+
+
+def cautions(before: Resolved, after: Resolved) -> list[str]:
+    """Sentences about what changed from one to the other."""
+    env, trainer = after.settings.env, after.settings.trainer
+    found = [_cost(before.settings.env, env)]
+    if _changed(before, after, "temperature") and env["temperature"] != 1:
+        found.append(f"temperature {env['temperature']:g}: training learns from samples of the policy itself, at 1")
+    if trainer != before.settings.trainer or _changed(before, after, "max_token_length"):
+        found.append(_too_long(env.get("max_token_length"), trainer.max_token_trainer_length))
+    if _changed(before, after, "max_token_length") or _changed(before, after, "max_new_tokens"):
+        found.append(_no_room(env.get("max_token_length"), env.get("max_new_tokens")))
+    if after.settings.run.stop_when is not None and trainer.eval_every == 0 and after.settings != before.settings:
+        found.append("stop_when is looked at where the run is evaluated, and eval_every 0 leaves only its two ends")
+    if after.settings.inference.engine == "scripted" != before.settings.inference.engine:
+        found.append("engine scripted: it has no weights and learns nothing")
+    if after.settings.inference.model != before.settings.inference.model:
+        found.append(_absent(after.settings.inference.model))
+    found += [f"{name} has no effect here" for name in NO_EFFECT if _changed(before, after, name) and env[name]]
+    return [sentence for sentence in found if sentence]
+
+
+def lowered(resolved: Resolved) -> list[str]:
+    """What the policy's cap has made of a number of steps that nobody gave."""
+    steps, policy = resolved.settings.trainer.total_steps, load_policy()
+    if resolved.sources.get(STEPS) != "policy" or STEPS in policy.lock:
+        return []
+    default = resolved.trainer_defaults.get("total_steps", TrainerSettings().total_steps)
+    return [f"total_steps is {steps} rather than {default}: the policy '{policy.name}' allows no more (caps.max_steps)"]
+
+
+def held_model(resolved: Resolved) -> list[str]:
+    """That no run can start with the model that the policy holds: it is not here, or does not fit."""
+    from halteres.agent.starting.models import known_models
+    from halteres.runs.starting.workload import workload_of
+
+    policy, model = load_policy(), resolved.settings.inference.model
+    if MODEL not in policy.lock or environ.service_url() is not None:
+        return []
+    found = next((one for one in known_models(workload_of(resolved.settings)) if one.name == model), None)
+    wrong = [] if model_folder(model, environ.home() / "models") else ["is not on this disk"]
+    if found is not None and found.fits == "no":
+        wrong.append(f"does not fit here ({found.need_gb:.0f} GB are needed, {found.free_gb or 0:.1f} GB free)")
+    if not wrong:
+        return []
+    return [f"the model '{model}' {' and '.join(wrong)}: no run can start. {how_to_unlock(MODEL, policy)}"]
+
+
+def _absent(model: str) -> str | None:
+    """A service of somebody else's may have what is not here."""
+    if environ.service_url() is not None or model_folder(model, environ.home() / "models") is not None:
+        return None
+    return f"the model '{model}' is not on this disk (`halteres models add`): no run can start with it"
+
+
+def _changed(before: Resolved, after: Resolved, field: str) -> bool:
+    return field in after.settings.env and after.settings.env[field] != before.settings.env.get(field)
+
+
+def _cost(before: dict[str, Any], after: dict[str, Any]) -> str | None:
+    """How much longer a step takes, by the tokens that are sampled and trained on in it."""
+    old, new = _tokens(before), _tokens(after)
+    if not old or not new or new / old < NOTABLY_SLOWER:
+        return None
+    return f"about {new / old:.1f}x slower per step: up to {new:,.0f} tokens in one, before {old:,.0f}"
+
+
+def _tokens(env: dict[str, Any]) -> float | None:
+    batch, length = env.get("batch_size"), env.get("max_new_tokens") or env.get("max_token_length")
+    if not isinstance(batch, int) or not isinstance(length, int) or length < 1:
+        return None
+    return float(batch * length)
+
+
+def _too_long(longest: Any, trained: int) -> str | None:
+    if not isinstance(longest, int) or longest <= trained:
+        return None
+    return f"max_token_trainer_length {trained} is below max_token_length {longest}: longer sequences are left out"
+
+
+def _no_room(longest: Any, answer: Any) -> str | None:
+    if not isinstance(longest, int) or not isinstance(answer, int) or not 0 < longest <= answer:
+        return None
+    return f"max_token_length {longest} is for prompt and answer together: max_new_tokens {answer} cannot be reached"
+
 
 LONGEST_MESSAGE = 400  # characters
 

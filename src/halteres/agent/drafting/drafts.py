@@ -1,8 +1,7 @@
 """Drafts: an environment and edited settings, selected but not started; one per handle, in HALTERES_HOME/drafts.
 
-Owns: the noun `Draft`, its file; that edits of one draft follow one another, and that a refused one leaves it as it
-was.
-Never: starts anything, knows a face.
+Edits of one draft follow one another, and a refused one leaves it as it was. Edits that can no longer hold (the policy
+has the setting by now, or there is no such setting) are dropped and told once.
 """
 
 from __future__ import annotations
@@ -20,16 +19,58 @@ from typing import Any
 import msgspec
 
 from halteres.agent.caller import Caller
-from halteres.agent.drafting.finding import found_environment
 from halteres.config import environ
+from halteres.config.discovery import EnvironmentFile, EnvironmentNotFound, discover, find_environment
 from halteres.config.edits import ENVIRONMENT, Edit
-from halteres.config.environment_name import in_file_name, reference
+from halteres.config.environment_name import in_file_name, is_path, joined_name, reference, split_name
 from halteres.config.files import Resolved, resolve_settings
-from halteres.config.problem import Problem, refusal
+from halteres.config.problem import LockedField, Problem, UnknownField, refusal
 from halteres.config.settings import RunSettings, Settings
-from halteres.errors import ServerError, UserError
+from halteres.errors import InvalidConfig, ServerError, UserError
 from halteres.files import replace_file
 from halteres.runs.lock import locked
+
+
+def found_environment(environment: str) -> EnvironmentFile:
+    """The environment of this name, or in this file.
+
+    Raises:
+        EnvironmentNotFound: neither, or a file that is not Python; `available` names, and `did_you_mean`.
+        EnvironmentBroken: its file cannot be used.
+    """
+    base, variant = split_name(environment)
+    places = _places(base)
+    file = next((place for place in places if place.is_file()), None)
+    if file is not None and file.suffix != ".py":
+        raise EnvironmentNotFound(
+            f"Environment '{environment}' not found: it is not a .py file.",
+            available=[one.name for one in discover().environments],
+        )
+    try:
+        return find_environment(environment if file is None else joined_name(str(file), variant))
+    except EnvironmentNotFound as error:
+        guess = error.details.get("did_you_mean")
+        raise EnvironmentNotFound(
+            f"Environment '{environment}' not found.",
+            f"Did you mean '{guess}'?" if guess else _looked_for(places),
+            available=[one.name for one in discover().environments],
+            did_you_mean=guess,
+        ) from error
+
+
+def _places(environment: str) -> list[Path]:
+    """Where a path may lead: from the folder of this process, which its user need not know; from a folder of
+    environments; from the one around it, as a workspace's texts have it (environments/sums.py). None of a name."""
+    if not is_path(environment):
+        return []
+    folders = environ.environment_folders()
+    begins = [Path.cwd(), *folders, *(folder.parent for folder in folders)]
+    return list(dict.fromkeys(begin / Path(environment).expanduser() for begin in begins))
+
+
+def _looked_for(places: list[Path]) -> str:
+    return f"There is no file {', '.join(map(str, places))}." if places else ""
+
 
 _log = logging.getLogger(__name__)
 
@@ -214,3 +255,51 @@ def _kept(handle: str) -> Iterator[None]:
             f"{error.strerror or error}.",
             "Make room there, or set HALTERES_HOME to another folder.",
         ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sifted:
+    """A draft, and what was set aside of it."""
+
+    draft: Draft
+    discarded: Mapping[str, Any]  # section.field -> value
+
+
+def sifted(draft: Draft) -> Sifted:
+    """The draft with the edits that can still be. Raises as `Draft.resolve`, but for what is wrong with an edit."""
+    gone = {key: draft.changes[key] for key in _refused(draft) if _is_gone(draft, key)}
+    kept = {key: value for key, value in draft.changes.items() if key not in gone}
+    return Sifted(draft=replace(draft, changes=kept) if gone else draft, discarded=gone)
+
+
+def current(caller: Caller, handle: str | None) -> Sifted:
+    """The draft of this handle as it can be now; what is set aside is so for good, and told once."""
+    draft = load_draft(caller, handle)
+    found = sifted(draft)
+    if found.discarded:
+        with editing(caller, handle) as now:
+            if now == draft:  # else somebody has edited it meanwhile, and has sifted it too
+                save_draft(found.draft)
+    return found
+
+
+def _refused(draft: Draft) -> list[str]:
+    """Edits that are named in the refusal of the draft's settings."""
+    if draft.environment is None or not draft.changes:
+        return []
+    try:
+        draft.resolve()
+    except InvalidConfig as error:
+        named = {problem["field"] for problem in error.details.get("problems") or ()}
+        return [key for key in draft.changes if key in named]
+    return []
+
+
+def _is_gone(draft: Draft, key: str) -> bool:
+    try:
+        replace(draft, changes={key: draft.changes[key]}).resolve()
+    except (LockedField, UnknownField):
+        return True
+    except InvalidConfig:
+        return False
+    return False

@@ -10,14 +10,18 @@ from pydantic import BaseModel, Field
 
 from halteres.agent.arguments import Changes, Draft
 from halteres.agent.caller import Caller
-from halteres.agent.drafting.cautions import held_model, lowered
+from halteres.agent.drafting.configuring import held_model, lowered, mending
 from halteres.agent.drafting.drafts import choose
-from halteres.agent.drafting.headline import brief
-from halteres.agent.drafting.refused_edits import mending
+from halteres.agent.drafting.fields import brief
 from halteres.agent.keeping import tidy
 from halteres.agent.tool import READS, Hints, Result, tool
 from halteres.agent.wording import worded
-from halteres.config.discovery import BrokenFile, Discovery, EnvironmentFile, discover
+from halteres.config.discovery import (
+    BrokenFile,
+    Discovery,
+    EnvironmentFile,
+    discover,
+)
 from halteres.config.program import last_failure
 
 TIPS = (

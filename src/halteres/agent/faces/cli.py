@@ -17,9 +17,8 @@ from typing import Annotated, Any
 import typer
 
 from halteres.agent.call import Reply, call
-from halteres.agent.faces.commands import command_name
+from halteres.agent.faces.commands import Parameter, command_name, parameters_of
 from halteres.agent.faces.functions import own_caller
-from halteres.agent.faces.parameters import Parameter, parameters_of
 from halteres.agent.table import TOOLS
 from halteres.agent.tool import Tool
 

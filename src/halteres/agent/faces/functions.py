@@ -9,10 +9,12 @@ function, whose docstring is the tool's description.
 
 from __future__ import annotations
 
+import base64
 import functools
 import inspect
 import json
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, Literal, ParamSpec
 
 from halteres.agent.call import call
@@ -221,3 +223,11 @@ def rl_rank_completions(
     wait_s: float = 45,
 ) -> None:
     """Rank completions."""
+
+
+def base64_of(file: Path) -> str | None:
+    """A PNG; None where it is gone: the answer names its path and says all without it."""
+    try:
+        return base64.b64encode(file.read_bytes()).decode()
+    except OSError:
+        return None

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from halteres.agent.call import call
-from halteres.agent.faces.functions import own_caller
-from halteres.agent.faces.pictures import base64_of
+from halteres.agent.faces.functions import base64_of, own_caller
 from halteres.agent.faces.requirements import check_rl_api_keys
 from halteres.agent.skills import skills
 from halteres.agent.table import TOOLS

@@ -1,28 +1,146 @@
-"""The tool that puts runs side by side: rl_compare_runs."""
+"""The tool that puts runs side by side: rl_compare_runs.
+
+It tells the settings in which they differ, and which run is the best by one metric, if that is more than chance.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from halteres.agent.arguments import ShortNames
+from halteres.agent.arguments import ShortNames, chosen_run
 from halteres.agent.caller import Caller
-from halteres.agent.choosing import chosen_run
-from halteres.agent.judging.differing import settings_that_differ
+from halteres.agent.fitting import size_of
 from halteres.agent.judging.headline import CORRECT, REWARD, Choice, choose, lower_is_better, rounded, tells_better
-from halteres.agent.judging.ranking import Entrant, Verdict, verdict
-from halteres.agent.shortening import size_of
 from halteres.agent.tool import READS, Result, tool
 from halteres.agent.wording import worded
+from halteres.config.settings import Settings
 from halteres.errors import HalteresError
 from halteres.observe.metrics import series
 from halteres.runs.directory import RunDirectory, RunNotFound, RunUnreadable
-from halteres.runs.reading.intervals import Difference
-from halteres.runs.reading.outcome import outcome_of
+from halteres.runs.reading.evaluations import differences
+from halteres.runs.reading.intervals import CONFIDENCE, Difference
+from halteres.runs.reading.outcome import Outcome, outcome_of
 from halteres.runs.reading.pictures import comparison_of
+from halteres.runs.state import RunState
+
+_NO_SETTING = (
+    *("run.name", "run.tags", "run.sinks", "run.wandb_project", "run.wandb_entity", "env.use_wandb"),
+    *("inference.url", "inference.threads", "inference.cache_gb"),
+)
+"""Fields that do not change what is learnt."""
+
+MOST_NAMES, FOR_NAMES = 8, 280
+"""How many fields are told by name alone where there is no room for their values; characters kept free for them."""
+
+
+def settings_that_differ(by_run: Mapping[str, Settings], room: int) -> dict[str, Any]:
+    """Field to run to value, as many as fit into so many characters of JSON; some others by name.
+
+    Where one run has a field and another has not (they are of different environments), the missing value is null.
+    """
+    flat = {run_id: _flat(settings) for run_id, settings in by_run.items()}
+    fields = dict.fromkeys(field for settings in flat.values() for field in settings)
+    differing = {field: {run_id: settings.get(field) for run_id, settings in flat.items()} for field in fields}
+    differing = {field: values for field, values in differing.items() if _num_values(values) > 1}
+    if size_of(differing) <= room:
+        return {"settings_that_differ": differing}
+    told: dict[str, dict[str, Any]] = {}
+    for field, values in differing.items():
+        if size_of({**told, field: values}) <= room - FOR_NAMES:
+            told[field] = values
+    more = [field for field in differing if field not in told]
+    beyond = [f"and {len(more) - MOST_NAMES} more"] if len(more) > MOST_NAMES else []
+    return {"settings_that_differ": told, "more_settings_that_differ": more[:MOST_NAMES] + beyond}
+
+
+def _num_values(values: Mapping[str, Any]) -> int:
+    return len({json.dumps(value, sort_keys=True) for value in values.values()})
+
+
+def _flat(settings: Settings) -> dict[str, Any]:
+    """`section.field` to value: the trainer's first, they matter most."""
+    sections = settings.model_dump(mode="json")
+    return {
+        f"{section}.{name}": value
+        for section in ("trainer", "inference", "env", "run")
+        for name, value in sections[section].items()
+        if f"{section}.{name}" not in _NO_SETTING
+    }
+
+
+LAST_STEPS = 10
+"""A training metric counts by its mean over so many, or a fifth of the run: a single step is mostly noise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entrant:
+    """One of the runs that are compared."""
+
+    state: RunState
+    outcome: Outcome
+    settings: Settings | None  # None: they cannot be read
+
+    def value(self, metric: str) -> float | None:
+        """The last evaluation's figure; of a training metric the mean of the last steps."""
+        points = series(self.outcome.rows, metric)
+        if not points:
+            return None
+        last = 1 if metric.startswith("eval/") else max(1, min(LAST_STEPS, len(points) // 5))
+        return fmean(value for _, value in points[-last:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The best run, and how it stands to the one that comes closest."""
+
+    metric: str
+    best: Entrant
+    closest: Entrant
+    difference: Difference  # of the best to the closest, upwards
+    confidence: float  # of the interval
+    certain: bool  # it differs from every other, and all have ended
+
+
+def verdict(entrants: Sequence[Entrant], metric: str) -> Verdict | None:
+    """The best by this metric; None where fewer than two have it, or what they were trained for differs.
+
+    `certain` wants an interval without zero to every other run: paired by held-out task where both were asked the
+    same, else from the standard errors. The best was chosen among several, so the chance of error is divided by the
+    number of the others. Training metrics are never certain: every step has other tasks. Nor is it known what another
+    seed of the same settings would have given.
+    """
+    known = [entrant for entrant in entrants if entrant.value(metric) is not None]
+    if len(known) < 2 or len({entrant.state.environment for entrant in known}) > 1:
+        return None
+    ordered = sorted(known, key=lambda entrant: entrant.value(metric) or 0.0, reverse=not lower_is_better(metric))
+    best, *others = ordered
+    confidence = 1 - (1 - CONFIDENCE) / len(others)
+    found = [_difference(best, other, metric, confidence) for other in others]
+    return Verdict(
+        metric=metric,
+        best=best,
+        closest=others[0],
+        difference=found[0],
+        confidence=confidence,
+        certain=all(difference.certain for difference in found) and all(entrant.state.terminal for entrant in known),
+    )
+
+
+def _difference(best: Entrant, other: Entrant, metric: str, confidence: float) -> Difference:
+    ends = (other.outcome.evaluations, best.outcome.evaluations)
+    if metric.startswith("eval/") and all(ends):
+        found = differences(ends[0][-1], ends[1][-1], confidence).get(metric)
+        if found is not None:
+            return found
+    return Difference(delta=(best.value(metric) or 0.0) - (other.value(metric) or 0.0))
+
 
 ROOM = 2350
 """Characters of JSON that an answer takes; settings that do not fit are told by name alone."""

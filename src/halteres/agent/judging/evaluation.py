@@ -18,9 +18,8 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import Field
 
-from halteres.agent.arguments import Draft, RunId, WaitSeconds
+from halteres.agent.arguments import Draft, RunId, WaitSeconds, chosen_run
 from halteres.agent.caller import Caller
-from halteres.agent.choosing import chosen_run
 from halteres.agent.drafting.drafts import load_draft
 from halteres.agent.judging.headline import CORRECT, GREEDY, SCORE, rounded
 from halteres.agent.keeping import tidy

@@ -1,33 +1,81 @@
-"""The tool that tells what a run has come to: rl_get_results."""
+"""The tool that tells what a run has come to: rl_get_results; its history in a few rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from halteres.agent.arguments import RunId, ShortNames
+from halteres.agent.arguments import RunId, ShortNames, chosen_run
 from halteres.agent.caller import Caller
-from halteres.agent.choosing import chosen_run
-from halteres.agent.judging.headline import CORRECT, GREEDY, LOSS, SCORE, Choice, choose, headline, rounded
-from halteres.agent.judging.history import curves, history
-from halteres.agent.shortening import clipped, shortened
+from halteres.agent.fitting import clipped, shortened
+from halteres.agent.judging.headline import (
+    CORRECT,
+    GREEDY,
+    LOSS,
+    REWARD,
+    SCORE,
+    SUCCESS,
+    Choice,
+    choose,
+    headline,
+    rounded,
+)
 from halteres.agent.tool import READS, Result, tool
 from halteres.agent.watching.current_alerts import first_call, left_of
-from halteres.agent.watching.look import Look, look_at
+from halteres.agent.watching.look import Look, look_at, sink_facts, wandb_names
 from halteres.agent.watching.next_call import further, next_after
-from halteres.agent.watching.seed_keys import sink_facts, wandb_names
 from halteres.agent.watching.status import WHY_LENGTH
 from halteres.agent.wording import in_calls, worded
 from halteres.errors import HalteresError
+from halteres.observe.metrics import Row
 from halteres.runs.directory import RunDirectory, runs_home
 from halteres.runs.reading.adapter import vllm_command
 from halteres.runs.reading.outcome import Outcome, Weights, outcome_of
 from halteres.runs.reading.pictures import picture_of
 from halteres.runs.reading.roster import roster
 from halteres.runs.state import RunState
+
+MOST_FIGURES = 180
+"""More would crowd out everything else that the reader keeps in mind."""
+
+
+def history(rows: Sequence[Row], names: Sequence[str], points: int) -> list[dict[str, Any]]:
+    """At most `points` rows spread evenly over the run, the first and the last among them; of each stretch between the
+    one that tells most of these metrics: evaluations are few, and would else be missed."""
+    telling = [row for row in rows if _num_told(row, names)]
+    points = max(2, min(points, MOST_FIGURES // max(1, len(names))))
+    chosen = telling if len(telling) <= points else list(_spread(telling, names, points))
+    return [
+        {"step": row["step"], **{name: rounded(row[name]) for name in names if row.get(name) is not None}}
+        for row in chosen
+    ]
+
+
+def curves(rows: Sequence[Row]) -> list[str]:
+    """What a history tells where nothing was asked for."""
+    if rows and not any(REWARD in row for row in rows):  # a reward model is trained
+        return ["accuracy", "eval_accuracy"]
+    apart = any(row.get(SUCCESS) != row.get(REWARD) for row in rows)
+    return [REWARD, *([SUCCESS] if apart else []), CORRECT]
+
+
+def _spread(rows: Sequence[Row], names: Sequence[str], points: int) -> Iterator[Row]:
+    inner, stretches = rows[1:-1], points - 2
+    yield rows[0]
+    for index in range(stretches):
+        low, high = (round(edge * len(inner) / stretches) for edge in (index, index + 1))
+        centre = (low + high - 1) / 2
+        best = min(range(low, high), key=lambda at: (-_num_told(inner[at], names), abs(at - centre)))
+        yield inner[best]
+    yield rows[-1]
+
+
+def _num_told(row: Row, names: Sequence[str]) -> int:
+    return sum(row.get(name) is not None for name in names)
+
 
 _GAINS = (CORRECT, GREEDY, SCORE)
 

@@ -9,11 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from halteres.agent.arguments import RunId
+from halteres.agent.arguments import RunId, chosen_run
 from halteres.agent.caller import Caller
-from halteres.agent.choosing import chosen_run
+from halteres.agent.fitting import shortened, shortened_item, size_of
 from halteres.agent.judging.headline import rounded
-from halteres.agent.shortening import shortened, shortened_item, size_of
 from halteres.agent.tool import READS, Result, tool
 from halteres.agent.watching.current_alerts import left_of
 from halteres.agent.watching.look import Look, look_at

@@ -1,26 +1,102 @@
-"""How long a run will take, and how much memory: measured on this machine, told as a range.
+"""How long a run will take, and how much memory: told as a range (`Span`).
 
-Owns: on what an estimate stands, in this order: earlier runs with the same model and environment; the engine's speed
-with the lengths that a test has seen; the same with lengths that are assumed; where the engine was not measured yet,
-the speed of a test's answers.
-Never: guesses a speed: where none was measured there is no estimate.
+An estimate stands on, in this order: earlier runs with the same model and environment; the engine's speed with the
+lengths of prompts and answers that a test has seen; the same with lengths that are assumed; where the engine was not
+measured yet, the speed of a test's answers. Where no speed was measured there is no estimate.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from halteres.agent.starting import lengths, speeds
-from halteres.agent.starting.estimate_range import Span
-from halteres.agent.starting.lengths import Lengths
-from halteres.agent.starting.precedents import precedents
+import msgspec
+
+from halteres.agent.starting import measurements
+from halteres.agent.starting.measurements import Span, precedents
 from halteres.agent.starting.probe import Speed
 from halteres.agent.trial.tests_store import TestOutcome, latest_test
 from halteres.runs.directory import active_runs
 from halteres.runs.starting.footprint import OTHERS_BYTES, PASS_TOKENS, cache_bytes, need
 from halteres.runs.starting.preflight import Ground, Plan
 from halteres.runs.starting.reward_models import examine_reward_models, server_bytes
+from halteres.runs.starting.workload import Workload
+
+CONTEXT = -100
+"""A group's mask on tokens that the policy did not write (atroposlib's)."""
+
+PROMPT_TOKENS = Span(32, 256)
+"""Assumed of prompts that nobody has seen yet."""
+
+SHORTEST_ANSWER = 0.25
+"""Of the limit: assumed of answers, likewise."""
+
+TRAINED_ANSWERS = (0.6, 1.3)
+"""By what factor answers may become shorter or longer in training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Mean tokens of one rollout."""
+
+    prompt: Span
+    answer: Span
+    longest: int  # tokens that both together may have
+    source: str  # in words
+
+    @property
+    def sequence(self) -> Span:
+        """Prompt and answer."""
+        return (self.prompt + self.answer).within(1, self.longest)
+
+
+class _Group(msgspec.Struct):
+    """One line of a test's groups."""
+
+    masks: list[list[int]]
+
+
+def assumed(work: Workload) -> Lengths:
+    """Where nothing is known but the limits."""
+    answer = Span(SHORTEST_ANSWER * work.answer_tokens, work.answer_tokens)
+    prompt = PROMPT_TOKENS.within(1, max(1, work.positions - answer.low))
+    source = (
+        f"prompts of {prompt.low:g} to {prompt.high:g} and answers of {answer.low:g} to {answer.high:g} tokens assumed"
+    )
+    return Lengths(prompt=prompt, answer=answer, longest=work.positions, source=source)
+
+
+def tested(outcome: TestOutcome, work: Workload) -> Lengths | None:
+    """As a test's groups had them; None where its files are gone."""
+    pairs = list(_read(outcome.output_file))
+    if not pairs:
+        return None
+    prompt, answer = (sum(column) / len(pairs) for column in zip(*pairs, strict=True))
+    return Lengths(
+        prompt=Span(prompt, prompt).wider(0.9, 1.1),
+        answer=Span(answer, answer).wider(*TRAINED_ANSWERS).within(1, work.answer_tokens),
+        longest=work.positions,
+        source=f"{len(pairs)} rollouts of test {outcome.test_id}",
+    )
+
+
+def _read(file: Path) -> Iterator[tuple[int, int]]:
+    """Prompt and answer tokens of every rollout in a file of groups."""
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            group = msgspec.json.decode(line, type=_Group)
+        except msgspec.DecodeError:
+            continue
+        for mask in group.masks:
+            context = sum(token == CONTEXT for token in mask)
+            yield context, len(mask) - context
+
 
 AROUND_ENGINE_S = Span(4, 12)
 """A run's processes beside the engine begin, and all of them end."""
@@ -68,7 +144,7 @@ def _by_precedents(plan: Plan, ground: Ground) -> Estimate | None:
     past = precedents(plan, ground)
     if past is None:
         return None
-    speed = speeds.remembered(speeds.Engine.of(plan, ground.model)) if plan.service_url is None else None
+    speed = measurements.remembered(measurements.Engine.of(plan, ground.model)) if plan.service_url is None else None
     return Estimate(
         step_s=past.step_s,
         total_s=past.around_s + past.pace_s * _steps(plan, ground),
@@ -80,10 +156,10 @@ def _by_precedents(plan: Plan, ground: Ground) -> Estimate | None:
 def _by_speed(plan: Plan, ground: Ground, *, may_measure: bool) -> Estimate | None:
     if plan.service_url is not None:  # its engine is not ours to load with a probe
         return None
-    engine, work = speeds.Engine.of(plan, ground.model), plan.demands
-    speed = speeds.remembered(engine)
+    engine, work = measurements.Engine.of(plan, ground.model), plan.demands
+    speed = measurements.remembered(engine)
     if speed is None and may_measure:
-        speed = speeds.measured(engine, work)
+        speed = measurements.measured(engine, work)
     if speed is None:
         return _by_test(plan, ground)
     seen, (low, high) = _lengths(plan), OUTSIDE
@@ -105,7 +181,7 @@ def _by_speed(plan: Plan, ground: Ground, *, may_measure: bool) -> Estimate | No
 def _by_test(plan: Plan, ground: Ground) -> Estimate | None:
     """From how fast a test's answers came: the range is wide, for nobody has seen this machine train."""
     outcome, work = _tested(plan), plan.demands
-    if outcome is None or not outcome.tokens_per_s or (seen := lengths.tested(outcome, work)) is None:
+    if outcome is None or not outcome.tokens_per_s or (seen := tested(outcome, work)) is None:
         return None
     token_s = 1 / outcome.tokens_per_s
     sampling = (seen.answer * (work.batch_size * token_s)).wider(*SAMPLING)
@@ -129,7 +205,7 @@ def _tested(plan: Plan) -> TestOutcome | None:
 
 def _lengths(plan: Plan) -> Lengths:
     outcome = _tested(plan)
-    return (lengths.tested(outcome, plan.demands) if outcome else None) or lengths.assumed(plan.demands)
+    return (tested(outcome, plan.demands) if outcome else None) or assumed(plan.demands)
 
 
 def _steps(plan: Plan, ground: Ground) -> int:

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from halteres.agent.caller import Caller
-from halteres.agent.drafting.drafts import choose, editing, load_draft, save_draft
-from halteres.agent.drafting.headline import diff
-from halteres.agent.drafting.refused_edits import mended_call, mending
-from halteres.agent.drafting.sifting import current, sifted
+from halteres.agent.drafting.configuring import mended_call, mending
+from halteres.agent.drafting.drafts import choose, current, editing, load_draft, save_draft, sifted
+from halteres.agent.drafting.fields import diff
 from halteres.agent.watching.look import look_at
 from halteres.agent.wording import worded
 from halteres.config import environ

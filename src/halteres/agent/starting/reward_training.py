@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from halteres.agent.arguments import chosen_run
 from halteres.agent.caller import Caller
-from halteres.agent.choosing import chosen_run
 from halteres.agent.keeping import tidy
 from halteres.agent.tool import Hints, Result, tool
 from halteres.agent.wording import worded

@@ -1,7 +1,11 @@
-"""The tool that starts training: rl_start_training."""
+"""The tool that starts training: rl_start_training.
+
+With `dry_run` it starts nothing: every check, the estimate and what was changed are told.
+"""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -9,29 +13,94 @@ from pydantic import BaseModel, Field
 
 from halteres.agent.arguments import Changes, Draft
 from halteres.agent.caller import Caller
-from halteres.agent.drafting.headline import brief
+from halteres.agent.drafting.fields import brief
 from halteres.agent.keeping import tidy
+from halteres.agent.remedies import next_call
 from halteres.agent.starting.estimates import Estimate, estimate
-from halteres.agent.starting.intent import Call, Intent, intent_of
-from halteres.agent.starting.rehearsal import rehearse, reward_warnings
+from halteres.agent.starting.intent import TOOL, Call, Intent, intent_of
 from halteres.agent.tool import Hints, Result, tool
+from halteres.agent.trial.tests_store import TestOutcome, latest_test
 from halteres.agent.wording import worded
 from halteres.config.files import Resolved
+from halteres.config.settings import Settings
 from halteres.errors import InvalidConfig
 from halteres.runs.directory import RunDirectory
 from halteres.runs.starting.admission import run_of_key
+from halteres.runs.starting.check import Check
 from halteres.runs.starting.links import ROLES
-from halteres.runs.starting.preflight import examine
+from halteres.runs.starting.preflight import Examined, examine
 from halteres.runs.starting.run_config import sources_of
 from halteres.runs.starting.start import Start, begin_run
 from halteres.runs.state import RunState
+
+REWARD = "reward varies"
+UNTESTED = "not tested yet"
+
+
+def rehearse(call: Call, intent: Intent) -> dict[str, Any]:
+    """Look at everything and estimate; takes up to twenty seconds where nothing was measured before."""
+    plan = intent.plan
+    examined = examine(plan)
+    # What a test of the draft has seen says nothing of a run that goes on.
+    reward = None if call.resume_from else reward_check(plan.settings, call.handle)
+    checks = [*examined.checks, *([reward] if reward else [])]
+    told: dict[str, Any] = {
+        "dry_run": True,
+        "ok": not any(check.failure for check in checks),
+        "checks": [check.facts for check in checks],
+        "config": brief(intent.resolved),
+        "config_diff": intent.changed,
+    }
+    if going_on := intent.going_on:
+        told["message"] = going_on
+    if intent.discarded:
+        told["discarded_edits"] = dict(intent.discarded)
+    if examined.ground and (found := estimate(plan, examined.ground, may_measure=True)):
+        told["estimate"] = found.facts
+    return {**told, "next": _next(call, examined, reward)}
+
+
+def reward_check(settings: Settings, draft: str) -> Check:
+    """Whether a test has seen groups whose scores differ: others teach nothing. Advice: no run is refused for it."""
+    outcome = latest_test(settings.run.environment, settings.inference.model, draft)
+    if outcome is None or outcome.groups_with_variance is None:
+        return Check(name=REWARD, found=UNTESTED, remedy="rl_test_inference()")
+    figures = {"groups_with_variance": outcome.groups_with_variance, "from": f"rl_test_inference {_ago(outcome)} ago"}
+    if outcome.groups_with_variance > 0:
+        return Check(name=REWARD, figures=figures)
+    remedy = "another difficulty, a larger group_size or a higher temperature: groups of equal scores teach nothing"
+    return Check(name=REWARD, ok=False, figures=figures, remedy=remedy)
+
+
+def reward_warnings(settings: Settings, draft: str) -> list[str]:
+    """The same for a run that starts: what there is to say against it."""
+    check = reward_check(settings, draft)
+    if check.ok:
+        return []
+    return [f"no group of the last test had rewards that vary ({check.figures['from']}): {check.remedy}"]
+
+
+def _ago(outcome: TestOutcome) -> str:
+    minutes = max(0.0, time.time() - outcome.finished_at) / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
+
+
+def _next(call: Call, examined: Examined, reward: Check | None) -> str:
+    failure = next((check.failure for check in examined.checks if check.failure), None)
+    if failure is not None:
+        return next_call(TOOL, call.mended(failure))
+    test, start = worded("rl_test_inference", draft=call.elsewhere), call.again()
+    if reward is None or (reward.ok and reward.found != UNTESTED):
+        return start
+    return f"{test} then {start}" if reward.ok else test
+
 
 WAIT_S = 45
 BEFORE_FIRST_S = 10.0
 """Of a wait: processes begin, a model is loaded."""
 
 
-class Check(BaseModel):
+class CheckResult(BaseModel):
     """One thing that must be true; more keys tell the figures."""
 
     model_config = {"extra": "allow"}
@@ -54,7 +123,7 @@ class Started(Result):
     message: str = ""
     dry_run: bool = False
     ok: bool = True
-    checks: list[Check] = []
+    checks: list[CheckResult] = []
     estimate: dict[str, Any] | None = None  # step_s, total_min: [low, high]; basis; peak_gb
     config_diff: dict[str, list[Any]] = {}
     warnings: list[str] = []  # what a run is not refused for

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from halteres.agent.shortening import shortened
+from halteres.agent.fitting import shortened
 from halteres.agent.trial.folder import TestFolder
 from halteres.agent.trial.outcome import Group, Outcome, read_odd_answers, read_outcome
 from halteres.agent.trial.request import LOCAL, Request

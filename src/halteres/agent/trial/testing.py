@@ -18,8 +18,7 @@ from pydantic import Field
 
 from halteres.agent.arguments import Draft, WaitSeconds
 from halteres.agent.caller import Caller, TokenNeeded
-from halteres.agent.drafting.drafts import load_draft
-from halteres.agent.drafting.sifting import current
+from halteres.agent.drafting.drafts import current, load_draft
 from halteres.agent.keeping import tidy
 from halteres.agent.tool import Hints, LongArguments, Result, tool
 from halteres.agent.trial.folder import TestFolder, find_test, keys_for, start

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from halteres.agent.shortening import clipped
+from halteres.agent.fitting import clipped
 from halteres.runs.diagnosis import stalled
 from halteres.runs.diagnosis.refused_calls import RULE as REFUSED
 from halteres.runs.directory import RunDirectory

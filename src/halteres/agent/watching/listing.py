@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args
 from pydantic import Field
 
 from halteres.agent.caller import Caller
-from halteres.agent.shortening import clipped
+from halteres.agent.fitting import clipped
 from halteres.agent.tool import READS, Result, tool
 from halteres.agent.wording import significant, worded
 from halteres.errors import UserError, boundary, unknown

@@ -8,13 +8,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from halteres.agent.arguments import RunId
+from halteres.agent.arguments import RunId, chosen_run
 from halteres.agent.caller import Caller
-from halteres.agent.choosing import chosen_run
-from halteres.agent.shortening import clipped
+from halteres.agent.fitting import clipped
 from halteres.agent.tool import READS, Result, tool
-from halteres.agent.watching.log_lines import cleaned, matching
-from halteres.agent.watching.look import Look, look_at
+from halteres.agent.watching.look import Look, cleaned, look_at, matching
 from halteres.agent.watching.next_call import next_after
 from halteres.agent.wording import worded
 from halteres.errors import UserError, unknown

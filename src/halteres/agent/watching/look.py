@@ -1,27 +1,61 @@
-"""A run as it is now, in the words of an answer.
+"""A run as it is now: state, health, figures, trend, time left, why it has no batch, how it failed.
 
-Owns: the noun `Look`: state, health, figures, trend, time left, how long to wait for news.
-Never: waits, says what to do next (`following`), tells how a run failed (`failing`).
+`Look` is read by the tools and the page; what to do next says `next_call`.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from halteres.agent.fitting import clipped
 from halteres.agent.watching.current_alerts import GRAVE, alarms, in_force, pressing
-from halteres.agent.wording import significant
+from halteres.agent.wording import in_calls, significant
+from halteres.clients import plain
 from halteres.config import environ
+from halteres.errors import HalteresError
 from halteres.observe.plots import sparkline
+from halteres.observe.sinks import read_reports
+from halteres.redaction import Redactor, printable
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.alerts import Alert
 from halteres.runs.reading.culprit import Culprit, culprit
 from halteres.runs.reading.lenient_settings import Given, read_given
+from halteres.runs.reading.processes import SEED_ROLES, conditions
 from halteres.runs.reading.progress import Progress, Series, read_progress
+from halteres.runs.servers import servers_of
 from halteres.runs.state import RunState, Status
+
+
+def cleaned(line: str) -> str:
+    """The line without what only a terminal understands.
+
+    >>> cleaned("10 %\\r50 %\\r\\x1b[32mdone\\x1b[0m")
+    'done'
+    """
+    last = line.rstrip("\r\n").rpartition("\r")[2]
+    return printable(last).rstrip()
+
+
+def matching(wanted: str) -> Callable[[str], bool]:
+    """Whether a line holds this text, or one of several that stand between `|`, in small or capital letters.
+
+    >>> [line for line in ("step 7", "Error: [x", "ok") if matching("error|7")(line) or matching("[x")(line)]
+    ['step 7', 'Error: [x']
+    """
+    texts = [text for text in wanted.casefold().split("|") if text] or [wanted.casefold()]
+
+    def matches(line: str) -> bool:
+        folded = line.casefold()
+        return any(text in folded for text in texts)
+
+    return matches
+
 
 StateWord = Literal["running", "finished", "crashed"]
 
@@ -188,3 +222,165 @@ def _newest(series: Series) -> float | None:
 def _minutes(seconds: float) -> int | float:
     minutes = seconds / 60
     return round(minutes, 1) if minutes < 10 else round(minutes)
+
+
+LINES, LONGEST = 8, 160
+"""Lines of the log, and characters of one."""
+
+ERROR_LENGTH = 300
+ANSWER_LENGTH, LEAST_LENGTH = 1340, 300
+"""Characters of a whole answer, and how many of them the log has at least."""
+
+_ITS_LOG = re.compile(r"(?<=\.) Its log: \S+\.(?= |$)")
+"""What many a sentence ends with and the answer tells beside it."""
+
+_GO_ON = r"[Gg]o on from step \d+: halteres train --resume \w+"
+_WAY_ON = re.compile(
+    rf"(?<!then )(?:{_GO_ON}|There is no checkpoint to go on from: start the run again|"
+    r"It has no checkpoint yet: start it again)\.?"
+)
+_THEN = re.compile(rf"then (?:{_GO_ON}|start again)")
+"""How to go on, as it was when the process failed: the others may have written a checkpoint since."""
+
+_STAMP = re.compile(r"^\d{4}-\d\d-\d\d[ T][\d:.,]+Z? (?:[a-z]+ (?=[A-Z]+ ))?")
+_LOGGER = re.compile(r"^(?:(?:INFO|DEBUG)|(WARNING|ERROR|CRITICAL)) [\w.]+: ")
+_TELLING = re.compile(r"^(?:WARNING|ERROR|CRITICAL|error)\b|\b\w*(?:Error|Exception)\b")
+
+
+def failure_facts(look: Look) -> dict[str, Any]:
+    """What a failed run tells beside the rest; nothing for any other."""
+    if look.state.status != "failed":
+        return {}
+    return {
+        "error": clipped(in_calls(_sentence(look)), ERROR_LENGTH),
+        "code": look.state.code or "internal",
+        "exit": look.culprit.facts if look.culprit else None,
+        "resumable": look.state.resumable,
+        "last_checkpoint": look.last_checkpoint,
+    }
+
+
+def log_tail(look: Look, told: dict[str, Any]) -> list[str]:
+    """Whole lines from the end of the log of whoever failed, as many as there is room for beside what is told already:
+    the last one, then those that tell of trouble, then the newest."""
+    written = look.run.log_tail(look.culprit.process if look.culprit else "supervisor", 3 * LINES)
+    lines = [clipped(_plain(line), LONGEST) for text in written if (line := cleaned(text))]
+    room = max(LEAST_LENGTH, ANSWER_LENGTH - len(json.dumps(told, ensure_ascii=False, separators=(",", ":"))))
+    kept: list[int] = []
+    for number in _by_weight(lines)[:LINES]:
+        room -= len(lines[number]) + len('"",')
+        if room < 0:
+            break
+        kept.append(number)
+    return [lines[number] for number in sorted(kept)]
+
+
+def _sentence(look: Look) -> str:
+    """The error, with the way on as it is now."""
+    newest = look.last_checkpoint if look.state.resumable else None
+    goes_on = f"`next` goes on from step {newest['step']}." if newest else ""
+    way_on = goes_on or "There is no checkpoint to go on from: `next` starts again."
+    sentence = _WAY_ON.sub(way_on, _ITS_LOG.sub("", look.state.error or "The run failed."))
+    return _THEN.sub("then resume" if newest else "then start again", sentence)
+
+
+def _plain(line: str) -> str:
+    """A line without when and by which logger it was written."""
+    text = Redactor.of_this_process().text(_STAMP.sub("", line))  # before the room is measured
+    return _LOGGER.sub(lambda found: f"{found[1]}: " if found[1] else "", text)
+
+
+def _by_weight(lines: Sequence[str]) -> list[int]:
+    newest_first = range(len(lines) - 1, -1, -1)
+    return sorted(newest_first, key=lambda number: number != len(lines) - 1 and not _TELLING.search(lines[number]))
+
+
+AILING = ("failing", "failed")
+"""Health of a run whose logs are worth a look; rl_start_training has told where they are."""
+
+
+def seed_facts(look: Look) -> dict[str, Any]:
+    """The keys of the seeds that every look at a run tells."""
+    return {
+        "run_id": look.run.run_id,
+        "status": look.state.status,
+        "environment": look.state.environment,
+        "running_time_minutes": look.minutes,
+        "processes": conditions(look.state),
+        **wandb_names(look.state, look.given),
+        **sink_facts(look.run),
+        "logs": {role: str(look.run.log(role)) for role in SEED_ROLES} if look.health in AILING else {},
+        "metrics": look.metrics,
+    }
+
+
+def wandb_names(state: RunState, given: Given) -> dict[str, str]:
+    """What W&B calls the run."""
+    return {"wandb_project": given.run.project, "wandb_run_name": state.default_name}
+
+
+def sink_facts(run: RunDirectory) -> dict[str, Any]:
+    """Where the metrics are forwarded to: `wandb_url`; `wandb` and `wandb_error`, how that sink is; `sinks`, of each
+    how it is and what to do."""
+    reports = read_reports(run.path)
+    wandb = reports.get("wandb")
+    error = wandb.note if wandb and wandb.state == "failed" else None
+    notes = {name: report.line for name, report in reports.items() if report.note and report.note != error}
+    return {
+        **({"wandb_url": wandb.url, "wandb": wandb.state} if wandb else {}),
+        **({"wandb_error": error} if error else {}),
+        **({"sinks": notes} if notes else {}),
+    }
+
+
+QUIET_S, QUIET_STEPS = 10.0, 2.0
+"""So long, and for the time of so many steps, nothing came of it: a run between two steps is no run without a batch."""
+
+_WANTED = {("running", None), ("starting", "trainer"), ("starting", "environment")}
+"""Status and phase of a run whose trajectory server is up and whose trainer is at work, or about to be."""
+
+FAILING = "groups_failed"
+"""What an environment notices whose groups all fail: the server sees only that none comes."""
+
+ANSWER_WITHIN_S = 0.5
+LENGTH = 160
+
+
+def why_no_batch(look: Look) -> str | None:
+    """One sentence, of a run that waits for a batch longer than its steps take; None of any other."""
+    if not _waits(look) or (server := servers_of(look.run).trajectories) is None:
+        return None
+    if failing := next((alert for alert in look.alerts if alert.rule == FAILING and alert.step > look.step), None):
+        return clipped(failing.evidence, LENGTH)
+    try:
+        told = plain.get_json(f"{server.url}/v1/diagnostics", ANSWER_WITHIN_S, server.key)
+    except HalteresError:
+        return None
+    sentence = None if told.get("batch_ready") and not told.get("parked") else _reason(told)
+    return clipped(sentence, LENGTH) if sentence else None
+
+
+def _waits(look: Look) -> bool:
+    """Whether batches are wanted, and nothing has come of it for a while."""
+    if (look.state.status, look.state.phase) not in _WANTED:
+        return False
+    quiet_s = max(QUIET_S, QUIET_STEPS * (look.progress.step_s or 0.0))
+    return time.time() - _last_sign(look) >= quiet_s
+
+
+def _last_sign(look: Look) -> float:
+    """When figures were written last, or the run began; unix s."""
+    began = look.state.started_at or look.state.created_at
+    try:
+        metrics = (look.run.path / "metrics.jsonl").stat()
+    except OSError:
+        return began
+    return max(began, metrics.st_mtime) if metrics.st_size else began
+
+
+def _reason(told: Mapping[str, Any]) -> str | None:
+    """The server's own summary, or its first reason."""
+    reasons = told.get("reasons")
+    first = reasons[0] if isinstance(reasons, list) and reasons and isinstance(reasons[0], dict) else {}
+    sentence = told.get("why") or first.get("sentence")
+    return sentence if isinstance(sentence, str) else None

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from halteres.agent.arguments import RunId
+from halteres.agent.arguments import RunId, chosen_run
 from halteres.agent.caller import Caller
-from halteres.agent.choosing import chosen_run
 from halteres.agent.tool import Hints, Result, tool
 from halteres.agent.watching.look import Look, look_at
 from halteres.agent.watching.next_call import next_after, until_it_ends

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from halteres.agent.defects import recorded
+from halteres.agent.call import recorded
 from halteres.errors import HalteresError, NotFound, UserError, as_answer
 from halteres.loopback import body_within
 from halteres.redaction import Redactor

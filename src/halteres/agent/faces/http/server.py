@@ -1,22 +1,97 @@
-"""The control server answering on one socket until it is told to end.
+"""The control server: its app, and the process that answers on one socket until it is told to end.
 
-Owns: the order of the end: waiting calls are answered, then connections, then the socket.
-Never: parses arguments.
+At the end waiting calls are answered first, then connections are closed, then the socket.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
 
 import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
+from starlette.routing import Route
 
-from halteres.agent.faces.http.app import LegacyAuth, create_app
+from halteres.agent.faces import mcp
+from halteres.agent.faces.http.answers import on_bug, on_error, on_gone, on_missing
 from halteres.agent.faces.http.calls import Calls
+from halteres.agent.faces.http.guard import LocalPeers, TokenOnly
+from halteres.agent.faces.http.routes import LegacyRoutes, ToolRoutes
 from halteres.agent.faces.token import FILE, token
 from halteres.config import environ
-from halteres.loopback import Server, url_of
+from halteres.dashboard.routes import Dashboard
+from halteres.errors import HalteresError
+from halteres.loopback import LocalOnly, Server, url_of
+
+if TYPE_CHECKING:
+    from halteres.agent.faces.mcp.http import Endpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mounts:
+    """Routes, and what must be held while they answer."""
+
+    routes: Sequence[Route]
+    endpoints: Sequence[Endpoint]
+
+    @asynccontextmanager
+    async def running(self, _: Starlette) -> AsyncIterator[None]:
+        """The lifespan of the app that they are part of."""
+        async with AsyncExitStack() as stack:
+            for endpoint in self.endpoints:
+                await stack.enter_async_context(endpoint.running())
+            yield
+
+
+def mounts() -> Mounts:
+    """Everything that is installed."""
+    if importlib.util.find_spec("mcp") is None:
+        return Mounts(routes=(), endpoints=())
+    endpoint = mcp.http_app()
+    return Mounts(routes=[Route(mcp.PATH, endpoint, middleware=[Middleware(TokenOnly)])], endpoints=[endpoint])
+
+
+LegacyAuth = Literal["open", "token"]
+
+GUARDED: Final = [Middleware(TokenOnly)]
+
+
+def create_app(legacy_auth: LegacyAuth = "open", calls: Calls | None = None) -> Starlette:
+    """The routes over the table of tools.
+
+    Args:
+        legacy_auth: whether the seed's routes, whose client sends no token, want one too.
+        calls: the calls under way, for a server that ends them when it ends.
+    """
+    calls, mounted = calls or Calls(), mounts()
+    app = Starlette(
+        routes=[
+            *ToolRoutes(calls).table(GUARDED),
+            *LegacyRoutes(calls).table(GUARDED if legacy_auth == "token" else []),
+            *mounted.routes,
+            *Dashboard(calls).table(),
+        ],
+        middleware=[Middleware(LocalPeers), Middleware(LocalOnly)],
+        exception_handlers={
+            HalteresError: on_error,
+            HTTPException: on_missing,
+            ClientDisconnect: on_gone,
+            Exception: on_bug,
+        },
+        lifespan=mounted.running,
+    )
+    app.router.redirect_slashes = False  # a redirected POST would change what an empty name means
+    return app
+
 
 _log = logging.getLogger(__name__)
 

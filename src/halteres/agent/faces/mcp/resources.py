@@ -22,10 +22,9 @@ from mcp.server import ServerRequestContext
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from halteres.agent.call import Reply, call
+from halteres.agent.call import Defect, Reply, call, recorded
 from halteres.agent.caller import Caller
-from halteres.agent.defects import Defect, recorded
-from halteres.agent.faces.pictures import base64_of
+from halteres.agent.faces.functions import base64_of
 from halteres.agent.untrusted import fenced, marked
 from halteres.config.environment_name import split_name
 from halteres.dashboard.view import view_of

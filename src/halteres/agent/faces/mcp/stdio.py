@@ -16,8 +16,7 @@ import sys
 from mcp.server.stdio import stdio_server
 
 from halteres.agent.caller import Caller
-from halteres.agent.faces.mcp.server import build
-from halteres.agent.faces.mcp.unreadable import Answering
+from halteres.agent.faces.mcp.server import Answering, build
 from halteres.config import environ
 
 _log = logging.getLogger(__name__)
