@@ -18,7 +18,7 @@ import aiohttp
 from benchmarks.agent import files
 from benchmarks.agent.sitting import Arguments, GaveUp, Sitting, Told, Transcript
 from benchmarks.agent.task import Place, Task, answer_in
-from halteres.agent.caller import (Caller)
+from halteres.agent.caller import Caller
 from halteres.agent.faces import openai
 from halteres.agent.faces.instructions import INSTRUCTIONS
 

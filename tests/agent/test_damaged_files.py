@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from halteres.cli.main import app
-from halteres.dashboard.changes import stamps
 from halteres.dashboard.listing import listed
+from halteres.dashboard.stream import stamps
 from halteres.runs.directory import RunDirectory
 
 from .run_scenes import RUN, add_alert, change, make_run, replied, told

@@ -26,10 +26,8 @@ from halteres.cli.groups.terminal import Terminal
 from halteres.cli.groups.viewing import PageFile, Wanted, view
 from halteres.cli.main import main
 from halteres.clients.trajectories.calls import Patience
-from halteres.clients.trajectories.groups.importing import Imported, import_lines
-from halteres.clients.trajectories.groups.lines import Changes
-from halteres.clients.trajectories.groups.reading import Reader
-from halteres.clients.trajectories.groups.told import Group
+from halteres.clients.trajectories.groups.importing import Changes, Imported, import_lines
+from halteres.clients.trajectories.groups.reading import Group, Reader
 from halteres.models import TINY, builtin_path
 from halteres.text import load_tokenizer
 from halteres.trajectories.options import Options

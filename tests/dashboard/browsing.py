@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from halteres.agent.faces.http.server import ControlServer
-from halteres.dashboard.opening import link
+from halteres.dashboard.access import link
 from halteres.loopback import open_listener, url_of
 
 ARGUMENTS = (

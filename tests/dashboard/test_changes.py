@@ -14,9 +14,9 @@ import pytest
 from agent import control, run_scenes
 from agent.run_scenes import RUN
 
-from halteres.dashboard import changes as module
 from halteres.dashboard import stream
-from halteres.dashboard.changes import Changes, stamps
+from halteres.dashboard import stream as module
+from halteres.dashboard.stream import Changes, stamps
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 from agent import control, run_scenes
 
 from halteres.agent.faces.token import token
-from halteres.dashboard.door import TICKET_S, Door, page_key, proof, ticket
+from halteres.dashboard.access import TICKET_S, Door, page_key, proof, ticket
 from halteres.dashboard.routes import STATIC
 
 from .conftest import HOST, Client

@@ -18,7 +18,7 @@ import pytest
 from agent import control
 
 from halteres.agent.faces.token import token
-from halteres.dashboard import opening
+from halteres.dashboard import access
 from halteres.errors import Conflict
 
 pytestmark = pytest.mark.runs
@@ -54,7 +54,7 @@ def somebody(answer: object, status: int = 200) -> Iterator[tuple[int, list[str]
 @pytest.mark.parametrize(("answer", "status"), [({}, 200), ({"proof": "0" * 64}, 200), ([], 200), ({}, 401)])
 def test_a_server_that_does_not_know_our_token_is_told_nothing(home: Path, answer: object, status: int) -> None:
     with somebody(answer, status) as (port, asked), pytest.raises(Conflict, match="no control server of"):
-        opening.check_ours(port)
+        access.check_ours(port)
     assert len(asked) == 1
     assert token() not in asked[0]
 
@@ -70,10 +70,10 @@ def test_a_browser_is_opened_where_windows_can_be(home: Path, monkeypatch: pytes
     monkeypatch.setattr(webbrowser, "open", open_)
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
-    opening.show("http://127.0.0.1:1/#token=a")
+    access.show("http://127.0.0.1:1/#token=a")
     assert not opened, "a browser in the terminal would take it over"
     monkeypatch.setenv("DISPLAY", ":0")
-    opening.show("http://127.0.0.1:1/#token=b")
+    access.show("http://127.0.0.1:1/#token=b")
     assert done.wait(5)
     assert opened == ["http://127.0.0.1:1/#token=b"]
 
@@ -121,4 +121,4 @@ def test_a_port_that_somebody_else_has_is_said_to_be_taken(home: Path) -> None:
 
 def test_a_server_of_another_home_is_not_ours(home: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     with control.process(tmp_path_factory.mktemp("another")) as url, pytest.raises(Conflict):
-        opening.check_ours(int(url.rpartition(":")[2]))
+        access.check_ours(int(url.rpartition(":")[2]))

@@ -28,10 +28,9 @@ from training.standins import REGISTRATION, FakePolicy, FakeServer, stopping
 from trajectories.scenes import Scene, opened
 from trajectories.scenes import group as queued_group
 
-from halteres.clients.retries import Retries
-from halteres.clients.trajectories.batches import Element
-from halteres.config.files import resolve_settings
-from halteres.config.recipes import GEM
+from halteres.clients.json_client import Retries
+from halteres.clients.trajectories.trainer import Element
+from halteres.config.files import GEM, resolve_settings
 from halteres.config.settings import Settings, TrainerSettings
 from halteres.environments import game as games
 from halteres.environments.game import GameEnv

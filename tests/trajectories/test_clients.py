@@ -27,8 +27,8 @@ from halteres.clients.trajectories import (
     UnknownEnvironment,
     new_key,
 )
-from halteres.clients.trajectories.batches import decoder
-from halteres.config.limits import LARGEST_BATCH
+from halteres.clients.trajectories.trainer import decoder
+from halteres.config.control import LARGEST_BATCH
 from halteres.errors import InvalidConfig, InvalidData, NotFound, NotReady
 
 from .scenes import ServerProcess, group
@@ -404,7 +404,7 @@ async def recording(seen: list[tuple[str | None, bytes]]) -> AsyncIterator[int]:
 async def test_what_goes_to_another_machine_is_compressed_and_what_stays_here_is_not(
     is_here: bool, encodings: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halteres.clients.trajectories.address._is_here", lambda host: is_here)
+    monkeypatch.setattr("halteres.clients.trajectories.calls._is_here", lambda host: is_here)
     seen: list[tuple[str | None, bytes]] = []
     large, small = group(64), group(1)
     async with recording(seen) as port, EnvironmentClient(f"http://127.0.0.1:{port}") as environment:

@@ -73,7 +73,7 @@ def train(
 
 def _asked(environment: str | None, assignments: list[str], recipe: str | None) -> tuple[str | None, list[str]]:
     """The environment, and `name=value` as edits: under a recipe's own names, otherwise as `--set` takes them."""
-    from halteres.config.recipes import find_recipe
+    from halteres.config.files import find_recipe
 
     if environment is not None and "=" in environment and not environment.endswith(".py"):
         environment, assignments = None, [environment, *assignments]

@@ -18,7 +18,7 @@ def ui(
     browser: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser, if there is one.")] = True,
 ) -> None:
     """Open the page: runs, live curves, alerts, rollouts. Serves it until Ctrl-C, unless a server runs already."""
-    from halteres.dashboard.opening import check_ours, link, show
+    from halteres.dashboard.access import check_ours, link, show
     from halteres.errors import Conflict
     from halteres.loopback import HOST, open_listener, url_of
 

@@ -31,3 +31,7 @@ def read_stop_request(file: Path) -> Mode | None:
     except (OSError, ValueError, RecursionError):
         return "now"
     return "after_step" if isinstance(told, dict) and told.get("mode") == "after_step" else "now"
+
+
+LARGEST_BATCH = 2**20
+"""Sequences of one batch: the trajectory server chooses it in time and memory that grow with its size."""

@@ -1,10 +1,6 @@
-"""Which environments there are, read from source text.
+"""Which environments there are, read from source text; their names; the sentence for a file that is broken.
 
-Owns: what counts as an environment file, its name and description, where they are looked for, why one cannot be used.
-Never: imports or runs what it finds.
-
-One file is one environment, for it is run as a program: of several classes the one whose `cli` is called. Where that
-class has `variants` it is a family of environments: `game:Hangman-v0` is one of them, `game` alone the first.
+Nothing is run: a folder of files that somebody else wrote can be listed.
 """
 
 from __future__ import annotations
@@ -17,11 +13,49 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from halteres.config import environ
-from halteres.config.environment_name import is_path, joined_name, split_name
 from halteres.config.gem_ids import stands_for
-from halteres.config.kinship import environment_class, variants_of
-from halteres.config.outline import UNREADABLE, read_outline
+from halteres.config.outline import UNREADABLE, environment_class, read_outline, variants_of
 from halteres.errors import HalteresError, InvalidConfig, NotFound, boundary, nearest, unknown
+
+_WITH_VARIANT = re.compile(r"(.*\.py|[^/:]*):([^/:]*)")
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """The environment's name or file, and the variant; an empty one where none is named.
+
+    >>> split_name("game:Hangman-v0"), split_name("/home/me/a:b/games.py")
+    (('game', 'Hangman-v0'), ('/home/me/a:b/games.py', ''))
+    """
+    found = _WITH_VARIANT.fullmatch(name)
+    return (found[1], found[2]) if found else (name, "")
+
+
+def joined_name(environment: str, variant: str) -> str:
+    """The name of a variant; the environment's own where there is none."""
+    return f"{environment}:{variant}" if variant else environment
+
+
+def is_path(name: str) -> bool:
+    """Whether it names a file rather than an environment."""
+    environment, _ = split_name(name)
+    return environment.endswith(".py") or "/" in environment
+
+
+def reference(asked: str, name: str, file: str) -> str:
+    """How settings refer to the environment `name` in `file`, which was asked for as `asked`: by its name where they
+    said that, else by its file; with its variant either way."""
+    environment, variant = split_name(name)
+    return name if split_name(asked)[0] == environment else joined_name(file, variant)
+
+
+def in_file_name(name: str) -> str:
+    """The name as a part of a file's name, which no colon belongs into.
+
+    >>> in_file_name("game:Hangman-v0")
+    'game_Hangman-v0'
+    """
+    return name.replace(":", "_")
+
 
 BUILTIN_FOLDER = Path(__file__).resolve().parents[1] / "environments"
 """Environments that come with the package. Read as text, like any other."""
@@ -239,3 +273,40 @@ def _broken(file: Path, why: str, line: int | None = None) -> EnvironmentBroken:
     return EnvironmentBroken(
         f"The environment file {file} is broken.", why, "Mend the file.", file=str(file), line=line
     )
+
+
+TRACEBACK_LINES = 8
+
+LINK = "https://errors.pydantic.dev"
+"""pydantic ends its errors with a line that leads there, and says nothing."""
+
+
+def broken(file: Path, interpreter: str, why: str, err: str = "") -> EnvironmentBroken:
+    """The error for a file that could not be run, or said nothing usable; `err` is what it wrote to stderr."""
+    line = _line_of(file, err)
+    where = f"{file}:{line}" if line else str(file)
+    return EnvironmentBroken(
+        f"The environment file {where} is broken.",
+        why,
+        f"Run `{interpreter} {file} describe` to see the whole message.",
+        file=str(file),
+        line=line,
+        traceback=_tail(err) if "Traceback" in err else None,
+    )
+
+
+def _line_of(file: Path, err: str) -> int | None:
+    """The line of the file that a traceback, or a sentence of `describe`, names last."""
+    name = re.escape(str(file))
+    found = re.findall(rf'File "{name}", line (\d+)|{name}:(\d+)', err)
+    return int(found[-1][0] or found[-1][1]) if found else None
+
+
+def _tail(err: str) -> list[str]:
+    return [line.rstrip() for line in err.splitlines() if line.strip() and LINK not in line][-TRACEBACK_LINES:]
+
+
+def last_line(text: str) -> str:
+    """What it said in the end."""
+    lines = _tail(text)
+    return lines[-1].strip().removeprefix("error: ")[:600] if lines else "it said nothing."

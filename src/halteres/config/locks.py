@@ -15,8 +15,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from halteres.config import environ
+from halteres.config.discovery import joined_name, split_name
 from halteres.config.edits import Edit
-from halteres.config.environment_name import joined_name, split_name
 from halteres.config.policies import BUILT_IN, FILE, Policy, PolicyCap
 from halteres.config.problem import LockedSetting, Problem
 from halteres.config.program import EnvironmentProgram

@@ -21,9 +21,7 @@ from typing import Any
 import yaml
 
 from halteres.config import remembered
-from halteres.config.breakage import broken, last_line
-from halteres.config.discovery import EnvironmentBroken, find_environment
-from halteres.config.environment_name import split_name
+from halteres.config.discovery import EnvironmentBroken, broken, find_environment, last_line, split_name
 from halteres.config.problem import Problem
 from halteres.config.settings import RunSettings
 from halteres.config.stranger import Ended, run_caught

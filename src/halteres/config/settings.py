@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from pydantic_core import PydanticCustomError
 
 from halteres.config import environ
-from halteres.config.environment_name import in_file_name, joined_name, split_name
+from halteres.config.discovery import in_file_name, joined_name, split_name
 from halteres.errors import InvalidData, nearest
 from halteres.losses import CUSTOM, LOSSES, complete_settings, find_kind
 from halteres.models import TINY

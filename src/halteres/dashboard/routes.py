@@ -23,14 +23,11 @@ import halteres
 from halteres.agent.arguments import chosen_run
 from halteres.agent.faces.http.answers import JSON, answer, arguments_of
 from halteres.agent.faces.http.calls import Calls
-from halteres.dashboard.changes import Changes
+from halteres.dashboard.access import Door, PageOnly, WithHeaders, cookie_name, is_admitted, page_key, proof
 from halteres.dashboard.curves import Shelf
-from halteres.dashboard.door import Door, page_key, proof
-from halteres.dashboard.evaluated import evaluated
-from halteres.dashboard.guard import PageOnly, WithHeaders, cookie_name, is_admitted
 from halteres.dashboard.listing import listed
-from halteres.dashboard.stream import Events
-from halteres.dashboard.view import settings_of, view_of
+from halteres.dashboard.stream import Changes, Events
+from halteres.dashboard.view import evaluated, settings_of, view_of
 from halteres.errors import UserError
 from halteres.redaction import Redactor
 from halteres.runs.directory import RunDirectory

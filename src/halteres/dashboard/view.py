@@ -7,19 +7,72 @@ Never: limits how often a person looks (`min_status_interval_s` is for agents), 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from halteres.agent.drafting.fields import HEADLINE
+from halteres.agent.fitting import shortened
 from halteres.agent.watching.current_alerts import in_force
 from halteres.agent.watching.look import Look, failure_facts, log_tail, look_at, why_no_batch
 from halteres.agent.watching.next_call import next_after
-from halteres.dashboard.timeline import marks_of, timeline_of
 from halteres.files import NOT_JSON, read_regular
+from halteres.observe.metrics import Row, merge_by_step
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.alerts import Alert
+from halteres.runs.reading.answers import before_and_after
+from halteres.runs.reading.evaluations import evaluations
 from halteres.runs.reading.processes import conditions
 from halteres.runs.reading.rollouts import steps_of
+
+MOST_EVENTS, MOST_MARKS, LENGTH = 60, 300, 200
+"""The newest that are told; marks over the curves; characters of one."""
+
+_TOLD: dict[str, tuple[str, ...]] = {
+    "status": ("status", "phase"),
+    "ready": ("role",),
+    "checkpoint": ("name",),
+    "eval": ("step",),
+    "eval_failed": ("step", "error"),
+    "no_evaluation": ("error",),
+    "alert": ("rule", "step"),
+    "stop_requested": ("by", "mode"),
+    "process_exit": ("role", "code"),
+    "restart": ("role", "attempt"),
+    "restarts_used_up": ("role",),
+    "policy_cap": ("note",),
+    "goal_reached": ("note",),
+    "drift": ("note",),
+    "conclusion_failed": ("error",),
+    "sink": ("sink", "state", "url", "note"),
+}
+"""Kind of event -> its keys that say what it was."""
+
+
+def timeline_of(events: Sequence[Row]) -> list[dict[str, Any]]:
+    """{t, kind, text}, oldest first."""
+    known = [event for event in events if isinstance(kind := event.get("type"), str) and kind in _TOLD]
+    return [
+        {"t": t if isinstance(t := event.get("t"), int | float) else None, "kind": event["type"], "text": _text(event)}
+        for event in known[-MOST_EVENTS:]
+    ]
+
+
+def _text(event: Row) -> str:
+    said = (_word(key, event.get(key)) for key in _TOLD[event["type"]])
+    return " ".join(word for word in said if word)[:LENGTH]
+
+
+def _word(key: str, value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{key} {value}" if key in ("step", "code", "attempt") else str(value)
+
+
+def marks_of(events: Sequence[Row]) -> list[dict[str, Any]]:
+    """{rule, step} of every time that a rule spoke: for marks over the curves."""
+    alerts = [event for event in events if event.get("type") == "alert" and isinstance(event.get("step"), int)]
+    return [{"rule": str(event.get("rule"))[:LENGTH], "step": event["step"]} for event in alerts[-MOST_MARKS:]]
+
 
 _AS_IT_CAME = ("default", "config_init", "wiring")
 """Sources of settings that nobody set for this run."""
@@ -119,3 +172,35 @@ def _resolved(run: RunDirectory) -> Mapping[str, Any]:
     except (OSError, *NOT_JSON):
         return {}
     return told if isinstance(told, dict) else {}
+
+
+MOST_TASKS, PROMPT_LENGTH, ANSWER_LENGTH = 6, 1200, 2400
+"""Tasks that are shown; characters of each."""
+
+
+def evaluated(run: RunDirectory) -> dict[str, Any]:
+    """Every evaluation's figures, and the held-out tasks that gained most, as answered before and after."""
+    found = evaluations(run, merge_by_step(run.metrics()))
+    tasks = before_and_after(run)[:MOST_TASKS]
+    return {
+        "evaluations": [{"step": one.step, **one.figures} for one in found],
+        "tasks": [_brief(task.facts) for task in tasks],
+    }
+
+
+def _brief(facts: dict[str, Any]) -> dict[str, Any]:
+    prompt = facts["prompt"]
+    return {
+        "prompt": shortened(prompt if isinstance(prompt, str) else _joined(prompt), PROMPT_LENGTH),
+        **{
+            when: {"completion": shortened(facts[when]["completion"], ANSWER_LENGTH), "score": facts[when]["score"]}
+            for when in ("before", "after")
+        },
+    }
+
+
+def _joined(messages: Any) -> str:
+    """Chat messages, or whatever an environment has written in their place."""
+    if not isinstance(messages, list):
+        return str(messages)
+    return "\n".join(str(one.get("content", one)) if isinstance(one, dict) else str(one) for one in messages)

@@ -20,9 +20,18 @@ import msgspec
 
 from halteres.agent.caller import Caller
 from halteres.config import environ
-from halteres.config.discovery import EnvironmentFile, EnvironmentNotFound, discover, find_environment
+from halteres.config.discovery import (
+    EnvironmentFile,
+    EnvironmentNotFound,
+    discover,
+    find_environment,
+    in_file_name,
+    is_path,
+    joined_name,
+    reference,
+    split_name,
+)
 from halteres.config.edits import ENVIRONMENT, Edit
-from halteres.config.environment_name import in_file_name, is_path, joined_name, reference, split_name
 from halteres.config.files import Resolved, resolve_settings
 from halteres.config.problem import LockedField, Problem, UnknownField, refusal
 from halteres.config.settings import RunSettings, Settings

@@ -19,8 +19,7 @@ import msgspec
 
 from halteres.agent.drafting.drafts import Draft
 from halteres.config import environ
-from halteres.config.discovery import read_environment
-from halteres.config.environment_name import in_file_name
+from halteres.config.discovery import in_file_name, read_environment
 from halteres.config.policies import load_policy
 from halteres.config.program import EnvironmentProgram, describe, program_of
 from halteres.config.settings import ENV_WIRING, Settings

@@ -17,8 +17,13 @@ import msgspec
 
 from halteres.agent.trial.folder import TestFolder, all_tests
 from halteres.agent.trial.request import LOCAL, Request
-from halteres.config.discovery import EnvironmentBroken, EnvironmentFile, EnvironmentNotFound, find_environment
-from halteres.config.environment_name import split_name
+from halteres.config.discovery import (
+    EnvironmentBroken,
+    EnvironmentFile,
+    EnvironmentNotFound,
+    find_environment,
+    split_name,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

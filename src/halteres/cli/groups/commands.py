@@ -17,8 +17,7 @@ import typer
 from halteres.cli.groups import said
 
 if TYPE_CHECKING:
-    from halteres.clients.trajectories.groups.reading import Reader
-    from halteres.clients.trajectories.groups.told import PlaceName
+    from halteres.clients.trajectories.groups.reading import PlaceName, Reader
     from halteres.text import Tokenizer
 
 app = typer.Typer(
@@ -118,7 +117,7 @@ def import_(
     import asyncio
     from functools import partial
 
-    from halteres.clients.trajectories.groups import importing, lines
+    from halteres.clients.trajectories.groups import importing
     from halteres.errors import HalteresError, InvalidConfig
 
     if env_id is not None and env_name is not None:
@@ -128,9 +127,9 @@ def import_(
         reader.diagnostics()  # before anything is posted: whoever has none knows no keys either
         named = env_name if env_id is None else str(env_id)
         whose = None if named is None else reader.environment(named)
-        changes = lines.Changes(env_id=whose, keep_version=keep_version)
+        changes = importing.Changes(env_id=whose, keep_version=keep_version)
         try:
-            with lines.opened(file) as stream:
+            with importing.opened(file) as stream:
                 complain = partial(said.bad_line, done)
                 asyncio.run(importing.import_lines(url, stream, changes, done, complain, said.importing))
         except HalteresError:
@@ -175,7 +174,7 @@ def _again(url: str, place: list[str] | None, env: str | None) -> list[str]:
 
 
 def _places(given: list[str] | None) -> tuple[PlaceName, ...]:
-    from halteres.clients.trajectories.groups.told import PLACES
+    from halteres.clients.trajectories.groups.reading import PLACES
     from halteres.errors import InvalidConfig, unknown
 
     names: dict[str, PlaceName] = {name: name for name in PLACES}

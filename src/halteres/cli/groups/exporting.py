@@ -13,16 +13,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, TYPE_CHECKING, cast
 
 import msgspec
 
 from halteres.cli.groups.viewing import LOOK_EVERY_S, Wait, unwritable
-from halteres.clients.trajectories.groups.following import Follower
-from halteres.clients.trajectories.groups.reading import Reader
-from halteres.clients.trajectories.groups.told import PlaceName, Told
+from halteres.clients.trajectories.groups.reading import Follower, PlaceName, Reader, Told
 from halteres.errors import NotReady
 from halteres.files import replacing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 STDOUT = Path("-")
 

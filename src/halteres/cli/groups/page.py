@@ -20,10 +20,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from halteres.cli.groups import words
-from halteres.cli.groups.counting import counted
-from halteres.cli.groups.parts import Part, parts_of
-from halteres.cli.groups.surprise import BOUNDS, Stretch, stretches
-from halteres.clients.trajectories.groups.told import Group, Told
+from halteres.cli.groups.words import BOUNDS, Part, Stretch, counted, parts_of, stretches
+from halteres.clients.trajectories.groups.reading import Group, Told
 
 if TYPE_CHECKING:  # whoever names no tokenizer need not wait for its libraries
     from halteres.text import Tokenizer

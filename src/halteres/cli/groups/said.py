@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from halteres.cli.groups.counting import counted
+from halteres.cli.groups.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

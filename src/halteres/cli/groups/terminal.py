@@ -14,10 +14,8 @@ from rich.console import Console
 from rich.text import Text
 
 from halteres.cli.groups import words
-from halteres.cli.groups.counting import counted
-from halteres.cli.groups.parts import Part, parts_of, shortened
-from halteres.clients.trajectories.groups.reading import Reader
-from halteres.clients.trajectories.groups.told import Group
+from halteres.cli.groups.words import Part, counted, parts_of, shortened
+from halteres.clients.trajectories.groups.reading import Group, Reader
 
 if TYPE_CHECKING:  # whoever names no tokenizer need not wait for its libraries
     from halteres.text import Tokenizer

@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from halteres.cli.groups import page
-from halteres.clients.trajectories.groups.following import Follower
-from halteres.clients.trajectories.groups.reading import Reader
-from halteres.clients.trajectories.groups.told import Group, PlaceName, Told
+from halteres.clients.trajectories.groups.reading import Follower, Group, PlaceName, Reader, Told
 from halteres.errors import InvalidConfig, NotReady
 from halteres.files import replace_file
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 import msgspec
 
-from halteres.config.limits import LARGEST_BATCH
+from halteres.config.control import LARGEST_BATCH
 from halteres.errors import InvalidData
 from halteres.trajectories.wire.leniency import coerced
 

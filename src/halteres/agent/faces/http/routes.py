@@ -25,8 +25,8 @@ from halteres.agent.faces.http.guard import carries_token
 from halteres.agent.table import TOOLS
 from halteres.agent.tool import Tool
 from halteres.agent.trial.request import LOCAL
+from halteres.config.discovery import is_path
 from halteres.config.edits import ENVIRONMENT, Edit
-from halteres.config.environment_name import is_path
 from halteres.errors import UserError
 from halteres.models import known_folder, model_folder
 from halteres.runs.starting.base_model import shelf

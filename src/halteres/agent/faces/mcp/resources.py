@@ -26,7 +26,7 @@ from halteres.agent.call import Defect, Reply, call, recorded
 from halteres.agent.caller import Caller
 from halteres.agent.faces.functions import base64_of
 from halteres.agent.untrusted import fenced, marked
-from halteres.config.environment_name import split_name
+from halteres.config.discovery import split_name
 from halteres.dashboard.view import view_of
 from halteres.errors import HalteresError, NotFound, ServerError, boundary
 from halteres.observe.metrics import Row, merge_by_step
