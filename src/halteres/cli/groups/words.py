@@ -1,4 +1,4 @@
-"""What is said of a group, in a terminal as on a page: its facts, its sequences in parts, how likely the tokens were."""
+"""What is said of a group, in a terminal as on a page: its facts, its sequences in parts, how likely tokens were."""
 
 from __future__ import annotations
 
