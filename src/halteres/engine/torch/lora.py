@@ -1,6 +1,7 @@
 """LoRA weights of one adapter: every tensor a view of one flat buffer.
 
-Owns: which modules an adapter has, where their A and B lie in the flat buffer, seeded initial values.
+Owns: which modules an adapter has, where their A and B lie in the flat buffer, seeded initial values; what one adapter
+adds to a projection, and the gradients of it.
 Never: trains or saves them; merges them into the base weights.
 
 A's of one projection lie next to each other, so the stacked A of a fused projection is a view too.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +20,25 @@ from torch import Tensor
 from halteres.engine.protocol import LoraConfig
 from halteres.engine.shapes import check_shape
 from halteres.engine.torch.draws import as_seed
+from halteres.engine.torch.matmul import linear, reduced
 from halteres.engine.torch.model import BaseModel, Projection
+
+
+class Adaptation(Protocol):
+    """What adapters add to the outputs of one projection: one adapter to all rows, or several, each to its own."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What is trained."""
+        ...
+
+    def add_to(self, y_NE: Tensor, x_ND: Tensor) -> Tensor:
+        """Add it; what A makes of x, which `gradients` needs."""
+        ...
+
+    def gradients(self, dy_NE: Tensor, x_ND: Tensor, h: Tensor, dx_ND: Tensor | None) -> tuple[Tensor, ...]:
+        """Of `tensors`; that of x is added to `dx_ND`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +66,31 @@ class Lora:
             for b, block in zip(self.b, self.blocks, strict=True):
                 torch.mul(b, self.scale, out=self.scaled_b_ER[block])
 
-    def split(self, fused_ER: Tensor) -> tuple[Tensor, ...]:
-        """The parts' blocks of a gradient of `scaled_b_ER`, as gradients of the B's."""
-        return tuple(fused_ER[block] * self.scale for block in self.blocks)
+    def add_to(self, y_NE: Tensor, x_ND: Tensor) -> Tensor:
+        """See `Adaptation`; x @ A^T is N x R."""
+        h_NR = reduced(x_ND, self.a_RD)
+        y_NE.add_(linear(h_NR, self.scaled_b_ER))
+        return h_NR
+
+    def gradients(self, dy_NE: Tensor, x_ND: Tensor, h: Tensor, dx_ND: Tensor | None) -> tuple[Tensor, ...]:
+        """See `Adaptation`."""
+        g_NR = linear(dy_NE, self.scaled_b_ER.t())
+        if dx_ND is not None:
+            dx_ND.add_(linear(g_NR, self.a_RD.t()))
+        da_RD, db_RE = linear(g_NR.t(), x_ND.t()), linear(h.t(), dy_NE.t())
+        return da_RD, *(db_RE.t()[block] * self.scale for block in self.blocks)
 
 
 LoraWeights = Mapping[Projection, Lora]
 """A projection without an adapter is absent."""
+
+
+class Adaptations(Protocol):
+    """By projection: `LoraWeights` of one adapter, or those of several for rows of their own."""
+
+    def get(self, projection: Projection, /) -> Adaptation | None:
+        """None: no adapter changes it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
