@@ -59,7 +59,9 @@ def reduced(x_ND: Tensor, a_RD: Tensor) -> Tensor:
     Both libraries add up one product after the other in inputs of up to 192; beyond, each splits the sum in its own
     way, so that there the one has to do what the other does.
     """
-    if not _by_onednn(x_ND) or x_ND.shape[1] <= SEQUENTIAL:
+    if not _by_onednn(x_ND) or (
+        x_ND.shape[1] <= SEQUENTIAL and a_RD.shape[0] > 1
+    ):  # one output has a kernel of its own
         return linear(x_ND, a_RD)
     missing = max(0, LEAST_COLUMNS - a_RD.shape[0])
     if not missing:

@@ -1,17 +1,17 @@
 """Adapters of several snapshots side by side, so that their rows share one step.
 
-Owns: copies of the weights of snapshots that decode together, padded to one rank; which rows are multiplied with them
-in one batched matmul, and which with their own adapter's.
+Owns: copies of the weights of snapshots that decode together, in stacks of like rank; which rows are multiplied with a
+stack in one batched matmul, and which with their own adapter.
 Never: trains; keeps a copy of a snapshot that has no row.
 Promise: a row has the bits that it has by itself. On a CPU both ways add up the same products one after the other
 (`matmul.reduced`), and padding adds zeros.
 
-S slots of snapshots, M rows of each (padding among them), R = parts * padded rank; N rows of a step, J of one snapshot.
+S slots of snapshots, M rows of each (padding among them); N rows of a step, J of one snapshot; P outputs of a part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,8 +21,11 @@ from torch import Tensor
 from halteres.engine.torch.adapter import Snapshot
 from halteres.engine.torch.cache import round_up
 from halteres.engine.torch.lora import Adaptation, Adaptations, Lora
-from halteres.engine.torch.matmul import LEAST_COLUMNS, SEQUENTIAL, linear, reduced, stackable
+from halteres.engine.torch.matmul import SEQUENTIAL, linear, reduced, stackable
 from halteres.engine.torch.model import BaseModel, Projection
+
+RANKS = (16, 32, 64, 128, SEQUENTIAL)
+"""What ranks are padded to: with fewer than 16 outputs bits change, and sums over more than 192 are split."""
 
 ROWS_PER_CALL = 64
 """What the calls for one adapter cost in all, in rows of a batched matmul."""
@@ -34,170 +37,211 @@ LEAST_ROWS = 8
 """Of a matmul of its own: with fewer than 4 rows kernels change, and with them bits."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Stack:
-    """One projection's weights, slot by slot; zeros where a rank is lower, or an adapter leaves it alone."""
-
-    a_SRD: Tensor
-    b_SER: Tensor  # times the scale
-
-    @property
-    def nbytes(self) -> int:
-        """Of both."""
-        return self.a_SRD.nbytes + self.b_SER.nbytes
-
-    def fill(self, slot: int, lora: Lora | None, rank: int) -> None:
-        """Copy an adapter into a slot, each part's padded to this rank."""
-        self.a_SRD[slot] = 0
-        self.b_SER[slot] = 0
-        for i, (rows, columns) in enumerate(lora.blocks if lora is not None else ()):
-            assert lora is not None  # noqa: S101 - for the type checker
-            own = slice(i * rank, i * rank + columns.stop - columns.start)
-            self.a_SRD[slot, own] = lora.a_RD[columns]
-            self.b_SER[slot, rows, own] = lora.scaled_b_ER[rows, columns]
-
-
 class Mixture:
     """The snapshots that decode together."""
 
     def __init__(self, base: BaseModel, most_bytes: int) -> None:
         self._base, self._most_bytes = base, most_bytes
         self._members: frozenset[Snapshot] = frozenset()
-        self._slots: dict[Snapshot, int] = {}
-        self._stacks: dict[Projection, _Stack] = {}
-        self._rank = 0
+        self._stacks: dict[int, _Stack] = {}  # by rank
+        self._newest: tuple[object, Adaptations] | None = None
 
     @property
     def nbytes(self) -> int:
         """Of the copies."""
         return sum(stack.nbytes for stack in self._stacks.values())
 
-    def hold(self, snapshots: Collection[Snapshot]) -> None:
+    def hold(self, snapshots: Iterable[Snapshot]) -> None:
         """These decode together from now on; copies of others' weights go, those of new ones are made."""
         if self._members == (members := frozenset(snapshots)):
             return
-        self._members = members
-        fit = [one for one in dict.fromkeys(snapshots) if _rank(one) and _inner(one) <= SEQUENTIAL]
-        if len(members) < 2 or not stackable(self._base.embedding_VD):
-            fit = []
-        self._slots = {one: slot for one, slot in self._slots.items() if one in fit}
-        rank = round_up(max(map(_rank, fit), default=0), LEAST_COLUMNS)
-        new = any(projection not in self._stacks for one in fit for projection in one.weights)
-        if new or rank > self._rank or not len(fit) <= self._capacity <= 4 * round_up(len(fit), SLOT_STEP):
-            self._begin_anew(fit, rank)
-        vacant = sorted(set(range(self._capacity)) - set(self._slots.values()))
-        for one, slot in zip([one for one in fit if one not in self._slots], vacant, strict=False):
-            self._slots[one] = slot
-            for projection, stack in self._stacks.items():
-                stack.fill(slot, one.weights.get(projection), self._rank)
+        self._members, self._newest = members, None
+        ranks: dict[int, list[Snapshot]] = {}
+        if len(members) > 1 and stackable(self._base.embedding_VD):
+            for one in sorted(members, key=lambda one: one.version):
+                if one.layout is not None and one.layout.config.rank <= RANKS[-1]:
+                    ranks.setdefault(_padded(one.layout.config.rank), []).append(one)
+        self._stacks = {rank: stack for rank, stack in self._stacks.items() if rank in ranks}
+        for rank, fit in ranks.items():
+            if rank not in self._stacks or not self._stacks[rank].suits(fit):
+                self._stacks.pop(rank, None)
+                self._stacks[rank] = _Stack(rank, fit, self._most_bytes - self.nbytes)
+            self._stacks[rank].hold(fit)
 
     def adaptations(self, owners: Sequence[Snapshot], rows_each: int, num_rows: int) -> Adaptations:
-        """What is added to so many rows, of which each of `owners` has so many; the rest is padding.
+        """What is added to the rows of a step.
 
         Args:
-            owners: as the rows lie; a snapshot may come again. `hold` has heard of them.
+            owners: of the rows as they lie; a snapshot may come again. `hold` has heard of them.
             rows_each: rows of each.
-            num_rows: padding among them.
+            num_rows: in all; those behind the owners' are padding.
         """
-        if len(set(owners)) == 1:
+        if owners.count(owners[0]) == len(owners):
             return owners[0].weights
-        rows: dict[Snapshot, list[int]] = {}
-        for i, owner in enumerate(owners):
-            rows.setdefault(owner, []).append(i)
-        each = np.arange(rows_each)
-        rows_J = {
-            owner: (np.array(own)[:, None] * rows_each + each).reshape(-1)
-            for owner, own in rows.items()
+        asked = [*owners], rows_each, num_rows
+        if self._newest is None or self._newest[0] != asked:
+            self._newest = asked, self._mixed(owners, rows_each, num_rows)
+        return self._newest[1]
+
+    def _mixed(self, owners: Sequence[Snapshot], rows_each: int, num_rows: int) -> Adaptations:
+        places: dict[Snapshot, list[int]] = {}
+        for place, owner in enumerate(owners):
+            places.setdefault(owner, []).append(place)
+        alone = {
+            owner: np.add.outer(np.array(own) * rows_each, np.arange(rows_each)).reshape(-1)
+            for owner, own in places.items()
             if owner.weights
         }
-        stacked = self._worth_stacking(rows_J)
-        places = {self._slots[owner]: rows_J[owner] for owner in stacked}
-        plan = _Plan.of(places, num_rows, self._base.device) if places else None
-        alone = [(one.weights, _Alone.of(own, self._base.device)) for one, own in rows_J.items() if one not in stacked]
-        return _Mixed(self._stacks, plan, alone)
+        device, stacked = self._base.device, list[_StackedRows]()
+        for stack in self._stacks.values():
+            chosen = _worth_stacking({one: len(own) for one, own in alone.items() if one in stack.slots})
+            if chosen:
+                slots = {stack.slots[one]: alone.pop(one) for one in chosen}
+                stacked.append(_StackedRows.of(stack, slots, num_rows, device))
+        return _Mixed(stacked, [_OwnRows.of(one.weights, own, device) for one, own in alone.items()])
 
-    def _worth_stacking(self, rows_J: Mapping[Snapshot, np.ndarray]) -> set[Snapshot]:
-        """Those of which a batched matmul is least work: all are padded to as many rows as the largest of them has."""
-        held = sorted((one for one in rows_J if one in self._slots), key=lambda one: len(rows_J[one]))
-        counts = [len(rows_J[one]) for one in held]
-        costs = [
-            (stop * counts[stop - 1] if stop else 0) + sum(counts[stop:]) + ROWS_PER_CALL * (len(counts) - stop)
-            for stop in range(len(counts) + 1)
-        ]
-        return set(held[: costs.index(min(costs))])
+
+def _padded(rank: int) -> int:
+    return next(padded for padded in RANKS if rank <= padded)
+
+
+def _worth_stacking(counts: Mapping[Snapshot, int]) -> list[Snapshot]:
+    """Those of which a batched matmul is least work: all are padded to as many rows as the largest of them has."""
+    found = sorted(counts, key=lambda one: counts[one])
+    rows = [counts[one] for one in found]
+    costs = [
+        (stop * rows[stop - 1] if stop else 0) + sum(rows[stop:]) + ROWS_PER_CALL * (len(rows) - stop)
+        for stop in range(len(rows) + 1)
+    ]
+    return found[: costs.index(min(costs))]
+
+
+class _Stack:
+    """Weights of snapshots whose ranks are padded to one, slot by slot."""
+
+    def __init__(self, rank: int, fit: Sequence[Snapshot], most_bytes: int) -> None:
+        """Vacant slots for these, as far as there is memory."""
+        self._rank = rank
+        self.slots: dict[Snapshot, int] = {}
+        self._weights: dict[Projection, _Weights] = {}
+        projections = {projection: lora.a_RD for one in fit for projection, lora in one.weights.items()}
+        bytes_each = sum(
+            rank * (len(p.parts) * p.inputs + p.weight_ED.shape[0]) * like.element_size()
+            for p, like in projections.items()
+        )
+        self._count = max(0, min(round_up(len(fit), SLOT_STEP), most_bytes // bytes_each))
+        for projection, like in projections.items() if self._count else ():
+            self._weights[projection] = _Weights.vacant(projection, self._count, rank, like)
 
     @property
-    def _capacity(self) -> int:
-        return next((stack.a_SRD.shape[0] for stack in self._stacks.values()), 0)
+    def nbytes(self) -> int:
+        """Of the copies."""
+        return sum(weights.nbytes for weights in self._weights.values())
 
-    def _begin_anew(self, fit: Sequence[Snapshot], rank: int) -> None:
-        """Vacant slots for these, as many as there is memory for."""
-        self._slots, self._stacks, self._rank = {}, {}, rank
-        projections = {projection: lora.a_RD for one in fit for projection, lora in one.weights.items()}
-        numbers = sum(len(p.parts) * rank * (p.inputs + p.weight_ED.shape[0]) for p in projections)
-        slots = min(round_up(len(fit), SLOT_STEP), self._most_bytes // (4 * numbers or 1))
-        if slots < 1:
-            return
-        for projection, like in projections.items():
-            inner = len(projection.parts) * rank
-            self._stacks[projection] = _Stack(
-                like.new_empty((slots, inner, projection.inputs)),
-                like.new_empty((slots, projection.weight_ED.shape[0], inner)),
-            )
+    def suits(self, fit: Collection[Snapshot]) -> bool:
+        """It has slots for them, and not far more."""
+        known = all(projection in self._weights for one in fit for projection in one.weights)
+        return known and len(fit) <= self._count <= 4 * round_up(len(fit), SLOT_STEP)
 
+    def hold(self, fit: Sequence[Snapshot]) -> None:
+        """Have these in slots, the first of them if there are too many."""
+        self.slots = {one: slot for one, slot in self.slots.items() if one in fit}
+        vacant = sorted(set(range(self._count)) - set(self.slots.values()))
+        for one, slot in zip([one for one in fit if one not in self.slots], vacant, strict=False):
+            for projection, weights in self._weights.items():
+                weights.fill(slot, one.weights.get(projection), self._rank)
+            self.slots[one] = slot
 
-def _rank(snapshot: Snapshot) -> int:
-    return 0 if snapshot.layout is None else snapshot.layout.config.rank
-
-
-def _inner(snapshot: Snapshot) -> int:
-    """Inputs of the widest B, padded: sums over them have to be of products one after the other."""
-    rank = round_up(_rank(snapshot), LEAST_COLUMNS)
-    return rank * max((len(projection.parts) for projection in snapshot.weights), default=1)
+    def get(self, projection: Projection) -> _Weights | None:
+        """None: no slot's adapter changes it."""
+        return self._weights.get(projection)
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """Which rows the slots multiply."""
+class _Weights:
+    """One projection's; zeros where a rank is lower, or an adapter leaves the projection alone.
 
+    By part: a block-diagonal B, as a single adapter has it, would be read from main memory with all its zeros.
+    """
+
+    a_SDR: Tensor  # of all parts, side by side
+    b_SRP: tuple[Tensor, ...]  # by part, times the scale
+    parts: tuple[tuple[slice, slice], ...]  # inner columns and outputs of each
+
+    @classmethod
+    def vacant(cls, projection: Projection, slots: int, rank: int, like: Tensor) -> _Weights:
+        """With slots for so many."""
+        return cls(
+            a_SDR=like.new_zeros((slots, projection.inputs, rank * len(projection.parts))),
+            b_SRP=tuple(like.new_zeros((slots, rank, part.stop - part.start)) for part in projection.parts),
+            parts=tuple(
+                (slice(i * rank, (i + 1) * rank), slice(part.start, part.stop))
+                for i, part in enumerate(projection.parts)
+            ),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Of all."""
+        return self.a_SDR.nbytes + sum(b_SRP.nbytes for b_SRP in self.b_SRP)
+
+    def fill(self, slot: int, lora: Lora | None, rank: int) -> None:
+        """Copy an adapter into a slot."""
+        self.a_SDR[slot] = 0
+        for i, b_SRP in enumerate(self.b_SRP):
+            b_SRP[slot] = 0
+            if lora is not None:
+                outputs, columns = lora.blocks[i]
+                own = columns.stop - columns.start
+                self.a_SDR[slot, :, i * rank : i * rank + own] = lora.a_RD[columns].t()
+                b_SRP[slot, :own] = lora.scaled_b_ER[outputs, columns].t()
+
+
+@dataclass(frozen=True, slots=True)
+class _StackedRows:
+    """Rows that are multiplied with the slots of a stack."""
+
+    stack: _Stack
     shape: tuple[int, int]  # S, M
     taken_I: Tensor  # of every place the row that it takes; padding takes the first
     found_N: Tensor  # of every row its place; behind the last lies a row of zeros, for rows that have none
 
     @classmethod
-    def of(cls, places: Mapping[int, np.ndarray], num_rows: int, device: torch.device) -> _Plan:
+    def of(cls, stack: _Stack, rows: Mapping[int, np.ndarray], num_rows: int, device: torch.device) -> _StackedRows:
         """Rows by slot."""
-        slots, most = max(places) + 1, round_up(max(map(len, places.values())), ROW_STEP)
+        slots, most = max(rows) + 1, round_up(max(map(len, rows.values())), ROW_STEP)
         taken_SM, found_N = np.zeros((slots, most), np.int64), np.full(num_rows, slots * most)
-        for slot, rows_J in places.items():
+        for slot, rows_J in rows.items():
             taken_SM[slot, : len(rows_J)] = rows_J
             found_N[rows_J] = slot * most + np.arange(len(rows_J))
-        taken_I, found_N = torch.from_numpy(taken_SM.reshape(-1)), torch.from_numpy(found_N)
-        return cls((slots, most), taken_I.to(device), found_N.to(device))
+        taken_I, places_N = torch.from_numpy(taken_SM.reshape(-1)), torch.from_numpy(found_N)
+        return cls(stack, (slots, most), taken_I.to(device), places_N.to(device))
 
-    def add(self, y_NE: Tensor, x_ND: Tensor, stack: _Stack) -> None:
+    def add(self, y_NE: Tensor, x_ND: Tensor, weights: _Weights) -> None:
         """What the slots make of their rows."""
         slots, most = self.shape
         x_SMD = x_ND.index_select(0, self.taken_I).view(slots, most, -1)
-        h_SMR = torch.bmm(x_SMD, stack.a_SRD[:slots].transpose(1, 2))
-        out_IE = y_NE.new_empty((slots * most + 1, y_NE.shape[1]))
-        out_IE[-1] = 0
-        torch.bmm(h_SMR, stack.b_SER[:slots].transpose(1, 2), out=out_IE[:-1].view(slots, most, -1))
-        y_NE.add_(out_IE.index_select(0, self.found_N))
+        h_SMR = torch.bmm(x_SMD, weights.a_SDR[:slots])
+        for b_SRP, (inner, outputs) in zip(weights.b_SRP, weights.parts, strict=True):
+            out_IP = y_NE.new_empty((slots * most + 1, b_SRP.shape[2]))
+            out_IP[-1] = 0
+            torch.bmm(h_SMR[:, :, inner], b_SRP[:slots], out=out_IP[:-1].view(slots, most, -1))
+            y_NE[:, outputs].add_(out_IP.index_select(0, self.found_N))
 
 
 @dataclass(frozen=True, slots=True)
-class _Alone:
+class _OwnRows:
     """Rows that are multiplied with one adapter."""
 
+    weights: Mapping[Projection, Lora]
     rows_J: Tensor
     padded_J: Tensor  # the same rows, and the first again
 
     @classmethod
-    def of(cls, rows_J: np.ndarray, device: torch.device) -> _Alone:
-        """At least as many as keep their bits."""
+    def of(cls, weights: Mapping[Projection, Lora], rows_J: np.ndarray, device: torch.device) -> _OwnRows:
+        """Padded to as many as keep their bits."""
         padded_J = np.pad(rows_J, (0, -len(rows_J) % LEAST_ROWS), constant_values=rows_J[0])
-        return cls(torch.from_numpy(rows_J).to(device), torch.from_numpy(padded_J).to(device))
+        return cls(weights, torch.from_numpy(rows_J).to(device), torch.from_numpy(padded_J).to(device))
 
     def add(self, y_NE: Tensor, x_ND: Tensor, lora: Lora) -> None:
         """What the adapter makes of its rows."""
@@ -209,24 +253,22 @@ class _Alone:
 class _Mixed:
     """See `lora.Adaptations`."""
 
-    stacks: Mapping[Projection, _Stack]
-    plan: _Plan | None
-    alone: Sequence[tuple[Mapping[Projection, Lora], _Alone]]
+    stacked: Sequence[_StackedRows]
+    alone: Sequence[_OwnRows]
 
     def get(self, projection: Projection, /) -> Adaptation | None:
         """See `lora.Adaptations`."""
-        stack = self.stacks.get(projection) if self.plan is not None else None
-        alone = [(weights[projection], rows) for weights, rows in self.alone if projection in weights]
-        return _MixedProjection(self.plan, stack, alone) if stack is not None or alone else None
+        stacked = [(rows, found) for rows in self.stacked if (found := rows.stack.get(projection)) is not None]
+        alone = [(rows, found) for rows in self.alone if (found := rows.weights.get(projection)) is not None]
+        return _MixedProjection(stacked, alone) if stacked or alone else None
 
 
 @dataclass(frozen=True, slots=True)
 class _MixedProjection:
-    """See `lora.Adaptation`; in sampling alone."""
+    """See `lora.Adaptation`; for sampling alone."""
 
-    plan: _Plan | None
-    stack: _Stack | None
-    alone: Sequence[tuple[Lora, _Alone]]
+    stacked: Sequence[tuple[_StackedRows, _Weights]]
+    alone: Sequence[tuple[_OwnRows, Lora]]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -235,12 +277,12 @@ class _MixedProjection:
 
     def add_to(self, y_NE: Tensor, x_ND: Tensor) -> Tensor:
         """See `lora.Adaptation`."""
-        if self.plan is not None and self.stack is not None:
-            self.plan.add(y_NE, x_ND, self.stack)
-        for lora, rows in self.alone:
-            rows.add(y_NE, x_ND, lora)
+        for rows, weights in self.stacked:
+            rows.add(y_NE, x_ND, weights)
+        for own_rows, lora in self.alone:
+            own_rows.add(y_NE, x_ND, lora)
         return x_ND
 
     def gradients(self, dy_NE: Tensor, x_ND: Tensor, h: Tensor, dx_ND: Tensor | None) -> tuple[Tensor, ...]:
-        """None: sampling has no backward."""
+        """Sampling has no backward."""
         raise NotImplementedError
