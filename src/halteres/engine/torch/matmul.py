@@ -54,23 +54,15 @@ def linear(x_ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Ten
 
 
 def reduced(x_ND: Tensor, a_RD: Tensor) -> Tensor:
-    """x @ A^T of an adapter, to the bit what `torch.bmm` computes over stacked A's, if `stackable` says so.
-
-    Both libraries add up one product after the other in inputs of up to 192; beyond, each splits the sum in its own
-    way, so that there the one has to do what the other does.
-    """
-    if not _by_onednn(x_ND) or (
-        x_ND.shape[1] <= SEQUENTIAL and a_RD.shape[0] > 1
-    ):  # one output has a kernel of its own
-        return linear(x_ND, a_RD)
-    missing = max(0, LEAST_COLUMNS - a_RD.shape[0])
-    if not missing:
+    """x @ A^T of an adapter, to the bit what `torch.bmm` computes over stacked A's, if `stackable` says so."""
+    missing = LEAST_COLUMNS - a_RD.shape[0]
+    if missing <= 0:
         return torch.mm(x_ND, a_RD.t())
     return torch.mm(x_ND, F.pad(a_RD, (0, 0, 0, missing)).t())[:, :-missing].contiguous()
 
 
 def stackable(x_ND: Tensor) -> bool:
-    """Whether rows have the same bits in `torch.bmm` as in `reduced` and `linear`, or bits are no matter."""
+    """Whether rows have the same bits in `torch.bmm` as in matmuls of their own, or bits are no matter."""
     return not _by_onednn(x_ND) or _batched_agrees
 
 
@@ -79,13 +71,19 @@ def _by_onednn(x_ND: Tensor) -> bool:
 
 
 def _agrees_batched() -> bool:
-    """Tried with inputs on both sides of the bound: rows of several matrices, and the same rows by themselves."""
-    for inputs in (LEAST_COLUMNS, 2 * LEAST_COLUMNS, SEQUENTIAL, 2 * SEQUENTIAL):
-        x_SMD = torch.rand((3, 8, inputs), generator=torch.Generator().manual_seed(inputs)) - 0.5
-        a_SRD = x_SMD.flip(2).repeat(1, 6, 1)[:, : 3 * LEAST_COLUMNS]
-        batched = torch.bmm(x_SMD, a_SRD.transpose(1, 2))
-        if not all(torch.equal(batched[i], reduced(x_SMD[i], a_SRD[i])) for i in range(3)):
-            return False
+    """Tried with inputs on both sides of the bound, and of fewer that are padded with zeros."""
+    drawn = torch.Generator().manual_seed(0)
+    for inputs in (LEAST_COLUMNS, SEQUENTIAL, 2 * SEQUENTIAL):
+        x_SMD, a_SRD = torch.randn((3, 8, inputs), generator=drawn), torch.randn((3, 48, inputs), generator=drawn)
+        h_SMR, b_SRP = torch.bmm(x_SMD, a_SRD.transpose(1, 2).contiguous()), torch.randn((3, 48, 64), generator=drawn)
+        b_SRP[:, 40:] = 0
+        y_SMP = torch.randn((3, 8, 64), generator=drawn)
+        for i in range(3):
+            apart = torch.addmm(y_SMP[i], h_SMR[i, :, :40], b_SRP[i, :40])
+            if not torch.equal(reduced(x_SMD[i], a_SRD[i]), h_SMR[i]):
+                return False
+            if not torch.equal(y_SMP[i] + torch.bmm(h_SMR, b_SRP)[i], apart):
+                return False
     return True
 
 

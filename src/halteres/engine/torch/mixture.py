@@ -3,8 +3,8 @@
 Owns: copies of the weights of snapshots that decode together, in stacks of like rank; which rows are multiplied with a
 stack in one batched matmul, and which with their own adapter.
 Never: trains; keeps a copy of a snapshot that has no row.
-Promise: a row has the bits that it has by itself. On a CPU both ways add up the same products one after the other
-(`matmul.reduced`), and padding adds zeros.
+Promise: a row has the bits that it has by itself. On a CPU both ways add up the same products in the same order
+(`matmul.stackable`), and padding adds zeros.
 
 S slots of snapshots, M rows of each (padding among them); N rows of a step, J of one snapshot; P outputs of a part.
 """
@@ -21,7 +21,7 @@ from torch import Tensor
 from halteres.engine.torch.adapter import Snapshot
 from halteres.engine.torch.cache import round_up
 from halteres.engine.torch.lora import Adaptation, Adaptations, Lora
-from halteres.engine.torch.matmul import SEQUENTIAL, linear, reduced, stackable
+from halteres.engine.torch.matmul import SEQUENTIAL, stackable
 from halteres.engine.torch.model import BaseModel, Projection
 
 RANKS = (16, 32, 64, 128, SEQUENTIAL)
@@ -245,8 +245,9 @@ class _OwnRows:
 
     def add(self, y_NE: Tensor, x_ND: Tensor, lora: Lora) -> None:
         """What the adapter makes of its rows."""
-        h_JR = reduced(x_ND.index_select(0, self.padded_J), lora.a_RD)
-        y_NE.index_add_(0, self.rows_J, linear(h_JR, lora.scaled_b_ER)[: len(self.rows_J)])
+        y_JE = y_NE.index_select(0, self.padded_J)
+        lora.add_to(y_JE, x_ND.index_select(0, self.padded_J))
+        y_NE.index_copy_(0, self.rows_J, y_JE[: len(self.rows_J)])
 
 
 @dataclass(frozen=True, slots=True)
