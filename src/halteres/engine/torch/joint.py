@@ -1,9 +1,9 @@
 """Micro-batches of several adapters end to end on one axis: base weights meet all of their tokens at once.
 
-Owns: where each micro-batch lies; attention and adapters, each micro-batch's own.
-Never: runs a model; mixes what flows back into adapters.
-Promise: log-probabilities and gradients of a micro-batch have the bits that they have alone. What is computed together
-treats every token by itself; what sums over tokens is computed for each micro-batch, with its own padding.
+Owns: where each micro-batch lies; which of them are attended together; adapters, each on its own tokens.
+Never: runs a model; adds what flows back into one adapter to another's.
+Promise: log-probabilities and gradients of a micro-batch have the bits that they have alone. Base weights treat every
+token by itself; adapters sum over their own tokens; attention sums over the same keys and queries, and zeros.
 
 N tokens of the axis, B rows of a padded micro-batch, T tokens of each, K key heads, G query heads of each.
 """
@@ -21,7 +21,7 @@ from halteres.engine.torch.data import MicroBatch
 from halteres.engine.torch.heads import Grid, Heads
 from halteres.engine.torch.lora import Adaptation, Lora, LoraWeights
 from halteres.engine.torch.model import BaseModel, Projection
-from halteres.engine.torch.trie_attention import TrieAttention
+from halteres.engine.torch.trie_attention import TrieAttention, joins
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,41 +30,64 @@ class JointAxis:
 
     tokens_N: Tensor
     positions_N: Tensor
-    spans: tuple[slice, ...]
-    attentions: tuple[Attention, ...]
+    spans: tuple[slice, ...]  # of each micro-batch
+    attentions: tuple[tuple[int, Attention], ...]  # of so many tokens each
 
     @classmethod
     def of(cls, base: BaseModel, batches: Sequence[MicroBatch]) -> JointAxis:
-        """In order."""
-        tokens, positions, spans, attentions = list[Tensor](), list[Tensor](), list[slice](), list[Attention]()
-        start = 0
-        for batch in batches:
-            if batch.trie is not None:
-                tokens.append(torch.from_numpy(batch.trie.tokens_N).to(base.device))
-                positions.append(torch.from_numpy(batch.trie.positions_N).to(base.device))
-                attentions.append(TrieAttention(batch.trie, base, base.device))
+        """Those that are attended together lie side by side."""
+        groups: dict[object, list[int]] = {}
+        for i, batch in enumerate(batches):
+            if batch.trie is None:
+                groups.setdefault(batch.length, []).append(i)
             else:
-                tokens.append(batch.tokens_N)
-                positions.append(torch.arange(batch.length, device=base.device).repeat(batch.rows))
-                attentions.append(_PaddedRows(base, batch))
-            spans.append(slice(start, start + len(tokens[-1])))
-            start = spans[-1].stop
+                groups.setdefault("tries" if joins(batch.trie, base) else batch, []).append(i)
+        tokens, positions, attentions = list[Tensor](), list[Tensor](), list[tuple[int, Attention]]()
+        spans, start = [slice(0)] * len(batches), 0
+        for members in groups.values():
+            before = start
+            for i in members:
+                own_tokens, own_positions = _laid_out(batches[i], base)
+                tokens.append(own_tokens)
+                positions.append(own_positions)
+                spans[i] = slice(start, start + len(own_tokens))
+                start = spans[i].stop
+            tries = [trie for i in members if (trie := batches[i].trie) is not None]
+            attention = (
+                TrieAttention(tries, base, base.device) if tries else _PaddedRows(base, [batches[i] for i in members])
+            )
+            attentions.append((start - before, attention))
         return cls(torch.cat(tokens), torch.cat(positions), tuple(spans), tuple(attentions))
 
     def __call__(self, layer: int, heads: Heads) -> Tensor:
-        """See `Attention`; every micro-batch sees itself."""
+        """See `Attention`; every sequence sees itself."""
         key_heads = heads.k_XTW.shape[0] // len(self.tokens_N)
-        sizes = [(span.stop - span.start) * key_heads for span in self.spans]
+        sizes = [size * key_heads for size, _ in self.attentions]
         own = zip(heads.q_XGTW.split(sizes), heads.k_XTW.split(sizes), heads.v_XTW.split(sizes), strict=True)
-        return torch.cat([attend(layer, Heads(*parts)) for attend, parts in zip(self.attentions, own, strict=True)])
+        found = [attend(layer, Heads(*parts)) for (_, attend), parts in zip(self.attentions, own, strict=True)]
+        return torch.cat(found) if len(found) > 1 else found[0]
+
+    def own(self, rows_ND: Tensor) -> list[Tensor]:
+        """Each micro-batch's rows."""
+        order = sorted(range(len(self.spans)), key=lambda i: self.spans[i].start)
+        parts = rows_ND.split([self.spans[i].stop - self.spans[i].start for i in order])
+        return [part for _, part in sorted(zip(order, parts, strict=True), key=lambda own: own[0])]
+
+
+def _laid_out(batch: MicroBatch, base: BaseModel) -> tuple[Tensor, Tensor]:
+    """Its tokens, and their positions."""
+    if batch.trie is None:
+        return batch.tokens_N, torch.arange(batch.length, device=base.device).repeat(batch.rows)
+    tokens_N, positions_N = torch.from_numpy(batch.trie.tokens_N), torch.from_numpy(batch.trie.positions_N)
+    return tokens_N.to(base.device), positions_N.to(base.device)
 
 
 class _PaddedRows:
-    """A padded micro-batch's attention, given heads token by token."""
+    """Attention of padded micro-batches of one length, given heads token by token."""
 
-    def __init__(self, base: BaseModel, batch: MicroBatch) -> None:
-        self._rows, self._length = batch.rows, batch.length
-        self._causal = Causal(Grid.padded(base, batch.rows, batch.length))
+    def __init__(self, base: BaseModel, batches: Sequence[MicroBatch]) -> None:
+        self._rows, self._length = sum(batch.rows for batch in batches), batches[0].length
+        self._causal = Causal(Grid.padded(base, self._rows, self._length))
 
     def __call__(self, layer: int, heads: Heads) -> Tensor:
         """See `Attention`."""

@@ -99,7 +99,7 @@ def compute_together(pending: Sequence[PendingBatch]) -> None:
     adaptations = JointAdaptations([(span, one.adapter.weights) for span, one in zip(axis.spans, pending, strict=True)])
     with torch.set_grad_enabled(gradient):
         hidden_ND = hidden_states(base, adaptations, axis.tokens_N, Grid.single(axis.positions_N), axis)
-        parts = hidden_ND.split([span.stop - span.start for span in axis.spans])
+        parts = axis.own(hidden_ND)
         found = [
             _heads_logprobs(base, one.adapter, one.batch, own, limits) for one, own in zip(pending, parts, strict=True)
         ]
@@ -196,7 +196,7 @@ def _logprobs(base: BaseModel, adapter: Adapter, batch: MicroBatch, limits: Limi
         tokens_N, positions_N = (
             torch.from_numpy(a).to(base.device) for a in (batch.trie.tokens_N, batch.trie.positions_N)
         )
-        attention = TrieAttention(batch.trie, base, base.device)
+        attention = TrieAttention([batch.trie], base, base.device)
         hidden_ND = hidden_states(base, adapter.weights, tokens_N, Grid.single(positions_N), attention)
     return _heads_logprobs(base, adapter, batch, hidden_ND, limits)
 
