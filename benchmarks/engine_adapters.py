@@ -3,13 +3,13 @@
     OMP_NUM_THREADS=1 .venv/bin/python benchmarks/engine_adapters.py [--rounds 7]
 
 One thread, the built-in model, rank 16 where one adapter serves all, ranks 8, 16 and 32 in turn where there are
-sixteen. CPU seconds of the process; all settings take turns in one invocation, medians of the rounds, ratios of medians.
+sixteen. CPU seconds of the process; all settings take turns in one invocation; medians of the rounds, and their ratios.
 
 Decoding: 16 prompts of 64 tokens, 8 rows each, 48 new tokens: without an adapter, with one for all, with one for each
 prompt. No prefix is kept. Memory: the copies of adapters' weights that decode together.
 
-Training: 64 datums of 48 to 96 random tokens as one request of one adapter, and as sixteen requests of 4 datums that wait
-together; with and without the optimiser steps, of which there are sixteen then.
+Training: 64 datums of 48 to 96 random tokens as one request of one adapter, and as sixteen requests of 4 datums that
+wait together; with and without the optimiser steps, of which there are sixteen then.
 """
 
 from __future__ import annotations
