@@ -165,8 +165,7 @@ class Worker:
         together = self._together(call)
         if len(together) > 1:
             pending = [one.pending for one in together if one.pending is not None]
-            with torch.enable_grad():
-                attempt("several passes", lambda: compute_together(pending))  # where it fails, each tries alone
+            attempt("several passes", lambda: compute_together(pending))  # where it fails, each tries alone
         for one in together:
             self._advance(one)
 
