@@ -1,7 +1,7 @@
-"""Sequences of one snapshot, decoded together.
+"""Sequences, of whatever snapshots, decoded together.
 
 Owns: prefill of rows that have entered, one decode step of all rows.
-Never: decides who may enter or makes way; mixes snapshots (several adapters in one pass: a later version).
+Never: decides who may enter or makes way.
 Promise: a row's tokens and log-probabilities depend neither on its neighbours nor on the slots that it had.
 """
 
@@ -28,6 +28,7 @@ from halteres.engine.torch.functions import project
 from halteres.engine.torch.heads import Grid
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.memory import attempt
+from halteres.engine.torch.mixture import Mixture
 from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.requests import Newest, Row, SampleRequest
 from halteres.engine.torch.rows import COLUMNS, Place, RowBlock, Rows
@@ -43,6 +44,7 @@ class Text:
     """What some rows have so far, prompt and answer: prefilled once, in the first of their slots."""
 
     tokens: np.ndarray  # int64
+    snapshot: Snapshot
     start: int = 0  # tokens whose keys and values were found in the prefix cache
     slots: list[tuple[RowBlock, int]] = field(default_factory=list)
     requests: dict[SampleRequest, None] = field(default_factory=dict)
@@ -68,17 +70,23 @@ class Text:
 
 
 class DecodeBatch:
-    """All rows of one snapshot."""
+    """All rows."""
 
-    def __init__(self, base: BaseModel, snapshot: Snapshot, limits: Limits, memory: CacheMemory) -> None:
-        self.base, self.snapshot, self.limits = base, snapshot, limits
+    def __init__(self, base: BaseModel, limits: Limits, memory: CacheMemory) -> None:
+        self.base, self.limits = base, limits
         self._memory, self.rows = memory, Rows(memory)
+        self.mixture = Mixture(base, limits.mixture_bytes)
         self._entered: list[Place] = []  # not prefilled yet
 
     @property
     def requests(self) -> set[SampleRequest]:
         """Those that have rows here."""
         return {row.request for row in self.rows}
+
+    @property
+    def has_entered(self) -> bool:
+        """Some rows wait for `prefill`."""
+        return bool(self._entered)
 
     def abandon(self) -> dict[SampleRequest, list[Row]]:
         """Let go of every row, and of blocks that nobody may trust; the rows that are lost, by request."""
@@ -87,6 +95,7 @@ class DecodeBatch:
             lost[row.request].append(row)
         self.rows.release()
         self._entered = []
+        self.mixture.hold(())
         return lost
 
     def enter(self, request: SampleRequest, length: int, count: int) -> None:
@@ -99,6 +108,7 @@ class DecodeBatch:
     def prefill(self) -> None:
         """Fill the slots of all rows that have entered, equal texts once, and sample a token for each row."""
         places, self._entered = self._entered, []
+        self.mixture.hold(_owners(self.rows.places))
         columns_N = _columns(places)
         texts, text_of_row = _texts(places)
         for text in texts:
@@ -113,13 +123,21 @@ class DecodeBatch:
         tokens_S, positions_S = (self._tensor(columns_S[name]) for name in ("token", "position"))
         reads = [(block.cache, len(slots), int(block.written_R.max())) for block, slots in places]
         attention, grid = Cached(reads, positions_S), Grid.single(positions_S)
-        hidden_SD = hidden_states(self.base, self.snapshot.weights, tokens_S, grid, attention)
+        owners = _owners(places)
+        self.mixture.hold(owners)
+        adaptations = self.mixture.adaptations(owners, 1, len(columns_S))
+        hidden_SD = hidden_states(self.base, adaptations, tokens_S, grid, attention)
         count = len(self.rows)
         self._advance(places, columns_S[:count], hidden_SD[:count])
 
     def forget(self, requests: set[SampleRequest]) -> None:
         """Drop the rows of these requests."""
-        self.rows.leave([row for row in self.rows if row.request in requests])
+        self._leave([row for row in self.rows if row.request in requests])
+
+    def _leave(self, rows: Sequence[Row]) -> None:
+        self.rows.leave(rows)
+        if not self.rows:
+            self.mixture.hold(())
 
     def _first_columns(self, request: SampleRequest, rows: Sequence[Row]) -> np.ndarray:
         """Of rows whose newest token is the last of what they have so far."""
@@ -136,7 +154,7 @@ class DecodeBatch:
 
     def _begin(self, text: Text) -> None:
         """Copy what is known of the text already into the first of its slots."""
-        found = None if text.scored else self._memory.prefixes.find(self.snapshot, text.tokens)
+        found = None if text.scored else self._memory.prefixes.find(text.snapshot, text.tokens)
         if found is not None:
             prefix, text.start = found
             block, slot = text.slots[0]
@@ -172,7 +190,8 @@ class DecodeBatch:
         grid = Grid.following(self.base, [text.start for text in texts], length)
         slots = [(block.cache, slot) for block, slot in (text.slots[0] for text in texts)]
         attention = Prefill(grid, slots, [text.rest for text in texts])
-        hidden_ND = hidden_states(self.base, self.snapshot.weights, tokens_BT.view(-1), grid, attention)
+        adaptations = self.mixture.adaptations([text.snapshot for text in texts], length, tokens.size)
+        hidden_ND = hidden_states(self.base, adaptations, tokens_BT.view(-1), grid, attention)
         hidden_BTD = hidden_ND.view(len(texts), length, -1)
         for row, text in enumerate(texts):
             self._score(text, tokens_BT[row], hidden_BTD[row])
@@ -183,7 +202,7 @@ class DecodeBatch:
         """What requests want of their prompts; of a row that goes on, its request has it already."""
         requests = [request for request in text.requests if request.scores is None]
         shares = [Share(request.wanted, request.params, tokens_T[: len(text)]) for request in requests]
-        score_prompt(self.base, self.snapshot.weights, hidden_TD, len(text), shares, self.limits.head_elements)
+        score_prompt(self.base, text.snapshot.weights, hidden_TD, len(text), shares, self.limits.head_elements)
         for request, share in zip(requests, shares, strict=True):
             request.scores = share.scores()
 
@@ -193,7 +212,7 @@ class DecodeBatch:
         Every row takes its token before any leaves: a request that has diverged costs its neighbours nothing.
         """
         columns_N["position"] += 1
-        newest = self._sample(hidden_ND, _shaping(columns_N))
+        newest = self._sample(hidden_ND, _shaping(columns_N), _owners(places))
         columns_N["token"] = [new.token for new in newest]
         rows, start = list[Row](), 0
         for block, slots in places:
@@ -205,17 +224,19 @@ class DecodeBatch:
         ended = [row for row, new in taken if row.request not in broken and row.take(new)]
         if ended:
             attempt("a cached prefix", lambda: self.rows.keep(ended))  # nobody needs it: a failure is nobody's
-            self.rows.leave(ended)
+            self._leave(ended)
         if broken:
             self._break(broken)
 
-    def _sample(self, hidden_ND: Tensor, shaping: Shaping) -> list[Newest]:
+    def _sample(self, hidden_ND: Tensor, shaping: Shaping, owners: Sequence[Snapshot]) -> list[Newest]:
         """A token for every row; the logits of a few rows at a time."""
         size = max(ROW_STEP, self.limits.head_elements // self.base.vocabulary // ROW_STEP * ROW_STEP)
-        lora, found, tops = self.snapshot.weights.get(self.base.head), list[Chosen](), dict[int, TopK]()
+        found, tops = list[Chosen](), dict[int, TopK]()
         for start in range(0, hidden_ND.shape[0], size):
-            rows_CD = hidden_ND[start : start + size]
-            logits_CV = project(_padded(rows_CD), self.base.head, lora)[: rows_CD.shape[0]]
+            rows_CD = _padded(hidden_ND[start : start + size])
+            adaptations = self.mixture.adaptations(owners[start : start + size], 1, rows_CD.shape[0])
+            logits_CV = project(rows_CD, self.base.head, adaptations.get(self.base.head))
+            logits_CV = logits_CV[: hidden_ND.shape[0] - start]
             found.append(choose(logits_CV, shaping[start : start + size]))
             tops.update({start + row: top for row, top in found[-1].tops.items()})
         tokens = torch.cat([chosen.tokens_N for chosen in found]).tolist()
@@ -223,13 +244,14 @@ class DecodeBatch:
         return list(map(Newest, tokens, logprobs, map(tops.get, range(len(tokens)))))
 
     def _break(self, requests: set[SampleRequest]) -> None:
-        error = UserError(
-            "Sampling gave a log-probability that is not finite.",
-            f"The weights of this snapshot (policy version {self.snapshot.version}) have diverged.",
-            "Resume from an earlier checkpoint with a lower learning rate.",
-        )
         for request in requests:
-            request.fail(error)
+            request.fail(
+                UserError(
+                    "Sampling gave a log-probability that is not finite.",
+                    f"The weights of this snapshot (policy version {request.snapshot.version}) have diverged.",
+                    "Resume from an earlier checkpoint with a lower learning rate.",
+                )
+            )
         self.forget(requests)
 
     def _tensor(self, numbers: np.ndarray) -> Tensor:
@@ -246,16 +268,22 @@ def _columns(places: Sequence[Place], multiple_of: int = 1) -> np.ndarray:
     return columns_N
 
 
+def _owners(places: Sequence[Place]) -> list[Snapshot]:
+    """The snapshot of each of these rows."""
+    return [row.request.snapshot for block, slots in places for row in block.rows[slots.start : slots.stop]]
+
+
 def _texts(places: Sequence[Place]) -> tuple[list[Text], np.ndarray]:
-    """What these rows have so far, each text once; and of every row the number of its text."""
-    found: dict[bytes, tuple[int, Text]] = {}
+    """What these rows have so far, each text of a snapshot once; and of every row the number of its text."""
+    found: dict[tuple[Snapshot, bytes], tuple[int, Text]] = {}
     numbers: list[int] = []
     for block, slots in places:
         for slot in slots:
             row = block.rows[slot]
-            key = row.request.prompt + np.array(row.tokens, np.int32).tobytes()
+            snapshot = row.request.snapshot
+            key = snapshot, row.request.prompt + np.array(row.tokens, np.int32).tobytes()
             if key not in found:
-                found[key] = len(found), Text(row.text)
+                found[key] = len(found), Text(row.text, snapshot)
             number, text = found[key]
             text.slots.append((block, slot))
             text.requests[row.request] = None

@@ -123,7 +123,7 @@ class TorchEngine:
             found = self._adapter(adapter)
             return run_pass(self._base, self._info, found, data, loss, self._limits, forward_only=forward_only)
 
-        return await self._in_slices("forward_backward", (adapter,), begin)
+        return await self._in_slices("forward_backward", (adapter,), begin, batches=loss.custom is None)
 
     async def optim_step(self, adapter: str, adam: Adam) -> StepResult:
         """See `Engine`."""
@@ -287,8 +287,10 @@ class TorchEngine:
 
         return await self._in_slices(name, subjects, begin)
 
-    async def _in_slices(self, name: str, subjects: tuple[str, ...], begin: Callable[[], Slices]) -> Any:
-        call = Call(name, subjects, begin, Future())
+    async def _in_slices(
+        self, name: str, subjects: tuple[str, ...], begin: Callable[[], Slices], *, batches: bool = False
+    ) -> Any:
+        call = Call(name, subjects, begin, Future(), batches)
         self._worker.submit(call)
         return await asyncio.wrap_future(call.future)
 

@@ -17,7 +17,7 @@ from halteres.engine.torch.attention import Attention
 from halteres.engine.torch.functions import gated, project, project_backward, project_forward, rms_norm
 from halteres.engine.torch.fused import FusedModel
 from halteres.engine.torch.heads import Grid, Rotation, split_heads
-from halteres.engine.torch.lora import Lora, LoraWeights
+from halteres.engine.torch.lora import Adaptation, Adaptations
 from halteres.engine.torch.model import BaseModel, Projection
 from halteres.engine.torch.transformers_model import TransformersModel
 
@@ -25,7 +25,7 @@ ROW_STEP = 8
 """Rows of a chunk are a multiple of this: with fewer than 4 rows matmul kernels change, and with them bits."""
 
 
-def hidden_states(base: BaseModel, lora: LoraWeights, tokens_N: Tensor, grid: Grid, attention: Attention) -> Tensor:
+def hidden_states(base: BaseModel, lora: Adaptations, tokens_N: Tensor, grid: Grid, attention: Attention) -> Tensor:
     """The final, normalised hidden state of every token, N x D."""
     if isinstance(base, TransformersModel):
         return base.hidden_states(lora, tokens_N, grid, attention)
@@ -41,7 +41,7 @@ def hidden_states(base: BaseModel, lora: LoraWeights, tokens_N: Tensor, grid: Gr
     return rms_norm(x_ND, base.final_norm_D, base.norm_eps)
 
 
-def target_logprobs(base: BaseModel, lora: LoraWeights, hidden_ND: Tensor, targets: Tensor, elements: int) -> Tensor:
+def target_logprobs(base: BaseModel, lora: Adaptations, hidden_ND: Tensor, targets: Tensor, elements: int) -> Tensor:
     """log-softmax at temperature 1 of each token's target, or targets: N or N x K, as they are.
 
     At most `elements` logits exist at once.
@@ -66,7 +66,13 @@ class _TargetLogprobs(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_ND: Tensor, targets_NK: Tensor, head: Projection, lora: Lora | None, rows: int, *tensors: Tensor
+        ctx: Any,
+        x_ND: Tensor,
+        targets_NK: Tensor,
+        head: Projection,
+        lora: Adaptation | None,
+        rows: int,
+        *tensors: Tensor,
     ) -> Tensor:
         logprobs_NK, kept = x_ND.new_empty(targets_NK.shape), None
         for chunk in _chunks(x_ND.shape[0], rows):

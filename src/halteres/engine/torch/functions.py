@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from halteres.engine.torch.lora import Lora
+from halteres.engine.torch.lora import Adaptation
 from halteres.engine.torch.matmul import linear
 from halteres.engine.torch.model import Projection
 
@@ -45,7 +45,7 @@ class _RmsNorm(Function):
         return g_ND.addcmul_(x_ND, c_N1).mul_(r_N1), None, None
 
 
-def project(x_ND: Tensor, projection: Projection, lora: Lora | None) -> Tensor:
+def project(x_ND: Tensor, projection: Projection, lora: Adaptation | None) -> Tensor:
     """x @ W^T + bias, plus the adapter's scale * (x @ A_i^T) @ B_i^T on the outputs of each part i."""
     if not torch.is_grad_enabled():
         return project_forward(x_ND, projection, lora)[0]
@@ -53,33 +53,25 @@ def project(x_ND: Tensor, projection: Projection, lora: Lora | None) -> Tensor:
     return _Project.apply(x_ND, projection, lora, *tensors)  # pyright: ignore[reportReturnType]
 
 
-def project_forward(x_ND: Tensor, projection: Projection, lora: Lora | None) -> tuple[Tensor, Tensor | None]:
+def project_forward(x_ND: Tensor, projection: Projection, lora: Adaptation | None) -> tuple[Tensor, Tensor | None]:
     """The outputs, and x @ A^T, which the backward needs."""
     y_NE = linear(x_ND, projection.weight_ED, projection.bias_E)
-    if lora is None:
-        return y_NE, None
-    h_NR = linear(x_ND, lora.a_RD)
-    return y_NE.add_(linear(h_NR, lora.scaled_b_ER)), h_NR
+    return y_NE, None if lora is None else lora.add_to(y_NE, x_ND)
 
 
 def project_backward(
-    dy_NE: Tensor, x_ND: Tensor, h_NR: Tensor | None, projection: Projection, lora: Lora | None, need_dx: bool
+    dy_NE: Tensor, x_ND: Tensor, h_NR: Tensor | None, projection: Projection, lora: Adaptation | None, need_dx: bool
 ) -> tuple[Tensor | None, ...]:
     """Gradients of x (None if not needed) and of the adapter's tensors."""
     dx_ND = linear(dy_NE, projection.weight_ED.t()) if need_dx else None
     if lora is None or h_NR is None:
         return (dx_ND,)
-    g_NR = linear(dy_NE, lora.scaled_b_ER.t())
-    if dx_ND is not None:
-        dx_ND.add_(linear(g_NR, lora.a_RD.t()))
-    da_RD = linear(g_NR.t(), x_ND.t())
-    db_RE = linear(h_NR.t(), dy_NE.t())
-    return dx_ND, da_RD, *lora.split(db_RE.t())
+    return dx_ND, *lora.gradients(dy_NE, x_ND, h_NR, dx_ND)
 
 
 class _Project(Function):
     @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, projection: Projection, lora: Lora | None, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, x_ND: Tensor, projection: Projection, lora: Adaptation | None, *tensors: Tensor) -> Tensor:
         y_NE, h_NR = project_forward(x_ND, projection, lora)
         ctx.save_for_backward(x_ND, h_NR)
         ctx.projection, ctx.lora = projection, lora

@@ -20,5 +20,6 @@ class Limits:
     head_elements: int = 1 << 25  # logits that exist at once (128 MiB in fp32)
     decode_rows: int = 512  # sequences decoded together, all snapshots
     cache_bytes: int = 1 << 30  # blocks of keys and values, all snapshots
+    mixture_bytes: int = 1 << 28  # copies of the adapters that decode together; those without room go one by one
     prefixes: int = 256  # sequences whose keys and values stay when they have ended, while there is room; 0: none
     turn_steps: int = 8  # decode steps between two turns of other work

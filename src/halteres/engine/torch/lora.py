@@ -1,6 +1,7 @@
 """LoRA weights of one adapter: every tensor a view of one flat buffer.
 
-Owns: which modules an adapter has, where their A and B lie in the flat buffer, seeded initial values.
+Owns: which modules an adapter has, where their A and B lie in the flat buffer, seeded initial values; what one adapter
+adds to a projection, and the gradients of it.
 Never: trains or saves them; merges them into the base weights.
 
 A's of one projection lie next to each other, so the stacked A of a fused projection is a view too.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,15 +20,34 @@ from torch import Tensor
 from halteres.engine.protocol import LoraConfig
 from halteres.engine.shapes import check_shape
 from halteres.engine.torch.draws import as_seed
+from halteres.engine.torch.matmul import reduced
 from halteres.engine.torch.model import BaseModel, Projection
+
+
+class Adaptation(Protocol):
+    """What adapters add to the outputs of one projection: one adapter to all rows, or several, each to its own."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What is trained."""
+        ...
+
+    def add_to(self, y_NE: Tensor, x_ND: Tensor) -> Tensor:
+        """Add it; what A makes of x, which `gradients` needs."""
+        ...
+
+    def gradients(self, dy_NE: Tensor, x_ND: Tensor, h: Tensor, dx_ND: Tensor | None) -> tuple[Tensor, ...]:
+        """Of `tensors`; that of x is added to `dx_ND`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lora:
     """The adapter of one projection: `scale * B_i @ A_i` for each part i. R = parts * rank.
 
-    Two matmuls with all parts are faster than six with one part each, so the B's are also kept as one block-diagonal
-    matrix, times the scale; whoever changes a B calls `fuse`.
+    One A serves all parts; the B's go part by part. They are also kept times the scale, as blocks of one matrix;
+    whoever changes a B calls `fuse`. All of it is left to torch's default BLAS: oneDNN lays such narrow matrices out
+    anew, and takes twice as long.
     """
 
     a_RD: Tensor
@@ -46,13 +67,34 @@ class Lora:
             for b, block in zip(self.b, self.blocks, strict=True):
                 torch.mul(b, self.scale, out=self.scaled_b_ER[block])
 
-    def split(self, fused_ER: Tensor) -> tuple[Tensor, ...]:
-        """The parts' blocks of a gradient of `scaled_b_ER`, as gradients of the B's."""
-        return tuple(fused_ER[block] * self.scale for block in self.blocks)
+    def add_to(self, y_NE: Tensor, x_ND: Tensor) -> Tensor:
+        """See `Adaptation`; x @ A^T is N x R."""
+        h_NR = reduced(x_ND, self.a_RD)
+        for outputs, columns in self.blocks:
+            y_NE[:, outputs].addmm_(h_NR[:, columns], self.scaled_b_ER[outputs, columns].t())
+        return h_NR
+
+    def gradients(self, dy_NE: Tensor, x_ND: Tensor, h: Tensor, dx_ND: Tensor | None) -> tuple[Tensor, ...]:
+        """See `Adaptation`."""
+        g_NR = torch.empty_like(h)
+        for outputs, columns in self.blocks:
+            torch.mm(dy_NE[:, outputs], self.scaled_b_ER[outputs, columns], out=g_NR[:, columns])
+        if dx_ND is not None:
+            dx_ND.addmm_(g_NR, self.a_RD)
+        db = (torch.mm(dy_NE[:, outputs].t(), h[:, columns]).mul_(self.scale) for outputs, columns in self.blocks)
+        return torch.mm(g_NR.t(), x_ND), *db
 
 
 LoraWeights = Mapping[Projection, Lora]
 """A projection without an adapter is absent."""
+
+
+class Adaptations(Protocol):
+    """By projection: `LoraWeights` of one adapter, or those of several for rows of their own."""
+
+    def get(self, projection: Projection, /) -> Adaptation | None:
+        """None: no adapter changes it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """x @ W^T by the fastest kernel at hand.
 
-Owns: the choice between oneDNN and torch's default BLAS for fp32 on a CPU.
+Owns: the choice between oneDNN and torch's default BLAS for fp32 on a CPU; where a batched matmul has the same bits.
 Never: changes precision; both compute in fp32 and differ in the last bits only.
 
 torch 2.13 sends fp32 `addmm` to MKL, which runs its AVX2 kernels on AMD processors (119 GFLOP/s on a Zen 5 core);
@@ -17,6 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+SEQUENTIAL = 192
+"""Inputs of a matmul that MKL adds up one after the other. Beyond, it splits the sum by rules that depend on their
+number."""
+
+LEAST_COLUMNS = 16
+"""With 8 outputs or fewer, MKL's bits are others."""
 
 
 def _onednn(x_ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor:
@@ -41,6 +48,43 @@ def linear(x_ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Ten
 
     Operands are contiguous, or transposes of contiguous ones: oneDNN's fallback for other strides is 100x slower.
     """
-    if x_ND.device.type == "cpu" and x_ND.dtype == torch.float32:
+    if _by_onednn(x_ND):
         return _cpu_linear(x_ND, weight_ED, bias_E)
     return F.linear(x_ND, weight_ED, bias_E)
+
+
+def reduced(x_ND: Tensor, a_RD: Tensor) -> Tensor:
+    """x @ A^T of an adapter, to the bit what `torch.bmm` computes over stacked A's, if `stackable` says so."""
+    missing = LEAST_COLUMNS - a_RD.shape[0]
+    if missing <= 0:
+        return torch.mm(x_ND, a_RD.t())
+    return torch.mm(x_ND, F.pad(a_RD, (0, 0, 0, missing)).t())[:, :-missing].contiguous()
+
+
+def stackable(x_ND: Tensor) -> bool:
+    """Whether rows have the same bits in `torch.bmm` as in matmuls of their own, or bits are no matter."""
+    return not _by_onednn(x_ND) or _batched_agrees
+
+
+def _by_onednn(x_ND: Tensor) -> bool:
+    return x_ND.device.type == "cpu" and x_ND.dtype == torch.float32
+
+
+def _agrees_batched() -> bool:
+    """Tried with inputs on both sides of the bound, and of fewer that are padded with zeros."""
+    drawn = torch.Generator().manual_seed(0)
+    for inputs in (LEAST_COLUMNS, SEQUENTIAL, 2 * SEQUENTIAL):
+        x_SMD, a_SRD = torch.randn((3, 8, inputs), generator=drawn), torch.randn((3, 48, inputs), generator=drawn)
+        h_SMR, b_SRP = torch.bmm(x_SMD, a_SRD.transpose(1, 2).contiguous()), torch.randn((3, 48, 64), generator=drawn)
+        b_SRP[:, 40:] = 0
+        y_SMP = torch.randn((3, 8, 64), generator=drawn)
+        for i in range(3):
+            apart = torch.addmm(y_SMP[i], h_SMR[i, :, :40], b_SRP[i, :40])
+            if not torch.equal(reduced(x_SMD[i], a_SRD[i]), h_SMR[i]):
+                return False
+            if not torch.equal(y_SMP[i] + torch.bmm(h_SMR, b_SRP)[i], apart):
+                return False
+    return True
+
+
+_batched_agrees = _agrees_batched()

@@ -55,6 +55,10 @@ class PerToken:
     def __call__(self, logprobs: Tensor, batch: MicroBatch, gradient: bool) -> Valuing:
         """See `Objective`; in one slice."""
         yield from ()
+        return self.value(logprobs, batch, gradient)
+
+    def value(self, logprobs: Tensor, batch: MicroBatch, gradient: bool) -> Value:
+        """The same, at once."""
         inputs = batch.inputs()
         with torch.set_grad_enabled(gradient):
             leaf = logprobs.detach().requires_grad_(gradient)

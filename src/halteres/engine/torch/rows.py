@@ -1,4 +1,4 @@
-"""The rows of one snapshot, and their slots.
+"""The rows in decode, and their slots.
 
 Owns: which row has which slot of which block; the numbers that a step needs of each row, as columns.
 Never: runs a model; decides who enters or makes way.
@@ -72,7 +72,7 @@ Place = tuple[RowBlock, range]
 
 
 class Rows:
-    """All rows of one snapshot, in the order of a step."""
+    """All rows, in the order of a step."""
 
     def __init__(self, memory: CacheMemory) -> None:
         self._memory = memory

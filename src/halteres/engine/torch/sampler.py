@@ -1,13 +1,13 @@
-"""All sampling of an engine: requests in, rows of their snapshot's batch, answers out.
+"""All sampling of an engine: requests in, rows of the batch, answers out.
 
-Owns: when requests enter, in the order in which they came; turns between snapshots; who is told what went wrong.
+Owns: when requests enter, in the order in which they came; who is told what went wrong.
 Never: runs on more than one thread.
 
-A request that waits when a step begins enters before that step, whatever else is being decoded: the requests that
-many environments send within a few milliseconds decode together.
+A request that waits when a step begins enters before that step, whatever else is being decoded, and decodes together
+with all others, of whatever snapshots.
 
 Where the machine's memory ends, the request that needs most of those concerned fails, alone; the others begin again,
-and give the same bits. Any other failure of a batch fails its requests.
+and give the same bits. Any other failure of the batch fails its requests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from itertools import count
 from halteres.engine.failures import EngineOutOfMemory
 from halteres.engine.torch.admission import Admission
 from halteres.engine.torch.cache import PrefixCache
-from halteres.engine.torch.decode import DecodeBatch
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.memory import attempt
 from halteres.engine.torch.model import BaseModel
@@ -29,18 +28,18 @@ from halteres.errors import HalteresError
 
 
 class Sampler:
-    """The waiting requests and the running batches."""
+    """The waiting requests and the running batch."""
 
     def __init__(self, base: BaseModel, limits: Limits) -> None:
         self._arrivals = count()
         self._waiting: deque[SampleRequest] = deque()
         self._admission = Admission(base, limits)
-        self._batches = self._admission.batches
+        self._batch = self._admission.batch
 
     @property
     def busy(self) -> bool:
         """There is something to decode."""
-        return bool(self._waiting or self._batches)
+        return bool(self._waiting or self.num_rows)
 
     @property
     def num_rows(self) -> int:
@@ -58,48 +57,35 @@ class Sampler:
         self._waiting.append(request)
 
     def step(self) -> None:
-        """Admit who waits, then one decode step of the snapshot whose turn it is."""
+        """Admit who waits, then one decode step of all rows."""
         self._forget_answered()
-        self._drop_empty()
-        if self._batches:
-            self._run(self._batches[0], partial(self._make_way, self._batches[0]))
-            self._drop_empty()
-        for batch in self._admit():
-            self._run(batch, batch.prefill)
-        self._drop_empty()
-        if self._batches:
-            batch = self._batches[0]
-            self._run(batch, batch.step)
-            self._batches.rotate(-1)
-            self._drop_empty()
+        if self.num_rows:
+            self._run(self._make_way)
+        self._admit()
+        if self._batch.has_entered:
+            self._run(self._batch.prefill)
+        if self.num_rows:
+            self._run(self._batch.step)
 
     def fail_all(self, error: HalteresError) -> None:
         """Answer everything with an error."""
-        for request in [*self._waiting, *(r for batch in self._batches for r in batch.requests)]:
+        for request in [*self._waiting, *self._batch.requests]:
             request.fail(error)
         self._waiting.clear()
-        for batch in self._batches:
-            batch.abandon()
-        self._batches.clear()
+        self._batch.abandon()
 
-    def _make_way(self, batch: DecodeBatch) -> None:
-        for row in self._admission.make_way(batch):
+    def _make_way(self) -> None:
+        for row in self._admission.make_way():
             self._wait_again(row.request, [row])
 
-    def _admit(self) -> list[DecodeBatch]:
+    def _admit(self) -> None:
         """Waiting requests that fit, in order; one that fits in part gets some of its rows now, the others later."""
-        entered: dict[DecodeBatch, None] = {}
         while self._waiting:
             request = self._waiting[0]
-            batch = self._admission.batch(request.snapshot)
-            before = len(batch.rows)
-            self._run(batch, partial(self._admission.enter, batch, request), [request])
-            if len(batch.rows) > before:
-                entered[batch] = None
+            self._run(partial(self._admission.enter, request), [request])
             if request.waiting and not request.future.done():
                 break
             self._waiting.remove(request)
-        return list(entered)
 
     def _wait_again(self, request: SampleRequest, rows: Iterable[Row]) -> None:
         """These rows have no slots any more; requests wait in the order in which they came."""
@@ -111,22 +97,16 @@ class Sampler:
         """Callers that went away free their rows; a request that failed needs no further ones."""
         if any(request.future.done() for request in self._waiting):
             self._waiting = deque(request for request in self._waiting if not request.future.done())
-        for batch in self._batches:
-            gone = {request for request in batch.requests if request.future.done()}
-            if gone:
-                batch.forget(gone)
+        gone = {request for request in self._batch.requests if request.future.done()}
+        if gone:
+            self._batch.forget(gone)
 
-    def _drop_empty(self) -> None:
-        """Batches without rows end."""
-        for batch in [batch for batch in self._batches if not batch.rows]:
-            self._batches.remove(batch)
-
-    def _run(self, batch: DecodeBatch, work: Callable[[], None], entering: Iterable[SampleRequest] = ()) -> None:
-        """What goes wrong inside concerns this batch's requests, and nobody else."""
+    def _run(self, work: Callable[[], None], entering: Iterable[SampleRequest] = ()) -> None:
+        """What goes wrong inside concerns the batch's requests, and nobody else."""
         failure = attempt("a decode step", work)
         if not isinstance(failure, HalteresError):
             return
-        lost = batch.abandon()
+        lost = self._batch.abandon()
         concerned = list(dict.fromkeys((*lost, *entering)))
         failed = concerned
         if isinstance(failure, EngineOutOfMemory):

@@ -23,7 +23,7 @@ from halteres.engine.torch.cache import round_up
 from halteres.engine.torch.choose import COLDEST, inverted, most_likely, tempered
 from halteres.engine.torch.draws import as_seed, uniforms
 from halteres.engine.torch.functions import project
-from halteres.engine.torch.lora import LoraWeights
+from halteres.engine.torch.lora import Adaptations
 from halteres.engine.torch.model import BaseModel
 
 CHUNK_STEP = 8
@@ -155,7 +155,7 @@ class Share:
 
 
 def score_prompt(
-    base: BaseModel, weights: LoraWeights, hidden_TD: Tensor, length: int, shares: Sequence[Share], elements: int
+    base: BaseModel, weights: Adaptations, hidden_TD: Tensor, length: int, shares: Sequence[Share], elements: int
 ) -> None:
     """Show every share the logits of a prompt of `length` tokens, at most `elements` at once."""
     asked = [part for share in shares for part in share.asked]

@@ -26,7 +26,7 @@ from halteres.engine.shapes import kind_of
 from halteres.engine.torch.attention import Attention, Causal
 from halteres.engine.torch.functions import project
 from halteres.engine.torch.heads import Grid, Heads
-from halteres.engine.torch.lora import LoraWeights
+from halteres.engine.torch.lora import Adaptations
 from halteres.engine.torch.model import BaseModel, Part, Projection, eos_tokens
 from halteres.errors import InvalidConfig
 
@@ -61,7 +61,7 @@ class TransformersModel(BaseModel):
 
     body: Any  # from tokens to the final hidden state
 
-    def hidden_states(self, lora: LoraWeights, tokens_N: Tensor, grid: Grid, attention: Attention) -> Tensor:
+    def hidden_states(self, lora: Adaptations, tokens_N: Tensor, grid: Grid, attention: Attention) -> Tensor:
         """The final, normalised hidden state of every token, N x D."""
         shape = (grid.rows, grid.length)
         with _running(_Pass(lora, attention)):
@@ -75,7 +75,7 @@ class TransformersModel(BaseModel):
 class _Pass:
     """What the modules of a pass in progress need to know."""
 
-    lora: LoraWeights
+    lora: Adaptations
     attention: Attention
 
 

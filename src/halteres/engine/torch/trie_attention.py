@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,14 +21,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from halteres.engine.torch.attention import MIN_ROWS, QUERY_BLOCK, weighted, weights
+from halteres.engine.torch.attention import KEY_BLOCK, MIN_ROWS, QUERY_BLOCK, weighted, weights
 from halteres.engine.torch.cache import round_up
 from halteres.engine.torch.heads import Heads
 from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.trie import Run, Trie
 
-KEY_STEP = 8
-"""Keys of a matmul are a multiple of this; the last ones of shorter paths are padding, and never seen."""
+KEY_STEP = 16
+"""Keys of a matmul are a multiple of this; the last ones of shorter paths are padding, and never seen. With a rest of 8
+keys the backward of a softmax adds up in another order, and 8 scores have other bits than the same among 16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +64,16 @@ class _Bucket:
 
 
 class TrieAttention:
-    """See `forward.Attention`; of one micro-batch, for all layers."""
+    """See `forward.Attention`; of one micro-batch, or of several end to end, for all layers."""
 
-    def __init__(self, trie: Trie, base: BaseModel, device: torch.device) -> None:
-        self._device, self._padding = device, len(trie.tokens_N) - 1
+    def __init__(self, tries: Sequence[Trie], base: BaseModel, device: torch.device) -> None:
+        self._device, self._length = device, sum(len(trie.tokens_N) for trie in tries)
         self._sizes = base.kv_heads, base.heads // base.kv_heads
         self.num_results = 0
-        found_NH = np.full(len(trie.tokens_N) * base.heads, -1, np.int64)
-        self.buckets = tuple(self._bucket(runs, found_NH) for runs in alike(trie.runs, len(trie.tokens_N)))
+        found_NH = np.full(self._length * base.heads, -1, np.int64)
+        self.buckets = tuple(self._bucket(paths, found_NH) for paths in _buckets(tries))
+        for padding in {path.padding for bucket in _buckets(tries) for path in bucket}:
+            found_NH[padding * base.heads : (padding + 1) * base.heads] = -1
         found_NH[found_NH < 0] = self.num_results  # padding reads a row of zeros, so that it has no gradient
         self.found_NH = torch.from_numpy(found_NH).to(device)
 
@@ -88,28 +91,33 @@ class TrieAttention:
         results_IW[-1] = 0
         return results_IW
 
-    def _bucket(self, runs: Sequence[Run], found_NH: np.ndarray) -> _Bucket:
+    def _bucket(self, paths: Sequence[_Path], found_NH: np.ndarray) -> _Bucket:
         kv_heads, group = self._sizes
-        paths_RL = np.full((len(runs), round_up(max(map(len, runs)), KEY_STEP)), self._padding, np.int64)
+        runs, padding_R1 = [path.run for path in paths], np.array([[path.padding] for path in paths])
+        paths_RL = np.tile(padding_R1, round_up(max(map(len, runs)), KEY_STEP))
         for path_L, run in zip(paths_RL, runs, strict=True):
             path_L[: len(run)] = run.path_L
         keys_I = (paths_RL[:, None] * kv_heads + np.arange(kv_heads)[:, None]).reshape(-1)
         order_I = np.argsort(keys_I, kind="stable")
-        offsets_J = np.searchsorted(keys_I[order_I], np.arange((self._padding + 1) * kv_heads))
+        offsets_J = np.searchsorted(keys_I[order_I], np.arange(self._length * kv_heads))
         longest = max(len(run) - run.start for run in runs)
         return _Bucket(
             keys_I=self._tensor(keys_I),
             order_I=self._tensor(order_I),
             offsets_J=self._tensor(offsets_J),
-            blocks=tuple(self._block(runs, first, longest, found_NH) for first in range(0, longest, QUERY_BLOCK)),
+            blocks=tuple(
+                self._block(runs, padding_R1, first, longest, found_NH) for first in range(0, longest, QUERY_BLOCK)
+            ),
             shape=(len(runs), kv_heads, group),
         )
 
-    def _block(self, runs: Sequence[Run], first: int, longest: int, found_NH: np.ndarray) -> _Block:
+    def _block(
+        self, runs: Sequence[Run], padding_R1: np.ndarray, first: int, longest: int, found_NH: np.ndarray
+    ) -> _Block:
         """Queries from number `first` of each run."""
         kv_heads, group = self._sizes
         size = round_up(min(QUERY_BLOCK, longest - first), MIN_ROWS)
-        tokens_RM = np.full((len(runs), size), self._padding, np.int64)
+        tokens_RM = np.tile(padding_R1, size)
         positions_RM = np.array([run.start for run in runs])[:, None] + np.arange(first, first + size)
         for tokens_M, run in zip(tokens_RM, runs, strict=True):
             own = run.path_L[run.start + first : run.start + first + size]
@@ -118,7 +126,6 @@ class TrieAttention:
         heads_KG1 = np.arange(kv_heads * group).reshape(kv_heads, group, 1)
         queries_I = (tokens_RM[:, None, None] * (kv_heads * group) + heads_KG1).reshape(-1)
         found_NH[queries_I] = np.arange(self.num_results, self.num_results + len(queries_I))
-        found_NH[self._padding * kv_heads * group :] = -1
         place = slice(self.num_results, self.num_results + len(queries_I))
         self.num_results = place.stop
         if (positions_RM == positions_RM[0]).all():
@@ -131,20 +138,52 @@ class TrieAttention:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
 
 
+class _Path(NamedTuple):
+    """A run where it lies among all tokens, and the token that is its trie's padding."""
+
+    run: Run
+    padding: int
+
+
+def _buckets(tries: Sequence[Trie]) -> list[list[_Path]]:
+    """Runs that are attended together. Those of one trie that have a bucket alone have one here, in the same order:
+    what flows back into shared keys is added up bucket by bucket."""
+    buckets: list[list[_Path]] = []
+    offset = 0
+    for trie in tries:
+        padding, first = offset + len(trie.tokens_N) - 1, 0
+        for runs in alike(trie.runs, len(trie.tokens_N)):
+            place = next((i for i in range(first, len(buckets)) if _near(buckets[i][0].run, runs[0])), len(buckets))
+            buckets += [[]] if place == len(buckets) else []
+            buckets[place] += [_Path(Run(run.path_L + offset, run.start), padding) for run in runs]
+            first = place + 1
+        offset += len(trie.tokens_N)
+    return buckets
+
+
+def joins(trie: Trie, base: BaseModel) -> bool:
+    """Whether its bits stay among other tries: sums over keys, and over the queries of a block, have to be so short
+    that zeros within them do not change how they are split."""
+    return max(map(len, trie.runs)) <= KEY_BLOCK and base.heads // base.kv_heads * QUERY_BLOCK <= KEY_BLOCK
+
+
+def _shape(run: Run) -> tuple[int, int]:
+    """Blocks of queries, and keys."""
+    return -(-(len(run) - run.start) // QUERY_BLOCK), len(run)
+
+
+def _near(one: Run, other: Run) -> bool:
+    (blocks, length), (other_blocks, other_length) = _shape(one), _shape(other)
+    return blocks == other_blocks and abs(length - other_length) <= max(QUERY_BLOCK, max(length, other_length) // 4)
+
+
 def alike(runs: Sequence[Run], most_keys: int) -> Iterator[list[Run]]:
     """Runs in groups of equally many blocks of queries and like length, of at most so many keys together."""
-
-    def shape(run: Run) -> tuple[int, int]:
-        return -(-(len(run) - run.start) // QUERY_BLOCK), len(run)
-
     found: list[Run] = []
-    for run in sorted((run for run in runs if len(run) > run.start), key=shape, reverse=True):
-        if found:
-            (blocks, longest), (own_blocks, length) = shape(found[0]), shape(run)
-            near = longest - length <= max(QUERY_BLOCK, longest // 4)
-            if blocks != own_blocks or not near or (len(found) + 1) * longest > most_keys:
-                yield found
-                found = []
+    for run in sorted((run for run in runs if len(run) > run.start), key=_shape, reverse=True):
+        if found and (not _near(found[0], run) or (len(found) + 1) * len(found[0]) > most_keys):
+            yield found
+            found = []
         found.append(run)
     if found:
         yield found

@@ -7,6 +7,9 @@ The rule of turns: while calls can go on, one slice of one of them (a micro-batc
 then up to `turn_steps` decode steps, and so on. So a training call never waits for a decode to end, nor a decode for a
 pass.
 
+Where the slice is a micro-batch with room for more, those of other calls that could have a turn, too, are computed with
+it: as many as fit, so that no slice is longer than the longest pass's.
+
 The rule of order: each call says which adapters, snapshots and folders it reads or changes. Calls that have one in
 common run one after the other, as they came; of the others, the one goes on whose first subject had its last slice
 longest ago. So no adapter's pass stops another adapter. A call that waits for a file gives its slices away.
@@ -26,12 +29,14 @@ import torch
 
 from halteres.engine.protocol import EngineGone
 from halteres.engine.torch.memory import FreedMemory, attempt
+from halteres.engine.torch.passes import PendingBatch, compute_together
 from halteres.engine.torch.requests import SampleRequest
 from halteres.engine.torch.sampler import Sampler
 from halteres.errors import HalteresError
 
-Slices = Generator[Future[Any] | None, None, Any]
-"""A call in slices; after one that yields a future it goes on once that is done. Its return value is the answer."""
+Slices = Generator[Future[Any] | PendingBatch | None, None, Any]
+"""A call in slices; after one that yields a future it goes on once that is done; a micro-batch may be computed with
+others' before it goes on. Its return value is the answer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,8 +47,10 @@ class Call:
     subjects: tuple[str, ...]  # adapters, snapshots and folders that it reads or changes, the foremost first
     begin: Callable[[], Slices]
     future: Future[Any]
+    batches: bool = False  # its slices are micro-batches, which may be computed with others'
     slices: Slices | None = None
     awaited: Future[Any] | None = None  # it goes on once this is done
+    pending: PendingBatch | None = None  # what its next slice computes
 
     @property
     def ready(self) -> bool:
@@ -55,7 +62,9 @@ class Call:
         try:
             if self.slices is None:
                 self.slices = self.begin()
-            self.awaited = next(self.slices)
+            found = next(self.slices)
+            self.awaited = found if isinstance(found, Future) else None
+            self.pending = found if isinstance(found, PendingBatch) else None
         except StopIteration as end:
             with suppress(InvalidStateError):  # cancelled
                 self.future.set_result(end.value)
@@ -123,14 +132,18 @@ class Worker:
         return not self._closed
 
     def _next_call(self) -> Call | None:
-        """Of the calls that can go on and wait for no older one, that whose subject has waited longest."""
+        """Of the calls that can go on, that whose subject has waited longest."""
+        return next(iter(self._free_calls()), None)
+
+    def _free_calls(self) -> list[Call]:
+        """The calls that can go on and wait for no older one; the subject that has waited longest first."""
         taken: set[str] = set()
         free: list[Call] = []
         for call in self._calls:
             if call.ready and taken.isdisjoint(call.subjects):
                 free.append(call)
             taken.update(call.subjects)
-        return min(free, key=lambda call: self._last_slices.get(call.subjects[0], 0), default=None)
+        return sorted(free, key=lambda call: self._last_slices.get(call.subjects[0], 0))
 
     def _take_inbox(self) -> None:
         while self._inbox:
@@ -148,7 +161,34 @@ class Worker:
             self._sampler.fail_all(failure)
 
     def _run_slice(self, call: Call) -> None:
-        """The next slice of a call. A call that has begun runs to its end, also if its caller went away."""
+        """The next slice of a call, and of those that are computed with it."""
+        together = self._together(call)
+        if len(together) > 1:
+            pending = [one.pending for one in together if one.pending is not None]
+            attempt("several passes", lambda: compute_together(pending))  # where it fails, each tries alone
+        for one in together:
+            self._advance(one)
+
+    def _together(self, call: Call) -> list[Call]:
+        """The call, and others with room beside its micro-batch; passes that have not begun begin."""
+        found = [call] if not call.batches or self._has_begun(call) else []
+        pending = [one.pending for one in found if one.pending is not None]
+        if not pending or not pending[0].has_room:
+            return found
+        for other in [other for other in self._free_calls() if other.batches and other is not call]:
+            if self._has_begun(other) and other.pending is not None and other.pending.fits(pending):
+                found.append(other)
+                pending.append(other.pending)
+        return found
+
+    def _has_begun(self, call: Call) -> bool:
+        """Bring a pass to its first micro-batch; False if that answered it."""
+        if call.slices is None:
+            self._advance(call)
+        return call.slices is not None
+
+    def _advance(self, call: Call) -> None:
+        """A call goes on. One that has begun runs to its end, also if its caller went away."""
         self._slices += 1
         self._last_slices[call.subjects[0]] = self._slices
         outcome = attempt(call.name, call.advance)
@@ -162,7 +202,7 @@ class Worker:
             with suppress(InvalidStateError):  # cancelled
                 call.future.set_exception(outcome)
         if outcome is not False:
-            call.slices = None  # a broken pass holds its tensors no longer
+            call.slices = call.pending = None  # a broken pass holds its tensors no longer
             self._freed.look()
 
     def _wake(self) -> None:
