@@ -32,7 +32,7 @@ from halteres.errors import UserError
 from halteres.text import load_tokenizer
 
 from .scenes import packed
-from .torch_scenes import prompts, tokens_of
+from .torch_scenes import DTYPE, prompts, tokens_of
 
 SICK = 650
 """A token no prompt here has by chance; `poisoned` makes its embedding NaN."""
@@ -41,7 +41,7 @@ SICK = 650
 @pytest.fixture(scope="module")
 def base(model_folder: Path) -> BaseModel:
     torch.set_num_threads(1)
-    return load_base(model_folder, torch.float32, torch.device("cpu"))
+    return load_base(model_folder, getattr(torch, DTYPE), torch.device("cpu"))
 
 
 def poisoned(base: BaseModel, token: int) -> BaseModel:

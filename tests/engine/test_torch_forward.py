@@ -25,7 +25,19 @@ from halteres.engine.torch.model import BaseModel
 from halteres.errors import InvalidConfig, NotFound
 
 from .scenes import CROSS_ENTROPY
-from .torch_scenes import LORA, Reference, input_of, lessons, logprobs_of, prompts, running, sample, tokens_of, trained
+from .torch_scenes import (
+    DTYPE,
+    LORA,
+    Reference,
+    input_of,
+    lessons,
+    logprobs_of,
+    prompts,
+    running,
+    sample,
+    tokens_of,
+    trained,
+)
 
 CPU = torch.device("cpu")
 
@@ -74,7 +86,7 @@ def logits_of(base: BaseModel, tokens: list[int]) -> torch.Tensor:
 
 
 def test_logits_equal_transformers(any_family: Path) -> None:
-    base = load_base(any_family, torch.float32, CPU)
+    base = load_base(any_family, getattr(torch, DTYPE), CPU)
     reference = Reference(any_family)
     for tokens in prompts(3, low=30, high=120):
         with torch.no_grad():
@@ -123,7 +135,7 @@ async def test_an_adapters_gradients_equal_a_float64_reference(any_family: Path,
 
 def test_written_backwards_equal_autograd(model_folder: Path) -> None:
     torch.manual_seed(0)
-    base = load_base(model_folder, torch.float32, CPU)
+    base = load_base(model_folder, getattr(torch, DTYPE), CPU)
     projection = base.layers[1].gate_up
     layout = Layout.of(base, LORA)
     flat = layout.initial(CPU, torch.float32).normal_(std=0.1)
@@ -148,7 +160,7 @@ def test_written_backwards_equal_autograd(model_folder: Path) -> None:
 
 
 def test_log_probabilities_do_not_depend_on_the_chunks_of_the_head(model_folder: Path) -> None:
-    base = load_base(model_folder, torch.float32, CPU)
+    base = load_base(model_folder, getattr(torch, DTYPE), CPU)
     torch.manual_seed(0)
     targets = torch.randint(0, base.vocabulary, (50,))
     values = []

@@ -21,14 +21,14 @@ from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.trie import Asked, Trie, shared_length
 
 from .scenes import IMPORTANCE_SAMPLING
-from .torch_scenes import logprobs_of, of_answer, prompts, running, sample, trained
+from .torch_scenes import DTYPE, logprobs_of, of_answer, prompts, running, sample, trained
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def base(model_folder: Path) -> BaseModel:
-    return load_base(model_folder, torch.float32, CPU)
+    return load_base(model_folder, getattr(torch, DTYPE), CPU)
 
 
 def moved_adapter(base: BaseModel) -> Adapter:

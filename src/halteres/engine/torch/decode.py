@@ -23,8 +23,7 @@ from halteres.engine.torch.attention import Cached, Prefill
 from halteres.engine.torch.cache import POSITION_STEP, CacheMemory, round_up
 from halteres.engine.torch.choose import Chosen, Shaping, choose
 from halteres.engine.torch.draws import as_seed, uniforms
-from halteres.engine.torch.forward import hidden_states
-from halteres.engine.torch.functions import project
+from halteres.engine.torch.forward import head_logits, hidden_states
 from halteres.engine.torch.heads import Grid
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.memory import attempt
@@ -212,10 +211,10 @@ class DecodeBatch:
     def _sample(self, hidden_ND: Tensor, shaping: Shaping) -> list[Newest]:
         """A token for every row; the logits of a few rows at a time."""
         size = max(ROW_STEP, self.limits.head_elements // self.base.vocabulary // ROW_STEP * ROW_STEP)
-        lora, found, tops = self.snapshot.weights.get(self.base.head), list[Chosen](), dict[int, TopK]()
+        found, tops = list[Chosen](), dict[int, TopK]()
         for start in range(0, hidden_ND.shape[0], size):
             rows_CD = hidden_ND[start : start + size]
-            logits_CV = project(_padded(rows_CD), self.base.head, lora)[: rows_CD.shape[0]]
+            logits_CV = head_logits(self.base, self.snapshot.weights, _padded(rows_CD))[: rows_CD.shape[0]]
             found.append(choose(logits_CV, shaping[start : start + size]))
             tops.update({start + row: top for row, top in found[-1].tops.items()})
         tokens = torch.cat([chosen.tokens_N for chosen in found]).tolist()

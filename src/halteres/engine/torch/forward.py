@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from halteres.engine.torch.attention import Attention
-from halteres.engine.torch.functions import gated, project, project_backward, project_forward, rms_norm
+from halteres.engine.torch.functions import added, gated, project, project_backward, project_forward, rms_norm
 from halteres.engine.torch.fused import FusedModel
 from halteres.engine.torch.heads import Grid, Rotation, split_heads
 from halteres.engine.torch.lora import Lora, LoraWeights
@@ -26,19 +26,27 @@ ROW_STEP = 8
 
 
 def hidden_states(base: BaseModel, lora: LoraWeights, tokens_N: Tensor, grid: Grid, attention: Attention) -> Tensor:
-    """The final, normalised hidden state of every token, N x D."""
+    """The final, normalised hidden state of every token, N x D, in the type of the base's weights.
+
+    The residual stream, norms and attention are fp32.
+    """
     if isinstance(base, TransformersModel):
         return base.hidden_states(lora, tokens_N, grid, attention)
     assert isinstance(base, FusedModel)  # noqa: S101 - for the type checker
-    x_ND, rotation = base.embedding_VD.index_select(0, tokens_N), Rotation.of(base, grid)
+    x_ND, rotation = base.embedding_VD.index_select(0, tokens_N).float(), Rotation.of(base, grid)
     for i, layer in enumerate(base.layers):
-        n_ND = rms_norm(x_ND, layer.attention_norm_D, base.norm_eps)
+        n_ND = rms_norm(x_ND, layer.attention_norm_D, base.norm_eps, base.dtype)
         heads = split_heads(base, layer, grid, rotation, project(n_ND, layer.qkv, lora.get(layer.qkv)))
-        x_ND = project(attention(i, heads), layer.out, lora.get(layer.out)).add_(x_ND)
-        n_ND = rms_norm(x_ND, layer.mlp_norm_D, base.norm_eps)
+        x_ND = added(x_ND, project(attention(i, heads).to(base.dtype), layer.out, lora.get(layer.out)))
+        n_ND = rms_norm(x_ND, layer.mlp_norm_D, base.norm_eps, base.dtype)
         a_NF = gated(project(n_ND, layer.gate_up, lora.get(layer.gate_up)))
-        x_ND = project(a_NF, layer.down, lora.get(layer.down)).add_(x_ND)
-    return rms_norm(x_ND, base.final_norm_D, base.norm_eps)
+        x_ND = added(x_ND, project(a_NF, layer.down, lora.get(layer.down)))
+    return rms_norm(x_ND, base.final_norm_D, base.norm_eps, base.dtype)
+
+
+def head_logits(base: BaseModel, lora: LoraWeights, hidden_ND: Tensor) -> Tensor:
+    """Logits of every token, N x V, fp32: whatever is made of them must not be rounded to eight bits."""
+    return project(hidden_ND, base.head, lora.get(base.head)).float()
 
 
 def target_logprobs(base: BaseModel, lora: LoraWeights, hidden_ND: Tensor, targets: Tensor, elements: int) -> Tensor:
@@ -68,10 +76,10 @@ class _TargetLogprobs(Function):
     def forward(
         ctx: Any, x_ND: Tensor, targets_NK: Tensor, head: Projection, lora: Lora | None, rows: int, *tensors: Tensor
     ) -> Tensor:
-        logprobs_NK, kept = x_ND.new_empty(targets_NK.shape), None
+        logprobs_NK, kept = x_ND.new_empty(targets_NK.shape, dtype=torch.float32), None
         for chunk in _chunks(x_ND.shape[0], rows):
             logits_CV, h_CR = project_forward(x_ND[chunk], head, lora)
-            logprobs_CV = torch.log_softmax(logits_CV, dim=1)
+            logprobs_CV = torch.log_softmax(logits_CV.float(), dim=1)
             logprobs_NK[chunk] = logprobs_CV.gather(1, targets_NK[chunk])
             kept = logprobs_CV, h_CR
         ctx.save_for_backward(x_ND, targets_NK)
@@ -91,7 +99,7 @@ class _TargetLogprobs(Function):
             p_CV, h_CR = _TargetLogprobs.probabilities(ctx, x_CD, rows_C)
             d_CV = p_CV.mul_(-g_CK.sum(1, keepdim=True))
             d_CV.scatter_add_(1, targets_NK[rows_C], g_CK)
-            dx_CD, *rest = project_backward(d_CV, x_CD, h_CR, ctx.head, ctx.lora, True)
+            dx_CD, *rest = project_backward(d_CV.to(x_CD.dtype), x_CD, h_CR, ctx.head, ctx.lora, True)
             dx_ND[rows_C] = dx_CD  # pyright: ignore[reportArgumentType]
             found = [tensor for tensor in rest if tensor is not None]
             sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else found
@@ -103,6 +111,6 @@ class _TargetLogprobs(Function):
         """Of these rows, and what the adapter's A makes of them."""
         if ctx.kept is None:
             logits_CV, h_CR = project_forward(x_CD, ctx.head, ctx.lora)
-            return torch.softmax(logits_CV, dim=1), h_CR
+            return torch.softmax(logits_CV.float(), dim=1), h_CR
         logprobs_NV, h_NR = ctx.kept
         return logprobs_NV[rows_C].exp_(), None if h_NR is None else h_NR[rows_C]

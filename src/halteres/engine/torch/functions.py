@@ -17,23 +17,23 @@ from torch import Tensor
 from torch.autograd import Function
 
 from halteres.engine.torch.lora import Lora
-from halteres.engine.torch.matmul import linear
+from halteres.engine.torch.matmul import linear, plus
 from halteres.engine.torch.model import Projection
 
 
-def rms_norm(x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) * weight over the last dimension."""
+def rms_norm(x_ND: Tensor, weight_D: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """x / sqrt(mean(x²) + eps) * weight over the last dimension, computed in x's type."""
     if x_ND.requires_grad:
-        return _RmsNorm.apply(x_ND, weight_D, eps)  # pyright: ignore[reportReturnType]
-    return F.rms_norm(x_ND, weight_D.shape, weight_D, eps)
+        return _RmsNorm.apply(x_ND, weight_D, eps, dtype)  # pyright: ignore[reportReturnType]
+    return F.rms_norm(x_ND, weight_D.shape, weight_D, eps).to(dtype)
 
 
 class _RmsNorm(Function):
     @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, x_ND: Tensor, weight_D: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
         ctx.save_for_backward(x_ND, weight_D)
         ctx.eps = eps
-        return F.rms_norm(x_ND, weight_D.shape, weight_D, eps)
+        return F.rms_norm(x_ND, weight_D.shape, weight_D, eps).to(dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -42,11 +42,19 @@ class _RmsNorm(Function):
         r_N1 = torch.linalg.vector_norm(x_ND, dim=-1, keepdim=True).square_().div_(width).add_(ctx.eps).rsqrt_()
         g_ND = grads[0] * weight_D
         c_N1 = torch.linalg.vecdot(g_ND, x_ND).unsqueeze(-1).mul_(r_N1 * r_N1).div_(-width)
-        return g_ND.addcmul_(x_ND, c_N1).mul_(r_N1), None, None
+        return g_ND.addcmul_(x_ND, c_N1).mul_(r_N1), None, None, None
+
+
+def added(x_ND: Tensor, y_ND: Tensor) -> Tensor:
+    """The residual stream x and what a layer adds, whose memory is used where its type is that of the sum."""
+    return y_ND.add_(x_ND) if y_ND.dtype == x_ND.dtype else x_ND + y_ND
 
 
 def project(x_ND: Tensor, projection: Projection, lora: Lora | None) -> Tensor:
-    """x @ W^T + bias, plus the adapter's scale * (x @ A_i^T) @ B_i^T on the outputs of each part i."""
+    """x @ W^T + bias, plus the adapter's scale * (x @ A_i^T) @ B_i^T on the outputs of each part i.
+
+    x has the type of W, as have the outputs.
+    """
     if not torch.is_grad_enabled():
         return project_forward(x_ND, projection, lora)[0]
     tensors = lora.tensors if lora is not None else ()
@@ -55,24 +63,22 @@ def project(x_ND: Tensor, projection: Projection, lora: Lora | None) -> Tensor:
 
 def project_forward(x_ND: Tensor, projection: Projection, lora: Lora | None) -> tuple[Tensor, Tensor | None]:
     """The outputs, and x @ A^T, which the backward needs."""
-    y_NE = linear(x_ND, projection.weight_ED, projection.bias_E)
     if lora is None:
-        return y_NE, None
-    h_NR = linear(x_ND, lora.a_RD)
-    return y_NE.add_(linear(h_NR, lora.scaled_b_ER)), h_NR
+        return linear(x_ND, projection.weight_ED, projection.bias_E), None
+    h_NR = linear(x_ND, lora.read_a_RD)
+    return plus(x_ND, projection.weight_ED, projection.bias_E, linear(h_NR, lora.scaled_b_ER)), h_NR
 
 
 def project_backward(
     dy_NE: Tensor, x_ND: Tensor, h_NR: Tensor | None, projection: Projection, lora: Lora | None, need_dx: bool
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of x (None if not needed) and of the adapter's tensors."""
-    dx_ND = linear(dy_NE, projection.weight_ED.t()) if need_dx else None
+    """Gradients of x (None if not needed) and, in fp32, of the adapter's tensors."""
+    weight_DE = projection.weight_ED.t()
     if lora is None or h_NR is None:
-        return (dx_ND,)
+        return (linear(dy_NE, weight_DE) if need_dx else None,)
     g_NR = linear(dy_NE, lora.scaled_b_ER.t())
-    if dx_ND is not None:
-        dx_ND.add_(linear(g_NR, lora.a_RD.t()))
-    da_RD = linear(g_NR.t(), x_ND.t())
+    dx_ND = plus(dy_NE, weight_DE, None, linear(g_NR, lora.read_a_RD.t())) if need_dx else None
+    da_RD = linear(g_NR.t(), x_ND.t()).float()
     db_RE = linear(h_NR.t(), dy_NE.t())
     return dx_ND, da_RD, *lora.split(db_RE.t())
 

@@ -26,11 +26,13 @@ class Lora:
     """The adapter of one projection: `scale * B_i @ A_i` for each part i. R = parts * rank.
 
     Two matmuls with all parts are faster than six with one part each, so the B's are also kept as one block-diagonal
-    matrix, times the scale; whoever changes a B calls `fuse`.
+    matrix, times the scale. What matmuls read has the type of the base's weights; what is trained is fp32. Whoever
+    changes an A or a B calls `fuse`.
     """
 
     a_RD: Tensor
     b: tuple[Tensor, ...]  # per part, E_i x rank
+    read_a_RD: Tensor  # A as matmuls read it; shares its memory if the base's weights are fp32
     scaled_b_ER: Tensor
     blocks: tuple[tuple[slice, slice], ...]  # where each part's B lies in it
     scale: float
@@ -41,14 +43,16 @@ class Lora:
         return self.a_RD, *self.b
 
     def fuse(self) -> None:
-        """Copy the B's into the block-diagonal matrix."""
+        """Copy A, where it has another type, and the B's into the block-diagonal matrix."""
         with torch.no_grad():
+            if self.read_a_RD.dtype != self.a_RD.dtype:
+                self.read_a_RD.copy_(self.a_RD)
             for b, block in zip(self.b, self.blocks, strict=True):
                 torch.mul(b, self.scale, out=self.scaled_b_ER[block])
 
     def split(self, fused_ER: Tensor) -> tuple[Tensor, ...]:
         """The parts' blocks of a gradient of `scaled_b_ER`, as gradients of the B's."""
-        return tuple(fused_ER[block] * self.scale for block in self.blocks)
+        return tuple(fused_ER[block].float() * self.scale for block in self.blocks)
 
 
 LoraWeights = Mapping[Projection, Lora]
@@ -104,14 +108,14 @@ class Layout:
                 found[f"base_model.model.{part.module}.lora_B.weight"] = b[i]
         return found
 
-    def initial(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+    def initial(self, device: torch.device) -> Tensor:
         """A fresh flat buffer: A kaiming-uniform (as PEFT draws it), B zero. Same seed, same numbers; no seed is 0."""
         generator = torch.Generator().manual_seed(as_seed(self.config.seed or 0))
         flat = torch.zeros(self.size)
         for _, a_RD, _ in self._split(flat):
             bound = 1 / math.sqrt(a_RD.shape[1])
             a_RD.uniform_(-bound, bound, generator=generator)
-        return flat.to(device=device, dtype=dtype)
+        return flat.to(device)
 
     def _split(self, flat: Tensor) -> Iterator[tuple[Projection, Tensor, tuple[Tensor, ...]]]:
         """Each projection with its stacked A and its B's, as views."""
@@ -130,10 +134,12 @@ class Layout:
 def _fused(projection: Projection, a_RD: Tensor, b: tuple[Tensor, ...], rank: int, scale: float) -> Lora:
     columns = (slice(i * rank, (i + 1) * rank) for i in range(len(b)))
     rows = (slice(part.start, part.stop) for part in projection.parts)
+    dtype = projection.weight_ED.dtype
     lora = Lora(
         a_RD=a_RD,
         b=b,
-        scaled_b_ER=a_RD.new_zeros((projection.weight_ED.shape[0], a_RD.shape[0])),
+        read_a_RD=a_RD.to(dtype),
+        scaled_b_ER=a_RD.new_zeros((projection.weight_ED.shape[0], a_RD.shape[0]), dtype=dtype),
         blocks=tuple(zip(rows, columns, strict=True)),
         scale=scale,
     )

@@ -1,7 +1,7 @@
 """x @ W^T by the fastest kernel at hand.
 
-Owns: the choice between oneDNN and torch's default BLAS for fp32 on a CPU.
-Never: changes precision; both compute in fp32 and differ in the last bits only.
+Owns: the choice between oneDNN and torch's default BLAS for fp32 on a CPU; sums that a kernel makes before it rounds.
+Never: changes precision: sums are fp32, and what is given has the type of what is read.
 
 torch 2.13 sends fp32 `addmm` to MKL, which runs its AVX2 kernels on AMD processors (119 GFLOP/s on a Zen 5 core);
 oneDNN, in the same wheel, uses AVX-512 there (260). Its operator is private to torch's own compiler, so it is tried
@@ -34,6 +34,29 @@ def _fastest() -> Linear:
 
 
 _cpu_linear = _fastest()
+
+
+def _sums_before_rounding() -> bool:
+    """Whether oneDNN adds to a product of bf16 matrices on a CPU as `plus` promises."""
+    x, weight = torch.full((4, 4), 1.0, dtype=torch.bfloat16), torch.full((4, 4), 0.5, dtype=torch.bfloat16)
+    try:
+        return torch.equal(_onednn_plus(x, weight, None, x), torch.full_like(x, 3.0))
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False
+
+
+def _onednn_plus(x_ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None, other_NE: Tensor) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise.binary(x_ND, other_NE, weight_ED, bias_E, "add")
+
+
+_cpu_plus = _sums_before_rounding()
+
+
+def plus(x_ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None, other_NE: Tensor) -> Tensor:
+    """x @ W^T + b + other, as `linear`; in bf16 on a CPU rounded once."""
+    if _cpu_plus and x_ND.device.type == "cpu" and x_ND.dtype == torch.bfloat16:
+        return _onednn_plus(x_ND, weight_ED, bias_E, other_NE)
+    return linear(x_ND, weight_ED, bias_E).add_(other_NE)
 
 
 def linear(x_ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tensor:
