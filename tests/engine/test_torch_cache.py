@@ -32,7 +32,7 @@ from halteres.errors import UserError
 from halteres.text import load_tokenizer
 
 from .scenes import packed
-from .torch_scenes import DTYPE, prompts, tokens_of
+from .torch_scenes import DTYPE, prompts, same_numbers, tokens_of
 
 SICK = 650
 """A token no prompt here has by chance; `poisoned` makes its embedding NaN."""
@@ -106,6 +106,7 @@ def sequences(*requests: SampleRequest) -> list[tuple[Sampled, ...]]:
     return [result.sequences for result in answers(*requests)]
 
 
+@same_numbers
 def test_a_request_that_diverges_in_mid_answer_costs_its_neighbours_no_token(base: BaseModel) -> None:
     first, ill, last = (asked(p, n=2, seed=i) for i, p in enumerate(prompts(3, seed=5)))
     expected = [alone(base, request) for request in (first, last)]

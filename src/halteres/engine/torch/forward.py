@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from halteres.engine.torch.attention import Attention
-from halteres.engine.torch.functions import added, gated, project, project_backward, project_forward, rms_norm
+from halteres.engine.torch.functions import added, gated, logits_forward, project, project_backward, rms_norm
 from halteres.engine.torch.fused import FusedModel
 from halteres.engine.torch.heads import Grid, Rotation, split_heads
 from halteres.engine.torch.lora import Lora, LoraWeights
@@ -45,8 +45,8 @@ def hidden_states(base: BaseModel, lora: LoraWeights, tokens_N: Tensor, grid: Gr
 
 
 def head_logits(base: BaseModel, lora: LoraWeights, hidden_ND: Tensor) -> Tensor:
-    """Logits of every token, N x V, fp32: whatever is made of them must not be rounded to eight bits."""
-    return project(hidden_ND, base.head, lora.get(base.head)).float()
+    """Logits of every token, N x V, fp32, without gradient."""
+    return logits_forward(hidden_ND, base.head, lora.get(base.head))[0]
 
 
 def target_logprobs(base: BaseModel, lora: LoraWeights, hidden_ND: Tensor, targets: Tensor, elements: int) -> Tensor:
@@ -78,8 +78,8 @@ class _TargetLogprobs(Function):
     ) -> Tensor:
         logprobs_NK, kept = x_ND.new_empty(targets_NK.shape, dtype=torch.float32), None
         for chunk in _chunks(x_ND.shape[0], rows):
-            logits_CV, h_CR = project_forward(x_ND[chunk], head, lora)
-            logprobs_CV = torch.log_softmax(logits_CV.float(), dim=1)
+            logits_CV, h_CR = logits_forward(x_ND[chunk], head, lora)
+            logprobs_CV = torch.log_softmax(logits_CV, dim=1)
             logprobs_NK[chunk] = logprobs_CV.gather(1, targets_NK[chunk])
             kept = logprobs_CV, h_CR
         ctx.save_for_backward(x_ND, targets_NK)
@@ -110,7 +110,7 @@ class _TargetLogprobs(Function):
     def probabilities(ctx: Any, x_CD: Tensor, rows_C: Tensor) -> tuple[Tensor, Tensor | None]:
         """Of these rows, and what the adapter's A makes of them."""
         if ctx.kept is None:
-            logits_CV, h_CR = project_forward(x_CD, ctx.head, ctx.lora)
-            return torch.softmax(logits_CV.float(), dim=1), h_CR
+            logits_CV, h_CR = logits_forward(x_CD, ctx.head, ctx.lora)
+            return torch.softmax(logits_CV, dim=1), h_CR
         logprobs_NV, h_NR = ctx.kept
         return logprobs_NV[rows_C].exp_(), None if h_NR is None else h_NR[rows_C]

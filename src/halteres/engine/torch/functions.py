@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from halteres.engine.torch.lora import Lora
-from halteres.engine.torch.matmul import linear, plus
+from halteres.engine.torch.matmul import linear, plus, unrounded
 from halteres.engine.torch.model import Projection
 
 
@@ -67,6 +67,15 @@ def project_forward(x_ND: Tensor, projection: Projection, lora: Lora | None) -> 
         return linear(x_ND, projection.weight_ED, projection.bias_E), None
     h_NR = linear(x_ND, lora.read_a_RD)
     return plus(x_ND, projection.weight_ED, projection.bias_E, linear(h_NR, lora.scaled_b_ER)), h_NR
+
+
+def logits_forward(x_ND: Tensor, head: Projection, lora: Lora | None) -> tuple[Tensor, Tensor | None]:
+    """As `project_forward`, in fp32: rounded to eight bits, the likeliest of many tokens would be equal."""
+    logits_NV = unrounded(x_ND, head.weight_ED, head.bias_E)
+    if lora is None:
+        return logits_NV, None
+    h_NR = linear(x_ND, lora.read_a_RD)
+    return logits_NV.add_(linear(h_NR, lora.scaled_b_ER)), h_NR
 
 
 def project_backward(

@@ -59,6 +59,18 @@ def plus(x_ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None, other_NE: Tenso
     return linear(x_ND, weight_ED, bias_E).add_(other_NE)
 
 
+def unrounded(x_ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tensor:
+    """x @ W^T + b in fp32, whatever is read.
+
+    No operator for a CPU reads bf16 and gives fp32. The product again, less its rounded self, is what rounding took:
+    two matmuls are as fast as one in fp32, which would need the weights in fp32.
+    """
+    rounded_NE = linear(x_ND, weight_ED, bias_E)
+    if not (_cpu_plus and x_ND.device.type == "cpu" and x_ND.dtype == torch.bfloat16):
+        return rounded_NE.float()
+    return rounded_NE.float().add_(plus(x_ND, weight_ED, bias_E, rounded_NE.neg()))
+
+
 def linear(x_ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tensor:
     """x @ W^T + b for 2-D operands. Not differentiable: callers bring their own backward.
 
