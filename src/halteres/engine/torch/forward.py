@@ -18,6 +18,7 @@ from halteres.engine.torch.functions import added, gated, logits_forward, projec
 from halteres.engine.torch.fused import FusedModel
 from halteres.engine.torch.heads import Grid, Rotation, split_heads
 from halteres.engine.torch.lora import Lora, LoraWeights
+from halteres.engine.torch.matmul import linear
 from halteres.engine.torch.model import BaseModel, Projection
 from halteres.engine.torch.transformers_model import TransformersModel
 
@@ -49,16 +50,24 @@ def head_logits(base: BaseModel, lora: LoraWeights, hidden_ND: Tensor) -> Tensor
     return logits_forward(hidden_ND, base.head, lora.get(base.head))[0]
 
 
-def target_logprobs(base: BaseModel, lora: LoraWeights, hidden_ND: Tensor, targets: Tensor, elements: int) -> Tensor:
+def target_logprobs(
+    base: BaseModel,
+    lora: LoraWeights,
+    hidden_ND: Tensor,
+    targets: Tensor,
+    elements: int,
+    expected_N: Tensor | None = None,
+) -> Tensor:
     """log-softmax at temperature 1 of each token's target, or targets: N or N x K, as they are.
 
-    At most `elements` logits exist at once.
+    At most `elements` logits exist at once. `expected` says which tokens will probably have a gradient: it costs them
+    no second look at their logits.
     """
     rows = max(ROW_STEP, elements // base.vocabulary // ROW_STEP * ROW_STEP)
     head = lora.get(base.head)
     tensors = head.tensors if head is not None else ()
     targets_NK = targets.view(targets.shape[0], -1)
-    found_NK = _TargetLogprobs.apply(hidden_ND, targets_NK, base.head, head, rows, *tensors)
+    found_NK = _TargetLogprobs.apply(hidden_ND, targets_NK, base.head, head, rows, expected_N, *tensors)
     return found_NK.view_as(targets)  # pyright: ignore[reportOptionalMemberAccess]
 
 
@@ -67,31 +76,50 @@ def _chunks(count: int, size: int) -> Iterator[slice]:
 
 
 class _TargetLogprobs(Function):
-    """The backward computes only rows whose gradient is not zero, and their logits again, if there are several chunks.
+    """The gradient of a single target's log-probability is a number times W[target] - p @ W, which the forward computes
+    for the rows that are expected to have one, while it has their logits: forward and backward of the head in one.
 
-    What a single chunk keeps instead is no more than what the forward held anyhow.
+    Of other rows, and beside an adapter of the head or several targets, the backward computes those whose gradient is
+    not zero, and their logits again, if there are several chunks. What a single chunk keeps instead is no more than
+    what the forward held anyhow.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x_ND: Tensor, targets_NK: Tensor, head: Projection, lora: Lora | None, rows: int, *tensors: Tensor
+        ctx: Any,
+        x_ND: Tensor,
+        targets_NK: Tensor,
+        head: Projection,
+        lora: Lora | None,
+        rows: int,
+        expected_N: Tensor | None,
+        *tensors: Tensor,
     ) -> Tensor:
+        fused = ctx.needs_input_grad[0] and lora is None and targets_NK.shape[1] == 1
+        slopes_ND = torch.zeros_like(x_ND) if fused and expected_N is not None else None
         logprobs_NK, kept = x_ND.new_empty(targets_NK.shape, dtype=torch.float32), None
         for chunk in _chunks(x_ND.shape[0], rows):
             logits_CV, h_CR = logits_forward(x_ND[chunk], head, lora)
             logprobs_CV = torch.log_softmax(logits_CV, dim=1)
             logprobs_NK[chunk] = logprobs_CV.gather(1, targets_NK[chunk])
-            kept = logprobs_CV, h_CR
-        ctx.save_for_backward(x_ND, targets_NK)
+            if slopes_ND is not None and expected_N is not None:
+                rows_E = expected_N[chunk].nonzero().squeeze(1)
+                p_EV = (logprobs_CV if len(rows_E) == len(logprobs_CV) else logprobs_CV[rows_E]).exp_()
+                own_ED = head.weight_ED.index_select(0, targets_NK[chunk][rows_E, 0])
+                slopes_ND[chunk][rows_E] = own_ED.sub_(linear(p_EV.to(x_ND.dtype), head.weight_ED.t()))
+            else:
+                kept = logprobs_CV, h_CR
+        ctx.save_for_backward(x_ND, targets_NK, slopes_ND, expected_N)
         ctx.head, ctx.lora, ctx.rows = head, lora, rows
         ctx.kept = kept if x_ND.shape[0] <= rows else None
         return logprobs_NK
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        (x_ND, targets_NK), (g_NK, *_) = ctx.saved_tensors, grads
-        dx_ND = torch.zeros_like(x_ND)
-        live_M = g_NK.any(1).nonzero().squeeze(1)
+        (x_ND, targets_NK, slopes_ND, expected_N), (g_NK, *_) = ctx.saved_tensors, grads
+        dx_ND = torch.zeros_like(x_ND) if slopes_ND is None else slopes_ND.mul_(g_NK)
+        live_N = g_NK.any(1) if slopes_ND is None else g_NK.any(1) & ~expected_N
+        live_M = live_N.nonzero().squeeze(1)
         sums: list[Tensor] = []
         for chunk in _chunks(live_M.shape[0], ctx.rows):
             rows_C = live_M[chunk]
@@ -104,7 +132,7 @@ class _TargetLogprobs(Function):
             found = [tensor for tensor in rest if tensor is not None]
             sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else found
         ctx.kept = None
-        return dx_ND, None, None, None, None, *(sums or [None] * (len(ctx.needs_input_grad) - 5))
+        return dx_ND, *(None,) * 5, *(sums or [None] * (len(ctx.needs_input_grad) - 6))
 
     @staticmethod
     def probabilities(ctx: Any, x_CD: Tensor, rows_C: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -74,8 +74,9 @@ def _logprobs(base: BaseModel, adapter: Adapter, batch: MicroBatch, limits: Limi
         return _shared_logprobs(base, adapter, batch, batch.trie, limits)
     grid = Grid.padded(base, batch.rows, batch.length)
     hidden_ND = hidden_states(base, adapter.weights, batch.tokens_N, grid, Causal(grid))
-    targets_NK = batch.targets.flatten(0, 1)
-    return target_logprobs(base, adapter.weights, hidden_ND, targets_NK, limits.head_elements).view_as(batch.targets)
+    targets_NK, expected_N = batch.targets.flatten(0, 1), _expected(batch)
+    found_NK = target_logprobs(base, adapter.weights, hidden_ND, targets_NK, limits.head_elements, expected_N)
+    return found_NK.view_as(batch.targets)
 
 
 def _shared_logprobs(base: BaseModel, adapter: Adapter, batch: MicroBatch, trie: Trie, limits: Limits) -> Tensor:
@@ -86,8 +87,19 @@ def _shared_logprobs(base: BaseModel, adapter: Adapter, batch: MicroBatch, trie:
     grid, attention = Grid.single(positions_N), TrieAttention(trie, base, base.device)
     hidden_ND = hidden_states(base, adapter.weights, tokens_N, grid, attention)
     hidden_PD = hidden_ND.index_select(0, rows_P)
-    found_P = target_logprobs(base, adapter.weights, hidden_PD, targets_P, limits.head_elements)
+    expected_N = _expected(batch)
+    if expected_N is not None:
+        expected_P = torch.zeros(len(rows_P), dtype=torch.bool, device=base.device)
+        expected_P[cells_BT.view(-1)[expected_N]] = True
+    else:
+        expected_P = None
+    found_P = target_logprobs(base, adapter.weights, hidden_PD, targets_P, limits.head_elements, expected_P)
     return found_P.index_select(0, cells_BT.view(-1)).view_as(batch.targets)
+
+
+def _expected(batch: MicroBatch) -> Tensor | None:
+    """Which tokens will have a gradient, if one is asked for and each has one target."""
+    return batch.weighted().view(-1) if torch.is_grad_enabled() and batch.targets.dim() == 2 else None
 
 
 def _by_datum(logprobs: Tensor, examples: Sequence[Example]) -> dict[int, Array]:
