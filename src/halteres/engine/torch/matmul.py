@@ -37,16 +37,17 @@ _cpu_linear = _fastest()
 
 
 def _sums_before_rounding() -> bool:
-    """Whether oneDNN adds to a product of bf16 matrices on a CPU as `plus` promises."""
+    """Whether oneDNN adds to a product of bf16 matrices on a CPU, and takes from it, before it rounds."""
     x, weight = torch.full((4, 4), 1.0, dtype=torch.bfloat16), torch.full((4, 4), 0.5, dtype=torch.bfloat16)
     try:
-        return torch.equal(_onednn_plus(x, weight, None, x), torch.full_like(x, 3.0))
+        added, taken = (_onednn_with(x, weight, None, x, sign) for sign in ("add", "sub"))
+        return torch.equal(added, torch.full_like(x, 3.0)) and torch.equal(taken, torch.full_like(x, 1.0))
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
 
 
-def _onednn_plus(x_ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None, other_NE: Tensor) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise.binary(x_ND, other_NE, weight_ED, bias_E, "add")
+def _onednn_with(x_ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None, other_NE: Tensor, sign: str) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise.binary(x_ND, other_NE, weight_ED, bias_E, sign)
 
 
 _cpu_plus = _sums_before_rounding()
@@ -55,7 +56,7 @@ _cpu_plus = _sums_before_rounding()
 def plus(x_ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None, other_NE: Tensor) -> Tensor:
     """x @ W^T + b + other, as `linear`; in bf16 on a CPU rounded once."""
     if _cpu_plus and x_ND.device.type == "cpu" and x_ND.dtype == torch.bfloat16:
-        return _onednn_plus(x_ND, weight_ED, bias_E, other_NE)
+        return _onednn_with(x_ND, weight_ED, bias_E, other_NE, "add")
     return linear(x_ND, weight_ED, bias_E).add_(other_NE)
 
 
@@ -68,7 +69,7 @@ def unrounded(x_ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> 
     rounded_NE = linear(x_ND, weight_ED, bias_E)
     if not (_cpu_plus and x_ND.device.type == "cpu" and x_ND.dtype == torch.bfloat16):
         return rounded_NE.float()
-    return rounded_NE.float().add_(plus(x_ND, weight_ED, bias_E, rounded_NE.neg()))
+    return rounded_NE.float().add_(_onednn_with(x_ND, weight_ED, bias_E, rounded_NE, "sub"))
 
 
 def linear(x_ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tensor:
