@@ -1,7 +1,7 @@
 # The two commands of a fresh machine are `make quickstart` and `make test`; each installs what it needs into .venv.
 # PYTHON=/path/to/python3 chooses the interpreter, TORCH=torch==... the torch build (see scripts/torch).
 
-.PHONY: help quickstart install test test-clients test-browser test-runs test-chaos beside-check beside-test test-pythons test-pretrained probe-sdk compatibility check bench clean
+.PHONY: help quickstart install test test-clients test-bf16 test-browser test-runs test-chaos beside-check beside-test test-pythons test-pretrained probe-sdk compatibility check bench clean
 export PYTHON TORCH CHROMIUM
 
 help:            ## this list
@@ -43,6 +43,10 @@ test-runs:       ## whole runs and trainings, tests of inference, the engine's l
 test-chaos:      ## kill every process of real runs in turn
 	@scripts/install dev
 	@scripts/test -n 0 -m chaos
+
+test-bf16:       ## the engine's tests of behaviour once more, its base weights in bfloat16
+	@scripts/install dev
+	@scripts/test-bf16
 
 test-browser:    ## the page in a real browser
 	@scripts/install dev

@@ -1,10 +1,13 @@
-"""One whole on-policy RL step, here and in TRL's `GRPOTrainer`, in one invocation.
+"""One whole on-policy RL step, here and in TRL's `GRPOTrainer`, each in fp32 and in bfloat16, in one invocation.
 
-8 prompts x 16 samples x 64 tokens, rank-16 LoRA on the attention and MLP projections, fp32, the same model folder and
-threads. Both parties are started and warmed up first, then take turns step by step; the driver measures both from
-outside: wall clock, and CPU seconds of the party's whole process tree (for Halteres: trainer, service and engine).
+8 prompts x 16 samples x 64 tokens (or --size, --tokens), rank-16 LoRA on the attention and MLP projections, the same
+model folder and threads. All parties are started and warmed up first, then take turns step by step; the driver measures
+them from outside: wall clock, and CPU seconds of the party's whole process tree (for Halteres: trainer, service and
+engine). Ours are compared with TRL's faster setting. Beside that: what the step's matmuls alone would take, by their
+operations and the speed of a matmul of that many rows, measured between the steps.
 
     .venv/bin/python benchmarks/rl_step.py [--threads 1] [--steps 7]
+    .venv/bin/python benchmarks/rl_step.py --model FOLDER --size 8 --tokens 24
 
 Needs the `dev` extra (psutil comes with peft). TRL is installed into .venvs on first use.
 """
@@ -26,13 +29,18 @@ from statistics import median
 from typing import Any
 
 import psutil
+import torch
 from machine import machine
 
+from halteres.engine.torch.matmul import linear
 from halteres.environments.problems import draw_problem
 from halteres.models import TINY, builtin_path
+from halteres.models.shape import read_shape
 
 HERE = Path(__file__).parent
+ROWS = 1024  # of the matmul whose speed is measured
 TRL = ("torch", "trl==1.16.*", "peft", "datasets")
+PARTIES = ["halteres-float32", "halteres-bfloat16", "trl-float32", "trl-bfloat16"]
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -102,6 +110,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=7, help="measured steps of each party, at least 5")
     parser.add_argument("--warmups", type=int, default=2)
     parser.add_argument("--model", type=Path, default=builtin_path(TINY), help="model folder, the same for both")
+    parser.add_argument("--size", type=int, default=16, help="samples of each prompt")
+    parser.add_argument("--tokens", type=int, default=64, help="of each sample")
+    parser.add_argument("--parties", nargs="+", default=PARTIES, choices=PARTIES)
     parser.add_argument("--output", type=Path, help="result file")
     return parser.parse_args()
 
@@ -112,8 +123,8 @@ def the_work(options: argparse.Namespace) -> dict[str, Any]:
         "threads": options.threads,
         "folder": str(options.model.absolute()),
         "prompts": [draw_problem(generator, "train").question for _ in range(8)],
-        "group_size": 16,
-        "max_tokens": 64,
+        "group_size": options.size,
+        "max_tokens": options.tokens,
         "rank": 16,
         "targets": TARGETS,
         "learning_rate": 1e-4,
@@ -126,20 +137,24 @@ def run(options: argparse.Namespace, scratch: Path) -> list[Party]:
     trl = subprocess.check_output([HERE.parent / "scripts" / "client", "trl", *TRL], text=True).strip()
     parties = []
     try:
-        for name, python, script in (
-            ("halteres", sys.executable, "rl_step_halteres.py"),
-            ("trl", trl, "rl_step_trl.py"),
-        ):
-            party = Party.start(name, python, script, {**work, "scratch": str(scratch / name)}, scratch / f"{name}.log")
+        for name in options.parties:
+            kind, _, dtype = name.partition("-")
+            python, script = (trl, "rl_step_trl.py") if kind == "trl" else (sys.executable, "rl_step_halteres.py")
+            own = {**work, "dtype": dtype, "scratch": str(scratch / name)}
+            party = Party.start(name, python, script, own, scratch / f"{name}.log")
             parties.append(party)
             party.facts = party.answer()
         for number in range(options.warmups + options.steps):
             for party in parties:
                 measured = party.step()
-                assert measured["tokens"] == 8 * 16 * 64, f"{party.name} sampled {measured['tokens']} tokens"
+                expected = 8 * options.size * options.tokens
+                assert measured["tokens"] == expected, f"{party.name} sampled {measured['tokens']} tokens"
                 if number >= options.warmups:
+                    measured["gflops"] = round(matmul_gflops(party.name.partition("-")[2], options.model), 1)
                     party.steps.append(measured)
-                    print(f"{party.name:>9} wall {measured['wall_s']:.2f} s, cpu {measured['cpu_s']:.2f} s", flush=True)
+                    print(
+                        f"{party.name:>17} wall {measured['wall_s']:.2f} s, cpu {measured['cpu_s']:.2f} s", flush=True
+                    )
     except BaseException:
         for log in scratch.glob("*.log"):
             print(f"--- end of {log.name}\n{log.read_text()[-3000:]}", file=sys.stderr)
@@ -150,32 +165,78 @@ def run(options: argparse.Namespace, scratch: Path) -> list[Party]:
     return parties
 
 
+def matmul_gflops(dtype: str, model: Path) -> float:
+    """Operations per CPU nanosecond of one matmul of the model's MLP, now, on one thread; the best of five."""
+    torch.set_num_threads(1)
+    shape = read_shape(model)
+    x = torch.randn(ROWS, shape.width).to(getattr(torch, dtype))
+    weight = torch.randn(2 * shape.feed, shape.width).to(x.dtype)
+    times = []
+    for _ in range(5):
+        started = time.process_time()
+        linear(x, weight)
+        times.append(time.process_time() - started)
+    return 2 * ROWS * weight.numel() / min(times) / 1e9
+
+
+def step_gflop(model: Path, samples: int, tokens: int, prompt_tokens: int) -> float:
+    """Operations of a step's matmuls with base weights, prompts computed once; without adapters and attention."""
+    shape = read_shape(model)
+    head = shape.width * shape.vocabulary
+    layers = shape.layers * shape.width * (shape.qkv + shape.heads * shape.head_width + 3 * shape.feed)
+    answers = samples * tokens
+    sampled = layers * (prompt_tokens + answers - samples) + head * answers
+    trained = 2 * layers * (prompt_tokens + answers) + head * (prompt_tokens + 2 * answers)
+    return 2 * (sampled + trained) / 1e9
+
+
+def typical(party: Party, key: str) -> float:
+    return median(step[key] for step in party.steps)
+
+
+def compared(parties: list[Party], options: argparse.Namespace) -> dict[str, Any]:
+    """Ours beside TRL's faster setting and beside the matmuls alone."""
+    theirs = [party for party in parties if party.name.startswith("trl")]
+    found: dict[str, Any] = {}
+    for party in parties:
+        if party not in theirs:
+            cpu_s, prompts = typical(party, "cpu_s"), party.steps[-1]["prompt_tokens"]
+            gflop = step_gflop(options.model, 8 * options.size, options.tokens, prompts)
+            floor_s = gflop / typical(party, "gflops")
+            found[party.name] = {"step_gflop": round(gflop, 1), "floor_cpu_s": round(floor_s, 3)}
+            found[party.name]["share_of_floor"] = round(floor_s / cpu_s, 2)
+            if theirs:
+                for key in ("cpu_s", "wall_s"):
+                    fastest = min(typical(other, key) for other in theirs)
+                    found[party.name][f"trl_over_halteres_{key}"] = round(fastest / typical(party, key), 2)
+    return found
+
+
 def main() -> None:
     options = parse()
     before = machine()
     with tempfile.TemporaryDirectory(prefix="halteres-bench-") as folder:
-        ours, theirs = run(options, Path(folder))
-    ratios = {
-        key: round(median(step[key] for step in theirs.steps) / median(step[key] for step in ours.steps), 2)
-        for key in ("cpu_s", "wall_s")
-    }
+        parties = run(options, Path(folder))
+    ratios = compared(parties, options)
+    work = f"8 prompts x {options.size} samples x {options.tokens} tokens"
     result = {
-        "what": "one on-policy RL step: 8 prompts x 16 samples x 64 tokens, LoRA r16, fp32",
-        "command": f"benchmarks/rl_step.py --threads {options.threads} --steps {options.steps}",
+        "what": f"one on-policy RL step: {work}, LoRA r16",
+        "command": f"benchmarks/rl_step.py --threads {options.threads} --steps {options.steps}"
+        f" --size {options.size} --tokens {options.tokens}",
         "machine": {**before, "load_average_after": [round(load, 2) for load in os.getloadavg()]},
         "torch": version("torch"),
         "model": str(options.model.name),
-        "trl_over_halteres": ratios,
-        "parties": {
-            party.name: {"facts": party.facts, **party.summary(), "steps": party.steps} for party in (ours, theirs)
-        },
+        "compared": ratios,
+        "parties": {party.name: {"facts": party.facts, **party.summary(), "steps": party.steps} for party in parties},
     }
-    output = options.output or HERE / "results" / f"rl_step_{options.threads}_threads.json"
+    output = options.output or HERE / "results" / f"rl_step_{options.model.name}_{options.threads}_threads.json"
     output.parent.mkdir(exist_ok=True)
     output.write_text(json.dumps(result, indent=1) + "\n")
-    for party in (ours, theirs):
+    for party in parties:
         print(f"{party.name}: {party.summary()}")
-    print(f"TRL / Halteres: {ratios['cpu_s']:.2f} in CPU seconds, {ratios['wall_s']:.2f} in wall clock -> {output}")
+    for name, figures in ratios.items():
+        print(f"{name}: {figures}")
+    print(f"-> {output}")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def service() -> Iterator[str]:
     """The training service with its engine, on a free port; yields its address."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         argv = ["--state", WORK["scratch"], "--engine", "torch", "--model", WORK["folder"]]
-        argv += ["--threads", str(WORK["threads"]), "--listen-fd", str(listening.fileno())]
+        argv += ["--dtype", WORK["dtype"], "--threads", str(WORK["threads"]), "--listen-fd", str(listening.fileno())]
         child = subprocess.Popen(
             [sys.executable, "-m", "halteres.service", *argv], stdout=2, pass_fds=(listening.fileno(),)
         )
@@ -88,6 +88,8 @@ class Loop:
             "step": number,
             "tokens": sum(len(sequence.tokens) for group in groups for sequence in group),
             "loss": loss,
+            "prompt_tokens": sum(map(len, self.prompts)),
+            "kl_sample_train_v2": float(0.5 * np.mean(np.square(self.differences(data, passed.result())))),
             "sample_s": sampled - started,
             "train_s": trained - sampled,
             "publish_s": published - trained,
@@ -109,6 +111,16 @@ class Loop:
         rewards = np.array([len(set(sequence.tokens)) / len(sequence.tokens) for sequence in group])
         advantages = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
         return [self.datum(prompt, sequence, float(at)) for sequence, at in zip(group, advantages, strict=True)]
+
+    @staticmethod
+    def differences(data: list[Any], passed: Any) -> np.ndarray:
+        """Trained less sampled log-probabilities of all answers' tokens."""
+        found = []
+        for datum, outputs in zip(data, passed.loss_fn_outputs, strict=True):
+            inputs = {name: np.asarray(datum.loss_fn_inputs[name].data) for name in ("logprobs", "advantages")}
+            trained = np.asarray(outputs["logprobs"].data)
+            found.append((trained - inputs["logprobs"])[inputs["logprobs"] != 0])
+        return np.concatenate(found)
 
     def datum(self, prompt: list[int], sequence: Any, advantage: float) -> Any:
         tokens = [*prompt, *sequence.tokens]

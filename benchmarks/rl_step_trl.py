@@ -44,8 +44,8 @@ def main() -> None:
     config = GRPOConfig(
         output_dir=WORK["scratch"],
         use_cpu=True,
-        bf16=False,
-        model_init_kwargs={"dtype": "float32"},
+        bf16=WORK["dtype"] == "bfloat16",
+        model_init_kwargs={"dtype": WORK["dtype"]},
         per_device_train_batch_size=len(WORK["prompts"]) * group,
         num_generations=group,
         max_completion_length=tokens,

@@ -18,7 +18,18 @@ from halteres.engine.torch.limits import Limits
 from halteres.errors import InvalidData
 
 from .scenes import CROSS_ENTROPY, array, packed
-from .torch_scenes import LORA, Reference, gradient, input_of, logprobs_of, pair, prompts, running, trained
+from .torch_scenes import (
+    LORA,
+    Reference,
+    gradient,
+    input_of,
+    logprobs_of,
+    pair,
+    prompts,
+    running,
+    trained,
+    within,
+)
 
 SAMPLED = ("importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
 
@@ -48,7 +59,7 @@ def judged(tokens: Sequence[int], seed: int) -> Datum:
 def close(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
     for name, expected in theirs.items():
         assert expected.grad is not None
-        tolerance = 1e-4 * max(1.0, expected.grad.abs().max().item())
+        tolerance = within(1e-4, 0.3) * max(1.0, expected.grad.abs().max().item())
         torch.testing.assert_close(ours[name].double(), expected.grad, rtol=1e-4, atol=tolerance)
 
 
@@ -74,10 +85,10 @@ async def test_several_targets_per_token_and_their_gradient_equal_the_formula(mo
         for datum, found in zip(data, passed.logprobs, strict=True):
             logprobs = reference.logprobs(datum)
             assert found.shape == datum.inputs["target_tokens"].shape
-            assert np.abs(logprobs_of(found) - logprobs.detach().numpy()).max() < 3e-5
+            assert np.abs(logprobs_of(found) - logprobs.detach().numpy()).max() < within(3e-5, 0.3)
             expected = expected - (input_of(datum, "weights") * logprobs).sum()
         expected.backward()
-        assert passed.metrics["loss:sum"] == pytest.approx(expected.item(), abs=1e-3)
+        assert passed.metrics["loss:sum"] == pytest.approx(expected.item(), abs=within(1e-3, 3.0))
         close(adapter.layout.named(adapter._gradient), reference.adapter)
 
 
@@ -109,12 +120,12 @@ async def test_doubled_data_doubles_loss_and_gradient_in_any_micro_batches(model
             await trained(engine, steps=1)
             once, slope = await moved(engine, data, loss)
             twice, slopes = await moved(engine, [*data, *data], loss)
-            assert twice == pytest.approx(2 * once, rel=1e-4)
-            torch.testing.assert_close(slopes, 2 * slope, rtol=1e-3, atol=1e-3)
+            assert twice == pytest.approx(2 * once, rel=within(1e-4, 2e-2))
+            torch.testing.assert_close(slopes, 2 * slope, rtol=1e-3, atol=within(1e-3, 2.0))
             found.append((once, slope))
     (alone, one), (beside, eight) = found
-    assert alone == pytest.approx(beside, rel=1e-4)
-    torch.testing.assert_close(one, eight, rtol=1e-3, atol=1e-3)
+    assert alone == pytest.approx(beside, rel=within(1e-4, 2e-2))
+    torch.testing.assert_close(one, eight, rtol=1e-3, atol=within(1e-3, 2.0))
 
 
 @pytest.mark.parametrize("name", SAMPLED)

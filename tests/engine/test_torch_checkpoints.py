@@ -19,7 +19,7 @@ from halteres.engine.torch import checkpoint
 from halteres.errors import Conflict, HalteresError, InvalidData, NotFound
 
 from .scenes import CROSS_ENTROPY
-from .torch_scenes import LORA, RATE, lessons, logprobs_of, pair, prompts, running, sample, trained
+from .torch_scenes import LORA, RATE, lessons, logprobs_of, pair, prompts, running, sample, trained, within
 
 
 @proves("checkpoint:exact")
@@ -149,7 +149,7 @@ async def test_peft_reads_our_folder_and_computes_our_logits(model_folder: Path,
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([tokens[:-1]])).logits[0]
     expected = logits.log_softmax(-1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].numpy()
-    assert abs(logprobs_of(passed.logprobs[0]) - expected).max() < 5e-5
+    assert abs(logprobs_of(passed.logprobs[0]) - expected).max() < within(5e-5, 0.2)
     config = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["bias"]) == (4, 16, "none")
     assert "lm_head" in config["target_modules"]

@@ -30,9 +30,11 @@ from .torch_scenes import (
     of_answer,
     prompts,
     running,
+    same_numbers,
     sample,
     tokens_of,
     trained,
+    within,
 )
 
 SMALL: dict[str, Any] = {
@@ -78,6 +80,7 @@ def family(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return made(tmp_path / request.param, FAMILIES[request.param])
 
 
+@same_numbers
 async def test_greedy_answers_are_those_of_generate(family: Path) -> None:
     model: Any = hf.AutoModelForCausalLM.from_pretrained(family, dtype=torch.float32)
     async with running(family) as engine:
@@ -103,7 +106,7 @@ async def test_an_adapters_gradients_are_those_of_float64(family: Path) -> None:
         passed = await engine.forward_backward("a", data, CROSS_ENTROPY)
         expected = [reference.logprobs(datum) for datum in data]
         for ours, theirs in zip(passed.logprobs, expected, strict=True):
-            assert np.abs(logprobs_of(ours) - theirs.detach().numpy()).max() < 1e-4
+            assert np.abs(logprobs_of(ours) - theirs.detach().numpy()).max() < within(1e-4, 0.1)
         loss = sum(-(input_of(datum, "weights") * lp).sum() for datum, lp in zip(data, expected, strict=True))
         assert isinstance(loss, torch.Tensor)
         loss.backward()
@@ -111,7 +114,9 @@ async def test_an_adapters_gradients_are_those_of_float64(family: Path) -> None:
         assert set(ours) == set(reference.adapter)
         for name, theirs in reference.adapter.items():
             assert theirs.grad is not None
-            assert (ours[name] - theirs.grad).abs().max() < 1e-4 * max(1.0, float(theirs.grad.abs().max())), name
+            assert (ours[name] - theirs.grad).abs().max() < within(1e-4, 0.1) * max(
+                1.0, float(theirs.grad.abs().max())
+            ), name
 
 
 async def test_sampled_logprobs_are_the_trainers_also_after_a_step(family: Path) -> None:
@@ -125,7 +130,9 @@ async def test_sampled_logprobs_are_the_trainers_also_after_a_step(family: Path)
             data = tuple(of_answer(prompt, one, 1.0) for one in answer.sequences)
             passed = await engine.forward_backward("a", data, LossSpec(name="importance_sampling"))
             for sampled, again in zip(answer.sequences, passed.logprobs, strict=True):
-                assert np.abs(logprobs_of(sampled.logprobs) - logprobs_of(again)[len(prompt) - 1 :]).max() < 5e-5
+                assert np.abs(logprobs_of(sampled.logprobs) - logprobs_of(again)[len(prompt) - 1 :]).max() < within(
+                    5e-5, 2e-2
+                )
             await engine.optim_step("a", RATE)
 
 

@@ -19,7 +19,7 @@ from halteres.engine.torch import TorchEngine
 from halteres.errors import HalteresError, InvalidData, NotFound
 
 from .scenes import CROSS_ENTROPY
-from .torch_scenes import RATE, lessons, logprobs_of, pair, prompts, running, sample, trained
+from .torch_scenes import RATE, lessons, logprobs_of, pair, prompts, running, sample, trained, within
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 TOKENS = prompts(1, low=30, high=31, seed=71)[0]
@@ -80,7 +80,7 @@ async def test_a_folder_that_peft_wrote_computes_what_peft_computes(
     async with running(model_folder) as engine:
         loaded = await engine.load("a", str(tmp_path / "peft"), optimizer=False)
         assert loaded.version == 0
-        assert abs(await logprobs(engine, "a") - expected).max() < 5e-5
+        assert abs(await logprobs(engine, "a") - expected).max() < within(5e-5, 0.2)
         shape = engine._adapters["a"].layout.config
         assert (shape.rank, shape.train_attn, shape.train_mlp, shape.train_unembed) == (4, True, True, True)
         assert shape.alpha == pytest.approx(6 * math.sqrt(4) if rslora else 6)

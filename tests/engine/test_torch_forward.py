@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from halteres.engine.protocol import LoraConfig
 from halteres.engine.torch import TorchEngine
 from halteres.engine.torch.attention import Causal
-from halteres.engine.torch.forward import hidden_states, target_logprobs
+from halteres.engine.torch.forward import head_logits, hidden_states, target_logprobs
 from halteres.engine.torch.functions import gated, project, rms_norm
 from halteres.engine.torch.heads import Grid
 from halteres.engine.torch.loading import load_base
@@ -25,7 +25,21 @@ from halteres.engine.torch.model import BaseModel
 from halteres.errors import InvalidConfig, NotFound
 
 from .scenes import CROSS_ENTROPY
-from .torch_scenes import LORA, Reference, input_of, lessons, logprobs_of, prompts, running, sample, tokens_of, trained
+from .torch_scenes import (
+    DTYPE,
+    LORA,
+    Reference,
+    input_of,
+    lessons,
+    logprobs_of,
+    prompts,
+    running,
+    same_numbers,
+    sample,
+    tokens_of,
+    trained,
+    within,
+)
 
 CPU = torch.device("cpu")
 
@@ -70,18 +84,19 @@ def logits_of(base: BaseModel, tokens: list[int]) -> torch.Tensor:
     with torch.no_grad():
         grid = Grid.padded(base, 1, len(tokens))
         hidden = hidden_states(base, {}, torch.tensor(tokens), grid, Causal(grid))
-        return project(hidden, base.head, None)
+        return head_logits(base, {}, hidden)
 
 
 def test_logits_equal_transformers(any_family: Path) -> None:
-    base = load_base(any_family, torch.float32, CPU)
+    base = load_base(any_family, getattr(torch, DTYPE), CPU)
     reference = Reference(any_family)
     for tokens in prompts(3, low=30, high=120):
         with torch.no_grad():
             expected = reference.logits(tokens)
-        assert (logits_of(base, tokens) - expected).abs().max() < 5e-5
+        assert (logits_of(base, tokens) - expected).abs().max() < within(5e-5, 0.5)
 
 
+@same_numbers
 @proves("sample:greedy")
 async def test_greedy_equals_generate(any_family: Path) -> None:
     from transformers import AutoModelForCausalLM
@@ -108,57 +123,61 @@ async def test_an_adapters_gradients_equal_a_float64_reference(any_family: Path,
         passed = await engine.forward_backward("a", data, CROSS_ENTROPY)
         expected = [reference.logprobs(datum) for datum in data]
         for ours, theirs in zip(passed.logprobs, expected, strict=True):
-            assert np.abs(logprobs_of(ours) - theirs.detach().numpy()).max() < 3e-5
+            assert np.abs(logprobs_of(ours) - theirs.detach().numpy()).max() < within(3e-5, 0.2)
         loss = sum(-(input_of(datum, "weights") * lp).sum() for datum, lp in zip(data, expected, strict=True))
         assert isinstance(loss, torch.Tensor)
         loss.backward()
-        assert passed.metrics["loss:sum"] == pytest.approx(loss.item(), rel=1e-5, abs=1e-3)
+        assert passed.metrics["loss:sum"] == pytest.approx(loss.item(), rel=within(1e-5, 2e-2), abs=within(1e-3, 0.5))
         ours = adapter.layout.named(adapter._gradient)
         assert len(ours) == 2 * (7 * len(base.layers) + 1)
         for name, theirs in reference.adapter.items():
             assert theirs.grad is not None
             scale = theirs.grad.abs().max()
-            assert (ours[name] - theirs.grad).abs().max() < 2e-5 * max(1.0, float(scale)), name
+            assert (ours[name] - theirs.grad).abs().max() < within(2e-5, 0.05) * max(1.0, float(scale)), name
 
 
 def test_written_backwards_equal_autograd(model_folder: Path) -> None:
     torch.manual_seed(0)
-    base = load_base(model_folder, torch.float32, CPU)
+    base = load_base(model_folder, getattr(torch, DTYPE), CPU)
     projection = base.layers[1].gate_up
     layout = Layout.of(base, LORA)
-    flat = layout.initial(CPU, torch.float32).normal_(std=0.1)
+    flat = layout.initial(CPU).normal_(std=0.1)
     lora = layout.views(flat)[projection]
-    x = torch.randn(24, 128)
-    weight = projection.weight_ED + lora.scaled_b_ER @ lora.a_RD
+    x = torch.randn(24, 128).to(base.dtype)
+    weight = projection.weight_ED.float() + lora.scaled_b_ER.float() @ lora.a_RD
 
     norm = base.final_norm_D
     cases: list[tuple[Any, Any]] = [
-        (lambda v: rms_norm(v, norm, 1e-6), lambda v: v / (v.square().mean(-1, True) + 1e-6).sqrt() * norm),
+        (
+            lambda v: rms_norm(v.float(), norm, 1e-6, base.dtype),
+            lambda v: v / (v.square().mean(-1, True) + 1e-6).sqrt() * norm,
+        ),
         (gated, lambda v: torch.nn.functional.silu(v[:, :64]) * v[:, 64:]),
         (lambda v: project(v, projection, lora), lambda v: v @ weight.T),
     ]
     for ours, theirs in cases:
-        a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+        a, b = x.clone().requires_grad_(), x.clone().float().requires_grad_()
         out_a, out_b = ours(a), theirs(b)
-        torch.testing.assert_close(out_a, out_b, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(out_a.float(), out_b, rtol=within(1e-4, 2e-2), atol=within(1e-5, 5e-2))
         gradient = torch.randn_like(out_a)
         out_a.backward(gradient)
-        out_b.backward(gradient)
-        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=2e-5)
+        out_b.backward(gradient.float())
+        assert a.grad is not None
+        torch.testing.assert_close(a.grad.float(), b.grad, rtol=within(1e-4, 2e-2), atol=within(2e-5, 5e-2))
 
 
 def test_log_probabilities_do_not_depend_on_the_chunks_of_the_head(model_folder: Path) -> None:
-    base = load_base(model_folder, torch.float32, CPU)
+    base = load_base(model_folder, getattr(torch, DTYPE), CPU)
     torch.manual_seed(0)
     targets = torch.randint(0, base.vocabulary, (50,))
     values = []
     for elements in (1 << 25, 16 * base.vocabulary):
-        x = torch.randn(50, 128, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        x = torch.randn(50, 128, generator=torch.Generator().manual_seed(0)).to(base.dtype).requires_grad_()
         logprobs = target_logprobs(base, {}, x, targets, elements)
         (logprobs * torch.linspace(-1, 1, 50)).sum().backward()
         assert x.grad is not None
         values.append((logprobs.detach(), x.grad))
-    torch.testing.assert_close(values[0], values[1], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(values[0], values[1], rtol=within(1e-5, 2e-2), atol=within(1e-6, 1e-3))
 
 
 def test_a_row_of_a_matmul_has_the_same_bits_whatever_the_other_rows_are() -> None:

@@ -21,7 +21,7 @@ from halteres.engine.torch import TorchEngine, merge
 from halteres.errors import HalteresError, InvalidData, NotFound
 
 from .scenes import CROSS_ENTROPY
-from .torch_scenes import logprobs_of, pair, prompts, running, trained
+from .torch_scenes import logprobs_of, pair, prompts, running, same_numbers, trained, within
 
 TOKENS = prompts(1, low=40, high=41, seed=81)[0]
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -80,7 +80,7 @@ async def test_transformers_computes_from_the_merged_folder_what_we_compute_with
         ours = await logprobs(engine)
         assert saved.version == 3
     merged = tmp_path / "merged"
-    assert abs(by_transformers(merged) - ours).max() < 1e-4
+    assert abs(by_transformers(merged) - ours).max() < within(1e-4, 0.3)
     assert abs(by_transformers(model) - ours).max() > 1e-2
     config = json.loads((merged / "config.json").read_text())
     assert config["tie_word_embeddings"] is not unembed
@@ -94,7 +94,7 @@ async def test_transformers_computes_from_the_merged_folder_what_we_compute_with
         assert (merged / name).read_bytes() == (model / name).read_bytes()
     async with running(merged) as engine:  # and it is a base model like any other
         await engine.create_adapter("a", LoraConfig(rank=2))
-        assert abs(await logprobs(engine) - ours).max() < 1e-4
+        assert abs(await logprobs(engine) - ours).max() < within(1e-4, 0.3)
 
 
 @proves("export:merged")
@@ -118,6 +118,7 @@ async def test_merged_weights_are_the_formula_rounded_to_the_type_on_disk(model_
             assert torch.equal(tensor, base)
 
 
+@same_numbers
 @proves("export:merged")
 async def test_in_float32_nothing_is_rounded_and_the_files_are_as_readable_as_their_neighbours(
     model_folder: Path, tmp_path: Path

@@ -21,19 +21,19 @@ from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.trie import Asked, Trie, shared_length
 
 from .scenes import IMPORTANCE_SAMPLING
-from .torch_scenes import logprobs_of, of_answer, prompts, running, sample, trained
+from .torch_scenes import DTYPE, logprobs_of, of_answer, prompts, running, sample, trained, within
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def base(model_folder: Path) -> BaseModel:
-    return load_base(model_folder, torch.float32, CPU)
+    return load_base(model_folder, getattr(torch, DTYPE), CPU)
 
 
 def moved_adapter(base: BaseModel) -> Adapter:
     layout = Layout.of(base, LoraConfig(rank=4, seed=1))
-    flat = layout.initial(CPU, torch.float32)
+    flat = layout.initial(CPU)
     return Adapter(layout, flat + 0.02 * torch.randn(flat.shape, generator=torch.Generator().manual_seed(0)))
 
 
@@ -78,7 +78,7 @@ def test_shared_prefixes_have_the_log_probabilities_of_separate_data_to_the_bit(
     assert max(len(example) for example in examples) > 200
     assert tries
     assert all(torch.equal(apart[index], shared[index]) for index in range(len(examples)))
-    assert (gradient - shared_gradient).norm() < 3e-6 * gradient.norm()
+    assert (gradient - shared_gradient).norm() < within(3e-6, 2e-2) * gradient.norm()
 
 
 def test_equal_data_count_each(base: BaseModel) -> None:
@@ -86,7 +86,7 @@ def test_equal_data_count_each(base: BaseModel) -> None:
     _, once, _ = computed(base, [example], 2048, share=True)
     _, thrice, tries = computed(base, [replace(example, index=i) for i in range(3)], 2048, share=True)
     assert tries
-    assert (thrice - 3 * once).norm() < 1e-5 * thrice.norm()
+    assert (thrice - 3 * once).norm() < within(1e-5, 2e-2) * thrice.norm()
 
 
 async def test_a_group_that_shares_its_prompt_has_the_samplers_log_probabilities(model_folder: Path) -> None:

@@ -18,7 +18,7 @@ from halteres.engine.torch.limits import Limits
 from halteres.errors import InvalidData
 
 from .scenes import array, packed
-from .torch_scenes import Reference, lists, logprobs_of, prompts, running, sample, tokens_of, trained
+from .torch_scenes import Reference, lists, logprobs_of, prompts, running, sample, tokens_of, trained, within
 
 PROMPT = prompts(1, low=70, high=71, seed=31)[0]
 
@@ -42,14 +42,16 @@ async def test_the_likeliest_tokens_of_prompt_and_answer_are_those_of_the_model(
     expected = reference.logits(PROMPT).log_softmax(-1).detach()
     assert (ids[0] == 0).all()
     assert (logprobs[0] == -99999).all()
-    np.testing.assert_allclose(logprobs[1:], expected.topk(7).values[:-1].numpy(), atol=3e-5)
-    np.testing.assert_allclose(np.take_along_axis(expected[:-1].numpy(), ids[1:], 1), logprobs[1:], atol=3e-5)
+    np.testing.assert_allclose(logprobs[1:], expected.topk(7).values[:-1].numpy(), atol=within(3e-5, 0.2))
+    np.testing.assert_allclose(
+        np.take_along_axis(expected[:-1].numpy(), ids[1:], 1), logprobs[1:], atol=within(3e-5, 0.2)
+    )
     for sequence in result.sequences:
         tokens = tokens_of(sequence)
         ids, logprobs = lists(sequence.top)
         rows = reference.logits([*PROMPT, *tokens]).log_softmax(-1).detach()[len(PROMPT) - 1 : -1]
         assert ids.shape == (len(tokens), 4)
-        np.testing.assert_allclose(logprobs, rows.topk(4).values.numpy(), atol=3e-5)
+        np.testing.assert_allclose(logprobs, rows.topk(4).values.numpy(), atol=within(3e-5, 0.2))
         for token, row, lps, told in zip(tokens, ids, logprobs, logprobs_of(sequence.logprobs), strict=True):
             assert token not in row or lps[list(row).index(token)] == told
 
@@ -68,7 +70,7 @@ async def test_given_targets_are_scored_and_skipped_cells_are_zero(model_folder:
     assert np.array_equal(scored[:, 0], logprobs_of(result.prompt_logprobs)[1:])
     expected = Reference(model_folder).logits(PROMPT).log_softmax(-1).detach()[:-1]
     known = expected.gather(1, torch.from_numpy(np.maximum(targets, 0))).numpy()
-    np.testing.assert_allclose(scored, np.where(targets < 0, 0, known), atol=3e-5)
+    np.testing.assert_allclose(scored, np.where(targets < 0, 0, known), atol=within(3e-5, 0.2))
     assert (scored[targets == -1] == 0).all()
 
 
@@ -85,7 +87,7 @@ async def test_alternatives_are_drawn_from_the_model_at_the_requests_temperature
                 drawn.append(ids)
             expected = Reference(model_folder).logits(PROMPT).detach()[:-1]
             raw = expected.log_softmax(-1).numpy()
-            np.testing.assert_allclose(logprobs, np.take_along_axis(raw, ids, 1), atol=3e-5)
+            np.testing.assert_allclose(logprobs, np.take_along_axis(raw, ids, 1), atol=within(3e-5, 0.2))
             shares = (expected / temperature).softmax(-1).numpy()
             seen = np.stack([np.bincount(row, minlength=672) for row in np.concatenate(drawn, 1)]) / (5 * 256)
             assert np.abs(seen - shares).max() < 5 * np.sqrt(0.25 / (5 * 256))
@@ -138,8 +140,10 @@ async def test_log_probabilities_of_the_sampling_temperature_are_those_it_sample
                 logits = Reference(model_folder).logits([*PROMPT, *tokens]).detach()[len(PROMPT) - 1 : -1]
                 known = (logits / temperature).log_softmax(-1)
                 index = torch.tensor(tokens)[:, None]
-                np.testing.assert_allclose(logprobs_of(hot.logprobs), known.gather(1, index)[:, 0], atol=1e-4)
-                np.testing.assert_allclose(lists(hot.top)[1], known.topk(2).values, atol=1e-4)
+                np.testing.assert_allclose(
+                    logprobs_of(hot.logprobs), known.gather(1, index)[:, 0], atol=within(1e-4, 0.3)
+                )
+                np.testing.assert_allclose(lists(hot.top)[1], known.topk(2).values, atol=within(1e-4, 0.3))
                 assert logprobs_of(cold.logprobs).tolist() != logprobs_of(hot.logprobs).tolist()
         for same in ({"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 1e-30}):
             assert await asked(engine, Wanted(), logprobs="tempered", **same) == await asked(engine, Wanted(), **same)

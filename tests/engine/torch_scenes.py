@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
-from halteres.engine.protocol import Adam, Array, Datum, LoraConfig, SampleResult, SamplingParams, TopK
+from halteres.engine.protocol import Adam, Array, BaseType, Datum, LoraConfig, SampleResult, SamplingParams, TopK
 from halteres.engine.protocol import Sequence as Sampled
 from halteres.engine.torch import TorchEngine
 from halteres.engine.torch.limits import Limits
@@ -22,13 +24,25 @@ from halteres.models import TINY
 
 from .scenes import CROSS_ENTROPY, array, packed
 
+DTYPE: BaseType = "bfloat16" if os.environ.get("HALTERES_TEST_DTYPE") == "bfloat16" else "float32"
+"""Of the base weights in these tests; `make test-bf16` sets it."""
+
+
+def within(float32: float, bfloat16: float) -> float:
+    """The tolerance of these tests' base weights: what is asked of both is said where it is asked."""
+    return float32 if DTYPE == "float32" else bfloat16
+
+
+same_numbers = pytest.mark.skipif(DTYPE != "float32", reason="rounded to bfloat16 another token may be likeliest")
+
+
 RATE = Adam(learning_rate=5e-3)
 LORA = LoraConfig(rank=8, seed=3)
 
 
 @asynccontextmanager
 async def running(folder: Path, limits: Limits | None = None) -> AsyncIterator[TorchEngine]:
-    engine = await asyncio.to_thread(TorchEngine, folder, TINY, 1, limits)
+    engine = await asyncio.to_thread(TorchEngine, folder, TINY, 1, limits, dtype=DTYPE)
     try:
         yield engine
     finally:

@@ -158,6 +158,13 @@ class InferenceSettings(Section):
             " at least 1 GiB; on a GPU half",
         ),
     ] = None
+    dtype: Annotated[
+        Literal["float32", "bfloat16"],
+        Field(
+            description="type of the base weights and of their matmuls, for sampling and training alike; bfloat16 is"
+            " faster and takes half the memory; adapters, gradients and logits are float32 anyhow"
+        ),
+    ] = "float32"
     engine: Annotated[
         Literal["torch", "scripted"], Field(description="what computes; 'scripted' has no weights and learns nothing")
     ] = "torch"

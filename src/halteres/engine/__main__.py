@@ -12,10 +12,11 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import get_args
 
 from halteres.config import environ
 from halteres.engine.link.server import serve
-from halteres.engine.protocol import Engine
+from halteres.engine.protocol import BaseType, Engine
 from halteres.errors import HalteresError
 from halteres.process import begin, usable_cores
 
@@ -54,7 +55,14 @@ def _load(options: argparse.Namespace) -> Engine:
         return ScriptedEngine(options.model, options.name, options.threads)
     from halteres.engine.torch.engine import TorchEngine
 
-    return TorchEngine(options.model, options.name, options.threads, device=environ.device(), cache_gb=options.cache_gb)
+    return TorchEngine(
+        options.model,
+        options.name,
+        options.threads,
+        device=environ.device(),
+        cache_gb=options.cache_gb,
+        dtype=options.dtype,
+    )
 
 
 def _say_ready() -> None:
@@ -72,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", required=True, help="name of the base model")
     parser.add_argument("--threads", type=int, default=max(1, usable_cores() - 1))
     parser.add_argument("--cache-gb", type=float, help="for keys and values; default: by what is free")
+    parser.add_argument("--dtype", choices=get_args(BaseType), default="float32", help="of the base weights")
     return parser
 
 

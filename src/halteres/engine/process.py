@@ -27,7 +27,7 @@ from typing import Literal
 
 from halteres.engine.child import EngineChild
 from halteres.engine.link.link import LinkedEngine, connect
-from halteres.engine.protocol import Engine, EngineGone
+from halteres.engine.protocol import BaseType, Engine, EngineGone
 from halteres.errors import HalteresError, NotReady, ProcessFailed
 from halteres.process import usable_cores
 
@@ -48,6 +48,7 @@ class EngineCommand:
     name: str  # of the base model
     threads: int | None = None  # None: cores - 1, at least 1
     cache_gb: float | None = None  # for keys and values; None: by what is free
+    dtype: BaseType = "float32"  # of the base weights
 
     def argv(self, socket_path: Path) -> list[str]:
         """The command line."""
@@ -55,7 +56,8 @@ class EngineCommand:
         named = {"socket": socket_path, "backend": self.backend, "model": self.folder, "name": self.name}
         options = [part for option, value in named.items() for part in (f"--{option}", str(value))]
         cache = () if self.cache_gb is None else ("--cache-gb", str(self.cache_gb))
-        return [sys.executable, "-m", "halteres.engine", *options, "--threads", str(threads), *cache]
+        computed = ("--threads", str(threads), *cache, "--dtype", self.dtype)
+        return [sys.executable, "-m", "halteres.engine", *options, *computed]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

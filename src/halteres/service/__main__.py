@@ -15,10 +15,12 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 from halteres.clients.rewards import is_address
 from halteres.config import environ
 from halteres.engine.process import EngineCommand, EngineProcess
+from halteres.engine.protocol import BaseType
 from halteres.errors import HalteresError, InvalidConfig
 from halteres.loopback import HOST, is_loopback, open_listener
 from halteres.models import TINY
@@ -54,6 +56,7 @@ async def _run(arguments: argparse.Namespace) -> None:
         name=base.name,
         threads=arguments.threads,
         cache_gb=arguments.cache_gb,
+        dtype=arguments.dtype,
     )
     host = EngineProcess(
         command,
@@ -136,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--cache-gb", type=float, help="for keys and values of sequences; default: see inference.cache_gb"
     )
+    parser.add_argument("--dtype", choices=get_args(BaseType), default="float32", help="of the base weights")
     parser.add_argument("--require-keys", action="store_true", help="ask for a key also while none was made")
     parser.add_argument("--limit", action="append", default=[], metavar="NAME=VALUE", help="of every tenant; see docs")
     parser.add_argument(

@@ -55,7 +55,7 @@ class Block:
     def __init__(self, base: BaseModel, slots: int, length: int) -> None:
         layers, heads, width = len(base.layers), base.kv_heads, base.head_width
         self.slots, self.length, self.kv_heads = slots, length, heads
-        self._data = base.embedding_VD.new_zeros((2, layers, slots, heads, length, width))
+        self._data = torch.zeros((2, layers, slots, heads, length, width), device=base.device)
         self._rows = self._data.view(2 * layers, slots * heads, length, width)
         self._positions = self._data.view(2, layers, slots * heads * length, width)
 

@@ -139,7 +139,7 @@ def _flat(layout: Layout, tensors: Mapping[str, Tensor], base: BaseModel, folder
         raise InvalidData(
             f"The checkpoint {folder} cannot be used.", "It holds a NaN or infinite value.", "Use an earlier one."
         )
-    return flat.to(device=base.device, dtype=base.embedding_VD.dtype)
+    return flat.to(base.device)
 
 
 def _peft_config(layout: Layout, base_name: str) -> dict[str, object]:

@@ -174,6 +174,12 @@ class MicroBatch:
         """B."""
         return len(self.examples)
 
+    def weighted(self) -> Tensor:
+        """B x T: tokens that a weight or an advantage gives a loss; some losses have others, too."""
+        scales = [e.inputs.get("advantages", e.inputs.get("weights")) for e in self.examples]
+        found = [np.ones(len(e), np.bool_) if s is None else s != 0 for e, s in zip(self.examples, scales, strict=True)]
+        return _padded(found, self.length, self.tokens_N.device)
+
     def inputs(self) -> dict[str, Tensor]:
         """The loss's inputs, padded like the targets with zeros, so that the padding has no loss."""
         device = self.tokens_N.device

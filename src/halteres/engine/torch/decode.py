@@ -23,8 +23,7 @@ from halteres.engine.torch.attention import Cached, Prefill
 from halteres.engine.torch.cache import POSITION_STEP, CacheMemory, round_up
 from halteres.engine.torch.choose import Chosen, Shaping, choose
 from halteres.engine.torch.draws import as_seed, uniforms
-from halteres.engine.torch.forward import hidden_states
-from halteres.engine.torch.functions import project
+from halteres.engine.torch.forward import head_logits, hidden_states
 from halteres.engine.torch.heads import Grid
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.memory import attempt
@@ -235,8 +234,7 @@ class DecodeBatch:
         for start in range(0, hidden_ND.shape[0], size):
             rows_CD = _padded(hidden_ND[start : start + size])
             adaptations = self.mixture.adaptations(owners[start : start + size], 1, rows_CD.shape[0])
-            logits_CV = project(rows_CD, self.base.head, adaptations.get(self.base.head))
-            logits_CV = logits_CV[: hidden_ND.shape[0] - start]
+            logits_CV = head_logits(self.base, adaptations, rows_CD)[: hidden_ND.shape[0] - start]
             found.append(choose(logits_CV, shaping[start : start + size]))
             tops.update({start + row: top for row, top in found[-1].tops.items()})
         tokens = torch.cat([chosen.tokens_N for chosen in found]).tolist()

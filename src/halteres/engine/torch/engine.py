@@ -22,6 +22,7 @@ from halteres.engine.checks import check_sampling, tokens_of
 from halteres.engine.link.pieces import PieceQueue
 from halteres.engine.protocol import (
     Adam,
+    BaseType,
     Datum,
     LoraConfig,
     LossSpec,
@@ -65,6 +66,7 @@ class TorchEngine:
         limits: Limits | None = None,
         device: str = "cpu",
         cache_gb: float | None = None,
+        dtype: BaseType = "float32",
     ) -> None:
         """Read a model folder; takes seconds.
 
@@ -75,6 +77,7 @@ class TorchEngine:
             limits: other than the usual ones.
             device: `cpu` or `cuda`.
             cache_gb: for keys and values, in 10^9 bytes; None: by what is free once the model is loaded.
+            dtype: of the base weights and of their matmuls; adapters, gradients, attention and logits are fp32 anyhow.
 
         Raises:
             NotFound: no model there.
@@ -89,7 +92,7 @@ class TorchEngine:
                 f"torch {torch.__version__} finds no GPU.",
                 "Unset HALTERES_DEVICE for the CPU, or install a torch build for your GPU.",
             )
-        self._base = load_base(folder, torch.float32, torch.device(device))
+        self._base = load_base(folder, getattr(torch, dtype), torch.device(device))
         cache_bytes = int(cache_gb * 1e9) if cache_gb else free_for_cache(self._base.device)
         self._limits = limits or Limits(cache_bytes=cache_bytes)
         self._info = _info(self._base, folder, name, threads, self._limits)
@@ -109,8 +112,7 @@ class TorchEngine:
             if adapter in self._adapters:
                 raise Conflict(f"The adapter '{adapter}' exists.", next="Drop it first or choose another name.")
             layout = Layout.of(self._base, config)
-            flat = layout.initial(self._base.device, self._base.embedding_VD.dtype)
-            self._adapters[adapter] = Adapter(layout, flat)
+            self._adapters[adapter] = Adapter(layout, layout.initial(self._base.device))
 
         await self._call("create_adapter", (adapter,), create)
 
@@ -330,9 +332,9 @@ def _info(base: BaseModel, folder: Path, name: str, threads: int, limits: Limits
         vocab_size=base.vocabulary,
         max_context_length=base.context,
         num_parameters=base.num_parameters,
-        dtype="float32",
+        dtype=str(base.dtype).removeprefix("torch."),
         device=base.device.type,
         threads=threads,
-        exact=isinstance(base, FusedModel) and base.device.type == "cpu" and base.embedding_VD.dtype == torch.float32,
+        exact=isinstance(base, FusedModel) and base.device.type == "cpu",
         places=min(limits.decode_rows, limits.cache_bytes // (PLACE * base.cache_bytes_per_token)),
     )

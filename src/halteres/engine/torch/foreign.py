@@ -38,8 +38,7 @@ def read_foreign(folder: Path, tensors: Mapping[str, Tensor], base: BaseModel) -
                 "Load it with the base model it was trained on, and export it again if it is damaged.",
             )
         views[name].copy_(tensor)
-    flat = flat.to(device=base.device, dtype=base.embedding_VD.dtype)
-    return Checkpoint(layout=layout, flat=flat, version=0, adam=None)
+    return Checkpoint(layout=layout, flat=flat.to(base.device), version=0, adam=None)
 
 
 def _flaw(name: str, tensor: Tensor, views: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:

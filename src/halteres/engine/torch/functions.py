@@ -17,23 +17,23 @@ from torch import Tensor
 from torch.autograd import Function
 
 from halteres.engine.torch.lora import Adaptation
-from halteres.engine.torch.matmul import linear
+from halteres.engine.torch.matmul import linear, plus, unrounded
 from halteres.engine.torch.model import Projection
 
 
-def rms_norm(x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) * weight over the last dimension."""
+def rms_norm(x_ND: Tensor, weight_D: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """x / sqrt(mean(x²) + eps) * weight over the last dimension, computed in x's type."""
     if x_ND.requires_grad:
-        return _RmsNorm.apply(x_ND, weight_D, eps)  # pyright: ignore[reportReturnType]
-    return F.rms_norm(x_ND, weight_D.shape, weight_D, eps)
+        return _RmsNorm.apply(x_ND, weight_D, eps, dtype)  # pyright: ignore[reportReturnType]
+    return F.rms_norm(x_ND, weight_D.shape, weight_D, eps).to(dtype)
 
 
 class _RmsNorm(Function):
     @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, x_ND: Tensor, weight_D: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
         ctx.save_for_backward(x_ND, weight_D)
         ctx.eps = eps
-        return F.rms_norm(x_ND, weight_D.shape, weight_D, eps)
+        return F.rms_norm(x_ND, weight_D.shape, weight_D, eps).to(dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -42,11 +42,19 @@ class _RmsNorm(Function):
         r_N1 = torch.linalg.vector_norm(x_ND, dim=-1, keepdim=True).square_().div_(width).add_(ctx.eps).rsqrt_()
         g_ND = grads[0] * weight_D
         c_N1 = torch.linalg.vecdot(g_ND, x_ND).unsqueeze(-1).mul_(r_N1 * r_N1).div_(-width)
-        return g_ND.addcmul_(x_ND, c_N1).mul_(r_N1), None, None
+        return g_ND.addcmul_(x_ND, c_N1).mul_(r_N1), None, None, None
+
+
+def added(x_ND: Tensor, y_ND: Tensor) -> Tensor:
+    """The residual stream x and what a layer adds, whose memory is used where its type is that of the sum."""
+    return y_ND.add_(x_ND) if y_ND.dtype == x_ND.dtype else x_ND + y_ND
 
 
 def project(x_ND: Tensor, projection: Projection, lora: Adaptation | None) -> Tensor:
-    """x @ W^T + bias, plus the adapter's scale * (x @ A_i^T) @ B_i^T on the outputs of each part i."""
+    """x @ W^T + bias, plus the adapter's scale * (x @ A_i^T) @ B_i^T on the outputs of each part i.
+
+    x has the type of W, as have the outputs.
+    """
     if not torch.is_grad_enabled():
         return project_forward(x_ND, projection, lora)[0]
     tensors = lora.tensors if lora is not None else ()
@@ -55,18 +63,38 @@ def project(x_ND: Tensor, projection: Projection, lora: Adaptation | None) -> Te
 
 def project_forward(x_ND: Tensor, projection: Projection, lora: Adaptation | None) -> tuple[Tensor, Tensor | None]:
     """The outputs, and x @ A^T, which the backward needs."""
-    y_NE = linear(x_ND, projection.weight_ED, projection.bias_E)
-    return y_NE, None if lora is None else lora.add_to(y_NE, x_ND)
+    if lora is None or x_ND.dtype == torch.float32:
+        y_NE = linear(x_ND, projection.weight_ED, projection.bias_E)
+        return y_NE, None if lora is None else lora.add_to(y_NE, x_ND)
+    # Rounded once: what an adapter adds is often smaller than what rounding the sum without it takes.
+    added_NE = x_ND.new_zeros((x_ND.shape[0], projection.weight_ED.shape[0]))
+    h = lora.add_to(added_NE, x_ND)
+    return plus(x_ND, projection.weight_ED, projection.bias_E, added_NE), h
+
+
+def logits_forward(x_ND: Tensor, head: Projection, lora: Adaptation | None) -> tuple[Tensor, Tensor | None]:
+    """As `project_forward`, in fp32: rounded to eight bits, the likeliest of many tokens would be equal."""
+    logits_NV = unrounded(x_ND, head.weight_ED, head.bias_E)
+    if lora is None or x_ND.dtype == torch.float32:
+        return logits_NV, None if lora is None else lora.add_to(logits_NV, x_ND)
+    added_NV = x_ND.new_zeros(logits_NV.shape)
+    h = lora.add_to(added_NV, x_ND)
+    return logits_NV.add_(added_NV), h
 
 
 def project_backward(
     dy_NE: Tensor, x_ND: Tensor, h_NR: Tensor | None, projection: Projection, lora: Adaptation | None, need_dx: bool
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of x (None if not needed) and of the adapter's tensors."""
-    dx_ND = linear(dy_NE, projection.weight_ED.t()) if need_dx else None
+    """Gradients of x (None if not needed) and, in fp32, of the adapter's tensors."""
+    weight_DE = projection.weight_ED.t()
     if lora is None or h_NR is None:
-        return (dx_ND,)
-    return dx_ND, *lora.gradients(dy_NE, x_ND, h_NR, dx_ND)
+        return (linear(dy_NE, weight_DE) if need_dx else None,)
+    if dy_NE.dtype == torch.float32:
+        dx_ND = linear(dy_NE, weight_DE) if need_dx else None
+        return dx_ND, *lora.gradients(dy_NE, x_ND, h_NR, dx_ND)
+    added_ND = torch.zeros_like(x_ND) if need_dx else None
+    gradients = lora.gradients(dy_NE, x_ND, h_NR, added_ND)
+    return None if added_ND is None else plus(dy_NE, weight_DE, None, added_ND), *gradients
 
 
 class _Project(Function):

@@ -25,12 +25,12 @@ ROPES = ("default", "linear", "llama3", "yarn")
 class HeadNorm:
     """Weights of the norms of queries and keys, head by head (J = query and key heads)."""
 
-    weight_J1W: Tensor
+    weight_J1W: Tensor  # fp32, as all norms
 
     @classmethod
     def of(cls, q_W: Tensor, k_W: Tensor, heads: int, kv_heads: int) -> HeadNorm:
         """One weight for all query heads, one for all key heads."""
-        return cls(torch.cat([q_W.expand(heads, -1), k_W.expand(kv_heads, -1)]).unsqueeze(1))
+        return cls(torch.cat([q_W.expand(heads, -1), k_W.expand(kv_heads, -1)]).unsqueeze(1).float())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,7 +85,7 @@ def extract(model: Any) -> FusedModel:
     embedding = body.embed_tokens.weight.detach()
     context = config.max_position_embeddings
     positions = torch.arange(context, device=embedding.device)[None]
-    cos, sin = body.rotary_emb(embedding, positions)
+    cos, sin = body.rotary_emb(embedding[:1].float(), positions)
     width = cos.shape[-1]
     sign = torch.cat([-torch.ones(width // 2), torch.ones(width // 2)]).to(sin)
     return FusedModel(
@@ -100,7 +100,7 @@ def extract(model: Any) -> FusedModel:
         num_parameters=model.num_parameters(),
         embedding_VD=embedding,
         layers=tuple(_layer(f"model.layers.{i}", module, config) for i, module in enumerate(body.layers)),
-        final_norm_D=body.norm.weight.detach(),
+        final_norm_D=body.norm.weight.detach().float(),
         head=_fuse("", [("lm_head", model.lm_head)]),
         cos_PW=cos[0].contiguous(),
         sin_PW=(sin[0] * sign).contiguous(),
@@ -113,11 +113,11 @@ def _layer(name: str, module: Any, config: Any) -> Layer:
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     qkv = [(f"{n}_proj", attention.get_submodule(f"{n}_proj")) for n in "qkv"]
     return Layer(
-        attention_norm_D=module.input_layernorm.weight.detach(),
+        attention_norm_D=module.input_layernorm.weight.detach().float(),
         qkv=_fuse(f"{name}.self_attn.", qkv),
         qk_norm=HeadNorm.of(norms[0], norms[1], heads, kv_heads) if norms else None,
         out=_fuse(f"{name}.self_attn.", [("o_proj", attention.o_proj)]),
-        mlp_norm_D=module.post_attention_layernorm.weight.detach(),
+        mlp_norm_D=module.post_attention_layernorm.weight.detach().float(),
         gate_up=_fuse(f"{name}.mlp.", [("gate_proj", mlp.gate_proj), ("up_proj", mlp.up_proj)]),
         down=_fuse(f"{name}.mlp.", [("down_proj", mlp.down_proj)]),
     )

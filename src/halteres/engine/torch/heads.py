@@ -101,7 +101,7 @@ class _Split(Function):
 
     @staticmethod
     def forward(ctx: Any, qkv_NE: Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
-        x_BJTW, v_BKTW = shape.split(qkv_NE)
+        x_BJTW, v_BKTW = shape.split(qkv_NE.float())
         scaled_BJTW = x_BJTW if shape.weight_J1W is None else x_BJTW * shape.weight_J1W
         y_BJTW, r_BJT1 = _swapped(scaled_BJTW).mul_(shape.sin).addcmul_(scaled_BJTW, shape.cos), None
         if shape.weight_J1W is not None:
@@ -117,20 +117,21 @@ class _Split(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (qkv_NE, r_BJT1), shape = ctx.saved_tensors, ctx.shape
-        dqkv_NE = torch.empty_like(qkv_NE)
+        dqkv_NE = torch.empty_like(qkv_NE, dtype=torch.float32)
         (x_BJTW, _), (dx_BJTW, dv_BKTW) = shape.split(qkv_NE), shape.split(dqkv_NE)
         dv_BKTW.copy_(grads[2])
         dy_BJTW = torch.cat(grads[:2], dim=1)
         g_BJTW = _swapped(dy_BJTW * shape.sin).addcmul_(dy_BJTW, shape.cos)
         if r_BJT1 is None:
             dx_BJTW.copy_(g_BJTW)
-            return dqkv_NE, None
+            return dqkv_NE.to(qkv_NE.dtype), None
         g_BJTW.mul_(shape.weight_J1W)
+        x_BJTW = x_BJTW.float()
         c_BJT1 = torch.linalg.vecdot(g_BJTW, x_BJTW).unsqueeze(-1)
         c_BJT1.mul_(r_BJT1.pow(3)).div_(-x_BJTW.shape[-1])
         torch.mul(g_BJTW, r_BJT1, out=dx_BJTW)
         dx_BJTW.addcmul_(x_BJTW, c_BJT1)
-        return dqkv_NE, None
+        return dqkv_NE.to(qkv_NE.dtype), None
 
 
 def _swapped(x: Tensor) -> Tensor:

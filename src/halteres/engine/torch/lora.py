@@ -45,13 +45,14 @@ class Adaptation(Protocol):
 class Lora:
     """The adapter of one projection: `scale * B_i @ A_i` for each part i. R = parts * rank.
 
-    One A serves all parts; the B's go part by part. They are also kept times the scale, as blocks of one matrix;
-    whoever changes a B calls `fuse`. All of it is left to torch's default BLAS: oneDNN lays such narrow matrices out
-    anew, and takes twice as long.
+    One A serves all parts; the B's go part by part. They are also kept times the scale, as blocks of one matrix. What
+    matmuls read has the type of the base's weights; what is trained is fp32. Whoever changes an A or a B calls `fuse`.
+    All of it is left to torch's default BLAS: oneDNN lays such narrow matrices out anew, and takes twice as long.
     """
 
     a_RD: Tensor
     b: tuple[Tensor, ...]  # per part, E_i x rank
+    read_a_RD: Tensor  # A as matmuls read it; shares its memory if the base's weights are fp32
     scaled_b_ER: Tensor
     blocks: tuple[tuple[slice, slice], ...]  # where each part's B lies in it
     scale: float
@@ -62,14 +63,16 @@ class Lora:
         return self.a_RD, *self.b
 
     def fuse(self) -> None:
-        """Copy the B's into the block-diagonal matrix."""
+        """Copy A, where it has another type, and the B's into the block-diagonal matrix."""
         with torch.no_grad():
+            if self.read_a_RD.dtype != self.a_RD.dtype:
+                self.read_a_RD.copy_(self.a_RD)
             for b, block in zip(self.b, self.blocks, strict=True):
                 torch.mul(b, self.scale, out=self.scaled_b_ER[block])
 
     def add_to(self, y_NE: Tensor, x_ND: Tensor) -> Tensor:
         """See `Adaptation`; x @ A^T is N x R."""
-        h_NR = reduced(x_ND, self.a_RD)
+        h_NR = reduced(x_ND, self.read_a_RD)
         for outputs, columns in self.blocks:
             y_NE[:, outputs].addmm_(h_NR[:, columns], self.scaled_b_ER[outputs, columns].t())
         return h_NR
@@ -80,9 +83,9 @@ class Lora:
         for outputs, columns in self.blocks:
             torch.mm(dy_NE[:, outputs], self.scaled_b_ER[outputs, columns], out=g_NR[:, columns])
         if dx_ND is not None:
-            dx_ND.addmm_(g_NR, self.a_RD)
-        db = (torch.mm(dy_NE[:, outputs].t(), h[:, columns]).mul_(self.scale) for outputs, columns in self.blocks)
-        return torch.mm(g_NR.t(), x_ND), *db
+            dx_ND.addmm_(g_NR, self.read_a_RD)
+        parts = (torch.mm(dy_NE[:, outputs].t(), h[:, columns]) for outputs, columns in self.blocks)
+        return torch.mm(g_NR.t(), x_ND).float(), *(part.float().mul_(self.scale) for part in parts)
 
 
 LoraWeights = Mapping[Projection, Lora]
@@ -146,14 +149,14 @@ class Layout:
                 found[f"base_model.model.{part.module}.lora_B.weight"] = b[i]
         return found
 
-    def initial(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+    def initial(self, device: torch.device) -> Tensor:
         """A fresh flat buffer: A kaiming-uniform (as PEFT draws it), B zero. Same seed, same numbers; no seed is 0."""
         generator = torch.Generator().manual_seed(as_seed(self.config.seed or 0))
         flat = torch.zeros(self.size)
         for _, a_RD, _ in self._split(flat):
             bound = 1 / math.sqrt(a_RD.shape[1])
             a_RD.uniform_(-bound, bound, generator=generator)
-        return flat.to(device=device, dtype=dtype)
+        return flat.to(device)
 
     def _split(self, flat: Tensor) -> Iterator[tuple[Projection, Tensor, tuple[Tensor, ...]]]:
         """Each projection with its stacked A and its B's, as views."""
@@ -172,10 +175,12 @@ class Layout:
 def _fused(projection: Projection, a_RD: Tensor, b: tuple[Tensor, ...], rank: int, scale: float) -> Lora:
     columns = (slice(i * rank, (i + 1) * rank) for i in range(len(b)))
     rows = (slice(part.start, part.stop) for part in projection.parts)
+    dtype = projection.weight_ED.dtype
     lora = Lora(
         a_RD=a_RD,
         b=b,
-        scaled_b_ER=a_RD.new_zeros((projection.weight_ED.shape[0], a_RD.shape[0])),
+        read_a_RD=a_RD.to(dtype),
+        scaled_b_ER=a_RD.new_zeros((projection.weight_ED.shape[0], a_RD.shape[0]), dtype=dtype),
         blocks=tuple(zip(rows, columns, strict=True)),
         scale=scale,
     )

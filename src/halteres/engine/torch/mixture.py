@@ -124,7 +124,7 @@ class _Stack:
         self._rank = rank
         self.slots: dict[Snapshot, int] = {}
         self._weights: dict[Projection, _Weights] = {}
-        projections = {projection: lora.a_RD for one in fit for projection, lora in one.weights.items()}
+        projections = {projection: lora.read_a_RD for one in fit for projection, lora in one.weights.items()}
         bytes_each = sum(
             rank * (len(p.parts) * p.inputs + p.weight_ED.shape[0]) * like.element_size()
             for p, like in projections.items()
@@ -193,7 +193,7 @@ class _Weights:
             if lora is not None:
                 outputs, columns = lora.blocks[i]
                 own = columns.stop - columns.start
-                self.a_SDR[slot, :, i * rank : i * rank + own] = lora.a_RD[columns].t()
+                self.a_SDR[slot, :, i * rank : i * rank + own] = lora.read_a_RD[columns].t()
                 b_SRP[slot, :own] = lora.scaled_b_ER[outputs, columns].t()
 
 

@@ -79,9 +79,14 @@ class BaseModel:
         return self.embedding_VD.device
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights, and so of what matmuls read and give; everything else is computed in fp32."""
+        return self.embedding_VD.dtype
+
+    @property
     def cache_bytes_per_token(self) -> int:
-        """Keys and values of one position, all layers."""
-        return 2 * len(self.layers) * self.kv_heads * self.head_width * self.embedding_VD.element_size()
+        """Keys and values of one position, all layers: fp32, as attention computes."""
+        return 2 * len(self.layers) * self.kv_heads * self.head_width * torch.float32.itemsize
 
 
 def eos_tokens(model: Any) -> tuple[int, ...]:

@@ -203,16 +203,25 @@ def _logprobs(base: BaseModel, adapter: Adapter, batch: MicroBatch, limits: Limi
 
 def _heads_logprobs(base: BaseModel, adapter: Adapter, batch: MicroBatch, hidden_ND: Tensor, limits: Limits) -> Tensor:
     """The same, given the hidden states; what examples share is computed once."""
+    expected_N, expected_P = _expected(batch), None
     if batch.trie is None:
         targets_NK = batch.targets.flatten(0, 1)
-        found_NK = target_logprobs(base, adapter.weights, hidden_ND, targets_NK, limits.head_elements)
+        found_NK = target_logprobs(base, adapter.weights, hidden_ND, targets_NK, limits.head_elements, expected_N)
         return found_NK.view_as(batch.targets)
     asked = Asked.of(batch.trie, [example.targets for example in batch.examples], batch.length)
     arrays = (asked.rows_P, asked.targets_P, asked.cells_BT)
     rows_P, targets_P, cells_BT = (torch.from_numpy(a).to(base.device) for a in arrays)
     hidden_PD = hidden_ND.index_select(0, rows_P)
-    found_P = target_logprobs(base, adapter.weights, hidden_PD, targets_P, limits.head_elements)
+    if expected_N is not None:
+        expected_P = torch.zeros(len(rows_P), dtype=torch.bool, device=base.device)
+        expected_P[cells_BT.view(-1)[expected_N]] = True
+    found_P = target_logprobs(base, adapter.weights, hidden_PD, targets_P, limits.head_elements, expected_P)
     return found_P.index_select(0, cells_BT.view(-1)).view_as(batch.targets)
+
+
+def _expected(batch: MicroBatch) -> Tensor | None:
+    """Which tokens will have a gradient, if one is asked for and each has one target."""
+    return batch.weighted().view(-1) if torch.is_grad_enabled() and batch.targets.dim() == 2 else None
 
 
 def _by_datum(logprobs: Tensor, examples: Sequence[Example]) -> dict[int, Array]:

@@ -22,7 +22,7 @@ from halteres.engine.protocol import Array, SamplingParams, TopK, Wanted
 from halteres.engine.torch.cache import round_up
 from halteres.engine.torch.choose import COLDEST, inverted, most_likely, tempered
 from halteres.engine.torch.draws import as_seed, uniforms
-from halteres.engine.torch.functions import project
+from halteres.engine.torch.forward import head_logits
 from halteres.engine.torch.lora import Adaptations
 from halteres.engine.torch.model import BaseModel
 
@@ -163,7 +163,7 @@ def score_prompt(
         return
     size = max(CHUNK_STEP, elements // base.vocabulary // CHUNK_STEP * CHUNK_STEP)
     for start in range(0, round_up(length - 1, CHUNK_STEP), size):
-        logits_CV = project(hidden_TD[start : start + size], base.head, weights.get(base.head))
+        logits_CV = head_logits(base, weights, hidden_TD[start : start + size])
         logits_CV = logits_CV[: length - 1 - start]
         raw_CV = torch.log_softmax(logits_CV, dim=1)
         for part in asked:

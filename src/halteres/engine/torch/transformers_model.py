@@ -43,7 +43,7 @@ STRETCHED = ("dynamic", "longrope")
 UNBOUNDED = 1 << 17
 """Positions of a model that names no bound."""
 
-AGREES = 1e-3
+AGREES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 """The largest difference of two logits, relative to the largest logit."""
 
 
@@ -62,7 +62,7 @@ class TransformersModel(BaseModel):
     body: Any  # from tokens to the final hidden state
 
     def hidden_states(self, lora: Adaptations, tokens_N: Tensor, grid: Grid, attention: Attention) -> Tensor:
-        """The final, normalised hidden state of every token, N x D."""
+        """See `forward.hidden_states`; the residual stream has the type of the weights."""
         shape = (grid.rows, grid.length)
         with _running(_Pass(lora, attention)):
             output = self.body(
@@ -118,8 +118,10 @@ def _attend(
         query = query * factor
     now = _pass.get()
     rows = (batch * key_heads, length, width)
-    found = Heads(query.reshape(rows[0], -1, length, width), key.reshape(rows), value.reshape(rows))
-    return now.attention(module.layer_idx, found).view(batch, length, heads, width), None
+    found = Heads(
+        query.reshape(rows[0], -1, length, width).float(), key.reshape(rows).float(), value.reshape(rows).float()
+    )
+    return now.attention(module.layer_idx, found).view(batch, length, heads, width).to(query.dtype), None
 
 
 def _projected(projection: Projection, x: Tensor) -> Tensor:
@@ -190,7 +192,7 @@ def _agreed(model: TransformersModel, tokens_BT: Tensor, expected_BTV: Tensor) -
     if not any(layer.attention or layer.mlp for layer in model.layers):
         raise _refused(model, "Its layers have no plain linear modules, which an adapter could change.")
     apart = float((found_BTV - expected_BTV).abs().max() / expected_BTV.abs().max())
-    if not apart <= AGREES:
+    if not apart <= AGREES[model.dtype]:
         raise _refused(model, f"Its logits are {apart:.1%} of the largest apart from transformers' own.")
     heads, kv_heads, width = seen[0]
     return replace(model, heads=heads, kv_heads=kv_heads, head_width=width)

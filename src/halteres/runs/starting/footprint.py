@@ -6,8 +6,8 @@ Never: measures; knows what is free (`machine`).
 Bytes of the place where the model lies (P parameters, L layers, D width, F width of the MLP, E outputs of the query,
 key and value projection, H*W of all heads, V vocabulary, r rank of the adapter):
 
-    weights       4 P                          the engine computes in fp32, on a CPU and on a GPU
-    loading       + 4 L (D E + 2 D F)          while it reads: fused copies of projections beside their originals
+    weights       4 P                          in bfloat16 2 P; all else is counted as if it were fp32, as most of it is
+    loading       + 4 L (D E + 2 D F)          while it reads: fused copies of projections beside their originals; or 2
     activations   4 L T (4 D + 2 E + H W + 4 F + 7 r) * 1.5    T = 2,048 tokens of one micro-batch
     logits        + 4 * 2.5 * min(T V, 2^25)   of a micro-batch; or, alone, 4 * 4 * min(rows V, 2^25) of a decode step
     cache         8 L K W * rows * positions   keys and values, positions rounded up to a power of 2; for the policy and
@@ -31,7 +31,7 @@ from halteres.models.shape import ModelShape, adapter_numbers, diagonal_numbers
 from halteres.runs.starting.workload import Workload
 
 NUMBER = 4
-"""Bytes of a weight and of everything computed with it."""
+"""Bytes of what is computed with weights."""
 
 PASS_TOKENS, HEAD_ELEMENTS, DECODE_ROWS, CACHE_BYTES = 2048, 1 << 25, 512, 1 << 30
 """The engine's limits (`engine.torch.limits`, which cannot be read without torch; a test holds them equal)."""
@@ -70,8 +70,8 @@ def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
     training = _activations(shape, work.rank) + 5 * _logits(shape, PASS_TOKENS) // 2
     busiest = max(training, 4 * _logits(shape, _rows(work)))  # one or the other: the engine has one thread
     return Need(
-        weights=NUMBER * shape.parameters,
-        loading=NUMBER * fused,
+        weights=work.weight_bytes * shape.parameters,
+        loading=work.weight_bytes * fused,
         working=NUMBER * (busiest + _adapter(shape, work.rank)) + cache_bytes(shape, work),
         processes=ENGINE_BYTES if on_gpu else ENGINE_BYTES + OTHERS_BYTES + batch_bytes(work),
     )
