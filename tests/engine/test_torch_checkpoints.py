@@ -18,7 +18,7 @@ from halteres.engine.protocol import Datum, LoraConfig
 from halteres.engine.torch import checkpoint
 from halteres.errors import Conflict, HalteresError, InvalidData, NotFound
 
-from .scenes import CROSS_ENTROPY
+from .scenes import CROSS_ENTROPY, from_folder
 from .torch_scenes import LORA, RATE, lessons, logprobs_of, pair, prompts, running, sample, trained
 
 
@@ -167,7 +167,7 @@ async def test_a_snapshot_stands_still_while_training_goes_on(model_folder: Path
     prompt = prompts(1)[0]
     async with running(model_folder) as engine:
         await trained(engine, steps=2)
-        assert await engine.snapshot("a", "old") == 2
+        assert (await engine.snapshot("a", "old")).version == 2
         before = (await sample(engine, "old", prompt, n=4, seed=1)).sequences
         await engine.forward_backward("a", lessons(4, seed=50), CROSS_ENTROPY)
         flat, gradient = engine._adapters["a"].flat.clone(), engine._adapters["a"]._gradient.clone()
@@ -175,7 +175,7 @@ async def test_a_snapshot_stands_still_while_training_goes_on(model_folder: Path
         assert torch.equal(engine._adapters["a"].flat, flat)
         assert torch.equal(engine._adapters["a"]._gradient, gradient)
         assert (await engine.optim_step("a", RATE)).version == 3
-        assert await engine.snapshot("a", "new") == 3
+        assert (await engine.snapshot("a", "new")).version == 3
         assert (await sample(engine, "old", prompt, n=4, seed=1)).sequences == before
         new = await sample(engine, "new", prompt, n=4, seed=1)
         assert new.version == 3
@@ -193,7 +193,7 @@ async def test_a_snapshot_survives_the_disk_and_its_adapter(model_folder: Path, 
         await engine.drop("never was")
         assert (await sample(engine, "s", prompt, n=2, seed=1)).sequences == before
     async with running(model_folder) as other:
-        assert await other.load_snapshot("t", str(tmp_path / "s")) == 2
+        assert await other.hold("t", from_folder(tmp_path / "s")) == 2
         assert (await sample(other, "t", prompt, n=2, seed=1)).sequences == before
         await other.drop("t")
         with pytest.raises(NotFound, match="'t'"):

@@ -21,6 +21,7 @@ from halteres.errors import HalteresError, NotReady
 from halteres.loopback import open_listener
 from halteres.models import TINY
 from halteres.service.base import base_model
+from halteres.service.fleet import Fleet
 from halteres.service.options import Options
 from halteres.service.server import ServiceServer
 from halteres.service.service import Service, locked, opened
@@ -145,7 +146,7 @@ async def serving(state: Path, options: Options | None = None, port: int = 0) ->
     """A service over this state directory while the block runs."""
     host = InProcess()
     with locked(state), open_listener(port) as bound:
-        async with opened(state, BASE, host, options) as service, aiohttp.ClientSession() as http:
+        async with opened(state, BASE, Fleet.of(host), options) as service, aiohttp.ClientSession() as http:
             server = ServiceServer(service)
             running = asyncio.create_task(server.serve(sockets=[bound]))
             try:
