@@ -163,13 +163,15 @@ async def successors(pick: Callable[[], Host[E]]) -> AsyncGenerator[E, None]:
         NotReady: no engine is running.
     """
     before: dict[Host[E], int] = {}  # restarts of those whose engine died
+    failure: HalteresError | None = None
     for _ in range(MAX_DEATHS):
         host = pick()
         engine = await running(host, restarts=before.get(host, -1) + 1)
         before[host] = host.restarts
         yield engine
+        failure = host.failure
     raise EngineDied(
         f"The engine died {MAX_DEATHS} times while it executed this request.",
-        host.failure.sentence if host.failure else "",
+        failure.sentence if failure else "",
         "Send less at once: fewer, shorter or smaller pieces.",
     )
