@@ -33,6 +33,7 @@ class Workload:
     eval_every: int = 0  # 0: only first and last
     eval_sequences: int = 0  # answers of one evaluation
     cache_gb: float | None = None  # for keys and values; None: by what is free
+    samplers: int = 0  # engines beside the one that trains
 
     def evaluations(self, done: int = 0) -> int:
         """Evaluations between the first and the last one, after step `done`."""
@@ -56,6 +57,7 @@ def workload_of(settings: Settings) -> Workload:
         eval_every=settings.trainer.eval_every,
         eval_sequences=_number(env, "eval_tasks", 0) * (_number(env, "eval_samples", 0) + 1),  # and one greedy
         cache_gb=settings.inference.cache_gb,
+        samplers=settings.inference.samplers,
     )
 
 
