@@ -14,7 +14,7 @@ import torch
 from contract.requirements import proves
 from safetensors.torch import load_file
 
-from halteres.engine.protocol import Datum, LoraConfig
+from halteres.engine.protocol import Datum, LoraConfig, Weights, WeightsDamaged
 from halteres.engine.torch import checkpoint
 from halteres.errors import Conflict, HalteresError, InvalidData, NotFound
 
@@ -198,6 +198,31 @@ async def test_a_snapshot_survives_the_disk_and_its_adapter(model_folder: Path, 
         await other.drop("t")
         with pytest.raises(NotFound, match="'t'"):
             await sample(other, "t", prompt)
+
+
+async def test_weights_by_folder_arrive_whole_or_not_at_all(model_folder: Path, tmp_path: Path) -> None:
+    """What is held under the name before stays, to the bit."""
+    prompt, folder = prompts(1)[0], tmp_path / "s"
+    async with running(model_folder) as engine:
+        await trained(engine, steps=1)
+        taken = await engine.snapshot("a", "s")
+        saved = await engine.save_snapshot("s", str(folder))
+        whole = Weights(name="s", version=taken.version, folder=saved.folder, sha256=saved.sha256)
+        assert await engine.hold("t", whole) == await engine.hold("same", taken) == 1
+        before = (await sample(engine, "s", prompt, n=2, seed=1)).sequences
+        assert (await sample(engine, "same", prompt, n=2, seed=1)).sequences == before
+        content = (folder / checkpoint.WEIGHTS).read_bytes()
+        for damaged in (content[:-1] + bytes([content[-1] ^ 1]), content[:-4], None):
+            if damaged is None:
+                (folder / checkpoint.WEIGHTS).unlink()
+            else:
+                (folder / checkpoint.WEIGHTS).write_bytes(damaged)
+            for name in ("t", "new"):
+                with pytest.raises(WeightsDamaged, match="did not arrive whole"):
+                    await engine.hold(name, whole)
+        assert (await sample(engine, "t", prompt, n=2, seed=1)).sequences == before
+        with pytest.raises(NotFound, match="'new'"):
+            await sample(engine, "new", prompt)
 
 
 @pytest.mark.parametrize("existing", [False, True])
