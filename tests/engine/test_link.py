@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from contract.requirements import proves
@@ -17,7 +18,7 @@ from halteres.engine.protocol import Adam, Engine, EngineGone, LoraConfig, PassR
 from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, ServerError
 
-from .scenes import CROSS_ENTROPY, EVERYTHING, PROMPT, packed, streamed, weighted
+from .scenes import CROSS_ENTROPY, EVERYTHING, PROMPT, from_folder, packed, streamed, weighted
 
 DATUM = weighted([5, 6, 7], [6, 7, 8])
 
@@ -25,7 +26,7 @@ DATUM = weighted([5, 6, 7], [6, 7, 8])
 async def _story(engine: Engine, folder: Path) -> list[object]:
     """Every call of the protocol but `close`, and what it answered."""
     return [
-        await engine.info(),
+        msgspec.structs.replace(await engine.info(), incarnation=""),  # every engine has its own
         await engine.create_adapter("a", LoraConfig(rank=4, seed=1, train_mlp=False)),
         await engine.forward_backward("a", (DATUM, DATUM), CROSS_ENTROPY),
         await engine.forward_backward("a", (DATUM,), CROSS_ENTROPY, forward_only=True),
@@ -34,7 +35,7 @@ async def _story(engine: Engine, folder: Path) -> list[object]:
         await engine.load("b", str(folder / "w"), optimizer=True),
         await engine.snapshot("b", "s"),
         await engine.save_snapshot("s", str(folder / "s")),
-        await engine.load_snapshot("t", str(folder / "s")),
+        await engine.hold("t", from_folder(folder / "s")),
         await engine.sample("t", packed(PROMPT), 3, SamplingParams(max_tokens=9, stop_strings=("x",)), EVERYTHING),
         await engine.sample(None, packed(PROMPT), 1, SamplingParams(max_tokens=2, stop_tokens=(3, 4))),
         await streamed(engine.stream("t", packed(PROMPT), 2, SamplingParams(max_tokens=7, seed=4))),
@@ -82,7 +83,7 @@ async def test_an_engines_own_bug_is_a_server_error_with_an_id_that_is_in_the_lo
 async def test_calls_run_side_by_side_and_answers_find_their_callers(
     linked: LinkedEngine, scripted: ScriptedEngine
 ) -> None:
-    held = scripted.hold("sample")
+    held = scripted.block("sample")
     params = [SamplingParams(max_tokens=4, seed=seed) for seed in range(64)]
     calls = [asyncio.create_task(linked.sample(None, packed(PROMPT), 1, each)) for each in params]
     async with asyncio.timeout(10):
@@ -144,7 +145,7 @@ async def test_a_frame_that_is_too_large_is_refused_before_it_is_sent(
 async def test_a_broken_link_fails_every_waiting_call_and_every_later_one(
     scripted: ScriptedEngine, socket_path: Path
 ) -> None:
-    held = scripted.hold("sample")
+    held = scripted.block("sample")
     async with asyncio.timeout(5):
         async with serve(scripted, socket_path):
             engine = await connect(socket_path)
@@ -161,7 +162,7 @@ async def test_a_broken_link_fails_every_waiting_call_and_every_later_one(
 
 
 async def test_a_cancelled_caller_does_not_disturb_the_others(linked: LinkedEngine, scripted: ScriptedEngine) -> None:
-    held = scripted.hold("sample")
+    held = scripted.block("sample")
     sampling = asyncio.create_task(linked.sample(None, packed(PROMPT), 1, SamplingParams()))
     async with asyncio.timeout(5):
         await held.inside()

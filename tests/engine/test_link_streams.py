@@ -30,7 +30,7 @@ async def test_a_stream_over_the_link_is_what_sample_answers(linked: LinkedEngin
 
 
 async def test_pieces_cross_while_the_engine_still_writes(linked: LinkedEngine, scripted: ScriptedEngine) -> None:
-    held = scripted.hold("piece")
+    held = scripted.block("piece")
     pieces = linked.stream(None, packed(PROMPT), 1, FREE)
     async with asyncio.timeout(5):
         reading = asyncio.create_task(anext(pieces))
@@ -54,7 +54,7 @@ async def test_a_reader_that_never_reads_holds_up_nobody(linked: LinkedEngine, s
 
 
 async def test_a_stream_that_is_left_ends_inside_the_engine(linked: LinkedEngine, scripted: ScriptedEngine) -> None:
-    held = scripted.hold("piece")
+    held = scripted.block("piece")
     async with asyncio.timeout(10):
         leaving = linked.stream(None, packed(PROMPT), 1, FREE)
         first = asyncio.create_task(anext(leaving))
@@ -78,7 +78,7 @@ async def test_a_stream_whose_engine_dies_ends_with_engine_gone(scripted: Script
     async with asyncio.timeout(5):
         async with serve(scripted, socket_path):
             engine = await connect(socket_path)
-            held = scripted.hold("piece")
+            held = scripted.block("piece")
             reading: asyncio.Task[Piece] = asyncio.create_task(anext(engine.stream(None, packed(PROMPT), 1, FREE)))  # type: ignore[arg-type]
             await held.inside()
         with pytest.raises(EngineGone):
@@ -91,7 +91,7 @@ async def test_a_stream_whose_engine_dies_ends_with_engine_gone(scripted: Script
 async def test_a_cancelled_sample_is_cancelled_inside_the_engine(
     linked: LinkedEngine, scripted: ScriptedEngine
 ) -> None:
-    scripted.hold("sample")
+    scripted.block("sample")
     calls = [asyncio.create_task(linked.sample(None, packed(PROMPT), 1, FREE)) for _ in range(3)]
     async with asyncio.timeout(10):
         await until(lambda: scripted.under_way["sample"] == 3)
@@ -127,7 +127,7 @@ async def test_a_cancelled_training_call_is_finished_all_the_same(
 ) -> None:
     """It may have changed something: whoever replays must find it whole."""
     await linked.create_adapter("a", LoraConfig(rank=2))
-    held = scripted.hold("forward_backward")
+    held = scripted.block("forward_backward")
     passing = asyncio.create_task(linked.forward_backward("a", (weighted([5, 6], [6, 7]),), CROSS_ENTROPY))
     async with asyncio.timeout(5):
         await held.inside()
@@ -140,7 +140,7 @@ async def test_a_cancelled_training_call_is_finished_all_the_same(
 async def test_a_connection_that_ends_takes_its_own_samples_with_it(
     scripted: ScriptedEngine, socket_path: Path
 ) -> None:
-    scripted.hold("sample")
+    scripted.block("sample")
     async with serve(scripted, socket_path), asyncio.timeout(10):
         engine = await connect(socket_path)
         sampling = asyncio.create_task(engine.sample(None, packed(PROMPT), 1, FREE))
@@ -157,7 +157,7 @@ async def test_a_connection_that_ends_leaves_training_calls_to_their_end(
     async with serve(scripted, socket_path), asyncio.timeout(10):
         first, second = await connect(socket_path), await connect(socket_path)
         await first.create_adapter("a", LoraConfig(rank=2))
-        held = scripted.hold("forward_backward")
+        held = scripted.block("forward_backward")
         passing = asyncio.create_task(first.forward_backward("a", (weighted([5, 6], [6, 7]),), CROSS_ENTROPY))
         await held.inside()
         await first.disconnect()

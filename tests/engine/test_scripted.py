@@ -23,6 +23,7 @@ from .scenes import (
     PROMPT,
     array,
     floats,
+    from_folder,
     packed,
     rewarded,
     streamed,
@@ -47,7 +48,7 @@ async def engine(scripted: ScriptedEngine) -> ScriptedEngine:
 
 async def test_sampled_logprobs_are_those_the_pass_computes_at_the_same_version(engine: ScriptedEngine) -> None:
     await stepped(engine, "a", 3)
-    assert await engine.snapshot("a", "s") == 3
+    assert (await engine.snapshot("a", "s")).version == 3
     sampled = await engine.sample("s", packed(PROMPT), 2, SamplingParams(max_tokens=8, seed=4, stop_tokens=()))
     for sequence in sampled.sequences:
         tokens = [*PROMPT, *unpacked(sequence.tokens)]
@@ -154,7 +155,7 @@ async def test_a_step_needs_a_gradient_and_counts_versions(engine: ScriptedEngin
     with pytest.raises(UserError, match="no gradient"):
         await engine.optim_step("a", Adam())
     await stepped(engine, "a", 2)
-    assert await engine.snapshot("a", "s") == 2
+    assert (await engine.snapshot("a", "s")).version == 2
 
 
 @pytest.mark.parametrize(
@@ -231,7 +232,7 @@ async def test_a_snapshot_survives_saving_and_loading(engine: ScriptedEngine, tm
     await stepped(engine, "a")
     await engine.snapshot("a", "s")
     await engine.save_snapshot("s", str(tmp_path / "s"))
-    assert await engine.load_snapshot("t", str(tmp_path / "s")) == 1
+    assert await engine.hold("t", from_folder(tmp_path / "s")) == 1
     params = SamplingParams(max_tokens=4)
     assert await engine.sample("s", packed(PROMPT), 2, params) == await engine.sample("t", packed(PROMPT), 2, params)
     with pytest.raises(NotFound, match=r"optimizer\.safetensors"):
@@ -271,7 +272,7 @@ async def test_names_that_are_not_there_are_told(engine: ScriptedEngine, tmp_pat
 
 
 async def test_calls_of_one_adapter_run_in_the_order_they_came(engine: ScriptedEngine) -> None:
-    held = engine.hold("forward_backward")
+    held = engine.block("forward_backward")
     first = asyncio.create_task(engine.forward_backward("a", (DATUM,), CROSS_ENTROPY))
     second = asyncio.create_task(engine.optim_step("a", Adam()))
     async with asyncio.timeout(5):
@@ -293,7 +294,7 @@ async def test_failures_come_as_planned_and_change_nothing(engine: ScriptedEngin
 
 
 async def test_closing_fails_what_is_held_inside(engine: ScriptedEngine) -> None:
-    held = engine.hold("sample")
+    held = engine.block("sample")
     sampling = asyncio.create_task(engine.sample(None, packed(PROMPT), 1, SamplingParams()))
     async with asyncio.timeout(5):
         await held.inside()
@@ -407,7 +408,7 @@ async def test_a_stream_tells_what_sample_answers(engine: ScriptedEngine) -> Non
 
 
 async def test_a_stream_can_be_held_before_each_piece_and_counts_while_it_is_read(engine: ScriptedEngine) -> None:
-    held = engine.hold("piece")
+    held = engine.block("piece")
     reading = asyncio.create_task(streamed(engine.stream(None, packed(PROMPT), 1, SamplingParams(max_tokens=4))))
     async with asyncio.timeout(5):
         await held.inside()

@@ -14,11 +14,11 @@ import torch
 from contract.requirements import proves
 from safetensors.torch import load_file
 
-from halteres.engine.protocol import Datum, LoraConfig
+from halteres.engine.protocol import Datum, LoraConfig, Weights, WeightsDamaged
 from halteres.engine.torch import checkpoint
 from halteres.errors import Conflict, HalteresError, InvalidData, NotFound
 
-from .scenes import CROSS_ENTROPY
+from .scenes import CROSS_ENTROPY, from_folder
 from .torch_scenes import LORA, RATE, lessons, logprobs_of, pair, prompts, running, sample, trained, within
 
 
@@ -167,7 +167,7 @@ async def test_a_snapshot_stands_still_while_training_goes_on(model_folder: Path
     prompt = prompts(1)[0]
     async with running(model_folder) as engine:
         await trained(engine, steps=2)
-        assert await engine.snapshot("a", "old") == 2
+        assert (await engine.snapshot("a", "old")).version == 2
         before = (await sample(engine, "old", prompt, n=4, seed=1)).sequences
         await engine.forward_backward("a", lessons(4, seed=50), CROSS_ENTROPY)
         flat, gradient = engine._adapters["a"].flat.clone(), engine._adapters["a"]._gradient.clone()
@@ -175,7 +175,7 @@ async def test_a_snapshot_stands_still_while_training_goes_on(model_folder: Path
         assert torch.equal(engine._adapters["a"].flat, flat)
         assert torch.equal(engine._adapters["a"]._gradient, gradient)
         assert (await engine.optim_step("a", RATE)).version == 3
-        assert await engine.snapshot("a", "new") == 3
+        assert (await engine.snapshot("a", "new")).version == 3
         assert (await sample(engine, "old", prompt, n=4, seed=1)).sequences == before
         new = await sample(engine, "new", prompt, n=4, seed=1)
         assert new.version == 3
@@ -193,11 +193,36 @@ async def test_a_snapshot_survives_the_disk_and_its_adapter(model_folder: Path, 
         await engine.drop("never was")
         assert (await sample(engine, "s", prompt, n=2, seed=1)).sequences == before
     async with running(model_folder) as other:
-        assert await other.load_snapshot("t", str(tmp_path / "s")) == 2
+        assert await other.hold("t", from_folder(tmp_path / "s")) == 2
         assert (await sample(other, "t", prompt, n=2, seed=1)).sequences == before
         await other.drop("t")
         with pytest.raises(NotFound, match="'t'"):
             await sample(other, "t", prompt)
+
+
+async def test_weights_by_folder_arrive_whole_or_not_at_all(model_folder: Path, tmp_path: Path) -> None:
+    """What is held under the name before stays, to the bit."""
+    prompt, folder = prompts(1)[0], tmp_path / "s"
+    async with running(model_folder) as engine:
+        await trained(engine, steps=1)
+        taken = await engine.snapshot("a", "s")
+        saved = await engine.save_snapshot("s", str(folder))
+        whole = Weights(name="s", version=taken.version, folder=saved.folder, sha256=saved.sha256)
+        assert await engine.hold("t", whole) == await engine.hold("same", taken) == 1
+        before = (await sample(engine, "s", prompt, n=2, seed=1)).sequences
+        assert (await sample(engine, "same", prompt, n=2, seed=1)).sequences == before
+        content = (folder / checkpoint.WEIGHTS).read_bytes()
+        for damaged in (content[:-1] + bytes([content[-1] ^ 1]), content[:-4], None):
+            if damaged is None:
+                (folder / checkpoint.WEIGHTS).unlink()
+            else:
+                (folder / checkpoint.WEIGHTS).write_bytes(damaged)
+            for name in ("t", "new"):
+                with pytest.raises(WeightsDamaged, match="did not arrive whole"):
+                    await engine.hold(name, whole)
+        assert (await sample(engine, "t", prompt, n=2, seed=1)).sequences == before
+        with pytest.raises(NotFound, match="'new'"):
+            await sample(engine, "new", prompt)
 
 
 @pytest.mark.parametrize("existing", [False, True])

@@ -18,7 +18,7 @@ from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.engine.torch import TorchEngine
 from halteres.errors import HalteresError, InvalidData, NotFound
 
-from .scenes import CROSS_ENTROPY
+from .scenes import CROSS_ENTROPY, from_folder
 from .torch_scenes import RATE, lessons, logprobs_of, pair, prompts, running, sample, trained, within
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -102,7 +102,7 @@ async def test_what_a_folder_does_not_have_is_zero_and_stays_zero(model_folder: 
                 assert (name in tensors) == bool(tensor.any())
             await engine.forward_backward("a", lessons(3), CROSS_ENTROPY)
             await engine.optim_step("a", RATE)
-        assert await engine.load_snapshot("s", str(folder)) == 0
+        assert await engine.hold("s", from_folder(folder)) == 0
         assert (await sample(engine, "s", TOKENS, n=2, seed=1)).version == 0
 
 
@@ -178,7 +178,7 @@ async def test_what_this_engine_does_not_compute_is_refused_with_its_name(
             await engine.load("a", str(folder), optimizer=False)
         assert raised.value.next
         with pytest.raises(InvalidData):
-            await engine.load_snapshot("a", str(folder))
+            await engine.hold("a", from_folder(folder))
 
 
 async def test_patterns_that_say_what_the_rest_says_are_fine(model_folder: Path, tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ async def test_the_scripted_engine_takes_and_refuses_the_same_configurations(
 ) -> None:
     folder = foreign(tmp_path / "a", PLAIN, two_modules())
     assert (await scripted.load("a", str(folder), optimizer=False)).version == 0
-    assert await scripted.load_snapshot("s", str(folder)) == 0
+    assert await scripted.hold("s", from_folder(folder)) == 0
     with pytest.raises(NotFound, match="lacks"):
         await scripted.load("a", str(folder), optimizer=True)
     for case in ("DoRA", "no rank", "no LoRA at all"):

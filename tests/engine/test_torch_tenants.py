@@ -18,7 +18,7 @@ from halteres.engine.torch.data import plan
 from halteres.engine.torch.limits import Limits
 from halteres.errors import HalteresError, InvalidData
 
-from .scenes import CROSS_ENTROPY, IMPORTANCE_SAMPLING, array, packed
+from .scenes import CROSS_ENTROPY, IMPORTANCE_SAMPLING, array, from_folder, packed
 from .torch_scenes import lessons, of_answer, pair, prompts, running, sample
 
 pytestmark = pytest.mark.runs
@@ -135,7 +135,7 @@ async def test_a_snapshot_gives_the_same_bits_after_anything(model_folder: Path,
         await engine.optim_step("a", Adam(learning_rate=1.0))
         await engine.snapshot("a", "new")
         await engine.load("a", str(tmp_path / "w"), optimizer=True)
-        await engine.load_snapshot("loaded", str(tmp_path / "w"))
+        await engine.hold("loaded", from_folder(tmp_path / "w"))
         others = [sample(engine, name, PROMPT, n=6, seed=1, max_tokens=30) for name in ("new", "loaded", None)]
         *_, loaded, _, after = await asyncio.gather(*others, sample(engine, "old", PROMPT, n=4, seed=1, max_tokens=30))
         assert after == before

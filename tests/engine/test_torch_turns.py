@@ -18,7 +18,7 @@ from halteres.engine.torch.passes import run_pass
 from halteres.errors import NotFound
 
 from .graph_scenes import custom
-from .scenes import CROSS_ENTROPY
+from .scenes import CROSS_ENTROPY, from_folder
 from .torch_scenes import LORA, RATE, gradient, lessons, prompts, running, sample, trained, weights
 
 PROMPT = prompts(1, seed=71)[0]
@@ -149,7 +149,7 @@ async def test_a_load_from_a_slow_disk_stalls_neither_decoding_nor_another_adapt
         await trained(engine, "a", steps=1)
         await engine.create_adapter("b", LORA)
         await engine.save("a", folder, optimizer=True)
-        load = engine.load("a", folder, True) if what == "adapter" else engine.load_snapshot("s", folder)
+        load = engine.load("a", folder, True) if what == "adapter" else engine.hold("s", from_folder(Path(folder)))
         loading = asyncio.create_task(load)
         await slow_disk.asked()
         await sample(engine, None, PROMPT, n=2)
@@ -186,7 +186,7 @@ async def test_a_load_that_fails_leaves_the_adapter_and_its_queue(model_folder: 
     async with running(model_folder) as engine:
         await trained(engine, "a", steps=1)
         load = asyncio.create_task(engine.load("a", str(tmp_path / "none"), True))
-        assert await engine.snapshot("a", "s") == 1
+        assert (await engine.snapshot("a", "s")).version == 1
         with pytest.raises(NotFound):
             await load
 

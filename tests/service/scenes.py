@@ -21,6 +21,7 @@ from halteres.errors import HalteresError, NotReady
 from halteres.loopback import open_listener
 from halteres.models import TINY
 from halteres.service.base import base_model
+from halteres.service.fleet import Fleet
 from halteres.service.options import Options
 from halteres.service.server import ServiceServer
 from halteres.service.service import Service, locked, opened
@@ -76,6 +77,7 @@ class Scene:
     host: InProcess
     http: aiohttp.ClientSession
     server: ServiceServer
+    samplers: tuple[InProcess, ...] = ()  # those that only sample
 
     @property
     def engine(self) -> ScriptedEngine:
@@ -141,15 +143,17 @@ async def _content(response: aiohttp.ClientResponse) -> Any:
 
 
 @asynccontextmanager
-async def serving(state: Path, options: Options | None = None, port: int = 0) -> AsyncIterator[Scene]:
-    """A service over this state directory while the block runs."""
-    host = InProcess()
+async def serving(
+    state: Path, options: Options | None = None, port: int = 0, samplers: int = 0
+) -> AsyncIterator[Scene]:
+    """A service over this state directory while the block runs; `samplers` engines beside the one that trains."""
+    host, others = InProcess(), tuple(InProcess() for _ in range(samplers))
     with locked(state), open_listener(port) as bound:
-        async with opened(state, BASE, host, options) as service, aiohttp.ClientSession() as http:
+        async with opened(state, BASE, Fleet.of(host, *others), options) as service, aiohttp.ClientSession() as http:
             server = ServiceServer(service)
             running = asyncio.create_task(server.serve(sockets=[bound]))
             try:
-                yield Scene(f"http://127.0.0.1:{bound.getsockname()[1]}", service, host, http, server)
+                yield Scene(f"http://127.0.0.1:{bound.getsockname()[1]}", service, host, http, server, others)
             finally:
                 await http.close()
                 server.end()

@@ -18,6 +18,7 @@ import tinker
 from contract.requirements import proves
 from tinker import types
 
+from halteres.engine.protocol import Weights
 from halteres.service.checkpoints import store
 from halteres.service.checkpoints.paths import parse
 from halteres.service.checkpoints.store import Checkpoints
@@ -155,7 +156,7 @@ async def test_weights_published_while_newer_ones_are_being_saved_stay_where_the
 ) -> None:
     training, rest = await trainer(client), await rest_of(scene)
     path = await saved(training, "weights", "a")
-    held = scene.engine.hold("save")
+    held = scene.engine.block("save")
     again = training.save_state("a")
     async with asyncio.timeout(WAIT_S):
         await held.inside()
@@ -317,7 +318,7 @@ async def test_a_save_that_was_killed_after_any_of_its_steps_is_done_again_and_n
         assert sorted(place.name for place in folder.iterdir()) == ["a", "a.1"]
         assert await _sampled(scene, session, 1) == before
         for name, version in (("a", 1), ("a.1", 0)):
-            assert await scene.engine.load_snapshot("look", str(folder / name)) == version
+            assert await scene.engine.hold("look", Weights(name="", version=0, folder=str(folder / name))) == version
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -72,7 +72,7 @@ async def test_what_was_settled_is_told_once_in_order_and_a_poll_is_held_until_s
     assert (seen, later > cursor) == ({good: "finished", bad: "failed"}, True)
     assert await polled(scene, sampler, cursor) == (seen, later)  # a repeated poll tells the same
     assert await polled(scene, sampler, later) == ({}, later)
-    held = scene.engine.hold("sample")
+    held = scene.engine.block("sample")
     last = await sampled(scene, sampler, 3)
     async with asyncio.timeout(WAIT_S):
         await held.inside()
@@ -183,7 +183,7 @@ async def test_a_polling_sdk_rides_out_a_restart(tmp_path: Path) -> None:
         client = await scene.client()
         sampling = await client.create_sampling_client(base_model=TINY)
         await sampling.sample(prompt(5, 6), 1, params)
-        held = scene.engine.hold("sample")
+        held = scene.engine.block("sample")
         waiting = [sampling.sample(prompt(5, 6), 1, params) for _ in range(8)]
         async with asyncio.timeout(WAIT_S):
             await held.inside(8)
@@ -197,7 +197,7 @@ async def test_a_polling_sdk_rides_out_a_restart(tmp_path: Path) -> None:
 @proves("promise:cancel")
 async def test_a_cancelled_sample_ends_at_once_and_the_others_go_on(scene: Scene) -> None:
     sampler = await sampler_of(scene)
-    held = scene.engine.hold("sample")
+    held = scene.engine.block("sample")
     unwanted, wanted = await sampled(scene, sampler, 1), await sampled(scene, sampler, 2)
     async with asyncio.timeout(WAIT_S):
         await held.inside(2)
@@ -213,7 +213,7 @@ async def test_a_cancelled_sample_ends_at_once_and_the_others_go_on(scene: Scene
 @proves("promise:cancel")
 async def test_the_sdk_cancels_a_sample_that_its_user_gave_up(scene: Scene, client: tinker.ServiceClient) -> None:
     sampling = await client.create_sampling_client(base_model=TINY)
-    held = scene.engine.hold("sample")
+    held = scene.engine.block("sample")
     future = sampling.sample(prompt(5, 6), 1, types.SamplingParams(max_tokens=3))
     async with asyncio.timeout(WAIT_S):
         await held.inside()

@@ -65,7 +65,7 @@ async def test_the_request_under_way_when_the_engine_dies_is_executed_once_more(
     training = await trainer(client)
     undisturbed = (await training.forward_backward(DATA, "cross_entropy")).metrics["loss:sum"]
     for operation in ("forward_backward", "optim_step"):
-        held = scene.engine.hold(operation)
+        held = scene.engine.block(operation)
         under_way = training.forward_backward(DATA, "cross_entropy")
         step = training.optim_step(STEP)
         async with asyncio.timeout(WAIT_S):
@@ -125,7 +125,7 @@ async def test_after_a_restart_open_requests_are_executed_under_the_ids_that_wer
         model = await scene.model()
         done = [await passed(scene, model, 1), await stepped(scene, model, 2)]
         outcomes = [await scene.redeem(request) for request in done]
-        held = scene.engine.hold("forward_backward")
+        held = scene.engine.block("forward_backward")
         under_way = await passed(scene, model, 3)
         waiting = [await stepped(scene, model, 4), await stepped(scene, model, 6)]
         async with asyncio.timeout(WAIT_S):
@@ -172,7 +172,7 @@ async def test_a_sample_is_drawn_again_with_the_same_bytes_after_a_restart(tmp_p
         body |= {"prompt": {"chunks": [{"tokens": [5]}]}, "sampling_params": {"max_tokens": 8}}  # no seed: one is drawn
         _, promised = await scene.post("asample", body)
         drawn = await scene.redeem(promised["request_id"])
-        held = scene.engine.hold("sample")
+        held = scene.engine.block("sample")
         _, open_still = await scene.post("asample", {**body, "seq_id": 2})
         async with asyncio.timeout(WAIT_S):
             await held.inside()
@@ -215,13 +215,13 @@ async def test_a_request_under_which_engines_keep_dying_fails_and_the_model_goes
     scene: Scene, client: tinker.ServiceClient
 ) -> None:
     training = await trainer(client)
-    held = scene.engine.hold("forward_backward")
+    held = scene.engine.block("forward_backward")
     poison = training.forward_backward([*DATA, *DATA], "cross_entropy")
     async with asyncio.timeout(WAIT_S):
         for _ in range(3):
             await held.inside()
             await scene.host.die()
-            held = scene.engine.hold("forward_backward")
+            held = scene.engine.block("forward_backward")
         held.release()
     with pytest.raises(tinker.RequestFailedError, match="died 3 times") as caught:
         await poison
@@ -422,7 +422,7 @@ async def test_a_step_that_came_too_late_is_not_executed_when_the_adapter_comes_
 
 async def test_a_broken_repetition_of_a_request_that_runs_or_waits_uses_up_nothing(scene: Scene) -> None:
     model = await scene.model()
-    held = scene.engine.hold("forward_backward")
+    held = scene.engine.block("forward_backward")
     first, third = await passed(scene, model, 1), await passed(scene, model, 3)
     async with asyncio.timeout(WAIT_S):
         await held.inside()
@@ -574,7 +574,7 @@ async def test_a_request_that_waits_for_one_that_has_not_arrived_says_so_in_word
     status, place = await scene.post("retrieve_future", {"request_id": waiting})
     assert (status, place["queue_state"]) == (408, "paused_capacity")
     assert "request 1 of this model comes first, and has not arrived" in place["queue_state_reason"]
-    held = scene.engine.hold("forward_backward")
+    held = scene.engine.block("forward_backward")
     await passed(scene, model, 1)
     async with asyncio.timeout(WAIT_S):
         await held.inside()

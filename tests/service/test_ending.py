@@ -31,7 +31,7 @@ async def test_a_stream_under_way_ends_with_an_event_that_says_so(
     async with scene.http.post(f"{scene.url}{path}", json={**body, "stream": True}) as told:
         assert told.status == 200
         await told.content.readline()
-        scene.engine.hold("piece")
+        scene.engine.block("piece")
         scene.server.end()
         rest = (await told.content.read()).decode()
     assert ENDS in rest
@@ -40,7 +40,7 @@ async def test_a_stream_under_way_ends_with_an_event_that_says_so(
 
 @pytest.mark.parametrize(("call", "more"), [("piece", {"stream": True}), ("sample", {})])
 async def test_what_has_not_begun_is_refused_with_503(scene: Scene, call: str, more: dict[str, Any]) -> None:
-    held = scene.engine.hold(call)
+    held = scene.engine.block(call)
     asking = asyncio.create_task(scene.ask("/v1/completions", **BODY, **more))
     await held.inside()
     scene.server.end()

@@ -85,7 +85,7 @@ async def test_an_export_is_not_trained_from_nor_sampled(
 async def test_an_engine_that_dies_within_an_export_is_asked_again(
     scene: Scene, training: tinker.TrainingClient
 ) -> None:
-    held = scene.engine.hold("save")
+    held = scene.engine.block("save")
     under_way = training.save_weights_external("x")
     await held.inside()
     await scene.host.die()

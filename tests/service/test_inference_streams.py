@@ -36,7 +36,7 @@ PATHS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("path", "body"), PATHS)
 async def test_a_client_that_leaves_a_stream_frees_its_rows(scene: Scene, path: str, body: dict[str, Any]) -> None:
-    held = scene.engine.hold("piece")
+    held = scene.engine.block("piece")
     response = asyncio.create_task(scene.http.post(f"{scene.url}{path}", json={**body, "stream": True}))
     await held.inside()
     assert scene.engine.under_way["stream"] >= 1
@@ -87,7 +87,7 @@ async def test_a_stream_that_nobody_reads_ends(
 
 
 async def test_a_client_that_leaves_before_a_whole_answer_frees_its_rows(scene: Scene) -> None:
-    held = scene.engine.hold("sample")
+    held = scene.engine.block("sample")
     response = asyncio.create_task(scene.ask("/v1/completions", **BODY))
     await held.inside()
     assert scene.engine.under_way["sample"] == 1

@@ -23,7 +23,7 @@ WAIT_S = 20
 @proves("durable:journal")
 async def test_a_request_is_a_row_before_it_is_executed(scene: Scene, client: tinker.ServiceClient) -> None:
     training = await trainer(client)
-    held = scene.engine.hold("forward_backward")
+    held = scene.engine.block("forward_backward")
     output = training.forward_backward(DATA, "cross_entropy")
     async with asyncio.timeout(WAIT_S):
         await held.inside()

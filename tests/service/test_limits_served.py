@@ -77,7 +77,7 @@ async def test_samples_beyond_a_tenants_number_are_429_and_the_others_go_on(tmp_
     alice, bob = ({"X-API-Key": keys.create(name).text} for name in ("alice", "bob"))
     async with limited(tmp_path, samples=2) as scene:
         hers, his = await base_sampler(scene, **alice), await base_sampler(scene, **bob)
-        held = scene.engine.hold("sample")
+        held = scene.engine.block("sample")
         for seq in range(2):
             assert (await scene.post("asample", sample(hers, seq), **alice))[0] == 200
         await held.inside(2)
@@ -114,7 +114,7 @@ async def test_the_next_requests_of_many_training_runs_are_bounded_together(
         models = [await scene.model(session, seq) for seq in range(4)]
         body = len(pass_body(models[0], 1))
         assert 200 <= body < 400
-        held = scene.engine.hold("forward_backward")
+        held = scene.engine.block("forward_backward")
         statuses = [(await scene.post("forward_backward", pass_body(model, 1), **PROTO))[0] for model in models]
         assert statuses == [200, 200, 429, 429]
         held.release()
@@ -257,7 +257,7 @@ async def test_a_pass_of_one_tenant_is_in_the_engine_while_another_has_500_waiti
     async with limited(tmp_path, requests_per_s=1e6) as scene:
         clients = [await asyncio.to_thread(connected, scene.url, key) for key in (alice, bob)]
         hers, his = [await trainer(client) for client in clients]
-        held = scene.engine.hold("forward_backward")
+        held = scene.engine.block("forward_backward")
         flood = [hers.forward_backward(DATA, "cross_entropy") for _ in range(PASSES)]
         await held.inside()
         one = his.forward_backward(DATA, "cross_entropy")

@@ -178,7 +178,7 @@ async def test_a_number_that_was_used_up_before_its_turn_fails_typed_and_later_o
 async def test_a_request_that_runs_is_not_told_to_wait_for_itself(scene: Scene) -> None:
     model = await scene.model()
     scene.service.promises.poll_s = 0.01
-    held = scene.engine.hold("forward_backward")
+    held = scene.engine.block("forward_backward")
     second, first = await passed(scene, model, 2), await passed(scene, model, 1)
     for request_id in (first, second):
         async with asyncio.timeout(WAIT_S):
@@ -186,7 +186,7 @@ async def test_a_request_that_runs_is_not_told_to_wait_for_itself(scene: Scene) 
         status, state = await scene.post("retrieve_future", {"request_id": request_id})
         assert (status, state["queue_state_reason"]) == (408, "it is being executed")
         held.release()
-        held = scene.engine.hold("forward_backward")
+        held = scene.engine.block("forward_backward")
     held.release()
 
 

@@ -27,7 +27,7 @@ async def test_a_poll_of_an_open_promise_ends_with_408_and_says_what_it_waits_fo
 async def test_the_sdk_polls_again_until_the_result_is_there(scene: Scene, client: tinker.ServiceClient) -> None:
     training = await trainer(client)
     scene.service.promises.poll_s = 0.01
-    held = scene.engine.hold("forward_backward")
+    held = scene.engine.block("forward_backward")
     output = training.forward_backward(DATA, "cross_entropy")
     async with asyncio.timeout(WAIT_S):
         await held.inside()
@@ -39,7 +39,7 @@ async def test_the_sdk_polls_again_until_the_result_is_there(scene: Scene, clien
 
 async def test_a_poll_that_waits_is_answered_when_its_promise_is_settled(scene: Scene) -> None:
     model = await scene.model()
-    held = scene.engine.hold("forward_backward")
+    held = scene.engine.block("forward_backward")
     request_id = await passed(scene, model, 1)
     async with asyncio.timeout(WAIT_S):
         await held.inside()

@@ -31,7 +31,7 @@ async def test_named_weights_are_loaded_again_after_the_engine_died(scene: Scene
     await scene.host.die()
     assert await named.compute_logprobs(prompt(5, 6)) == before
     await base.sample(prompt(5), 1, ONE)
-    assert scene.engine.calls["load_snapshot"] == 1
+    assert scene.engine.calls["hold"] == 1
 
 
 @proves("promise:lost-sample")
@@ -39,7 +39,7 @@ async def test_a_sample_under_way_when_the_engine_dies_is_drawn_again_by_itself(
     scene: Scene, client: tinker.ServiceClient
 ) -> None:
     base = await client.create_sampling_client(base_model=TINY)
-    held = scene.engine.hold("sample")
+    held = scene.engine.block("sample")
     waiting = base.sample(prompt(5), 1, ONE)
     async with asyncio.timeout(WAIT_S):
         await held.inside()

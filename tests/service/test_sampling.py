@@ -235,7 +235,7 @@ async def test_what_cannot_be_scored_is_a_user_error_that_names_the_field(client
 
 async def test_requests_reach_the_engine_together(scene: Scene, client: tinker.ServiceClient) -> None:
     sampling = await base_client(client)
-    held = scene.engine.hold("sample")
+    held = scene.engine.block("sample")
     waiting = [sampling.sample(prompt(5, 6), 1, types.SamplingParams(max_tokens=2)) for _ in range(32)]
     async with asyncio.timeout(WAIT_S):
         await held.inside(32)  # all of them, before any has an answer
@@ -250,7 +250,7 @@ async def test_too_many_requests_at_once_are_asked_to_wait(tmp_path: Path) -> No
     options = Options(limits=Allowances(default=Limits(samples=1)))
     async with serving(tmp_path, options) as scene, closing(await scene.client()) as client:
         sampling = await base_client(client)
-        held = scene.engine.hold("sample")
+        held = scene.engine.block("sample")
         waiting = [sampling.sample(prompt(5, 6), 1, types.SamplingParams(max_tokens=2)) for _ in range(2)]
         async with asyncio.timeout(WAIT_S):
             await held.inside()
@@ -263,7 +263,7 @@ async def test_too_many_requests_at_once_are_asked_to_wait(tmp_path: Path) -> No
 @proves("sample:many")
 async def test_a_thousand_samples_in_flight_lose_nothing(scene: Scene, client: tinker.ServiceClient) -> None:
     sampling = await base_client(client)
-    held = scene.engine.hold("sample")
+    held = scene.engine.block("sample")
     params = types.SamplingParams(max_tokens=1, stop=[])
     waiting = [sampling.sample(prompt(5, 6), 1, params) for _ in range(1000)]
     async with asyncio.timeout(3 * WAIT_S):
@@ -285,7 +285,7 @@ async def test_snapshots_beyond_the_bound_leave_the_engine_and_come_back_when_as
             await scene.get("/api/v1/healthz")  # they leave behind the answer
     scored = [await sampler.compute_logprobs(prompt(5, 6)) for sampler in samplers]
     assert scored == [scored[0]] * 4
-    assert scene.engine.calls["load_snapshot"] >= 2
+    assert scene.engine.calls["hold"] >= 2
 
 
 async def test_unnamed_snapshots_on_disk_are_bounded_and_the_oldest_say_that_they_are_gone(
@@ -322,7 +322,7 @@ def bound_snapshots(scene: Scene, count: int) -> None:
 
 def held(scene: Scene) -> list[Snapshot]:
     known = [sampler.snapshot for sampler in scene.service.samplers._known.values()]
-    return [snapshot for snapshot in known if snapshot is not None and snapshot.home is scene.engine]
+    return [snapshot for snapshot in known if snapshot is not None and scene.engine in snapshot.homes]
 
 
 def test_the_base_model_is_known_by_name_and_by_folder() -> None:

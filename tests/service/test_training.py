@@ -45,7 +45,7 @@ async def test_a_step_is_promised_while_its_pass_still_runs_and_comes_after_it(
     scene: Scene, client: tinker.ServiceClient
 ) -> None:
     training = await trainer(client)
-    held = scene.engine.hold("forward_backward")
+    held = scene.engine.block("forward_backward")
     passed, stepped = training.forward_backward(DATA, "cross_entropy"), training.optim_step(STEP)
     async with asyncio.timeout(WAIT_S):
         await held.inside()

@@ -53,7 +53,10 @@ def service(
         Path | None, typer.Option(help="Folder of the service's state. [default: HALTERES_HOME/service]")
     ] = None,
     engine: Annotated[str, typer.Option(help="'torch', or 'scripted' (a deterministic fake for tests).")] = "torch",
-    threads: Annotated[int | None, typer.Option(min=1, help="Engine threads. [default: cores - 1]")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of each engine. [default: cores - 1]")] = None,
+    samplers: Annotated[
+        int, typer.Option(min=0, max=64, help="Engines that only sample; 0: the one that trains samples too.")
+    ] = 0,
     sample_logprobs: SampleLogprobs = "raw",
     host: Host = "127.0.0.1",
     require_keys: RequireKeys = False,
@@ -76,6 +79,7 @@ def service(
         "model": model,
         "engine": engine,
         "threads": threads,
+        "samplers": samplers or None,
         "sample-logprobs": sample_logprobs,
         "certificate": certificate,
         "certificate-key": certificate_key,

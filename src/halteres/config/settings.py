@@ -148,8 +148,13 @@ class InferenceSettings(Section):
         str, Field(min_length=1, description="base model: 'halteres/tiny', a model folder, or a name the service knows")
     ] = TINY
     threads: Annotated[
-        int | None, Field(ge=1, description="CPU threads of the engine; default: cores - 1, at least 1")
+        int | None,
+        Field(ge=1, description="CPU threads of each engine; default: cores - 1 shared among them, at least 1"),
     ] = None
+    samplers: Annotated[
+        int,
+        Field(ge=0, le=64, description="engines that only sample, each a process; 0: the one that trains samples too"),
+    ] = 0
     cache_gb: Annotated[
         float | None,
         Field(

@@ -7,10 +7,13 @@ Never: changes anything: a request is checked whole before its first effect.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import numpy as np
 
-from halteres.engine.protocol import Adam, Array, ModelInfo, SamplingParams, Wanted
+from halteres.engine.folders import digest
+from halteres.engine.protocol import Adam, Array, ModelInfo, SamplingParams, Wanted, Weights, WeightsDamaged
 from halteres.engine.wants import check_wanted
 from halteres.errors import InvalidData, UserError
 
@@ -48,6 +51,26 @@ def loss_not_finite(where: str, what: str = "loss", *, ratios: bool) -> LossNotF
         f"{overflowed} overflowed, or the adapter's weights have diverged. Nothing of this request was accumulated.",
         f"{check}; lower the learning rate and resume from a checkpoint.",
     )
+
+
+def check_weights(source: Weights, folder: Path) -> None:
+    """Refuse weights that are not what their writer wrote. It reads the whole folder: not on an event loop.
+
+    Raises:
+        WeightsDamaged: a file is missing, cannot be read or is another than was written.
+    """
+    if source.sha256 is None:
+        return
+    try:
+        found = digest(folder)
+    except OSError as error:
+        found = f"none: {error.strerror or error}"
+    if found != source.sha256:
+        raise WeightsDamaged(
+            f"The weights {source.name} (policy version {source.version}) did not arrive whole.",
+            f"{folder} has the digest {found}; {source.sha256} was written.",
+            "They are written again where the trainer still has them; else publish new ones.",
+        )
 
 
 def array(value: Array) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Folders that are written whole or not at all.
 
-Owns: writing a checkpoint folder beside its place and renaming it; what a writer that was killed left behind.
+Owns: writing a checkpoint folder beside its place and renaming it; what a writer that was killed left behind; the
+digest by which a reader knows that it has what was written.
 Never: knows what is inside.
 
     NAME                 the folder
@@ -11,6 +12,7 @@ Never: knows what is inside.
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -80,6 +82,15 @@ def recover(parent: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
     for unfinished in parent.glob(f"{_NEW}*"):
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 of the names and contents of its files. OSError where it cannot be read."""
+    whole = hashlib.sha256()
+    for file in sorted(folder.iterdir()):
+        with file.open("rb") as content:
+            whole.update(file.name.encode() + b"\0" + hashlib.file_digest(content, "sha256").digest())
+    return whole.hexdigest()
 
 
 def size_of(folder: Path) -> int:

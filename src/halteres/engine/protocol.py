@@ -1,6 +1,8 @@
 """What an engine is: the values and the calls between the training service and whatever holds the weights.
 
-Owns: the messages (msgspec structs, msgpack on the link, tensors as raw little-endian bytes) and the `Engine` protocol.
+Owns: the messages (msgspec structs, msgpack on the link, tensors as raw little-endian bytes) and two protocols: what
+trains (`Trains`) and what samples (`Samples`). An `Engine` is both, as ours are; between two that are not the same,
+weights go as a folder (`Weights`).
 Never: knows HTTP, sessions, tenants, promises; an engine keeps nothing durable of its own, so that any of it can be
 rebuilt from the service's journal and checkpoints.
 
@@ -15,11 +17,17 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from halteres.errors import NotReady
+from halteres.errors import NotReady, ServerError
 
 
 class EngineGone(NotReady):
     """The engine that was asked has ended: another may be asked, and holds nothing of what this one held."""
+
+
+class WeightsDamaged(ServerError):
+    """A folder of weights that is not what its writer said: it is not taken, and may be written again."""
+
+    code = "weights_damaged"
 
 
 DType = Literal["float32", "int64", "int32"]
@@ -126,6 +134,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     exact: bool = False  # the same request has the same bits in every engine of this base model, whatever its company
     places: int = 0  # sequences of 1,024 positions that can be decoded at once; 0: it has no cache
+    trains: bool = True  # it is a `Trains`
+    samples: bool = True  # it is a `Samples`
+    max_rank: int = 0  # of an adapter; 0: it takes none
+    targets: tuple[Literal["attn", "mlp", "unembed"], ...] = ()  # what an adapter may be on
+    incarnation: str = ""  # of this start: what an earlier one held is gone
 
 
 class PassResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,13 +206,23 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     size_bytes: int
     version: int
+    sha256: str | None = None  # of a snapshot's folder: `folders.digest`
 
 
-class Engine(Protocol):
-    """One base model, many adapters, many snapshots. Errors are HalteresError: UserError fails the request alone.
+class Weights(msgspec.Struct, frozen=True, kw_only=True):
+    """What an adapter was when it was published, on its way to whatever samples from it."""
 
-    `adapter` and `snapshot` are opaque names chosen by the service. `snapshot=None` samples from the base model.
-    Folders are written beside themselves and renamed: half a checkpoint never exists.
+    name: str  # of the snapshot
+    version: int  # policy version
+    folder: str | None = None  # PEFT, written whole; None: they are in the engine that took them
+    sha256: str | None = None  # of the folder, by `folders.digest`; None: nobody has told one
+
+
+class Trains(Protocol):
+    """One base model, many adapters. Errors are HalteresError: UserError fails the request alone.
+
+    `adapter` and `snapshot` are opaque names chosen by the service. Folders are written beside themselves and renamed:
+    half a checkpoint never exists.
     """
 
     async def info(self) -> ModelInfo:
@@ -228,16 +251,43 @@ class Engine(Protocol):
         """Make or replace `adapter` from a folder. Without `optimizer` it starts fresh; the version stays."""
         ...
 
-    async def snapshot(self, adapter: str, snapshot: str) -> int:
-        """Copy the adapter's weights as an immutable snapshot; returns its policy version."""
-        ...
-
-    async def load_snapshot(self, snapshot: str, folder: str) -> int:
-        """Load a snapshot from a PEFT folder; returns its policy version."""
+    async def snapshot(self, adapter: str, snapshot: str) -> Weights:
+        """Copy the adapter's weights as an immutable snapshot, here and in no folder."""
         ...
 
     async def save_snapshot(self, snapshot: str, folder: str) -> Saved:
-        """Write a snapshot as a PEFT folder."""
+        """Write a snapshot as a PEFT folder, and tell its digest."""
+        ...
+
+    async def merge(self, folder: str, into: str, dtype: MergedType = "base") -> Saved:
+        """Write the whole base model with the adapter in `folder` merged in, in Hugging Face format."""
+        ...
+
+    async def drop(self, name: str) -> None:
+        """Forget an adapter or a snapshot; unknown names are fine."""
+        ...
+
+    async def close(self) -> None:
+        """End; running calls fail with NotReady."""
+        ...
+
+
+class Samples(Protocol):
+    """One base model, many snapshots, which come to it as folders unless it took them itself.
+
+    `snapshot=None` samples from the base model. Errors are as those of `Trains`.
+    """
+
+    async def info(self) -> ModelInfo:
+        """The base model; also the readiness probe."""
+        ...
+
+    async def hold(self, name: str, source: Weights) -> int:
+        """Be ready to sample from these weights under this name; returns their policy version.
+
+        Raises:
+            WeightsDamaged: the folder is not what its digest says; nothing of it is held.
+        """
         ...
 
     async def sample(
@@ -265,14 +315,14 @@ class Engine(Protocol):
         """As `sample`, told while it is written: each sequence's tokens in order. Of `wanted`, `topk_sampled` alone."""
         ...
 
-    async def merge(self, folder: str, into: str, dtype: MergedType = "base") -> Saved:
-        """Write the whole base model with the adapter in `folder` merged in, in Hugging Face format."""
-        ...
-
     async def drop(self, name: str) -> None:
-        """Forget an adapter or a snapshot; unknown names are fine."""
+        """Forget a snapshot; unknown names are fine."""
         ...
 
     async def close(self) -> None:
         """End; running calls fail with NotReady."""
         ...
+
+
+class Engine(Trains, Samples, Protocol):
+    """Both in one: a snapshot that it took can be sampled from at once, without a copy or a folder."""

@@ -27,6 +27,8 @@ CONFIG = "adapter_config.json"
 
 Kind = Literal["attn", "mlp", "unembed"]
 
+TARGETS_OF_ADAPTERS: tuple[Kind, ...] = ("attn", "mlp", "unembed")
+
 _UNEMBED = ("model.unembed_tokens", "unembed_tokens")
 _MOVES_THE_BASE = ("pissa", "olora", "corda", "loftq")
 """Initialisations that change the base weights: such an adapter fits those alone."""

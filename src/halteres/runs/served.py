@@ -99,7 +99,8 @@ def service_arguments(inference: InferenceSettings) -> tuple[str, ...]:
     """The further arguments with which a service computes as these settings say."""
     threads = ("--threads", str(inference.threads)) if inference.threads else ()
     cache = ("--cache-gb", str(inference.cache_gb)) if inference.cache_gb else ()
-    return ("--engine", inference.engine, *threads, *cache, "--dtype", inference.dtype)
+    samplers = ("--samplers", str(inference.samplers)) if inference.samplers else ()
+    return ("--engine", inference.engine, *threads, *cache, *samplers, "--dtype", inference.dtype)
 
 
 def post(service: Server, path: str, body: dict[str, Any], deadline_s: float = 120.0) -> dict[str, Any]:

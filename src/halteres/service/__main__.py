@@ -24,8 +24,9 @@ from halteres.engine.protocol import BaseType
 from halteres.errors import HalteresError, InvalidConfig
 from halteres.loopback import HOST, is_loopback, open_listener
 from halteres.models import TINY
-from halteres.process import begin
-from halteres.service.base import base_model
+from halteres.process import begin, usable_cores
+from halteres.service.base import BaseModel, base_model
+from halteres.service.fleet import Fleet
 from halteres.service.options import Options
 from halteres.service.server import Tls, serve
 from halteres.service.tenancy.key_file import KeyFile
@@ -50,27 +51,36 @@ def main() -> int:
 
 async def _run(arguments: argparse.Namespace) -> None:
     base = base_model(arguments.model)
-    command = EngineCommand(
-        backend=arguments.engine,
-        folder=base.folder,
-        name=base.name,
-        threads=arguments.threads,
-        cache_gb=arguments.cache_gb,
-        dtype=arguments.dtype,
-    )
-    host = EngineProcess(
-        command,
-        arguments.state / "engine.log",
-        on_death=lambda why: log.error("%s", why),
-        on_restart=lambda: log.warning("The engine runs again; adapters come back when they are asked for."),
-    )
+    fleet = _fleet(arguments, base)
     options, tls = _options(arguments), _tls(arguments)
     with _listener(arguments, options) as bound:
         beyond = not is_loopback(bound.getsockname()[0])
         _warn(arguments.state, beyond=beyond, tls=tls)
         await serve(
-            arguments.state, base, host, bound, replace(options, require_keys=options.require_keys or beyond), tls
+            arguments.state, base, fleet, bound, replace(options, require_keys=options.require_keys or beyond), tls
         )
+
+
+def _fleet(arguments: argparse.Namespace, base: BaseModel) -> Fleet:
+    command = EngineCommand(
+        backend=arguments.engine,
+        folder=base.folder,
+        name=base.name,
+        threads=arguments.threads or max(1, (usable_cores() - 1) // (1 + arguments.samplers)),
+        cache_gb=arguments.cache_gb,
+        dtype=arguments.dtype,
+    )
+
+    def engine(log_name: str) -> EngineProcess:
+        return EngineProcess(
+            command,
+            arguments.state / log_name,
+            on_death=lambda why: log.error("%s", why),
+            on_restart=lambda: log.warning("The engine runs again; what it held comes back when it is asked for."),
+        )
+
+    samplers = (engine(f"sampler-{number}.log") for number in range(1, arguments.samplers + 1))
+    return Fleet.of(engine("engine.log"), *samplers)
 
 
 def _options(arguments: argparse.Namespace) -> Options:
@@ -135,7 +145,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--listen-fd", type=int, help="an inherited socket that listens already")
     parser.add_argument("--engine", choices=("torch", "scripted"), default="torch")
     parser.add_argument("--model", default=TINY, help="a built-in name, a name on the shelf, or a model folder")
-    parser.add_argument("--threads", type=int, help="of the engine; default: cores - 1, at least 1")
+    parser.add_argument(
+        "--samplers", type=int, default=0, help="engines that only sample, each a process; 0: the one that trains does"
+    )
+    parser.add_argument("--threads", type=int, help="of each engine; default: cores - 1, shared among them")
     parser.add_argument(
         "--cache-gb", type=float, help="for keys and values of sequences; default: see inference.cache_gb"
     )

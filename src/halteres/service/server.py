@@ -14,6 +14,7 @@ import ssl
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import uvicorn
@@ -24,7 +25,7 @@ from halteres.loopback import Server, url_of
 from halteres.service.app import create_app
 from halteres.service.base import BaseModel
 from halteres.service.ending import Ending
-from halteres.service.host import Host
+from halteres.service.fleet import Fleet, Host
 from halteres.service.options import Options
 from halteres.service.service import Service, locked, opened
 from halteres.service.uvicorn_log import quieten
@@ -95,7 +96,7 @@ class ServiceServer(Server):
 
 
 async def serve(
-    state: Path, base: BaseModel, host: Host, bound: socket.socket, options: Options, tls: Tls | None = None
+    state: Path, base: BaseModel, fleet: Fleet, bound: socket.socket, options: Options, tls: Tls | None = None
 ) -> None:
     """Serve until a signal comes, or the engine cannot be started.
 
@@ -103,10 +104,10 @@ async def serve(
         HalteresError: the state directory is taken, or the engine cannot be started or named.
     """
     with locked(state):
-        async with opened(state, base, host, options) as service:
+        async with opened(state, base, fleet, options) as service:
             server = ServiceServer(service, tls)
             url = url_of(bound, "https" if tls else "http")
-            tending = asyncio.create_task(_tend(host, state, url, bound, server), name="engine")
+            tending = asyncio.create_task(_tend(fleet, state, url, bound, server), name="engine")
             try:
                 await server.serve(sockets=[bound])
             finally:
@@ -116,24 +117,32 @@ async def serve(
             raise failure
 
 
-async def _tend(host: Host, state: Path, url: str, bound: socket.socket, server: ServiceServer) -> None:
-    """Start the engine; name it, and every later one, in the card."""
+async def _tend(fleet: Fleet, state: Path, url: str, bound: socket.socket, server: ServiceServer) -> None:
+    """Start the engines, one after the other, for each looks how much memory is free; name them, and every later one,
+    in the card."""
     try:
-        await host.start()
-        _write_card(state, host, url, bound)
+        for host in fleet.hosts:
+            await host.start()
+        _write_card(state, fleet, url, bound)
     except HalteresError:
         server.end()
         raise
     log.info("The training service answers on %s (state in %s).", url, state)
+    async with asyncio.TaskGroup() as tasks:
+        for host in fleet.hosts:
+            tasks.create_task(_name_successors(host, fleet, state, url, bound), name="engine's card")
+
+
+async def _name_successors(host: Host[Any], fleet: Fleet, state: Path, url: str, bound: socket.socket) -> None:
     while True:
         await host.until("ready", restarts=host.restarts + 1)
         try:
-            _write_card(state, host, url, bound)
+            _write_card(state, fleet, url, bound)
         except ServerError as error:  # its readers miss a process id; clients miss nothing
             log.error("%s", error)
 
 
-def _write_card(state: Path, host: Host, url: str, bound: socket.socket) -> None:
+def _write_card(state: Path, fleet: Fleet, url: str, bound: socket.socket) -> None:
     """service.json: who answers where.
 
     Raises:
@@ -141,7 +150,8 @@ def _write_card(state: Path, host: Host, url: str, bound: socket.socket) -> None
     """
     card = {
         "pid": os.getpid(),
-        "engine_pid": host.pid,
+        "engine_pid": fleet.trainer.pid,
+        "sampler_pids": [host.pid for host in fleet.samplers],
         "port": bound.getsockname()[1],
         "url": url,
         "started_at": time.time(),

@@ -7,8 +7,8 @@ Never: knows HTTP.
     STATE/journal.sqlite     accepted requests, sessions, models, samplers, checkpoints
     STATE/checkpoints/       named weights
     STATE/points/            restore points of training runs
-    STATE/spill/             unnamed snapshots that had to leave the engine
-    STATE/engine.log         the engine's standard error
+    STATE/spill/             unnamed snapshots that had to leave the engine, or go to another one
+    STATE/engine.log         the engine's standard error; STATE/sampler-1.log and on, those of engines that only sample
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from halteres.service.checkpoints.store import Checkpoints
 from halteres.service.durable.journal import Journal
 from halteres.service.durable.promises import Promises
 from halteres.service.exports.external import Exports
-from halteres.service.host import Host
+from halteres.service.fleet import Fleet
 from halteres.service.options import Options
 from halteres.service.reaper import Reaper
 from halteres.service.sampling.samplers import Samplers
@@ -50,7 +50,7 @@ class Service:
 
     state: Path
     base: BaseModel
-    host: Host
+    fleet: Fleet
     options: Options
     journal: Journal
     promises: Promises
@@ -99,8 +99,8 @@ def _lock(descriptor: int, state: Path) -> None:
 
 
 @asynccontextmanager
-async def opened(state: Path, base: BaseModel, host: Host, options: Options | None = None) -> AsyncIterator[Service]:
-    """A service over a host that somebody starts; when the block ends the host is stopped.
+async def opened(state: Path, base: BaseModel, fleet: Fleet, options: Options | None = None) -> AsyncIterator[Service]:
+    """A service over engines that somebody starts; when the block ends they are stopped.
 
     What is open then stays accepted in the journal: the next service on this state goes on with it.
     """
@@ -108,7 +108,7 @@ async def opened(state: Path, base: BaseModel, host: Host, options: Options | No
     await journal.open()
     try:
         async with asyncio.TaskGroup() as tasks:
-            service = _assembled(state, base, host, journal, tasks, options or Options())
+            service = _assembled(state, base, fleet, journal, tasks, options or Options())
             await service.sessions.open()
             await service.checkpoints.open()
             await service.losses.open()
@@ -123,22 +123,23 @@ async def opened(state: Path, base: BaseModel, host: Host, options: Options | No
                 reaping.cancel()
                 service.samples.stop()
                 service.threads.close()
-                await host.stop()  # whatever waits for the engine fails now, and is not settled
+                for host in fleet.hosts:
+                    await host.stop()  # whatever waits for the engine fails now, and is not settled
     finally:
         await journal.close()
 
 
 def _assembled(
-    state: Path, base: BaseModel, host: Host, journal: Journal, tasks: asyncio.TaskGroup, options: Options
+    state: Path, base: BaseModel, fleet: Fleet, journal: Journal, tasks: asyncio.TaskGroup, options: Options
 ) -> Service:
     promises, threads = Promises(journal), Threads()
     sessions = Sessions(journal)
     losses = CustomLosses(journal)
     checkpoints = Checkpoints(journal, state, options.limits)
     budget = WeightsBudget.of(base.folder, options.weights_bytes)
-    snapshots = Snapshots(host, state / "spill", tasks, budget)
+    snapshots = Snapshots(fleet, state / "spill", tasks, budget)
     checkpoints.on_removed = snapshots.forget
-    adapters = Adapters(host, journal, snapshots, losses, state / "points", tasks, budget, replay_s=options.replay_s)
+    adapters = Adapters(fleet, journal, snapshots, losses, state / "points", tasks, budget, replay_s=options.replay_s)
     samplers = Samplers(journal, sessions, checkpoints, snapshots, base)
     training = Training(
         journal=journal,
@@ -156,7 +157,7 @@ def _assembled(
         options=options,
         state=state,
         base=base,
-        host=host,
+        fleet=fleet,
         journal=journal,
         promises=promises,
         sessions=sessions,
@@ -166,7 +167,7 @@ def _assembled(
         adapters=adapters,
         samplers=samplers,
         samples=Samples(
-            host,
+            fleet,
             promises,
             samplers,
             snapshots,

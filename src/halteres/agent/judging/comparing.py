@@ -32,7 +32,7 @@ from halteres.runs.state import RunState
 
 _NO_SETTING = (
     *("run.name", "run.tags", "run.sinks", "run.wandb_project", "run.wandb_entity", "env.use_wandb"),
-    *("inference.url", "inference.threads", "inference.cache_gb"),
+    *("inference.url", "inference.threads", "inference.cache_gb", "inference.samplers"),
 )
 """Fields that do not change what is learnt."""
 

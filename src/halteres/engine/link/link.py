@@ -52,6 +52,7 @@ from halteres.engine.protocol import (
     Saved,
     StepResult,
     Wanted,
+    Weights,
 )
 from halteres.errors import HalteresError, InvalidData, NotReady
 
@@ -96,13 +97,13 @@ class LinkedEngine:
         """See `Engine`."""
         return await self._call("load", adapter, folder, optimizer)
 
-    async def snapshot(self, adapter: str, snapshot: str) -> int:
+    async def snapshot(self, adapter: str, snapshot: str) -> Weights:
         """See `Engine`."""
         return await self._call("snapshot", adapter, snapshot)
 
-    async def load_snapshot(self, snapshot: str, folder: str) -> int:
+    async def hold(self, name: str, source: Weights) -> int:
         """See `Engine`."""
-        return await self._call("load_snapshot", snapshot, folder)
+        return await self._call("hold", name, source)
 
     async def save_snapshot(self, snapshot: str, folder: str) -> Saved:
         """See `Engine`."""

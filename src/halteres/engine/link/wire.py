@@ -24,7 +24,7 @@ import msgspec
 
 from halteres import errors
 from halteres.engine import checks, failures, protocol
-from halteres.engine.protocol import Engine
+from halteres.engine.protocol import Engine, Samples, Trains
 from halteres.errors import HalteresError
 
 MAX_FRAME_BYTES = 2**31
@@ -84,7 +84,8 @@ def _operation(name: str) -> Operation:
 
 OPERATIONS = {
     name: _operation(name)
-    for name, member in vars(Engine).items()
+    for protocol in (Trains, Samples)
+    for name, member in vars(protocol).items()
     if inspect.isfunction(member) and not name.startswith("_")
 }
 STREAMED = frozenset(name for name, operation in OPERATIONS.items() if operation.streamed)

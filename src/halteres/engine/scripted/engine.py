@@ -11,17 +11,20 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from weakref import WeakValueDictionary
 
+import msgspec
 import numpy as np
 
-from halteres.engine.checks import array, check_adam, check_sampling, tokens_of
+from halteres.engine import protocol
+from halteres.engine.checks import array, check_adam, check_sampling, check_weights, tokens_of
 from halteres.engine.datums import check_pass
-from halteres.engine.folders import size_of, written
+from halteres.engine.folders import digest, size_of, written
 from halteres.engine.losses import TARGETS
 from halteres.engine.protocol import (
     Adam,
@@ -45,7 +48,7 @@ from halteres.engine.scripted.hooks import Hooks
 from halteres.engine.scripted.losses import sum_of
 from halteres.engine.scripted.sampling import Asked
 from halteres.engine.scripted.weights import Weights
-from halteres.engine.shapes import check_shape
+from halteres.engine.shapes import MAX_RANK, TARGETS_OF_ADAPTERS, check_shape
 from halteres.engine.wants import check_streamed
 from halteres.errors import Conflict, NotFound, UserError
 from halteres.text import load_tokenizer
@@ -76,6 +79,9 @@ class ScriptedEngine(Hooks):
             device="cpu",
             threads=threads,
             exact=True,
+            max_rank=MAX_RANK,
+            targets=TARGETS_OF_ADAPTERS,
+            incarnation=uuid.uuid4().hex,
         )
         self._hidden_size: int = config["hidden_size"]
         self._tokenizer = load_tokenizer(str(folder))
@@ -143,22 +149,27 @@ class ScriptedEngine(Hooks):
             self._adapters[adapter] = Adapter(weights=weights)
             return StepResult(version=weights.version, metrics={})
 
-    async def snapshot(self, adapter: str, snapshot: str) -> int:
+    async def snapshot(self, adapter: str, snapshot: str) -> protocol.Weights:
         """See `Engine`."""
         async with self._inside("snapshot", adapter):
             self._snapshots[snapshot] = self._adapter(adapter).weights
-            return self._snapshots[snapshot].version
-
-    async def load_snapshot(self, snapshot: str, folder: str) -> int:
-        """See `Engine`."""
-        async with self._inside("load_snapshot"):
-            self._snapshots[snapshot] = Weights.read(Path(folder), optimizer=False)
-            return self._snapshots[snapshot].version
+            return protocol.Weights(name=snapshot, version=self._snapshots[snapshot].version)
 
     async def save_snapshot(self, snapshot: str, folder: str) -> Saved:
         """See `Engine`."""
         async with self._inside("save_snapshot"):
-            return self._snapshot(snapshot).write(Path(folder), False, self._info.name, self._hidden_size)
+            saved = self._snapshot(snapshot).write(Path(folder), False, self._info.name, self._hidden_size)
+            return msgspec.structs.replace(saved, sha256=digest(Path(folder)))
+
+    async def hold(self, name: str, source: protocol.Weights) -> int:
+        """See `Engine`."""
+        async with self._inside("hold"):
+            if source.folder is None:
+                self._snapshots[name] = self._snapshot(source.name)
+            else:
+                check_weights(source, Path(source.folder))
+                self._snapshots[name] = Weights.read(Path(source.folder), optimizer=False)
+            return self._snapshots[name].version
 
     async def sample(
         self,

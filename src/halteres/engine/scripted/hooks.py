@@ -3,7 +3,7 @@
 Owns: holding, failing and slowing calls; counting them.
 Never: knows what a call does.
 
-    held = engine.hold("forward_backward")     # calls stop inside from now on
+    held = engine.block("forward_backward")     # calls stop inside from now on
     await held.inside()                        # one is there
     held.release()                             # they go on; later ones do not stop
     engine.fail_next("optim_step", ServerError("The device is lost."))
@@ -55,7 +55,7 @@ class Hooks:
         self.calls: Counter[str] = Counter()
         self.under_way: Counter[str] = Counter()
 
-    def hold(self, operation: str) -> Hold:
+    def block(self, operation: str) -> Hold:
         """From now on calls of this operation stop inside."""
         self._holds[operation] = Hold()
         return self._holds[operation]

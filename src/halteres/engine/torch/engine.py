@@ -9,16 +9,19 @@ turn.
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
-from halteres.engine.checks import check_sampling, tokens_of
+from halteres.engine.checks import check_sampling, check_weights, tokens_of
+from halteres.engine.folders import digest
 from halteres.engine.link.pieces import PieceQueue
 from halteres.engine.protocol import (
     Adam,
@@ -35,7 +38,9 @@ from halteres.engine.protocol import (
     Saved,
     StepResult,
     Wanted,
+    Weights,
 )
+from halteres.engine.shapes import MAX_RANK, TARGETS_OF_ADAPTERS
 from halteres.engine.torch.adapter import BASE, Adapter, Checkpoint, Snapshot
 from halteres.engine.torch.checkpoint import read_checkpoint, write_checkpoint
 from halteres.engine.torch.fused import FusedModel
@@ -133,7 +138,12 @@ class TorchEngine:
 
     async def save(self, adapter: str, folder: str, optimizer: bool) -> Saved:
         """See `Engine`."""
-        return await self._saved("save", adapter, folder, lambda: self._adapter(adapter).checkpoint(optimizer))
+        place = Path(folder)
+
+        def write(checkpoint: Checkpoint) -> Saved:
+            return write_checkpoint(place, self._info.name, checkpoint)
+
+        return await self._saved("save", adapter, place, lambda: self._adapter(adapter).checkpoint(optimizer), write)
 
     async def load(self, adapter: str, folder: str, optimizer: bool) -> StepResult:
         """See `Engine`."""
@@ -142,30 +152,50 @@ class TorchEngine:
             self._adapters[adapter] = Adapter(found.layout, found.flat, found.version, found.adam)
             return StepResult(version=found.version, metrics={})
 
-        return await self._loaded("load", adapter, folder, optimizer, take)
+        place = Path(folder)
 
-    async def snapshot(self, adapter: str, snapshot: str) -> int:
+        def read() -> Checkpoint:
+            return read_checkpoint(place, self._base, optimizer=optimizer)
+
+        return await self._loaded("load", adapter, place, read, take)
+
+    async def snapshot(self, adapter: str, snapshot: str) -> Weights:
         """See `Engine`."""
 
-        def copy() -> int:
+        def copy() -> Weights:
             self._snapshots[snapshot] = self._adapter(adapter).snapshot()
-            return self._snapshots[snapshot].version
+            return Weights(name=snapshot, version=self._snapshots[snapshot].version)
 
         return await self._call("snapshot", (adapter, snapshot), copy)
 
-    async def load_snapshot(self, snapshot: str, folder: str) -> int:
-        """See `Engine`."""
-
-        def take(found: Checkpoint) -> int:
-            self._snapshots[snapshot] = Snapshot.of(found.layout, found.flat, found.version)
-            return found.version
-
-        return await self._loaded("load_snapshot", snapshot, folder, False, take)
-
     async def save_snapshot(self, snapshot: str, folder: str) -> Saved:
         """See `Engine`."""
+        place = Path(folder)
 
-        return await self._saved("save_snapshot", snapshot, folder, lambda: self._snapshot(snapshot).checkpoint())
+        def write(checkpoint: Checkpoint) -> Saved:
+            saved = write_checkpoint(place, self._info.name, checkpoint)
+            return msgspec.structs.replace(saved, sha256=digest(place))
+
+        return await self._saved("save_snapshot", snapshot, place, lambda: self._snapshot(snapshot).checkpoint(), write)
+
+    async def hold(self, name: str, source: Weights) -> int:
+        """See `Engine`."""
+
+        def take(found: Snapshot) -> int:
+            self._snapshots[name] = found
+            return found.version
+
+        if source.folder is None:
+            return await self._call("hold", (name, source.name), lambda: take(self._snapshot(source.name)))
+        place = Path(source.folder)
+
+        def read() -> Checkpoint:
+            check_weights(source, place)
+            return read_checkpoint(place, self._base, optimizer=False)
+
+        return await self._loaded(
+            "hold", name, place, read, lambda found: take(Snapshot.of(found.layout, found.flat, found.version))
+        )
 
     async def sample(
         self,
@@ -244,15 +274,19 @@ class TorchEngine:
             wanted=wanted,
         )
 
-    async def _saved(self, name: str, subject: str, folder: str, copied: Callable[[], Checkpoint]) -> Saved:
+    async def _saved(
+        self,
+        name: str,
+        subject: str,
+        place: Path,
+        copied: Callable[[], Checkpoint],
+        write: Callable[[Checkpoint], Saved],
+    ) -> Saved:
         """Copied in its turn, written while others have theirs; also if the caller goes away meanwhile."""
-        place = Path(folder)
 
         def queue() -> Future[Saved | HalteresError]:
             checkpoint = copied()
-            return self._files.write(
-                place, lambda: attempt(name, lambda: write_checkpoint(place, self._info.name, checkpoint))
-            )
+            return self._files.write(place, lambda: attempt(name, lambda: write(checkpoint)))
 
         writing = await self._call(name, (subject, _folder(place)), queue)
         saved = await asyncio.shield(asyncio.wrap_future(writing))
@@ -261,17 +295,14 @@ class TorchEngine:
         return saved
 
     async def _loaded(
-        self, name: str, subject: str, folder: str, optimizer: bool, take: Callable[[Checkpoint], Any]
+        self, name: str, subject: str, place: Path, read: Callable[[], Checkpoint], take: Callable[[Checkpoint], Any]
     ) -> Any:
         """Read by another thread once earlier calls of the subject and of the folder are done; then taken."""
-        place = Path(folder)
 
         def begin() -> Slices:
             if (writing := self._files.pending(place)) is not None:
                 yield writing
-            reading = self._files.read(
-                lambda: attempt(name, lambda: read_checkpoint(place, self._base, optimizer=optimizer))
-            )
+            reading = self._files.read(lambda: attempt(name, read))
             yield reading
             found = reading.result()
             if isinstance(found, HalteresError):
@@ -336,5 +367,8 @@ def _info(base: BaseModel, folder: Path, name: str, threads: int, limits: Limits
         device=base.device.type,
         threads=threads,
         exact=isinstance(base, FusedModel) and base.device.type == "cpu",
+        max_rank=MAX_RANK,
+        targets=TARGETS_OF_ADAPTERS,
+        incarnation=uuid.uuid4().hex,
         places=min(limits.decode_rows, limits.cache_bytes // (PLACE * base.cache_bytes_per_token)),
     )

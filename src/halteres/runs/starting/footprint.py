@@ -18,6 +18,8 @@ key and value projection, H*W of all heads, V vocabulary, r rank of the adapter)
                                                B numbers: each weight's B once more, as a block-diagonal matrix
     processes     the engine without a model, and the six small processes of a run
 
+Each engine of `inference.samplers` has weights and a process of its own, and the cache instead of the one that trains.
+
 The peak is the greater of loading and of everything after it. On a GPU `processes` leaves out the small ones, which
 need none of its memory. Peak resident memory of the engine on a CPU against this formula, in GB: a run of the built-in
 model 1.5 / 1.4, 42 M parameters 2.1 / 2.5, 0.6 B 11.4 / 13.3.
@@ -69,11 +71,12 @@ def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
     fused = shape.layers * shape.width * (shape.qkv + 2 * shape.feed)
     training = _activations(shape, work.rank) + 5 * _logits(shape, PASS_TOKENS) // 2
     busiest = max(training, 4 * _logits(shape, _rows(work)))  # one or the other: the engine has one thread
+    engines, caches = 1 + work.samplers, max(1, work.samplers)
     return Need(
-        weights=work.weight_bytes * shape.parameters,
+        weights=engines * work.weight_bytes * shape.parameters,
         loading=work.weight_bytes * fused,
-        working=NUMBER * (busiest + _adapter(shape, work.rank)) + cache_bytes(shape, work),
-        processes=ENGINE_BYTES if on_gpu else ENGINE_BYTES + OTHERS_BYTES + batch_bytes(work),
+        working=NUMBER * (busiest + _adapter(shape, work.rank)) + caches * cache_bytes(shape, work),
+        processes=engines * ENGINE_BYTES + (0 if on_gpu else OTHERS_BYTES + batch_bytes(work)),
     )
 
 

@@ -34,6 +34,7 @@ class Workload:
     eval_sequences: int = 0  # answers of one evaluation
     cache_gb: float | None = None  # for keys and values; None: by what is free
     weight_bytes: int = 4  # of one number of the base model
+    samplers: int = 0  # engines beside the one that trains
 
     def evaluations(self, done: int = 0) -> int:
         """Evaluations between the first and the last one, after step `done`."""
@@ -58,6 +59,7 @@ def workload_of(settings: Settings) -> Workload:
         eval_sequences=_number(env, "eval_tasks", 0) * (_number(env, "eval_samples", 0) + 1),  # and one greedy
         cache_gb=settings.inference.cache_gb,
         weight_bytes=2 if settings.inference.dtype == "bfloat16" else 4,
+        samplers=settings.inference.samplers,
     )
 
 

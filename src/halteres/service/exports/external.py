@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from halteres.engine.folders import size_of, written
-from halteres.engine.protocol import Engine, Saved
+from halteres.engine.protocol import Saved, Trains
 from halteres.errors import InvalidData
 from halteres.service.base import BaseModel
 from halteres.service.checkpoints.store import Checkpoints
@@ -28,7 +28,7 @@ class Exports:
     def __init__(self, checkpoints: Checkpoints, base: BaseModel) -> None:
         self._checkpoints, self._base = checkpoints, base
 
-    async def write(self, engine: Engine, model: Model, asked: SaveWeights, request_id: str) -> dict[str, Any]:
+    async def write(self, engine: Trains, model: Model, asked: SaveWeights, request_id: str) -> dict[str, Any]:
         """Write a model's weights for others; returns the result of its promise: path, size_bytes."""
         if model.lora is None:
             raise InvalidData(f"The training run {model.id} has no adapter.", next="Make a new training client.")
@@ -56,7 +56,7 @@ class Exports:
         )
         return {"path": str(path), "size_bytes": saved.size_bytes}
 
-    async def _saved(self, engine: Engine, model: Model, folder: Path, recipients: Recipients | None) -> Saved:
+    async def _saved(self, engine: Trains, model: Model, folder: Path, recipients: Recipients | None) -> Saved:
         with written(folder) as place, tempfile.TemporaryDirectory(dir=place) as work:
             plain = Path(work) / "plain"
             saved = await engine.save(model.id, str(plain), False)

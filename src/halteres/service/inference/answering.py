@@ -18,7 +18,7 @@ from halteres.errors import HalteresError, InvalidData, ServerError
 from halteres.process import steady_time
 from halteres.service.durable.journal import Ended, Entry
 from halteres.service.durable.promises import Outcome, failure, new_id
-from halteres.service.host import running
+from halteres.service.fleet import running
 from halteres.service.inference.addresses import Addresses
 from halteres.service.inference.asking import Ask, Call, Prompt
 from halteres.service.inference.best_of import BestOf
@@ -57,18 +57,18 @@ class Inference:
         self.addresses = Addresses(
             service.base, service.checkpoints, service.snapshots, service.samplers, service.sessions
         )
-        self._host, self._journal, self._samples = service.host, service.journal, service.samples
+        self._fleet, self._journal, self._samples = service.fleet, service.journal, service.samples
         self._threads, self._longest = service.threads, 0
         self.best_of = BestOf(service.options.reward_models)
 
     async def context_length(self) -> int:
         """Tokens that the model reads, prompt and answer together; waits for an engine that starts."""
-        return (await (await running(self._host)).info()).max_context_length
+        return (await (await running(self._fleet.pick(None, b""))).info()).max_context_length
 
     @property
     def ready(self) -> bool:
-        """Whether an engine is there."""
-        return self._host.state == "ready"
+        """Whether an engine that samples is there."""
+        return self._fleet.samples
 
     async def read(self, call: Call, reader: Callable[[bytes], T]) -> T:
         """What a body asks for; a long one is read aside."""

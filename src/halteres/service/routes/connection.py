@@ -6,6 +6,7 @@ Source: tinker SDK 0.38.0, lib/internal_client_holder.py and resources/service.p
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -13,8 +14,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import halteres
+from halteres.service.fleet import Host, running
 from halteres.service.holdings import refuse_session
-from halteres.service.host import running
 from halteres.service.routes.answers import answer, body_of
 from halteres.service.service import Service
 from halteres.service.tenancy.tenants import tenant_of
@@ -75,20 +76,24 @@ class ConnectionRoutes:
         return {name: self._service.options.client_flags.get(name, value) for name, value in flags.items()}
 
     async def health(self, _: Request) -> Response:
-        """GET healthz: 200 once the engine has answered `info`, which its host asks before it calls it ready, and as
-        long as the journal can be written."""
-        host = self._service.host
-        if host.state != "ready":
-            why = host.failure.sentence if host.failure else "It is starting."
-            return answer({"detail": f"The engine is not ready. {why}"}, 503)
+        """GET healthz: 200 once trainer and a sampler have answered `info`, which a host asks before it calls its
+        engine ready, and as long as the journal can be written."""
+        if away := self._service.fleet.trouble:
+            return answer({"detail": away}, 503)
         if (trouble := self._service.journal.trouble) is not None:
             return answer({"detail": trouble.sentence}, 503)
         return answer({"status": "ok", "model": self._service.base.name, "version": halteres.__version__})
 
     async def capabilities(self, _: Request) -> Response:
         """GET get_server_capabilities."""
-        model = await (await running(self._service.host)).info()
-        facts = {"max_context_length": model.max_context_length, "trainable": True, "sampleable": True}
+        fleet = self._service.fleet
+        trainer = await (await running(fleet.trainer)).info()
+        sampler = await (await running(fleet.pick(None, b""))).info()
+        facts = {
+            "max_context_length": min(trainer.max_context_length, sampler.max_context_length),
+            "trainable": trainer.trains,
+            "sampleable": sampler.samples,
+        }
         return answer({"supported_models": [{"model_name": name, **facts} for name in self._service.base.names]})
 
     async def create_session(self, request: Request) -> Response:
@@ -132,13 +137,18 @@ class ConnectionRoutes:
 
     async def info(self, request: Request) -> Response:
         """GET /halteres/v1/info."""
-        host = self._service.host
-        model = await (await running(host)).info()
+        fleet = self._service.fleet
+        model = await (await running(fleet.trainer)).info()
         return answer(
             {
                 "model": msgspec.to_builtins(model),
-                "engine": {"pid": host.pid, "restarts": host.restarts},
+                "engine": _told(fleet.trainer),  # the one that trains
+                "samplers": [_told(host) for host in fleet.samplers],
                 "version": halteres.__version__,
                 "policies": self._service.samplers.versions(tenant_of(request)),
             }
         )
+
+
+def _told(host: Host[Any]) -> dict[str, Any]:
+    return {"state": host.state, "pid": host.pid, "restarts": host.restarts}

@@ -47,8 +47,8 @@ class PromiseRoutes:
             return await self._told(request, found, sized=asked.allow_metadata_only)
         if found is None:
             return _unknown(request, asked.request_id)
-        ready = self._service.host.state == "ready"
-        place = found.place() if ready else Place("the engine is starting", stuck=True)
+        away = self._service.fleet.trouble
+        place = Place("the engine is starting", stuck=True) if away else found.place()
         state = "paused_capacity" if place.stuck else "active"  # the SDK tells its user the reason of the first alone
         return answer({"queue_state": state, "queue_state_reason": place.reason}, 408)
 

@@ -17,12 +17,13 @@ from typing import Literal
 
 import msgspec
 
+from halteres.engine import protocol
 from halteres.engine.link.pieces import PieceQueue
-from halteres.engine.protocol import Engine, Piece, SampleResult, SamplingParams, Wanted
+from halteres.engine.protocol import Piece, SampleResult, SamplingParams, Wanted
 from halteres.errors import HalteresError, InvalidData, ServerError, UserError, boundary
 from halteres.service.durable.journal import Drawn, Recorded
 from halteres.service.durable.promises import Outcome, Promise, Promises, binary_result, failure
-from halteres.service.host import Host, survived
+from halteres.service.fleet import Fleet, survived
 from halteres.service.sampling.samplers import Sampler, Samplers, refuse_lost
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
 from halteres.service.sampling.streams import ended, outliving
@@ -35,7 +36,7 @@ from halteres.service.wire.bodies import Prompt, Sample, Sampling, read
 from halteres.service.wire.samples import wish_of, write_sample
 
 PLACES, MOST_PLACES = 640, 576
-"""Sequences in the engine at a time, and of one tenant: those that it decodes together (512), and the next ones, so
+"""Sequences in one engine at a time, and of one tenant: those that it decodes together (512), and the next ones, so
 that it never waits for the link. All others wait here, where tenants take turns; the engine's own queue is first come,
 first served."""
 
@@ -54,7 +55,7 @@ class Samples:
 
     def __init__(
         self,
-        host: Host,
+        fleet: Fleet,
         promises: Promises,
         samplers: Samplers,
         snapshots: Snapshots,
@@ -64,11 +65,13 @@ class Samples:
         logprobs: Literal["raw", "tempered"] = "raw",
         limits: Allowances = Allowances(),  # noqa: B008 - frozen
     ) -> None:
-        self._host, self._promises, self._samplers, self._snapshots = host, promises, samplers, snapshots
+        self._fleet, self._promises, self._samplers, self._snapshots = fleet, promises, samplers, snapshots
         self._tasks, self._threads, self.logprobs = tasks, threads, logprobs
         self._running: dict[str, asyncio.Task[None]] = {}  # by request id
         promises.draw_again_by(self.again)
-        self._limits, self._under_way, self._turns = limits, Counter[Tenant](), Turns(PLACES, MOST_PLACES)
+        self._limits, self._under_way = limits, Counter[Tenant]()
+        engines = len(fleet.samplers)
+        self._turns = Turns(PLACES * engines, MOST_PLACES * engines)
 
     def refuse_if_full(self, tenant: Tenant) -> None:
         """Raise Overloaded rather than take more work of a tenant than it may have."""
@@ -88,14 +91,15 @@ class Samples:
         another engine draws the same."""
         _check_count(num_samples)
 
-        async def call(engine: Engine) -> SampleResult:
+        name = None if snapshot is None else snapshot.name
+
+        async def call(engine: protocol.Samples) -> SampleResult:
             async with self._snapshots.resident(snapshot, engine):
-                name = None if snapshot is None else snapshot.name
                 return await engine.sample(name, prompt, num_samples, params, wanted)
 
         with self._counted(tenant):
             async with self._turns.places(tenant, num_samples):
-                return await survived(self._host, call)
+                return await survived(lambda: self._fleet.pick(name, prompt), call)
 
     async def stream(
         self,
@@ -113,18 +117,22 @@ class Samples:
         """
         _check_count(num_samples)
 
-        async def begin(engine: Engine) -> AsyncGenerator[Piece, None]:
-            async with self._snapshots.resident(snapshot, engine):
-                name = None if snapshot is None else snapshot.name
-                async with ended(engine.stream(name, prompt, num_samples, params, wanted)) as pieces:
-                    async for piece in pieces:
-                        yield piece
+        name = None if snapshot is None else snapshot.name
+
+        async def begin(engine: protocol.Samples) -> AsyncGenerator[Piece, None]:
+            async with (
+                self._snapshots.resident(snapshot, engine),
+                ended(engine.stream(name, prompt, num_samples, params, wanted)) as pieces,
+            ):
+                async for piece in pieces:
+                    yield piece
 
         waiting = PieceQueue()
 
         async def fill() -> None:
             try:
-                async with self._turns.places(tenant, num_samples), aclosing(outliving(self._host, begin)) as pieces:
+                written = outliving(lambda: self._fleet.pick(name, prompt), begin)
+                async with self._turns.places(tenant, num_samples), aclosing(written) as pieces:
                     with boundary(ServerError, "The stream"):
                         async for piece in pieces:
                             waiting.put(piece)

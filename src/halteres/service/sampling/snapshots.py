@@ -1,9 +1,13 @@
-"""Snapshots: immutable weights for sampling, in the engine or on disk.
+"""Snapshots: immutable weights for sampling, in engines or on disk.
 
-Owns: which snapshots the engine holds, loading those that have a folder when they are asked for, a bound on the memory
-that they take (the ones unused for longest leave; those without a folder are written to one first). Unnamed ones that
-no folder holds come back with their adapter (`adapters`), which takes them again.
+Owns: which snapshots each engine holds, giving those that have a folder to whoever is to sample from them, a bound on
+the memory that they take in each (the ones unused for longest leave; those without a folder are written to one first).
+Unnamed ones that no folder holds come back with their adapter (`adapters`), which takes them again.
 Never: changes weights; removes one that is being sampled from.
+
+    the engine that trains also samples       snapshot ─▶ it has them
+    another one samples                       snapshot ─▶ trainer writes a folder, tells its digest ─▶ sampler reads it
+    a folder that was damaged on its way      refused, and written again while the trainer has them
 """
 
 from __future__ import annotations
@@ -17,12 +21,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
-from halteres.engine.protocol import Engine, LoraConfig
+from halteres.engine.protocol import EngineGone, LoraConfig, Samples, Trains, Weights, WeightsDamaged
 from halteres.errors import HalteresError, ServerError, UserError
 from halteres.files import linked
 from halteres.service.checkpoints.store import Checkpoint
-from halteres.service.host import Host
+from halteres.service.fleet import Fleet, survived
 from halteres.service.training.models import Model
 from halteres.service.weights_budget import WeightsBudget
 
@@ -40,6 +45,11 @@ class SnapshotLost(ServerError):
     code = "snapshot_lost"
 
 
+def _homes() -> WeakKeyDictionary[Trains | Samples, int]:
+    """The engines that hold a snapshot, and how many sampling requests are under way in each."""
+    return WeakKeyDictionary()
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Snapshot:
     """Weights to sample from."""
@@ -52,31 +62,33 @@ class Snapshot:
     seq: int | None = None  # ... and the number of the request that published them
     path: str | None = None  # tinker:// path, of named ones
     folder: Path | None = None  # where it can be loaded from again
-    home: Engine | None = None  # the engine that holds it
-    users: int = 0  # sampling requests under way
+    sha256: str | None = None  # of that folder; None: it was written in an earlier life, or by somebody else
+    homes: WeakKeyDictionary[Trains | Samples, int] = field(default_factory=_homes)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # of whoever loads or removes it
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)  # ... or writes its folder
 
 
 class Snapshots:
-    """What the engine holds, and what it can load."""
+    """What each engine holds, and what it can be given."""
 
-    def __init__(self, host: Host, spill: Path, tasks: asyncio.TaskGroup, budget: WeightsBudget) -> None:
-        self._host, self._spill, self._tasks, self._budget = host, spill, tasks, budget
-        self._held: OrderedDict[str, Snapshot] = OrderedDict()  # by name, unused for longest first
+    def __init__(self, fleet: Fleet, spill: Path, tasks: asyncio.TaskGroup, budget: WeightsBudget) -> None:
+        self._fleet, self._spill, self._tasks, self._budget = fleet, spill, tasks, budget
+        self._held: WeakKeyDictionary[Trains | Samples, OrderedDict[str, Snapshot]] = WeakKeyDictionary()
+        """By engine and name, unused for longest first."""
         self._named: dict[str, Snapshot] = {}  # by tinker:// path
         self._unnamed: dict[tuple[str, int], Snapshot] = {}  # by training run and number
         self._spilled: defaultdict[str, deque[Snapshot]] = defaultdict(deque)  # by training run, oldest first
-        self._bring_back: Callable[[Snapshot, Engine], Awaitable[None]] | None = None
+        self._bring_back: Callable[[Snapshot, Trains], Awaitable[None]] | None = None
 
-    def bring_back_by(self, bring_back: Callable[[Snapshot, Engine], Awaitable[None]]) -> None:
+    def bring_back_by(self, bring_back: Callable[[Snapshot, Trains], Awaitable[None]]) -> None:
         """Who takes unnamed weights again that no folder holds."""
         self._bring_back = bring_back
 
-    async def publish(self, home: Engine, model: Model, seq: int) -> Snapshot:
+    async def publish(self, trainer: Trains, model: Model, seq: int) -> Snapshot:
         """Copy an adapter's weights, for the request of this number."""
-        snapshot = Snapshot(version=0, base_model=model.base_model, lora=model.lora, home=home, model=model, seq=seq)
-        snapshot.version = await home.snapshot(model.id, snapshot.name)
-        self._hold(snapshot)
+        snapshot = Snapshot(version=0, base_model=model.base_model, lora=model.lora, model=model, seq=seq)
+        snapshot.version = (await trainer.snapshot(model.id, snapshot.name)).version
+        self._hold(snapshot, trainer)
         self._unnamed[model.id, seq] = snapshot
         return snapshot
 
@@ -109,24 +121,23 @@ class Snapshots:
             if folder.name not in meant:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    async def taken_again(self, model: Model, seq: int, engine: Engine) -> None:
+    async def taken_again(self, model: Model, seq: int, trainer: Trains) -> None:
         """The adapter is again what it was when it was published with this number."""
         snapshot = self._unnamed.get((model.id, seq))
-        if snapshot is not None and snapshot.folder is None and snapshot.home is not engine:
-            await engine.snapshot(model.id, snapshot.name)
-            snapshot.home = engine
-            self._hold(snapshot)
+        if snapshot is not None and snapshot.folder is None and trainer not in snapshot.homes:
+            await trainer.snapshot(model.id, snapshot.name)
+            self._hold(snapshot, trainer)
 
-    async def keep(self, model: Model, engine: Engine) -> None:
+    async def keep(self, model: Model, trainer: Trains) -> None:
         """Write a training run's unnamed weights that only the engine holds."""
         published = [snapshot for (run, _), snapshot in self._unnamed.items() if run == model.id]
         for snapshot in published:
-            if snapshot.folder is None and snapshot.home is engine:
-                await self._write(snapshot, engine)
+            if snapshot.folder is None and trainer in snapshot.homes:
+                await self._write(snapshot, trainer)
 
-    def name(self, snapshot: Snapshot, path: str, folder: Path) -> None:
+    def name(self, snapshot: Snapshot, path: str, folder: Path, sha256: str | None = None) -> None:
         """The snapshot was saved there."""
-        snapshot.path, snapshot.folder = path, folder
+        snapshot.path, snapshot.folder, snapshot.sha256 = path, folder, sha256
         self._named[path] = snapshot
         if snapshot.model is not None and snapshot.seq is not None:
             self._unnamed.pop((snapshot.model.id, snapshot.seq), None)
@@ -171,7 +182,7 @@ class Snapshots:
                 replaced.folder = kept
 
     @asynccontextmanager
-    async def resident(self, snapshot: Snapshot | None, engine: Engine) -> AsyncIterator[None]:
+    async def resident(self, snapshot: Snapshot | None, engine: Samples) -> AsyncIterator[None]:
         """The engine holds the snapshot as long as the block runs; None is the base model, which it always holds.
 
         Raises:
@@ -181,67 +192,107 @@ class Snapshots:
             yield
             return
         async with snapshot.turn:
-            if snapshot.home is not engine:
+            if engine not in snapshot.homes:
                 await self._load(snapshot, engine)
-            snapshot.users += 1
-            self._touch(snapshot)
+            snapshot.homes[engine] += 1
+            self._touch(snapshot, engine)
         try:
             yield
         finally:
-            snapshot.users -= 1
+            snapshot.homes[engine] -= 1
 
-    async def _load(self, snapshot: Snapshot, engine: Engine) -> None:
+    async def _load(self, snapshot: Snapshot, engine: Samples) -> None:
         if snapshot.folder is None:
-            await self._take_again(snapshot, engine)
+            await self._fetch(snapshot)
+        if engine in snapshot.homes:
             return
-        snapshot.version = await engine.load_snapshot(snapshot.name, str(snapshot.folder))
-        snapshot.home = engine
-        self._hold(snapshot)
+        try:
+            await self._give(snapshot, engine)
+        except WeightsDamaged as damaged:
+            log.warning("%s", damaged)
+            await self._fetch_again(snapshot, damaged)
+            await self._give(snapshot, engine)
 
-    async def _take_again(self, snapshot: Snapshot, engine: Engine) -> None:
+    async def _give(self, snapshot: Snapshot, engine: Samples) -> None:
+        folder = None if snapshot.folder is None else str(snapshot.folder)
+        source = Weights(name=snapshot.name, version=snapshot.version, folder=folder, sha256=snapshot.sha256)
+        snapshot.version = await engine.hold(snapshot.name, source)
+        self._hold(snapshot, engine)
+
+    async def _fetch(self, snapshot: Snapshot) -> None:
+        """Weights that no folder holds: the trainer has them, or takes them again, and writes them for others."""
+
+        async def fetch(trainer: Trains) -> None:
+            if trainer not in snapshot.homes:
+                await self._take_again(snapshot, trainer)
+            if self._fleet.apart:
+                await self._write(snapshot, trainer)
+
+        await survived(lambda: self._fleet.trainer, fetch)
+
+    async def _fetch_again(self, snapshot: Snapshot, damaged: WeightsDamaged) -> None:
+        folder, snapshot.folder = snapshot.folder, None
+        try:
+            await self._fetch(snapshot)
+        except SnapshotLost:
+            snapshot.folder = folder
+            raise damaged from None
+
+    async def _take_again(self, snapshot: Snapshot, trainer: Trains) -> None:
         if self._bring_back is not None:
             with suppress(UserError, ServerError):  # the adapter cannot come back, nor can what was published from it
-                await self._bring_back(snapshot, engine)
-        if snapshot.home is not engine:
+                await self._bring_back(snapshot, trainer)
+        if trainer not in snapshot.homes:
             what = f"These sampler weights (policy version {snapshot.version})"
             raise _gone(what, f"{snapshot.path} was deleted or replaced." if snapshot.path else UNNAMED)
 
-    def _hold(self, snapshot: Snapshot) -> None:
-        self._touch(snapshot)
-        excess = sum(self._budget.snapshot(held.lora) for held in self._held.values()) - self._budget.of_kind
-        for idle in [held for held in self._held.values() if not held.users and held is not snapshot]:
+    def _hold(self, snapshot: Snapshot, engine: Trains | Samples) -> None:
+        snapshot.homes[engine] = 0
+        self._touch(snapshot, engine)
+        held = self._held[engine]
+        excess = sum(self._budget.snapshot(one.lora) for one in held.values()) - self._budget.of_kind
+        for idle in [one for one in held.values() if not one.homes.get(engine) and one is not snapshot]:
             if excess <= 0:
                 return
             excess -= self._budget.snapshot(idle.lora)
-            del self._held[idle.name]
-            self._tasks.create_task(self._remove(idle), name="snapshot removal")
+            del held[idle.name]
+            self._tasks.create_task(self._remove(idle, engine), name="snapshot removal")
 
-    def _touch(self, snapshot: Snapshot) -> None:
-        self._held[snapshot.name] = snapshot
-        self._held.move_to_end(snapshot.name)
+    def _touch(self, snapshot: Snapshot, engine: Trains | Samples) -> None:
+        held = self._held.setdefault(engine, OrderedDict())
+        held[snapshot.name] = snapshot
+        held.move_to_end(snapshot.name)
 
-    async def _remove(self, snapshot: Snapshot) -> None:
+    async def _remove(self, snapshot: Snapshot, engine: Trains | Samples) -> None:
         async with snapshot.turn:
-            home = snapshot.home
-            if home is None or snapshot.users or home is not self._host.engine:
-                return
+            if snapshot.homes.get(engine) != 0:
+                return  # it is sampled from again
             try:
-                if snapshot.folder is None:
-                    await self._write(snapshot, home)
-                snapshot.home = None
-                await home.drop(snapshot.name)
+                trainer = self._fleet.trainer.engine
+                if snapshot.folder is None and engine is trainer:
+                    await self._write(snapshot, trainer)
+                del snapshot.homes[engine]
+                await engine.drop(snapshot.name)
+            except EngineGone:
+                return
             except HalteresError as error:
-                self._touch(snapshot)
+                self._touch(snapshot, engine)
                 log.warning("The snapshot %s stays in the engine: %s", snapshot.name, error)
 
-    async def _write(self, snapshot: Snapshot, home: Engine) -> None:
+    async def _write(self, snapshot: Snapshot, trainer: Trains) -> None:
+        async with snapshot.writing:
+            if snapshot.folder is None:
+                await self._write_first(snapshot, trainer)
+
+    async def _write_first(self, snapshot: Snapshot, trainer: Trains) -> None:
         folder = self._spill / snapshot.name
-        await home.save_snapshot(snapshot.name, str(folder))
+        saved = await trainer.save_snapshot(snapshot.name, str(folder))
         if snapshot.folder is not None:
-            return  # somebody else wrote it meanwhile
-        snapshot.folder = folder
+            return  # it was given a name meanwhile
+        snapshot.folder, snapshot.sha256 = folder, saved.sha256
         spilled = self._spilled[snapshot.model.id if snapshot.model else ""]
-        spilled.append(snapshot)
+        if snapshot not in spilled:
+            spilled.append(snapshot)
         while len(spilled) > MAX_SPILLED:
             oldest = spilled.popleft()
             if oldest.path is None:

@@ -12,9 +12,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import TypeVar
 
-from halteres.engine.protocol import Engine, EngineGone, Piece, TopK
+from halteres.engine.protocol import EngineGone, Piece, Samples, TopK
 from halteres.errors import ServerError
-from halteres.service.host import Host, successors
+from halteres.service.fleet import Host, successors
 
 
 class StreamBroken(ServerError):
@@ -28,7 +28,9 @@ T = TypeVar("T")
 TOKEN_BYTES = 4
 
 
-async def outliving(host: Host, begin: Callable[[Engine], AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
+async def outliving(
+    pick: Callable[[], Host[Samples]], begin: Callable[[Samples], AsyncGenerator[Piece, None]]
+) -> AsyncGenerator[Piece, None]:
     """The pieces of a stream that needs nothing an engine held before; if that engine dies, the next one goes on.
 
     Raises:
@@ -37,7 +39,7 @@ async def outliving(host: Host, begin: Callable[[Engine], AsyncGenerator[Piece, 
         NotReady: no engine is running.
     """
     told: Counter[int] = Counter()  # tokens of each sequence
-    async with aclosing(successors(host)) as engines:
+    async with aclosing(successors(pick)) as engines:
         async for engine in engines:
             written: Counter[int] = Counter()  # by this engine
             try:
@@ -56,8 +58,7 @@ async def outliving(host: Host, begin: Callable[[Engine], AsyncGenerator[Piece, 
                             yield news
                 return
             except EngineGone:
-                if host.state in ("failed", "stopped"):
-                    raise
+                continue
 
 
 def without(piece: Piece, known: int) -> Piece | None:

@@ -24,10 +24,10 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from halteres.engine.protocol import Engine
+from halteres.engine.protocol import Trains
 from halteres.errors import HalteresError, NotReady, ServerError, UserError, boundary
 from halteres.service.durable.journal import Journal, Recorded
-from halteres.service.host import Host, survived
+from halteres.service.fleet import Fleet, survived
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
 from halteres.service.training import calls
 from halteres.service.training.custom_losses import CustomLosses
@@ -58,7 +58,7 @@ class Adapters:
 
     def __init__(
         self,
-        host: Host,
+        fleet: Fleet,
         journal: Journal,
         snapshots: Snapshots,
         losses: CustomLosses,
@@ -68,13 +68,13 @@ class Adapters:
         *,
         replay_s: float = REPLAY_S,
     ) -> None:
-        self._host, self._journal, self._snapshots, self._losses = host, journal, snapshots, losses
+        self._fleet, self._journal, self._snapshots, self._losses = fleet, journal, snapshots, losses
         self._points, self._tasks, self._budget = points, tasks, budget
         self._replay_s = replay_s
         self._held: OrderedDict[str, Model] = OrderedDict()  # unused for longest first
         snapshots.bring_back_by(self._retake)
 
-    async def surviving(self, model: Model, run: Callable[[Engine], Awaitable[T]], *, made_here: bool = False) -> T:
+    async def surviving(self, model: Model, run: Callable[[Trains], Awaitable[T]], *, made_here: bool = False) -> T:
         """The result of `run` on the engine that holds the adapter, which is brought back where it is lost; an engine
         that dies under it is survived.
 
@@ -89,7 +89,7 @@ class Adapters:
             AdapterLost: it cannot be brought back.
         """
 
-        async def attempt(engine: Engine) -> T:
+        async def attempt(engine: Trains) -> T:
             async with model.residence.turn:
                 await self._ready(model, engine, made_here)
                 began = time.monotonic()
@@ -100,7 +100,7 @@ class Adapters:
                 self._touch(model)
                 return result
 
-        return await survived(self._host, attempt)
+        return await survived(lambda: self._fleet.trainer, attempt)
 
     @contextmanager
     def replaced(self, model: Model) -> Iterator[None]:
@@ -112,7 +112,7 @@ class Adapters:
             model.residence.home = None
             raise
 
-    async def _ready(self, model: Model, engine: Engine, made_here: bool) -> None:
+    async def _ready(self, model: Model, engine: Trains, made_here: bool) -> None:
         if made_here and model.lora is None:
             await engine.drop(model.id)  # what an attempt that failed half-way left
             return
@@ -122,7 +122,7 @@ class Adapters:
             if not made_here:
                 raise
 
-    async def _bring_back(self, model: Model, engine: Engine) -> None:
+    async def _bring_back(self, model: Model, engine: Trains) -> None:
         if model.residence.home is engine:
             return
         began = time.monotonic()
@@ -138,7 +138,7 @@ class Adapters:
         self._touch(model)
         log.info("Training run %s is back: %d requests in %.2f s.", model.id, len(rows), time.monotonic() - began)
 
-    async def _load_point(self, model: Model, engine: Engine) -> int:
+    async def _load_point(self, model: Model, engine: Trains) -> int:
         """Load the newest restore point; returns its number, -1 where there is none."""
         point = model.residence.point
         if point is None:
@@ -149,7 +149,7 @@ class Adapters:
         await engine.load(model.id, str(folder), True)
         return point
 
-    async def _again(self, model: Model, engine: Engine, row: Recorded) -> None:
+    async def _again(self, model: Model, engine: Trains, row: Recorded) -> None:
         """Execute a settled request once more, for what it did to the adapter: a failed pass added nothing, but a
         refused step may have cleared the gradient."""
         if row.seq is None or (row.state == "failed_user" and row.kind != "optim_step"):
@@ -165,7 +165,7 @@ class Adapters:
             if row.state == "done":
                 raise
 
-    async def _perform(self, model: Model, engine: Engine, request: Request) -> None:
+    async def _perform(self, model: Model, engine: Trains, request: Request) -> None:
         if request.kind == "create_model":
             await calls.create(engine, model, request)
         elif request.kind in PASSES:
@@ -188,7 +188,7 @@ class Adapters:
             except HalteresError as error:
                 log.warning("No restore point of %s after request %d: %s", model.id, seq, error)
 
-    async def take_point(self, model: Model, engine: Engine, seq: int) -> None:
+    async def take_point(self, model: Model, engine: Trains, seq: int) -> None:
         """Write adapter and optimiser as they are after the request of this number.
 
         Raises:
@@ -200,7 +200,7 @@ class Adapters:
         await self.point_written(model, seq)
         model.residence.point_s = time.monotonic() - began
 
-    async def write_point(self, model: Model, engine: Engine, seq: int) -> None:
+    async def write_point(self, model: Model, engine: Trains, seq: int) -> None:
         """The folder of a restore point; unnamed weights published before it cannot be replayed, so they are kept."""
         await self._snapshots.keep(model, engine)
         await engine.save(model.id, str(self._folder(model, seq)), True)
@@ -252,7 +252,7 @@ class Adapters:
         except HalteresError as error:
             log.warning("The adapter of %s stays in the engine: %s", model.id, error)
 
-    async def _retake(self, snapshot: Snapshot, engine: Engine) -> None:
+    async def _retake(self, snapshot: Snapshot, engine: Trains) -> None:
         """Bring back the adapter that unnamed weights were published from, and with it the weights."""
         model = snapshot.model
         if model is None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from halteres.engine.protocol import Adam, Engine, LoraConfig, LossSpec, PassResult, StepResult
+from halteres.engine.protocol import Adam, LoraConfig, LossSpec, PassResult, StepResult, Trains
 from halteres.errors import InvalidData, UserError
 from halteres.service.training.custom_losses import CustomLosses
 from halteres.service.training.models import Model
@@ -23,7 +23,7 @@ ADAM = ("adamw", "adam")
 """The optimiser's names; both mean decoupled decay."""
 
 
-async def create(engine: Engine, model: Model, request: Request) -> LoraConfig:
+async def create(engine: Trains, model: Model, request: Request) -> LoraConfig:
     """Make the adapter that a create_model asks for; returns its shape, with the seed drawn for it."""
     asked = request.asked
     assert isinstance(asked, CreateModel)  # noqa: S101 - for the type checker
@@ -40,7 +40,7 @@ def check_optimizer(kind: str) -> None:
         raise _other_optimizer(kind)
 
 
-async def run_pass(engine: Engine, model: Model, request: Request, losses: CustomLosses) -> PassResult:
+async def run_pass(engine: Trains, model: Model, request: Request, losses: CustomLosses) -> PassResult:
     """A forward-backward or forward pass."""
     asked = request.asked
     assert isinstance(asked, PassRequest)  # noqa: S101 - for the type checker
@@ -51,7 +51,7 @@ async def run_pass(engine: Engine, model: Model, request: Request, losses: Custo
     return await engine.forward_backward(model.id, asked.data, loss, asked.forward_only)
 
 
-async def step(engine: Engine, model: Model, request: Request) -> StepResult:
+async def step(engine: Trains, model: Model, request: Request) -> StepResult:
     """One step of the optimiser."""
     asked = request.asked
     assert isinstance(asked, OptimStep)  # noqa: S101 - for the type checker

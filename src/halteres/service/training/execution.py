@@ -11,7 +11,7 @@ import math
 import shutil
 from typing import Any, TypeVar
 
-from halteres.engine.protocol import Engine, PassResult, Saved, StepResult
+from halteres.engine.protocol import PassResult, Saved, StepResult, Trains
 from halteres.errors import InvalidData, UserError
 from halteres.losses import STABLE_REINFORCE
 from halteres.service.checkpoints.paths import TinkerPath
@@ -93,7 +93,7 @@ class Training:
             calls.check_optimizer(asked.optimizer_config.type)
         found = self._checkpoints.find(asked.path, model.tenant)
 
-        async def load(engine: Engine) -> None:
+        async def load(engine: Trains) -> None:
             await engine.load(model.id, str(found.folder), asked.optimizer)
             await self._adapters.write_point(model, engine, request.seq)
 
@@ -113,7 +113,7 @@ class Training:
                 "Use 'importance_sampling', 'cispo' or 'gspo'.",
             )
 
-        async def run(engine: Engine) -> PassResult:
+        async def run(engine: Trains) -> PassResult:
             return await calls.run_pass(engine, model, request, self._losses)
 
         passed = await self._adapters.surviving(model, run)
@@ -123,7 +123,7 @@ class Training:
     async def step(self, model: Model, request: Request) -> Outcome:
         """One step of Adam."""
 
-        async def run(engine: Engine) -> StepResult:
+        async def run(engine: Trains) -> StepResult:
             return await calls.step(engine, model, request)
 
         stepped = await self._adapters.surviving(model, run)
@@ -146,7 +146,7 @@ class Training:
         if self._checkpoints.outcome_of(request.id, model.tenant) is None:
             folder = str(self._checkpoints.waiting_folder(path, request.id))
 
-            async def save(engine: Engine) -> Saved:
+            async def save(engine: Trains) -> Saved:
                 return await engine.save(model.id, folder, True)
 
             saved = await self._adapters.surviving(model, save)
@@ -170,13 +170,13 @@ class Training:
     async def _publish_named(self, path: TinkerPath, model: Model, request: Request) -> None:
         folder = str(self._checkpoints.waiting_folder(path, request.id))
 
-        async def publish(engine: Engine) -> tuple[Snapshot, Saved]:
+        async def publish(engine: Trains) -> tuple[Snapshot, Saved]:
             snapshot = await self._snapshots.publish(engine, model, request.seq)
             return snapshot, await engine.save_snapshot(snapshot.name, folder)
 
         snapshot, saved = await self._adapters.surviving(model, publish)
         await self._add(path, saved, model, request)
-        self._snapshots.name(snapshot, str(path), self._checkpoints.folder(path))
+        self._snapshots.name(snapshot, str(path), self._checkpoints.folder(path), saved.sha256)
         self._samplers.published(self._sessions.of_model(model.session_id), snapshot)
 
     async def _add(
@@ -200,7 +200,7 @@ class Training:
         if seq is None:
             raise InvalidData("The sampler weights have no name and no sampling session.", next="Send path.")
 
-        async def publish(engine: Engine) -> Snapshot:
+        async def publish(engine: Trains) -> Snapshot:
             return await self._snapshots.publish(engine, model, request.seq)
 
         snapshot = await self._adapters.surviving(model, publish)
@@ -213,7 +213,7 @@ class Training:
         """Files for others: a PEFT folder, encrypted where that is asked for."""
         asked = _of(SaveWeights, request)
 
-        async def write(engine: Engine) -> dict[str, Any]:
+        async def write(engine: Trains) -> dict[str, Any]:
             return await self._exports.write(engine, model, asked, request.id)
 
         return result({"type": "save_weights_external", **await self._adapters.surviving(model, write)})

@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from halteres.engine.protocol import Engine
+from halteres.engine.protocol import Trains
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Residence:
     """Of one adapter."""
 
-    home: Engine | None = None  # the engine that holds it
+    home: Trains | None = None  # the engine that holds it
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # of whoever uses it
     point: int | None = None  # number of the request after which the newest restore point was taken
     work_s: float = 0.0  # engine time since then: what bringing it back would take

@@ -1,0 +1,177 @@
+"""The engines of one service: one trains, one or more sample. Ours do both, so that one may be all of them.
+
+Owns: which engine a request goes to; waiting for it with a deadline; asking its successor when it dies under a call.
+Never: starts or restarts one (`halteres.engine.process.EngineProcess` is the host of every real service); knows what an
+engine holds.
+
+What an engine held dies with it. Whoever keeps something in an engine therefore remembers the engine itself as its
+home, and compares: `home is host.engine`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+from zlib import crc32
+
+from halteres.engine.protocol import Engine, EngineGone, Samples, Trains
+from halteres.errors import HalteresError, NotReady, ServerError
+
+T = TypeVar("T")
+E = TypeVar("E")
+E_co = TypeVar("E_co", covariant=True)
+
+READY_S = 900.0
+"""How long a request waits for an engine that is starting."""
+
+MAX_DEATHS = 3
+"""Engines that may die under one request before it is held to be the cause, and fails."""
+
+
+class EngineDied(ServerError):
+    """The engine died again and again under one request."""
+
+    code = "engine_died"
+
+
+class Host(Protocol[E_co]):
+    """Keeps one engine alive."""
+
+    restarts: int
+
+    @property
+    def state(self) -> str:
+        """starting, ready, failed or stopped."""
+        ...
+
+    @property
+    def failure(self) -> HalteresError | None:
+        """Why the engine last died."""
+        ...
+
+    @property
+    def engine(self) -> E_co:
+        """The engine now running; NotReady if none was ever ready."""
+        ...
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process."""
+        ...
+
+    async def start(self) -> None:
+        """Start it and wait until it answers."""
+        ...
+
+    async def stop(self) -> None:
+        """End it."""
+        ...
+
+    async def until(self, *states: Any, restarts: int = 0) -> None:
+        """Wait until it is in one of these states; `ready` counts only after at least so many restarts."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Who trains, and who samples."""
+
+    trainer: Host[Trains]
+    samplers: tuple[Host[Samples], ...]  # at least one
+
+    @classmethod
+    def of(cls, host: Host[Engine], *samplers: Host[Samples]) -> Fleet:
+        """One engine that trains; it samples too where no other does."""
+        return cls(host, samplers or (host,))
+
+    @property
+    def apart(self) -> bool:
+        """The trainer does not sample: weights reach the samplers as folders."""
+        return self.trainer not in self.samplers
+
+    @property
+    def hosts(self) -> tuple[Host[Trains | Samples], ...]:
+        """Each once, the trainer first."""
+        return (self.trainer, *self.samplers) if self.apart else (self.trainer,)
+
+    @property
+    def trouble(self) -> str:
+        """Why not every request can be executed now; "" where it can."""
+        if self.trainer.state != "ready":
+            return _not_ready("The trainer" if self.apart else "The engine", self.trainer)
+        if not self.samples:
+            return _not_ready("The sampler", self.samplers[0])
+        return ""
+
+    @property
+    def samples(self) -> bool:
+        """A sampler is there."""
+        return any(host.state == "ready" for host in self.samplers)
+
+    def pick(self, snapshot: str | None, prompt: bytes) -> Host[Samples]:
+        """The sampler for a request: the same one for the same prompt, whose keys and values it has; while that one is
+        away, another."""
+        able = [host for host in self.samplers if host.state == "ready"] or self.samplers
+        return able[crc32(prompt, crc32((snapshot or "").encode())) % len(able)]
+
+
+def _not_ready(what: str, host: Host[Any]) -> str:
+    return f"{what} is not ready. {host.failure.sentence if host.failure else 'It is starting.'}"
+
+
+async def running(host: Host[E], *, restarts: int = 0) -> E:
+    """The engine, once it is ready after at least so many restarts.
+
+    Raises:
+        NotReady: it was not within the deadline, or never will be.
+    """
+    try:
+        async with asyncio.timeout(READY_S):
+            await host.until("ready", "failed", "stopped", restarts=restarts)
+    except TimeoutError:
+        raise NotReady(f"The engine is not ready after {READY_S:g} s.", next="Ask again in a moment.") from None
+    if host.state != "ready":
+        raise NotReady("No engine is running.", host.failure.sentence if host.failure else "", "Restart the service.")
+    return host.engine
+
+
+async def survived(pick: Callable[[], Host[E]], call: Callable[[E], Awaitable[T]]) -> T:
+    """The result of a call that needs nothing an engine held before; if that engine dies under it, the next is asked.
+
+    Raises:
+        EngineDied: engines keep dying under this one call.
+        NotReady: no engine is running.
+    """
+    async with aclosing(successors(pick)) as engines:
+        async for engine in engines:
+            try:
+                return await call(engine)
+            except EngineGone:
+                continue
+    raise AssertionError("successors ends by raising")
+
+
+async def successors(pick: Callable[[], Host[E]]) -> AsyncGenerator[E, None]:
+    """The engine of the host that is picked, and after each death that of the one then picked, until it is enough;
+    whoever is content with one stops asking.
+
+    Raises:
+        EngineDied: engines keep dying under this one request.
+        NotReady: no engine is running.
+    """
+    before: dict[Host[E], int] = {}  # restarts of those whose engine died
+    failure: HalteresError | None = None
+    for _ in range(MAX_DEATHS):
+        host = pick()
+        engine = await running(host, restarts=before.get(host, -1) + 1)
+        before[host] = host.restarts
+        yield engine
+        failure = host.failure
+    raise EngineDied(
+        f"The engine died {MAX_DEATHS} times while it executed this request.",
+        failure.sentence if failure else "",
+        "Send less at once: fewer, shorter or smaller pieces.",
+    )
