@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from halteres.cli.groups.exporting import Exported
-    from halteres.clients.trajectories.groups.importing import Imported
-    from halteres.clients.trajectories.groups.lines import Line
+    from halteres.clients.trajectories.groups.importing import Imported, Line
     from halteres.errors import HalteresError
 
 IMPORTED_EVERY = 50
@@ -69,7 +68,7 @@ def importing(done: Imported) -> None:
 
 def bad_line(done: Imported, line: Line, error: HalteresError) -> None:
     """Which, and why; of many, the first ones."""
-    from halteres.clients.trajectories.groups.harmless import on_one_line
+    from halteres.clients.trajectories.groups.reading import on_one_line
 
     if done.num_bad <= MOST_BAD:
         say(f"line {line.number}: {on_one_line(str(error))}")
@@ -77,7 +76,7 @@ def bad_line(done: Imported, line: Line, error: HalteresError) -> None:
 
 def imported(file: Path, done: Imported) -> None:
     """What became of the file's lines. The server does not say of a post whether it had come before."""
-    from halteres.clients.trajectories.groups.harmless import on_one_line
+    from halteres.clients.trajectories.groups.reading import on_one_line
 
     if done.num_bad > MOST_BAD:
         say(f"{counted(done.num_bad - MOST_BAD, 'more bad line')}.")
