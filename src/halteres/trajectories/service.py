@@ -18,8 +18,10 @@ from halteres.trajectories.delivering.batches import take_back_offers
 from halteres.trajectories.delivering.handover import Batch, Handovers
 from halteres.trajectories.delivering.question import Gone, Question
 from halteres.trajectories.delivering.versions import asked_with
+from halteres.trajectories.group_checks import LARGEST_ENV_ID, Problem, broken_convention
 from halteres.trajectories.intake.content import Content
 from halteres.trajectories.intake.posted import Verdict, accept_all
+from halteres.trajectories.posted_group import Scored
 from halteres.trajectories.records import Delivery, EnvRecord, GroupRecord, Remembered
 from halteres.trajectories.reporting import diagnostics, status
 from halteres.trajectories.reporting.watch import Watch
@@ -27,10 +29,7 @@ from halteres.trajectories.rules import Rules
 from halteres.trajectories.state import Clock, State
 from halteres.trajectories.stores.store import GroupsQuery, Store, StoreFailed
 from halteres.trajectories.turns import Turns
-from halteres.trajectories.wire.contents import LARGEST_ENV_ID, Problem
-from halteres.trajectories.wire.conventions import broken_convention
 from halteres.trajectories.wire.schema import BatchQuery, EnvRegistration, Registration
-from halteres.trajectories.wire.scored import Scored
 
 PAUSE_HOLD_S = 30.0
 """How long the poll of a paused environment with a minimum share is held: its client starts work whatever we answer,

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from halteres.trajectories.forming.composition import Shares
 from halteres.trajectories.forming.lanes import Queue
+from halteres.trajectories.group_checks import Problem
 from halteres.trajectories.intake.environments import POLLING_S, Environment, Environments
 from halteres.trajectories.records import (
     OPEN,
@@ -35,7 +36,6 @@ from halteres.trajectories.records import (
     Tally,
 )
 from halteres.trajectories.rules import Rules
-from halteres.trajectories.wire.contents import Problem
 
 Clock = Callable[[], float]
 """Gives the time in unix s."""

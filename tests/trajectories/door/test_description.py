@@ -24,10 +24,10 @@ from schemathesis.specs.openapi.checks import (
 
 from halteres.trajectories import service
 from halteres.trajectories.app import ROUTES, create_app
+from halteres.trajectories.posted_group import MOST_GROUPS
 from halteres.trajectories.stores.sqlite import SqliteStore
 from halteres.trajectories.wire.openapi import openapi, page
 from halteres.trajectories.wire.operations import OPERATIONS, WORDS
-from halteres.trajectories.wire.scored import MOST_GROUPS
 from trajectories.scenes import ENV, TRAINER, group
 
 LOCAL = "http://127.0.0.1:8000"

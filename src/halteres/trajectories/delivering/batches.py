@@ -23,10 +23,10 @@ from halteres.errors import Conflict, NotFound
 from halteres.trajectories.delivering.again import lost, serve_again
 from halteres.trajectories.delivering.choice import choose, note_starving
 from halteres.trajectories.delivering.versions import Span, has_gone_back, wanted
-from halteres.trajectories.intake.fitness import exceeds_batch, too_far
+from halteres.trajectories.group_checks import Problem, exceeds_batch
+from halteres.trajectories.intake.fitness import too_far
 from halteres.trajectories.records import Delivery, DeliverySaved, GroupRecord, Place, Standing
 from halteres.trajectories.state import State
-from halteres.trajectories.wire.contents import Problem
 from halteres.trajectories.wire.schema import BatchQuery
 
 OFFER_S = 60.0

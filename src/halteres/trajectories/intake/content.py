@@ -10,8 +10,8 @@ import hashlib
 from dataclasses import dataclass, replace
 from typing import Self
 
+from halteres.trajectories.posted_group import Scored
 from halteres.trajectories.state import State
-from halteres.trajectories.wire.scored import Scored
 
 
 @dataclass(frozen=True, slots=True)

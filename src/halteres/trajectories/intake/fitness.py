@@ -6,10 +6,10 @@ Never: looks into a group (`wire.contents` does), moves one.
 
 from __future__ import annotations
 
+from halteres.trajectories.group_checks import Problem, exceeds_batch, stale
+from halteres.trajectories.posted_group import Scored
 from halteres.trajectories.records import GroupRecord
 from halteres.trajectories.state import State
-from halteres.trajectories.wire.contents import Problem
-from halteres.trajectories.wire.scored import Scored
 
 
 def misfit(state: State, scored: Scored) -> Problem | None:
@@ -31,16 +31,6 @@ def too_far(group: GroupRecord, version: int | None, bound: int | None) -> Probl
     if low < asked - lag:
         return stale(low, asked, lag)
     return Problem("ahead", f"Sampled by version {high}; the trainer is at {asked}, and allows a distance of {lag}.")
-
-
-def exceeds_batch(size: int, batch_size: int) -> Problem:
-    """The problem of a group that no batch can hold."""
-    return Problem("group_exceeds_batch", f"The group has {size} sequences, a batch {batch_size}.")
-
-
-def stale(version: int, asked: int, bound: int) -> Problem:
-    """The problem of a group that came too late."""
-    return Problem("stale", f"Sampled by version {version}; the trainer is at {asked} and allows a lag of {bound}.")
 
 
 def _untagged() -> Problem:

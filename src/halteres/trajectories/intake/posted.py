@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from halteres.errors import Conflict
+from halteres.trajectories.group_checks import Problem
 from halteres.trajectories.intake.environments import Environment
 from halteres.trajectories.intake.fitness import misfit
+from halteres.trajectories.posted_group import Scored
 from halteres.trajectories.records import GroupArrived, GroupRecord, Place
 from halteres.trajectories.state import State
-from halteres.trajectories.wire.contents import Problem
 from halteres.trajectories.wire.schema import Unprocessable
-from halteres.trajectories.wire.scored import Scored
 
 
 class KeyReused(Conflict):

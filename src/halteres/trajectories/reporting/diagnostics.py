@@ -13,11 +13,11 @@ from typing import Any
 
 from halteres.trajectories.delivering import choice
 from halteres.trajectories.forming import packing
+from halteres.trajectories.group_checks import LARGEST_ENV_ID
 from halteres.trajectories.intake.environments import Environment
 from halteres.trajectories.records import Standing
 from halteres.trajectories.reporting.status import is_full
 from halteres.trajectories.state import State
-from halteres.trajectories.wire.contents import LARGEST_ENV_ID
 
 Reason = dict[str, Any]
 

@@ -12,10 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from halteres.trajectories import posted_group
 from halteres.trajectories.intake.posted import Verdict
 from halteres.trajectories.records import Place
 from halteres.trajectories.routes.reach import CLIENT, Reach, body_of, is_ours, reach, service_of
-from halteres.trajectories.wire import scored
 from halteres.trajectories.wire.answers import (
     Buffered,
     EnvRegistered,
@@ -80,7 +80,7 @@ class ScoredData:
         headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of two, the first
         key = _key_of(headers[_KEY]) if _KEY in headers else None
         async with here.bodies.of(scope, receive) as body:
-            group = await scored.read(body, key)
+            group = await posted_group.read(bytes(body), key)
             (verdict,) = await here.service.accept([group], ours=_CLIENT in headers)
         answer = _RECEIVED if verdict == _QUEUED else reply(_received(verdict))
         await answer(scope, receive, send)
@@ -91,7 +91,7 @@ async def scored_data_list(request: Request) -> Response:
     if KEY in request.headers:
         raise refusal(msgspec.ValidationError("A list has none: give each group its own, halteres_key."), "header", KEY)
     async with reach(request).bodies.of(request.scope, request.receive) as body:
-        groups = await scored.read_list(bytes(body))
+        groups = await posted_group.read_list(bytes(body))
         verdicts = await service_of(request).accept(groups, ours=is_ours(request))
     buffered = [verdict for verdict in verdicts if verdict.place is Place.BUFFERED]
     return reply(

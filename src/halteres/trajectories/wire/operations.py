@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
+from halteres.trajectories.scored_data import ScoredData
 from halteres.trajectories.wire import answers
-from halteres.trajectories.wire.longhand import ScoredData
 from halteres.trajectories.wire.schema import (
     BatchQuery,
     BatchReference,
