@@ -12,7 +12,7 @@ import pytest
 from isal import isal_zlib
 
 from halteres.trajectories.options import Gzip, Options
-from halteres.trajectories.wire.encoding import MOST_MEMBERS, BadBody, TooLarge, inflate
+from halteres.trajectories.request_bodies import MOST_MEMBERS, BadBody, TooLarge, inflate
 
 from .scenes import ENV, TRAINER, Json, Scene, group, opened
 

@@ -20,9 +20,6 @@ from halteres.trajectories.arguments import options_of, parser
 from halteres.trajectories.options import Options
 from halteres.trajectories.server import serve
 
-KEPT_BYTES = 256 * 1024 * 1024
-"""Freed memory that is kept for the next bodies."""
-
 log = logging.getLogger(__name__)
 
 
@@ -49,7 +46,6 @@ def run_api(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     process.begin("api", private=True)
-    process.keep_freed_memory(KEPT_BYTES)
     try:
         options = options_of(arguments)
         with _listener(options) as listening:

@@ -24,8 +24,8 @@ from halteres.access_policy import AccessControl, AccessPolicy
 from halteres.loopback import HOST
 from halteres.process import steady_time
 from halteres.trajectories.options import Options
+from halteres.trajectories.request_bodies import Bodies
 from halteres.trajectories.routes import environments, groups, observation, trainer
-from halteres.trajectories.routes.bodies import Bodies
 from halteres.trajectories.routes.errors import HANDLERS, answer_to
 from halteres.trajectories.routes.reach import Endpoint, Reach
 from halteres.trajectories.service import TrajectoryService

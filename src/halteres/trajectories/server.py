@@ -17,7 +17,6 @@ import uvloop
 
 from halteres.loopback import Server, url_of
 from halteres.trajectories.app import create_app, release
-from halteres.trajectories.connection import Reader
 from halteres.trajectories.options import Options, open_store
 from halteres.trajectories.reporting.status import status
 from halteres.trajectories.service import TrajectoryService
@@ -66,7 +65,7 @@ def serve(options: Options, listening: socket.socket) -> None:
 def _config(app: object) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type] - an ASGI app
-        http=Reader,  # type: ignore[arg-type] - uvicorn only makes it and hands it to the loop
+        http="httptools",
         ws="none",
         loop="none",
         log_level="warning",

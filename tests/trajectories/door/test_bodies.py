@@ -7,19 +7,16 @@ import gzip
 import json
 import threading
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 
 import pytest
-from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from halteres.trajectories.arrival import LARGE, SCOPE_KEY, VERY_LARGE, Arrival
+from halteres.trajectories import request_bodies
 from halteres.trajectories.options import Options
-from halteres.trajectories.routes import bodies as room
-from halteres.trajectories.routes.bodies import AT_A_GLANCE, LARGE_PACKED, Bodies, TooSlow
+from halteres.trajectories.request_bodies import INFLATED_AT_ONCE, LARGE_PACKED, Bodies, TooLarge, TooSlow, inflate
 from halteres.trajectories.rules import Rules
-from halteres.trajectories.wire.encoding import TooLarge, inflate
 from trajectories.scenes import Scene, group, opened
 
 
@@ -35,7 +32,7 @@ class Sender:
         return self
 
     @property
-    def arrival(self) -> tuple[Scope, Receive]:
+    def request(self) -> tuple[Scope, Receive]:
         return {"type": "http", "method": "POST", "headers": self._headers}, self._chunks.get
 
 
@@ -45,7 +42,7 @@ def sender(size: int) -> Sender:
 
 
 async def read(bodies: Bodies, sent: Sender) -> bytes:
-    async with bodies.of(*sent.arrival) as body:
+    async with bodies.of(*sent.request) as body:
         return body
 
 
@@ -104,64 +101,19 @@ async def test_a_body_that_stops_is_given_up_long_before_one_that_is_slow() -> N
     assert bodies.held == 0
 
 
-def on_its_way(size: int) -> tuple[Arrival, Scope]:
-    """A large body of which the first three bytes came with its head, and its request."""
-    arrival = Arrival(size, lambda: None)
-    arrival.start(b"xxx")
-    headers = [(b"content-length", str(size).encode())]
-    return arrival, {"type": "http", "method": "POST", "headers": headers, SCOPE_KEY: arrival}
-
-
-def come(arrival: Arrival, num_bytes: int) -> None:
-    """As a connection reads them."""
-    room = arrival.room()[:num_bytes]
-    room[:] = b"x" * len(room)
-    arrival.came(len(room))
-
-
-@pytest.mark.parametrize("size", [LARGE + 1, VERY_LARGE + 1])
-async def test_a_large_body_that_stops_is_given_up_and_let_go_of(size: int) -> None:
-    bodies, (arrival, scope) = Bodies(largest=size, at_once=size, stall_s=0.05), on_its_way(size)
-    with pytest.raises(TooSlow, match=r"nothing of it for 0\.05 s"):
-        async with bodies.of(scope, Sender().arrival[1]):
-            pass
-    assert bodies.held == 0
-    come(arrival, 1000)  # nobody waits for it
-    arrival.lose()
-    assert await read(bodies, sender(size).send(b"y" * size)) == b"y" * size
-
-
-@pytest.mark.parametrize("size", [LARGE + 1, VERY_LARGE + 1])
-async def test_a_large_body_is_waited_for_as_long_as_some_of_it_comes_but_no_longer_than_any(size: int) -> None:
-    async def trickle(arrival: Arrival, num_parts: int) -> None:
-        for _ in range(num_parts):
+async def test_a_body_is_waited_for_as_long_as_some_of_it_comes_but_no_longer_than_any() -> None:
+    async def trickle(sent: Sender) -> None:
+        for at in range(11):
             await asyncio.sleep(0.03)
-            come(arrival, 1000)
-        come(arrival, size - 3 - 1000 * num_parts)
+            sent.send(b"x", more=at < 10)
 
-    bodies = Bodies(largest=size, stall_s=0.2, deadline_s=5)
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
-        arrival, scope = on_its_way(size)
-        tasks.create_task(trickle(arrival, 10))
-        async with bodies.of(scope, Sender().arrival[1]) as body:
-            assert body == b"x" * size
-    bodies = Bodies(largest=size, stall_s=0.2, deadline_s=0.1)
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
-        arrival, scope = on_its_way(size)
-        tasks.create_task(trickle(arrival, 10))
-        with pytest.raises(TooSlow, match=r"within 0\.1 s"):
-            async with bodies.of(scope, Sender().arrival[1]):
-                pass
-    assert bodies.held == 0
-
-
-async def test_a_large_body_that_was_let_pass_cannot_be_read_any_more() -> None:
-    bodies, (arrival, scope) = Bodies(largest=2 * VERY_LARGE), on_its_way(VERY_LARGE + 1)
-    come(arrival, 1000)  # nobody asked for it: it went nowhere
-    with pytest.raises(ClientDisconnect):
-        async with bodies.of(scope, Sender().arrival[1]):
-            pass
-    assert bodies.held == 0
+    for deadline_s, is_taken in ((5, True), (0.1, False)):
+        bodies, sent = Bodies(largest=100, stall_s=0.2, deadline_s=deadline_s), sender(11)
+        async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+            tasks.create_task(trickle(sent))
+            with nullcontext() if is_taken else pytest.raises(TooSlow, match=r"within 0\.1 s"):
+                assert await read(bodies, sent) == b"x" * 11
+        assert bodies.held == 0
 
 
 async def test_beyond_the_bound_later_bodies_wait_in_order() -> None:
@@ -169,10 +121,10 @@ async def test_beyond_the_bound_later_bodies_wait_in_order() -> None:
     first, second, third = sender(60), sender(60).send(b"2" * 60), sender(10).send(b"3" * 10)
 
     async def follow(name: str, sent: Sender) -> None:
-        async with bodies.of(*sent.arrival):
+        async with bodies.of(*sent.request):
             order.append(name)
 
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks, bodies.of(*first.send(b"1" * 60).arrival):
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks, bodies.of(*first.send(b"1" * 60).request):
         tasks.create_task(follow("second", second))
         tasks.create_task(follow("third", third))
         await asyncio.sleep(0)
@@ -185,7 +137,7 @@ async def test_what_a_body_is_inflated_to_counts_too() -> None:
     bodies = Bodies(largest=1000)
     packed = gzip.compress(b"0" * 900)
     sent = Sender(content_encoding="gzip", content_length=str(len(packed))).send(packed)
-    async with bodies.of(*sent.arrival) as body:
+    async with bodies.of(*sent.request) as body:
         assert bodies.held == len(body) == 900
     assert bodies.held == 0
 
@@ -194,7 +146,7 @@ async def test_a_body_that_did_not_say_its_length_keeps_no_more_room_than_it_nee
     bodies = Bodies(largest=100, at_once=200, small=0)
     async with asyncio.timeout(5), AsyncExitStack() as held:
         for _ in range(10):
-            await held.enter_async_context(bodies.of(*Sender(transfer_encoding="chunked").send(b"abc").arrival))
+            await held.enter_async_context(bodies.of(*Sender(transfer_encoding="chunked").send(b"abc").request))
         assert bodies.held == 30
     assert bodies.held == 0
 
@@ -213,7 +165,7 @@ async def test_while_one_of_unknown_length_is_read_the_next_waits_until_it_is_kn
 
 async def test_a_small_body_waits_for_nobody() -> None:
     bodies = Bodies(largest=1000, at_once=1000, small=10)
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks, bodies.of(*sender(999).send(b"1" * 999).arrival):
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks, bodies.of(*sender(999).send(b"1" * 999).request):
         waiting = tasks.create_task(read(bodies, sender(11).send(b"2" * 11)))
         for _ in range(3):
             assert await read(bodies, sender(10).send(b"0123456789")) == b"0123456789"
@@ -223,7 +175,7 @@ async def test_a_small_body_waits_for_nobody() -> None:
 
 async def test_a_small_body_does_not_keep_the_largest_out() -> None:
     bodies = Bodies(largest=1000, at_once=1000, small=10)
-    async with asyncio.timeout(5), bodies.of(*sender(5).send(b"small").arrival):
+    async with asyncio.timeout(5), bodies.of(*sender(5).send(b"small").request):
         assert await read(bodies, sender(1000).send(b"x" * 1000)) == b"x" * 1000
     assert bodies.held == 0
 
@@ -250,7 +202,7 @@ async def test_heartbeats_come_through_while_posts_of_unknown_length_are_held_at
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "in_thread"), [(AT_A_GLANCE, False), (AT_A_GLANCE + 1, True), (40 * AT_A_GLANCE, True)]
+    ("num_bytes", "in_thread"), [(INFLATED_AT_ONCE, False), (INFLATED_AT_ONCE + 1, True), (40 * INFLATED_AT_ONCE, True)]
 )
 async def test_what_is_large_inside_is_inflated_in_a_thread(
     monkeypatch: pytest.MonkeyPatch, num_bytes: int, in_thread: bool
@@ -261,23 +213,23 @@ async def test_what_is_large_inside_is_inflated_in_a_thread(
         threads.append(threading.current_thread().name)
         return inflate(body, limit)
 
-    monkeypatch.setattr(room, "inflate", watched)
+    monkeypatch.setattr(request_bodies, "inflate", watched)
     packed = gzip.compress(text)
     assert len(packed) < LARGE_PACKED
-    assert await read(Bodies(largest=256 * AT_A_GLANCE), Sender(content_encoding="gzip").send(packed)) == text
+    assert await read(Bodies(largest=256 * INFLATED_AT_ONCE), Sender(content_encoding="gzip").send(packed)) == text
     assert [name == "MainThread" for name in threads] == [True, False][: 1 + in_thread]
 
 
 async def test_a_bomb_beyond_the_limit_is_told_from_a_thread_as_well() -> None:
-    packed = gzip.compress(bytes(3 * AT_A_GLANCE))
-    with pytest.raises(TooLarge, match=f"larger than {2 * AT_A_GLANCE} bytes when inflated"):
-        await read(Bodies(largest=2 * AT_A_GLANCE), Sender(content_encoding="gzip").send(packed))
+    packed = gzip.compress(bytes(3 * INFLATED_AT_ONCE))
+    with pytest.raises(TooLarge, match=f"larger than {2 * INFLATED_AT_ONCE} bytes when inflated"):
+        await read(Bodies(largest=2 * INFLATED_AT_ONCE), Sender(content_encoding="gzip").send(packed))
 
 
 async def test_a_request_that_is_given_up_while_it_waits_leaves_no_hole() -> None:
     bodies = Bodies(largest=100, at_once=100, small=0)
     async with asyncio.timeout(5), AsyncExitStack() as held:
-        await held.enter_async_context(bodies.of(*sender(90).send(b"1" * 90).arrival))
+        await held.enter_async_context(bodies.of(*sender(90).send(b"1" * 90).request))
         waiting = [asyncio.create_task(read(bodies, sender(50).send(b"2" * 50))) for _ in range(3)]
         await asyncio.sleep(0)
         waiting[0].cancel()

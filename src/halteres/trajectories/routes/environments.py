@@ -80,7 +80,7 @@ class ScoredData:
         headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of two, the first
         key = _key_of(headers[_KEY]) if _KEY in headers else None
         async with here.bodies.of(scope, receive) as body:
-            group = await posted_group.read(bytes(body), key)
+            group = await posted_group.read(body, key)
             (verdict,) = await here.service.accept([group], ours=_CLIENT in headers)
         answer = _RECEIVED if verdict == _QUEUED else reply(_received(verdict))
         await answer(scope, receive, send)
@@ -91,7 +91,7 @@ async def scored_data_list(request: Request) -> Response:
     if KEY in request.headers:
         raise refusal(msgspec.ValidationError("A list has none: give each group its own, halteres_key."), "header", KEY)
     async with reach(request).bodies.of(request.scope, request.receive) as body:
-        groups = await posted_group.read_list(bytes(body))
+        groups = await posted_group.read_list(body)
         verdicts = await service_of(request).accept(groups, ours=is_ours(request))
     buffered = [verdict for verdict in verdicts if verdict.place is Place.BUFFERED]
     return reply(

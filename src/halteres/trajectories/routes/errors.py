@@ -16,9 +16,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 
 from halteres.errors import HalteresError, as_http
+from halteres.trajectories.request_bodies import BadBody
 from halteres.trajectories.routes.reach import service_of
 from halteres.trajectories.service import QueueFull
-from halteres.trajectories.wire.encoding import BadBody
 from halteres.trajectories.wire.schema import Unprocessable
 
 RETRY_AFTER_S = 1

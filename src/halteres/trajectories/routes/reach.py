@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from halteres.loopback import is_loopback
 from halteres.trajectories.options import Gzip
-from halteres.trajectories.routes.bodies import Bodies
+from halteres.trajectories.request_bodies import Bodies
 from halteres.trajectories.service import TrajectoryService
 from halteres.trajectories.wire.encoding import large_reply
 from halteres.trajectories.wire.schema import convert, decode
@@ -59,7 +59,7 @@ async def body_of(request: Request, kind: type[T]) -> T:
         Unprocessable: it does not fit.
     """
     async with reach(request).bodies.of(request.scope, request.receive) as body:
-        return decode(bytes(body), kind)
+        return decode(body, kind)
 
 
 def query_of(request: Request, kind: type[T], *lists: str) -> T:

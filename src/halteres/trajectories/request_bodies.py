@@ -1,7 +1,6 @@
-"""The bodies that are being read, all together: bounded in bytes and in time.
+"""Request bodies as they are read: bounded in bytes and in time, each and all together; gzip inflated.
 
-Owns: how many bytes of bodies are held at once, and who waits meanwhile; how long a body may take to arrive.
-Never: understands a body; lets a small one, such as a heartbeat, wait for large ones.
+A small body, such as a heartbeat's, never waits for large ones.
 
     admitted (room for what it declares) ──▶ read, at most DEADLINE_S ──▶ inflated ──▶ used ──▶ let go, the next one in
                                              └── room it did not need: the next one in
@@ -14,23 +13,28 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from isal import isal_zlib
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from halteres.errors import UserError
-from halteres.trajectories.arrival import LARGE, SCOPE_KEY, Arrival
-from halteres.trajectories.wire.encoding import TooLarge, inflate
+from halteres.errors import HalteresError, UserError
 
 AT_ONCE = 1024**3
 """Bytes of all bodies being read or used; beyond, later ones wait, but for small ones."""
 
-SMALL = LARGE
+SMALL = 64 * 1024
 """Bytes up to which a body that says its length waits for nobody: a connection keeps more than that anyway."""
+
+LARGEST_BODY = 256 * 1024 * 1024
+"""Bytes of a request, inflated."""
+
+MOST_MEMBERS = 16
+"""Members of a gzipped request. Clients send one; what follows it is copied for each."""
 
 LARGE_PACKED = 128 * 1024
 """Bytes of gzip from which a thread inflates them: of what clients send, 1 MB or more inside."""
 
-AT_A_GLANCE = 1024 * 1024
+INFLATED_AT_ONCE = 1024 * 1024
 """Bytes that are inflated on the event loop, in 2 ms at most. What holds more begins again in a thread."""
 
 GZIPPED = b"\x1f\x8b"
@@ -43,9 +47,19 @@ DEADLINE_S = 120.0
 """How long a body may take from its first byte to its last: one that trickles holds its place for no longer."""
 
 
-Body = bytes | memoryview
-
 _TELLING = frozenset({b"content-length", b"transfer-encoding", b"content-encoding"})
+
+
+class BadBody(HalteresError):
+    """The body cannot be read; answered as plain text, as the original does."""
+
+    code, status = "bad_body", 400
+
+
+class TooLarge(BadBody):
+    """The body is beyond the limit."""
+
+    status = 413
 
 
 class TooSlow(UserError):
@@ -76,7 +90,7 @@ class Bodies:
             ClientDisconnect: it ends early.
         """
         telling = {name: value for name, value in reversed(scope["headers"]) if name in _TELLING}
-        return Held(self, telling, receive, scope.get(SCOPE_KEY))
+        return Held(self, telling, receive)
 
     async def admit(self, num_bytes: int) -> None:
         """Take room for a body; a small one's is always there."""
@@ -131,11 +145,10 @@ class Held:
     _bodies: Bodies
     _headers: dict[bytes, bytes]
     _receive: Receive
-    _arrival: Arrival | None
     _declared: int = 0  # bytes
     _num_bytes: int = 0  # it is counted with
 
-    async def __aenter__(self) -> Body:
+    async def __aenter__(self) -> bytes:
         """The body."""
         self._declared = self._num_bytes = self._room()
         await self._bodies.admit(self._declared)
@@ -169,9 +182,7 @@ class Held:
             self._num_bytes = num_bytes
             self._bodies.free(spare)
 
-    async def _read(self) -> Body:
-        if self._arrival is not None and self._arrival.is_whole:
-            return await self._arrival.whole()
+    async def _read(self) -> bytes:
         bodies, now = self._bodies, asyncio.get_running_loop().time
         ends = now() + bodies.deadline_s
         try:
@@ -180,7 +191,7 @@ class Held:
                 def heard() -> None:
                     patience.reschedule(min(now() + bodies.stall_s, ends))
 
-                return await (self._arrival.whole(heard) if self._arrival else self._parts(heard))
+                return await self._parts(heard)
         except TimeoutError as error:
             raise TooSlow(
                 f"The body did not arrive within {bodies.deadline_s:g} s, or nothing of it for {bodies.stall_s:g} s.",
@@ -202,18 +213,44 @@ class Held:
                 return b"".join(parts)
             heard()
 
-    async def _inflated(self, body: Body, encoding: bytes) -> Body:
+    async def _inflated(self, body: bytes, encoding: bytes) -> bytes:
         """What a client calls encoded and is not, or as nobody knows, is left to the reader of JSON."""
         if not body or not (encoding in (b"gzip", b"x-gzip") or (b"gzip" in encoding and body[:2] == GZIPPED)):
             return body
         largest = self._bodies.largest
         if len(body) <= LARGE_PACKED:
             try:
-                return inflate(body, min(AT_A_GLANCE, largest))
+                return inflate(body, min(INFLATED_AT_ONCE, largest))
             except TooLarge:
-                if largest <= AT_A_GLANCE:
+                if largest <= INFLATED_AT_ONCE:
                     raise
         return await asyncio.to_thread(inflate, body, largest)
 
     def _too_large(self) -> TooLarge:
         return TooLarge(f"The body is larger than {self._bodies.largest} bytes.", "", "Send fewer groups at once.")
+
+
+def inflate(body: bytes, limit: int = LARGEST_BODY) -> bytes:
+    """A gzip body, one member or a few.
+
+    Raises:
+        BadBody: the gzip stream is broken or ends early.
+        TooLarge: it is beyond the limit.
+    """
+    parts, left = [], limit
+    while body or not parts:
+        if len(parts) == MOST_MEMBERS:
+            raise BadBody(f"The gzip body has more than {MOST_MEMBERS} members.", "", "Send it as one.")
+        stream = isal_zlib.decompressobj(wbits=31)
+        try:
+            part = stream.decompress(body, left + 1)
+        except isal_zlib.error as error:  # pyright: ignore[reportGeneralTypeIssues] - its stubs call the class a value
+            raise BadBody("Invalid gzip payload") from error
+        left -= len(part)
+        if left < 0:
+            raise TooLarge(f"The body is larger than {limit} bytes when inflated.")
+        if not stream.eof:
+            raise BadBody("Invalid gzip payload")
+        parts.append(part)
+        body = stream.unused_data.lstrip(b"\0")
+    return b"".join(parts)
