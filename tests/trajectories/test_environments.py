@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from halteres.trajectories.intake.environments import Environment, Environments
+from halteres.trajectories.environments import Environment, Environments
 from halteres.trajectories.records import EnvRecord
-from halteres.trajectories.wire.schema import EnvRegistration
+from halteres.trajectories.schema import EnvRegistration
 
 from .scenes import Clock, Scene, group, opened
 

@@ -11,10 +11,10 @@ from urllib.parse import urlencode
 
 import pytest
 
+from halteres.trajectories.schema import BatchQuery
 from halteres.trajectories.service import Batch, TrajectoryService
 from halteres.trajectories.stores.sqlite import SqliteStore
 from halteres.trajectories.stores.store import StoreFailed
-from halteres.trajectories.wire.schema import BatchQuery
 
 from .scenes import Scene, group, marks, num_sequences, opened
 

@@ -413,7 +413,7 @@ def test_a_gzip_bomb_of_many_members_is_refused_at_the_first_too_many(monkeypatc
     """Every member copies what follows it; counted in members, not in seconds."""
     opened, real = [], isal_zlib.decompressobj
     monkeypatch.setattr(
-        "halteres.trajectories.wire.encoding.isal_zlib.decompressobj", lambda **k: opened.append(1) or real(**k)
+        "halteres.trajectories.request_bodies.isal_zlib.decompressobj", lambda **k: opened.append(1) or real(**k)
     )
     member = gzip.compress(b"")
     assert inflate(member * (MOST_MEMBERS - 1) + gzip.compress(b"1")) == b"1"

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from halteres.errors import Conflict
+from halteres.trajectories.group_commit import DISTRUST_S, QUICK_S, STUCK_S, Turns
 from halteres.trajectories.records import Change, Delivery, GroupRecord, KnownKey, Remembered, RunRecord, RunSaved
 from halteres.trajectories.state import State
 from halteres.trajectories.stores.store import GroupsQuery, News, StoreFailed
-from halteres.trajectories.turns import DISTRUST_S, QUICK_S, STUCK_S, Turns
 
 from .scenes import Clock
 
@@ -192,7 +192,7 @@ async def test_a_lone_decision_on_a_quick_store_is_taken_at_once(monkeypatch: py
     store.commit = noted  # type: ignore[method-assign]
     async with turning(store) as turns:
         assert turns.submit(step).result() == 1  # no turn of the event loop between
-        monkeypatch.setattr("halteres.trajectories.turns.QUICK_S", -1.0)
+        monkeypatch.setattr("halteres.trajectories.group_commit.QUICK_S", -1.0)
         assert [turns.submit(step).result() for _ in range(2)] == [2, 3], "once is no more than once"
         assert await turns.submit(step) == 4
     here = threading.main_thread()
@@ -206,7 +206,7 @@ class Disk:
         self.clock, self.takes_s = Clock(), 0.0
         self.store = Memory(is_quick=True)
         self._commit, self.store.commit = self.store.commit, self.commit  # type: ignore[method-assign]
-        monkeypatch.setattr("halteres.trajectories.turns.time", SimpleNamespace(monotonic=self.clock))
+        monkeypatch.setattr("halteres.trajectories.group_commit.time", SimpleNamespace(monotonic=self.clock))
 
     def commit(self, changes: Sequence[Change]) -> None:
         self.clock.now += self.takes_s

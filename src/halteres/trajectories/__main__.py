@@ -16,8 +16,7 @@ from pathlib import Path
 from halteres import process
 from halteres.errors import HalteresError, InvalidConfig
 from halteres.loopback import HOST, is_loopback, open_listener
-from halteres.trajectories.arguments import options_of, parser
-from halteres.trajectories.options import Options
+from halteres.trajectories.options import Options, options_of, parser
 from halteres.trajectories.server import serve
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from isal import isal_zlib
 from halteres.trajectories import scored_data
 from halteres.trajectories.group_checks import Problem, find_flaw, find_problem, possible_env_id, why_not_json
 from halteres.trajectories.records import Versions
+from halteres.trajectories.schema import UNREADABLE, Unprocessable, refusal
 from halteres.trajectories.scored_data import ScoredData, given
-from halteres.trajectories.wire.schema import UNREADABLE, Unprocessable, refusal
 
 LARGE = 512 * 1024
 """Bytes from which a body is read in a thread, which costs 0.1 ms; reading takes 2 ms up to here."""

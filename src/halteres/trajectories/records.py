@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from halteres.trajectories.wire.schema import EnvRegistration, Registration
+from halteres.trajectories.schema import EnvRegistration, Registration
 
 Versions = tuple[int, int]
 """Smallest and largest policy version of a group's tokens, or of a batch's."""

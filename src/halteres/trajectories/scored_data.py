@@ -19,8 +19,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from halteres.errors import shortened
-from halteres.trajectories.wire.leniency import coerced
-from halteres.trajectories.wire.schema import UNREADABLE, Key, convert, refusal
+from halteres.trajectories.schema import UNREADABLE, Key, coerced, convert, refusal
 
 DEEPEST = 200
 """Brackets within brackets. Readers of JSON give up somewhere below 1,000, and one group must not spoil a batch."""

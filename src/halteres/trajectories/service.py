@@ -1,7 +1,6 @@
-"""The trajectory server without its wire: what each route asks for, decided in turns.
+"""The trajectory server without its wire: what each route asks for, and how long a question waits.
 
-Owns: which decision answers which question; how long a question waits.
-Never: reads HTTP. All decisions happen on the event loop, one at a time; the disk belongs to the store's thread.
+All decisions happen on the event loop, one at a time; the disk belongs to the store's thread.
 """
 
 from __future__ import annotations
@@ -9,27 +8,79 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from halteres.errors import HalteresError, NotReady, shortened
-from halteres.trajectories.delivering import batches, runs
-from halteres.trajectories.delivering.batches import take_back_offers
-from halteres.trajectories.delivering.handover import Batch, Handovers
-from halteres.trajectories.delivering.question import Gone, Question
-from halteres.trajectories.delivering.versions import asked_with
+from halteres.trajectories import batches, diagnostics, status
+from halteres.trajectories.batch_reply import Batch, Gone, Handovers
+from halteres.trajectories.batches import asked_with, take_back_offers
+from halteres.trajectories.diagnostics import Watch
 from halteres.trajectories.group_checks import LARGEST_ENV_ID, Problem, broken_convention
-from halteres.trajectories.intake.content import Content
-from halteres.trajectories.intake.posted import Verdict, accept_all
+from halteres.trajectories.group_commit import Turns
+from halteres.trajectories.ingest import Content, Verdict, accept_all
+from halteres.trajectories.options import Rules
 from halteres.trajectories.posted_group import Scored
 from halteres.trajectories.records import Delivery, EnvRecord, GroupRecord, Remembered
-from halteres.trajectories.reporting import diagnostics, status
-from halteres.trajectories.reporting.watch import Watch
-from halteres.trajectories.rules import Rules
+from halteres.trajectories.schema import BatchQuery, EnvRegistration, Registration
 from halteres.trajectories.state import Clock, State
 from halteres.trajectories.stores.store import GroupsQuery, Store, StoreFailed
-from halteres.trajectories.turns import Turns
-from halteres.trajectories.wire.schema import BatchQuery, EnvRegistration, Registration
+
+AGAIN_S = 0.005
+"""Pause before a question is asked again, whatever happens meanwhile."""
+
+LOOK_S = 0.25
+"""How often a held question looks again where nothing changed but the time: patience and heartbeats run out."""
+
+RunKey = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question, about the run that was registered when it came."""
+
+    query: BatchQuery
+    run: RunKey | None
+    deadline: float  # on the loop's clock
+
+    @classmethod
+    def of(cls, state: State, query: BatchQuery) -> Question:
+        """A question that comes now."""
+        return cls(query, _key(state), asyncio.get_running_loop().time() + query.wait)
+
+    def decide(self, state: State) -> Delivery | None:
+        """The batch that answers it; none where another run was registered meanwhile."""
+        return batches.next_batch(state, self.query) if self._is_about(state) else None
+
+    async def may_ask_again(self, turns: Turns, gone: Gone) -> bool:
+        """Hold it until a batch may be had. False: its time is up, its run is over, or nobody waits for the answer."""
+        while self._left() > 0 and not turns.is_ending and self._is_about(turns.state) and not await gone():
+            changed = turns.changed
+            if batches.is_ready(turns.state) or _has_expired(turns.state):
+                await asyncio.sleep(min(AGAIN_S, self._left()))
+                return True
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(self._left(), LOOK_S)):
+                    await changed.wait()
+        return False
+
+    def _is_about(self, state: State) -> bool:
+        return self.run is not None and self.run == _key(state)
+
+    def _left(self) -> float:
+        return self.deadline - asyncio.get_running_loop().time()
+
+
+def _key(state: State) -> RunKey | None:
+    run = state.run
+    return None if run.registration is None else (*run.registration.identity, run.first_group)
+
+
+def _has_expired(state: State) -> bool:
+    """Whether a batch has come back since anybody asked."""
+    now = state.clock()
+    return any(batch.expires_at is not None and batch.expires_at <= now for batch in state.out.values())
+
 
 PAUSE_HOLD_S = 30.0
 """How long the poll of a paused environment with a minimum share is held: its client starts work whatever we answer,
@@ -92,7 +143,7 @@ class TrajectoryService:
 
     async def register(self, registration: Registration) -> int:
         """POST /register: gives the uuid."""
-        return await self.turns.submit(lambda state: runs.register(state, registration))
+        return await self.turns.submit(lambda state: batches.register(state, registration))
 
     async def registration(self) -> Registration | None:
         """The trainer's. That there is none is said only after asking: it may have registered at another server."""
@@ -102,7 +153,7 @@ class TrajectoryService:
 
     async def reset(self) -> None:
         """GET /reset_data."""
-        await self.turns.submit(runs.reset)
+        await self.turns.submit(batches.reset)
 
     async def batch(self, query: BatchQuery, gone: Gone) -> Batch | None:
         """GET /batch of a registered run; None if there is none within `query.wait`.

@@ -1,7 +1,7 @@
 """The state of the trajectory server in memory, made of nothing but the changes that a store remembers.
 
 Owns: the run, the queue, batches that are out, the environments, counters, ids; how each change is applied.
-Never: decides (`intake` and `delivering` do), waits, touches a disk. One caller at a time.
+Never: decides (`ingest` and `batches` do), waits, touches a disk. One caller at a time.
 
     decide ── do(change) ──▶ apply, and note it for the store          another server's change ── apply
 """
@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from halteres.trajectories.forming.composition import Shares
-from halteres.trajectories.forming.lanes import Queue
+from halteres.trajectories.environments import POLLING_S, Environment, Environments
 from halteres.trajectories.group_checks import Problem
-from halteres.trajectories.intake.environments import POLLING_S, Environment, Environments
+from halteres.trajectories.options import Rules
+from halteres.trajectories.queue import Queue, Shares
 from halteres.trajectories.records import (
     OPEN,
     Change,
@@ -35,7 +35,6 @@ from halteres.trajectories.records import (
     Standing,
     Tally,
 )
-from halteres.trajectories.rules import Rules
 
 Clock = Callable[[], float]
 """Gives the time in unix s."""

@@ -14,9 +14,8 @@ import pytest
 from starlette.types import Receive, Scope
 
 from halteres.trajectories import request_bodies
-from halteres.trajectories.options import Options
+from halteres.trajectories.options import Options, Rules
 from halteres.trajectories.request_bodies import INFLATED_AT_ONCE, LARGE_PACKED, Bodies, TooLarge, TooSlow, inflate
-from halteres.trajectories.rules import Rules
 from trajectories.scenes import Scene, group, opened
 
 

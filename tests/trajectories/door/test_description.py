@@ -23,11 +23,10 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from halteres.trajectories import service
-from halteres.trajectories.app import ROUTES, create_app
+from halteres.trajectories.openapi import OPERATIONS, WORDS, openapi, page
 from halteres.trajectories.posted_group import MOST_GROUPS
+from halteres.trajectories.server import ROUTES, create_app
 from halteres.trajectories.stores.sqlite import SqliteStore
-from halteres.trajectories.wire.openapi import openapi, page
-from halteres.trajectories.wire.operations import OPERATIONS, WORDS
 from trajectories.scenes import ENV, TRAINER, group
 
 LOCAL = "http://127.0.0.1:8000"

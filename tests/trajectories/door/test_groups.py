@@ -9,13 +9,12 @@ import pytest
 
 from halteres.observe.prometheus import MEDIA_TYPE
 from halteres.trajectories import service
-from halteres.trajectories.options import Options
+from halteres.trajectories.options import Options, Rules
 from halteres.trajectories.records import GroupRecord, Place
-from halteres.trajectories.routes.groups import fitting
-from halteres.trajectories.rules import Rules
+from halteres.trajectories.routes import fitting
+from halteres.trajectories.schema import GroupsRequest
 from halteres.trajectories.stores.sqlite import SqliteStore
 from halteres.trajectories.stores.store import StoreFailed
-from halteres.trajectories.wire.schema import GroupsRequest
 from trajectories.scenes import Json, Scene, group, marks, opened
 
 

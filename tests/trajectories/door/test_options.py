@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from halteres.errors import InvalidConfig
-from halteres.trajectories.arguments import num_bytes, options_of, parser
-from halteres.trajectories.options import Options, open_store
-from halteres.trajectories.rules import Rules
+from halteres.trajectories.options import Options, Rules, num_bytes, open_store, options_of, parser
 from halteres.trajectories.stores.sqlite import SqliteStore
 
 TOKEN = "correct-horse-battery"

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from halteres.trajectories import service
-from halteres.trajectories.app import ROUTES
-from halteres.trajectories.wire.operations import OPERATIONS
+from halteres.trajectories.openapi import OPERATIONS
+from halteres.trajectories.server import ROUTES
 from trajectories.scenes import ENV, TRAINER, Scene, ServerProcess, group
 
 EVERY_ROUTE = pytest.mark.parametrize(("method", "path"), list(OPERATIONS), ids=map(" ".join, OPERATIONS))

@@ -12,7 +12,7 @@ import pytest
 from halteres.errors import HalteresError
 from halteres.trajectories import posted_group, scored_data
 from halteres.trajectories.posted_group import LARGE, MANY, MOST_GROUPS, parse, parse_list
-from halteres.trajectories.wire.schema import Unprocessable
+from halteres.trajectories.schema import Unprocessable
 
 LOTS = 300_000
 LONGEST_S = 10

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 
 from halteres.trajectories import scored_data
 from halteres.trajectories.posted_group import parse, parse_list
+from halteres.trajectories.schema import Unprocessable
 from halteres.trajectories.scored_data import EXTENSIONS, KEYS, MOST_VALUES, read_leniently, read_strictly
-from halteres.trajectories.wire.schema import Unprocessable
 
 from .spelling import groups
 

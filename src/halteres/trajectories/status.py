@@ -1,20 +1,22 @@
-"""What environments are told when they poll.
-
-Owns: the figures of /status-env (spec: rule 2.6 of the original), the parked form of it, the allowance.
-Never: changes anything but the time of the poll.
+"""What is told to whoever polls: /status-env (rule 2.6 of the original, the paused form, the allowance) and /metrics.
 
 Sequences in open batches (offered, leased, come back) count as queued: they wait for the trainer as much as the rest.
+Of the metrics, groups received and set aside are those of this run, repeated ones those since this server started:
+such a counter begins anew, which Prometheus takes for a restart. Batches handed out are those of all runs.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
-from halteres.trajectories.delivering import choice
-from halteres.trajectories.forming.packing import can_ever_add_up
-from halteres.trajectories.intake.environments import Environment
-from halteres.trajectories.records import Standing
+from halteres.observe.prometheus import Metric, text_of
+from halteres.trajectories import batches
+from halteres.trajectories.environments import Environment
+from halteres.trajectories.packing import can_ever_add_up
+from halteres.trajectories.records import OPEN, Standing
 from halteres.trajectories.state import State
 
 
@@ -30,9 +32,9 @@ def is_paused(state: State) -> bool:
     On-policy: the trainer works on a batch, or one lies ready. Otherwise: more waits than the operator wants, and the
     trainer can take some of it; where it cannot, what it lacks may be just what an environment is about to make.
     """
-    if state.max_staleness == 0 and (state.run.parked or state.out or choice.is_ready(state)):
+    if state.max_staleness == 0 and (state.run.parked or state.out or batches.is_ready(state)):
         return True
-    return is_full(state) and (bool(state.out) or choice.is_ready(state))
+    return is_full(state) and (bool(state.out) or batches.is_ready(state))
 
 
 def is_full(state: State) -> bool:
@@ -87,7 +89,7 @@ def allowance(state: State, env: Environment) -> int:
     if missing >= size:
         return min(missing // size, math.ceil(missing / (size * max(1, len(polling)))))
     useful = can_ever_add_up({other.group_size for other in (*polling, env)}, run.batch_size)
-    return 1 if useful and not choice.is_ready(state) else 0
+    return 1 if useful and not batches.is_ready(state) else 0
 
 
 def _num_ahead(state: State) -> int:
@@ -116,3 +118,60 @@ def _queue_figures(state: State, env: Environment, now: float) -> dict[str, Any]
         "self_queue_size": own // group_size,
         "max_group_size": largest,
     }
+
+
+PREFIX = "halteres_trajectories_"
+
+_one = Metric.one
+
+
+def metrics_text(state: State) -> str:
+    """All of them."""
+    return text_of((*_counters(state), *_gauges(state)), PREFIX)
+
+
+def _counters(state: State) -> Iterator[Metric]:
+    received = state.num_accepted + sum(state.set_aside.values())
+    yield _one("groups_received_total", "counter", "Groups of this run, those set aside among them.", received)
+    yield Metric(
+        "groups_set_aside_total",
+        "counter",
+        "Groups of this run that no batch will have.",
+        dict(state.set_aside),
+        "reason",
+    )
+    yield _one(
+        "groups_repeated_total",
+        "counter",
+        "Groups that came again with their key since the start.",
+        state.num_duplicates,
+    )
+    yield _one(
+        "batches_handed_out_total",
+        "counter",
+        "Batches of all runs, offered or leased, repeats too.",
+        state.last_delivery,
+    )
+
+
+def _gauges(state: State) -> Iterator[Metric]:
+    queue, now = state.queue, state.clock()
+    standings = Counter(batch.standing for batch in state.out.values())
+    oldest = next(iter(state.waiting.values()), None)
+    age_s = 0.0 if oldest is None else max(0.0, now - oldest.received_at)
+    yield _one("step", "gauge", "The run's step: batches delivered, and what it began with.", state.run.step)
+    yield _one("registered", "gauge", "1 where a trainer has registered.", int(state.run.registration is not None))
+    yield _one("paused", "gauge", "1 while the trainer works on an on-policy batch.", int(state.run.parked))
+    yield _one("queued_groups", "gauge", "Groups that wait for a batch.", len(queue))
+    yield _one("queued_sequences", "gauge", "Their sequences.", queue.num_sequences)
+    yield _one("out_sequences", "gauge", "Sequences in batches that are not delivered yet.", state.num_sequences_out)
+    yield _one("waiting_bytes", "gauge", "Bytes of groups queued, buffered, or in such batches.", state.num_bytes)
+    yield _one("oldest_seconds", "gauge", "How long the oldest of these groups has waited.", age_s)
+    yield _one("environments_live", "gauge", "Environments heard of lately.", len(state.envs.live(now)))
+    yield Metric(
+        "open_batches",
+        "gauge",
+        "Batches that are not delivered yet.",
+        {standing.value: standings[standing] for standing in sorted(OPEN)},
+        "standing",
+    )

@@ -14,19 +14,21 @@ dies, or the store fails, in the instant between the last byte and the count; le
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from halteres.trajectories.delivering import batches
-from halteres.trajectories.delivering.question import Gone
+from halteres.trajectories import batches
+from halteres.trajectories.group_commit import Turns
 from halteres.trajectories.records import Delivery
 from halteres.trajectories.state import State
 from halteres.trajectories.stores.store import StoreFailed
-from halteres.trajectories.turns import Turns
+
+Gone = Callable[[], Awaitable[bool]]
+"""Whether the client has hung up."""
 
 COUNT_AGAIN_S = 0.2
 """Pause before a batch that was written is counted again, where the store failed."""

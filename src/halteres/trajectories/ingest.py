@@ -1,24 +1,79 @@
-"""Posted groups: where each one goes.
+"""Posted groups: where each one goes (queue, buffer, set aside with a reason), and which came before.
 
-Owns: the verdict (queue, buffer, set aside), idempotency keys, buffers that become whole groups.
-Never: refuses a group that fits the schema, but in strict mode: what cannot train anybody is kept apart, and said.
+Nothing that fits the schema is refused, but in strict mode: what cannot train anybody is kept apart, and said.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import msgspec
 
 from halteres.errors import Conflict
-from halteres.trajectories.group_checks import Problem
-from halteres.trajectories.intake.environments import Environment
-from halteres.trajectories.intake.fitness import misfit
+from halteres.trajectories.environments import Environment
+from halteres.trajectories.group_checks import Problem, exceeds_batch, stale
 from halteres.trajectories.posted_group import Scored
 from halteres.trajectories.records import GroupArrived, GroupRecord, Place
+from halteres.trajectories.schema import Unprocessable
 from halteres.trajectories.state import State
-from halteres.trajectories.wire.schema import Unprocessable
+
+
+def misfit(state: State, scored: Scored) -> Problem | None:
+    """What keeps a group that is posted now out of every batch."""
+    run, bound, version = state.run, state.max_staleness, state.run.known_version
+    if run.registration and scored.size > run.batch_size:
+        return exceeds_batch(scored.size, run.batch_size)
+    if scored.versions is None:
+        return _untagged() if state.rules.require_version else None
+    if bound is None or version is None or version - scored.versions[0] <= bound:
+        return None
+    return stale(scored.versions[0], version, bound)
+
+
+def too_far(group: GroupRecord, version: int | None, bound: int | None) -> Problem:
+    """The problem of a group that waited until it was too old, or that a trainer went back behind."""
+    asked, lag = version or 0, bound or 0
+    low, high = group.versions or (asked, asked)
+    if low < asked - lag:
+        return stale(low, asked, lag)
+    return Problem("ahead", f"Sampled by version {high}; the trainer is at {asked}, and allows a distance of {lag}.")
+
+
+def _untagged() -> Problem:
+    return Problem("untagged", "The group carries no policy_version, and this server asks for one.")
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A posted group and what it is known by, for at least `window_s` and less than twice that."""
+
+    group: Scored
+    name: str
+    window_s: float
+
+    @classmethod
+    def of(cls, group: Scored, window_s: float) -> Self:
+        """What a group is known by."""
+        digest = hashlib.blake2b(group.element, digest_size=16)
+        name = f"content-{group.env_id}-{digest.hexdigest()}"
+        if group.key is None:  # the same content, however it was written down
+            group = replace(group, fingerprint=int.from_bytes(digest.digest()[:7]))
+        return cls(group, name, window_s)
+
+    def keys(self, now: float) -> tuple[str, str]:
+        """The key it would get at this time, and the one it may have got before."""
+        window = int(now // self.window_s)
+        return f"{self.name}-{window}", f"{self.name}-{window - 1}"
+
+    def keyed(self, state: State) -> Scored:
+        """The group with a key: its own, that of its earlier arrival, or a new one."""
+        if self.group.key is not None:
+            return self.group
+        new, earlier = self.keys(state.clock())
+        return replace(self.group, key=earlier if state.known(earlier) else new)
 
 
 class KeyReused(Conflict):

@@ -1,23 +1,19 @@
-"""Why there is no batch, in sentences.
-
-Owns: the answer of /v1/diagnostics.
-Never: changes anything.
-"""
+"""Why there is no batch, in sentences: the answer of /v1/diagnostics, and a line in the log after a while."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from halteres.trajectories.delivering import choice
-from halteres.trajectories.forming import packing
+from halteres.trajectories import batches, packing
+from halteres.trajectories.environments import Environment
 from halteres.trajectories.group_checks import LARGEST_ENV_ID
-from halteres.trajectories.intake.environments import Environment
 from halteres.trajectories.records import Standing
-from halteres.trajectories.reporting.status import is_full
 from halteres.trajectories.state import State
+from halteres.trajectories.status import is_full
 
 Reason = dict[str, Any]
 
@@ -32,7 +28,7 @@ MOST_NAMED = 5
 def report(state: State) -> dict[str, Any]:
     """What waits, who sent it, and what the next batch still lacks."""
     queue, now = state.queue, state.clock()
-    ready = choice.is_ready(state)
+    ready = batches.is_ready(state)
     found = list(_crowded_out(state) if ready and not state.run.parked else reasons(state))
     return {
         "registered": state.run.registration is not None,
@@ -121,7 +117,7 @@ def _silence(state: State) -> str:
 
 
 def _minimum(state: State) -> Iterator[Reason]:
-    starved = choice.starved(state)
+    starved = batches.starved(state)
     if starved is None:
         return
     env, now = state.envs.by_id[starved.env_id], state.clock()
@@ -136,12 +132,12 @@ def _minimum(state: State) -> Iterator[Reason]:
 
 def _crowded_out(state: State) -> Iterator[Reason]:
     """Whose groups wait for ever beside minimum shares that are a whole batch; the batches themselves go on."""
-    asked, batch_size = choice.minima(state), state.run.batch_size
+    asked, batch_size = batches.minima(state), state.run.batch_size
     env_ids = {each.env_id for each in asked}
     num_others = len(state.queue) - sum(map(state.queue.num_groups_of, env_ids))
     if not asked or not num_others or sum(_given(each, state) for each in asked) < batch_size:
         return
-    if any(group.env_id not in env_ids for group in choice.choose(state) or ()):
+    if any(group.env_id not in env_ids for group in batches.choose(state) or ()):
         return  # sizes that do not add up without them
     text = (
         f"The minimum shares of {_named(sorted(env_ids), state)} are together a whole batch of {batch_size}: "
@@ -165,7 +161,7 @@ def _named(env_ids: list[int], state: State) -> str:
 def _full(state: State) -> Iterator[Reason]:
     if is_full(state):
         text = "As much waits as this server may keep"
-        if choice.is_ready(state):
+        if batches.is_ready(state):
             text += "; environments pause until a trainer takes some."
         else:
             text += ", and it makes no batch: --max-queue-batches or --max-queue-bytes is too low for what comes."
@@ -239,3 +235,34 @@ def _reason(code: str, sentence: str, **facts: Any) -> Reason:
 
 def _either(sizes: list[int]) -> str:
     return " and ".join(map(str, sizes))
+
+
+PATIENCE_S = 30.0
+"""How long a trainer asks in vain, with a whole batch of sequences queued, before the log says why."""
+
+_log = logging.getLogger(__name__)
+
+
+class Watch:
+    """Notes every answer to a question for a batch."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._said: set[str] = set()
+
+    def answered(self, state: State, *, empty: bool) -> None:
+        """A question was answered, with a batch or without."""
+        if not empty or state.queue.num_sequences < state.run.batch_size:
+            self._since = None
+            self._said.clear()
+            return
+        now = state.clock()
+        self._since = now if self._since is None else self._since
+        if now - self._since >= PATIENCE_S:
+            self._say(state)
+
+    def _say(self, state: State) -> None:
+        reason = next(reasons(state), None)
+        if reason is not None and reason["code"] not in self._said:
+            self._said.add(reason["code"])
+            _log.warning("No batch for %.0f s: %s", PATIENCE_S, reason["sentence"])

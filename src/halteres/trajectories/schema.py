@@ -1,9 +1,7 @@
-"""What clients send, checked once.
+"""What clients send, checked once: the requests of the trajectory API, and what the original takes for a number.
 
-Owns: the requests of the trajectory API, their coercions (numeric strings, integral floats), the shape of a refusal.
-Never: judges a group's contents (`scored` does).
-
-A refusal is 422 with `{"detail": [{"type", "loc", "msg"}]}`, as the original's framework words it.
+A refusal is 422 with `{"detail": [{"type", "loc", "msg"}]}`, as the original's framework words it. Truth values and
+numbers written as text are numbers where the schema wants one; only bodies that the strict reader refused are coerced.
 """
 
 from __future__ import annotations
@@ -11,13 +9,67 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 import msgspec
+from msgspec import inspect
 
 from halteres.config.limits import LARGEST_BATCH
 from halteres.errors import InvalidData
-from halteres.trajectories.wire.leniency import coerced
+
+_INTEGER = re.compile(r"([+-]?[0-9]+(?:_[0-9]+)*)(?:\.0+)?")
+_LONGEST = 4300
+"""Digits of an integer; Python reads no longer ones."""
+
+
+def coerced(value: Any, kind: inspect.Type) -> Any:
+    """A plain value, with what it holds in the place of a number as that number."""
+    match kind:
+        case inspect.StructType() if isinstance(value, dict):
+            return _with_fields(cast("dict[str, Any]", value), kind)
+        case inspect.UnionType():
+            for each in kind.types:
+                value = coerced(value, each)
+            return value
+        case inspect.ListType() if isinstance(value, list):
+            return _items(cast("list[Any]", value), kind.item_type)
+        case inspect.IntType() | inspect.FloatType():
+            return _number(value, kind)
+        case _:
+            return value
+
+
+def _with_fields(value: dict[str, Any], kind: inspect.StructType) -> dict[str, Any]:
+    known = {field.encode_name: field.type for field in kind.fields}
+    return {name: coerced(item, known[name]) if name in known else item for name, item in value.items()}
+
+
+def _items(values: list[Any], kind: inspect.Type) -> list[Any]:
+    if not isinstance(kind, inspect.IntType | inspect.FloatType):
+        return [coerced(value, kind) for value in values]
+    return [_number(value, kind) if type(value) in (str, bool) else value for value in values]
+
+
+def _number(value: Any, kind: inspect.IntType | inspect.FloatType) -> Any:
+    if isinstance(value, bool):
+        return int(value)
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    return _integer(text) if isinstance(kind, inspect.IntType) else _float(text)
+
+
+def _integer(text: str) -> int | str:
+    found = _INTEGER.fullmatch(text) if len(text) <= _LONGEST else None
+    return int(found.group(1)) if found else text
+
+
+def _float(text: str) -> float | str:
+    try:
+        return float(text) if text.isascii() else text
+    except ValueError:
+        return text
+
 
 T = TypeVar("T")
 

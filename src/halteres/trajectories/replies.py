@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from halteres.trajectories.wire.schema import PlaceName
+from halteres.trajectories.schema import PlaceName
 
 Pair = Annotated[Sequence[int], msgspec.Meta(min_length=2, max_length=2)]
 
