@@ -366,7 +366,7 @@ async def test_an_environment_registers_with_what_the_original_takes(
     """A 4xx there kills an unmodified client."""
     await scene.begin()
     env_id = await scene.register_env(**given)
-    known = scene.app.state.reach.service.state.envs.by_id[env_id].record.registration
+    known = scene.app.state.context.service.state.envs.by_id[env_id].record.registration
     assert (known.weight, known.group_size, known.min_batch_allocation) == (weight, group_size, share)
     assert 0.01 <= (await scene.status_env(env_id))["env_weight"] <= 1.0
 

@@ -1,8 +1,5 @@
 """The reply of a batch, and how it is known to have arrived.
 
-Owns: the order "all but the last byte, look, the last byte, count it"; that questions about the step wait meanwhile.
-Never: decides what is in a batch.
-
     everything but the last byte ──▶ is the client there, the batch still its own? ──▶ the last byte ──▶ counted
                                          │ no
                                          ▼ given back: it answers the next question
@@ -22,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from halteres.trajectories import batches
-from halteres.trajectories.group_commit import Turns
+from halteres.trajectories.group_commit import GroupCommit
 from halteres.trajectories.records import Delivery
 from halteres.trajectories.state import State
 from halteres.trajectories.stores.store import StoreFailed
@@ -33,7 +30,7 @@ Gone = Callable[[], Awaitable[bool]]
 COUNT_AGAIN_S = 0.2
 """Pause before a batch that was written is counted again, where the store failed."""
 
-HANDING_S = 5.0
+COUNTING_S = 5.0
 """How long a question about the step waits for batches that are being handed over."""
 
 
@@ -46,39 +43,39 @@ class Batch:
     elements: list[bytes]
 
 
-class Handovers:
+class BatchReplies:
     """Batches whose replies are being written.
 
     Args:
-        turns: which decide that a batch counts.
+        decisions: which decide that a batch counts.
         is_shared: other servers take turns at the same store.
     """
 
-    def __init__(self, turns: Turns, *, is_shared: bool) -> None:
-        self._turns, self._is_shared = turns, is_shared
+    def __init__(self, decisions: GroupCommit, *, is_shared: bool) -> None:
+        self._decisions, self._is_shared = decisions, is_shared
         self._open: set[asyncio.Future[None]] = set()
 
     @contextmanager
     def open(self) -> Iterator[None]:
         """Until it ends, questions about the step wait: a batch is written that is not counted yet."""
-        handing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._open.add(handing)
+        counting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._open.add(counting)
         try:
             yield
         finally:
-            self._open.discard(handing)
-            handing.set_result(None)
+            self._open.discard(counting)
+            counting.set_result(None)
 
     async def settled(self) -> None:
         """Wait until every batch that was written is counted."""
         if self._open:
-            await asyncio.wait(self._open, timeout=HANDING_S)
+            await asyncio.wait(self._open, timeout=COUNTING_S)
 
     async def is_out(self, batch: Batch) -> bool:
         """Whether the batch is still its asker's; on a shared store another server may have handed it out since."""
         if self._is_shared:
-            return await self._turns.submit(lambda state: _is_out(state, batch.delivery))
-        return _is_out(self._turns.state, batch.delivery)
+            return await self._decisions.submit(lambda state: _is_out(state, batch.delivery))
+        return _is_out(self._decisions.state, batch.delivery)
 
     async def count(self, batch: Batch) -> None:
         """The reply was written whole to a live connection; a lease still wants its acknowledgement.
@@ -90,24 +87,24 @@ class Handovers:
         ends = now() + batches.OFFER_S
         while True:
             try:
-                return await self._turns.submit(lambda state: batches.hand_over(state, batch.delivery.id))
+                return await self._decisions.submit(lambda state: batches.count_delivered(state, batch.delivery.id))
             except StoreFailed:  # the trainer has it: uncounted, it would be served again
-                if now() > ends or self._turns.has_ended:
+                if now() > ends or self._decisions.has_ended:
                     raise
             await asyncio.sleep(COUNT_AGAIN_S)
 
     def give_back(self, batch: Batch) -> None:
         """The batch reached nobody: it answers the next question."""
-        self._turns.leave(lambda state: batches.give_back(state, batch.delivery.id))
+        self._decisions.leave(lambda state: batches.give_back(state, batch.delivery.id))
 
 
 class BatchReply(Response):
     """A reply that has its batch counted, or given back if its client hung up before it had all of it."""
 
-    def __init__(self, reply: Response, gone: Gone, handovers: Handovers, batch: Batch) -> None:
+    def __init__(self, reply: Response, gone: Gone, batch_replies: BatchReplies, batch: Batch) -> None:
         self.status_code, self.background = reply.status_code, None
         self.body, self.raw_headers = reply.body, reply.raw_headers
-        self._gone, self._handovers, self._batch = gone, handovers, batch
+        self._gone, self._handovers, self._batch = gone, batch_replies, batch
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write it."""

@@ -129,7 +129,7 @@ def is_ready(state: State) -> bool:
     return packing.can_add_up(state.queue.num_by_size, state.run.batch_size)
 
 
-def lost(state: State, query: BatchQuery, version: int | None) -> Delivery | None:
+def redelivery_of(state: State, query: BatchQuery, version: int | None) -> Delivery | None:
     """The batch that was delivered last, if this question is for it."""
     last = state.run.last
     if query.lease is not None or last is None or last.num_sequences != state.run.batch_size:
@@ -139,7 +139,7 @@ def lost(state: State, query: BatchQuery, version: int | None) -> Delivery | Non
     return last if fits and _is_asked_for(state, last, query.after, version) else None
 
 
-def serve_again(state: State, last: Delivery, version: int | None) -> Delivery:
+def redeliver(state: State, last: Delivery, version: int | None) -> Delivery:
     """It answers another question, and counts once."""
     run = state.run
     if version != last.version:  # a trainer that dies before its step comes back with this one
@@ -183,10 +183,10 @@ def next_batch(state: State, query: BatchQuery) -> Delivery | None:
     state.save_run(replace(run, started=True))
     take_back_expired(state)
     _take_as_held(state, query.after)
-    if (last := lost(state, query, version)) is not None:
+    if (last := redelivery_of(state, query, version)) is not None:
         if has_gone_back(state.run):
             _set_aside_outside(state, wanted(state, version), version)
-        return serve_again(state, last, version)
+        return redeliver(state, last, version)
     _move_on(state, version)
     came_back = [each for each in state.out.values() if each.is_back]
     if came_back:
@@ -220,7 +220,7 @@ def give_back(state: State, batch_id: int) -> None:
         state.do(DeliverySaved(replace(batch, standing=Standing.RETURNED, expires_at=None)))
 
 
-def hand_over(state: State, batch_id: int) -> None:
+def count_delivered(state: State, batch_id: int) -> None:
     """The reply of an offered batch was written whole; nothing happens where it is settled already."""
     if (batch := state.out.get(batch_id)) is not None and batch.standing is not Standing.LEASED:
         _deliver(state, batch)

@@ -17,7 +17,7 @@ from halteres.trajectories.status import is_full
 
 Reason = dict[str, Any]
 
-NOT_HEARD_S = 5.0
+SILENT_S = 5.0
 """Environments poll ten times a second; one that is silent for longer is worth a word."""
 
 
@@ -123,7 +123,7 @@ def _minimum(state: State) -> Iterator[Reason]:
     env, now = state.envs.by_id[starved.env_id], state.clock()
     lacks = "none queued that fits a batch now" if state.queue.num_groups_of(env.id) else "none queued"
     text = f"Environment '{env.record.name}' asked for {starved.need} sequences of every batch and has {lacks}."
-    if now - env.last_seen > NOT_HEARD_S:
+    if now - env.last_seen > SILENT_S:
         left_s = max(0.0, env.timeout_s - (now - env.last_seen))
         text += f" It was heard of {now - env.last_seen:.0f} s ago; in {left_s:.0f} s it loses its share."
     since_s = round(env.starves_for(now), 1)
@@ -243,7 +243,7 @@ PATIENCE_S = 30.0
 _log = logging.getLogger(__name__)
 
 
-class Watch:
+class NoBatchWarning:
     """Notes every answer to a question for a batch."""
 
     def __init__(self) -> None:

@@ -84,7 +84,7 @@ class Environment:
     """One environment process, with its counters of this run."""
 
     record: EnvRecord
-    heard_at: float  # unix s
+    seen_at: float  # unix s
     awake: dict[int, Environment] = field(repr=False, compare=False)  # it enters itself when it is heard of
     timeout_s: float = TIMEOUT_S  # of silence, after which it counts for nothing
     buffer: Buffer = field(default_factory=Buffer)
@@ -103,11 +103,11 @@ class Environment:
     @property
     def last_seen(self) -> float:
         """When it was heard of, unix s."""
-        return self.heard_at
+        return self.seen_at
 
     @last_seen.setter
     def last_seen(self, at: float) -> None:
-        self.heard_at = at
+        self.seen_at = at
         self.awake[self.id] = self
 
     @property
@@ -181,7 +181,7 @@ class Environments:
         return env
 
     def _new(self, record: EnvRecord, now: float) -> Environment:
-        env = Environment(record=record, heard_at=now, awake=self._awake, timeout_s=self.timeout_s)
+        env = Environment(record=record, seen_at=now, awake=self._awake, timeout_s=self.timeout_s)
         env.num_set_aside = self._unknown.pop(env.id, 0)
         self.by_id[env.id] = env
         self._num_named[record.desired_name] += 1

@@ -1,8 +1,5 @@
 """Which sizes of groups add up to exactly so many sequences.
 
-Owns: the answer, for groups as many as there are or as one likes, and where each of several givers must give one.
-Never: knows which group it is about.
-
 A set of totals is an integer: bit i says that i sequences can be made. Adding groups of a size shifts it, and n groups
 are log2(n) shifts, so an answer costs O(distinct sizes * total) bits, however many groups there are.
 """
@@ -29,21 +26,21 @@ def can_ever_add_up(sizes: Iterable[int], total: int) -> bool:
     return can_add_up({size: total // size for size in sizes if 0 < size <= total}, total)
 
 
-def can_add_up_with_each(num_by_size: Mapping[int, int], givers: Sequence[Mapping[int, int]], total: int) -> bool:
-    """Whether some of these groups make `total` together with at least one group of each giver, whose own they are.
+def can_add_up_with_each(num_by_size: Mapping[int, int], owners: Sequence[Mapping[int, int]], total: int) -> bool:
+    """Whether some of these groups make `total` together with at least one group of each owner, whose own they are.
 
     Args:
         num_by_size: groups per size that are nobody's, or of those that need not give.
-        givers: groups per size of each that must give.
+        owners: groups per size of each that must give.
         total: sequences.
     """
-    owned = sum(size * num for own in givers for size, num in own.items())
+    owned = sum(size * num for own in owners for size, num in own.items())
     if total < 0 or sum(size * num for size, num in num_by_size.items()) + owned < total:
         return False
     reach, mask = 1, (1 << total + 1) - 1
     for size, num in num_by_size.items():
         reach = _with(reach, size, num, mask)
-    for own in givers:
+    for own in owners:
         reach = _with_one_at_least(reach, own, mask)
     return bool(reach >> total & 1)
 
@@ -96,7 +93,7 @@ def _with(reach: int, size: int, num: int, mask: int) -> int:
 
 
 def _with_one_at_least(reach: int, own: Mapping[int, int], mask: int) -> int:
-    """The totals that can be made with one group of a giver or more."""
+    """The totals that can be made with one group of an owner or more."""
     given = 0
     for size, num in own.items():
         first = reach << size & mask if num > 0 and size < mask.bit_length() else 0

@@ -1,8 +1,5 @@
 """Group commit: requests submit decisions, one task takes them in turns, nobody is answered before they are kept.
 
-Owns: the order of decisions; the state in memory, and that it never runs ahead of the store for longer than a turn.
-Never: decides; lets anybody wait for a store that is gone.
-
     decisions that wait ──▶ begin ──▶ decide, one after another ──▶ commit ──▶ answers
                             (shared stores: lock, news of others)    (the store's thread)
 
@@ -56,7 +53,7 @@ class _Asked:
     answer: asyncio.Future[Any]
 
 
-class Turns:
+class GroupCommit:
     """The turns at one store. `run` is the task that owns them."""
 
     def __init__(self, store: Store, remember: Callable[[Remembered], State]) -> None:
@@ -133,7 +130,7 @@ class Turns:
                 outcome = _outcome(asked.decide, self.state)
                 if changes := self.state.drain():
                     self._store.commit(changes)
-                    self._tell()
+                    self._wake_waiting()
         except StoreFailed as failure:
             self._spoilt = asked, failure  # memory is ahead of the store: the next turn goes back, and answers
             self._wake.set()
@@ -191,7 +188,7 @@ class Turns:
             began = time.monotonic()
             await self._in_thread(self._store.commit, changes)
             self._judge(began)
-            self._tell()
+            self._wake_waiting()
         elif begun:
             await self._in_thread(self._store.abandon)
         return outcomes
@@ -214,7 +211,7 @@ class Turns:
         for known in news.known:
             self.state.know(known)
         if news.changes or news.afresh:
-            self._tell()
+            self._wake_waiting()
 
     async def _go_back(self) -> None:
         """The store did not take what memory already holds: go back to what is kept."""
@@ -227,9 +224,9 @@ class Turns:
             if not self._store.is_shared:  # there the next turn begins afresh
                 self._ended = loss
         else:
-            self._tell()
+            self._wake_waiting()
 
-    def _tell(self) -> None:
+    def _wake_waiting(self) -> None:
         """Memory holds what is kept, and something new: whoever waits for a change looks again."""
         self.state.keep()
         changed, self.changed = self.changed, asyncio.Event()

@@ -61,7 +61,7 @@ CLIENT = "halteres-client"
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class AppContext:
     """What the routes of one app have at hand."""
 
     service: TrajectoryService
@@ -69,14 +69,14 @@ class Reach:
     gzip: Gzip
 
 
-def reach(request: Request) -> Reach:
+def context_of(request: Request) -> AppContext:
     """Of the app that was asked."""
-    return request.app.state.reach
+    return request.app.state.context
 
 
 def service_of(request: Request) -> TrajectoryService:
     """The service of the app that was asked."""
-    return reach(request).service
+    return context_of(request).service
 
 
 def is_ours(request: Request) -> bool:
@@ -90,7 +90,7 @@ async def body_of(request: Request, kind: type[T]) -> T:
     Raises:
         Unprocessable: it does not fit.
     """
-    async with reach(request).bodies.of(request.scope, request.receive) as body:
+    async with context_of(request).bodies.of(request.scope, request.receive) as body:
         return decode(body, kind)
 
 
@@ -107,7 +107,7 @@ def query_of(request: Request, kind: type[T], *lists: str) -> T:
 
 async def replied(request: Request, body: bytes) -> Response:
     """A JSON reply that may be large, gzipped where the client accepts it and the operator wants it."""
-    gzip = reach(request).gzip
+    gzip = context_of(request).gzip
     if gzip == "never" or (gzip == "auto" and _is_here(request)):
         return Response(body, media_type="application/json")
     return await large_reply(request, body)

@@ -21,7 +21,7 @@ from halteres.trajectories.schema import Unprocessable
 from halteres.trajectories.state import State
 
 
-def misfit(state: State, scored: Scored) -> Problem | None:
+def reject_reason(state: State, scored: Scored) -> Problem | None:
     """What keeps a group that is posted now out of every batch."""
     run, bound, version = state.run, state.max_staleness, state.run.known_version
     if run.registration and scored.size > run.batch_size:
@@ -99,7 +99,7 @@ def accept_all(state: State, groups: Sequence[Scored]) -> list[Verdict]:
         Unprocessable: in strict mode, a group that no batch can hold; nothing was taken.
     """
     _check_keys(state, groups)
-    problems = [scored.problem or misfit(state, scored) for scored in groups]
+    problems = [scored.problem or reject_reason(state, scored) for scored in groups]
     if state.rules.validation == "strict":
         _refuse(state, groups, problems)
     return [_accept(state, scored, problem) for scored, problem in zip(groups, problems, strict=True)]
@@ -124,7 +124,7 @@ def _refuse(state: State, groups: Sequence[Scored], problems: Sequence[Problem |
     """Strict mode. A group that came before keeps its first answer."""
     refused = [(at, problem) for at, problem in enumerate(problems) if problem and not state.known(groups[at].key)]
     for at, problem in refused:
-        _tell(state, groups[at], problem)
+        _note_rejection(state, groups[at], problem)
     if refused:
         raise Unprocessable(
             [
@@ -134,7 +134,7 @@ def _refuse(state: State, groups: Sequence[Scored], problems: Sequence[Problem |
         )
 
 
-def _tell(state: State, scored: Scored, problem: Problem) -> None:
+def _note_rejection(state: State, scored: Scored, problem: Problem) -> None:
     """Let diagnostics say why an environment's last group was of no use."""
     env = state.envs.by_id.get(-1 if scored.env_id is None else scored.env_id)
     if env is not None:
@@ -143,9 +143,9 @@ def _tell(state: State, scored: Scored, problem: Problem) -> None:
 
 def _accept(state: State, scored: Scored, problem: Problem | None) -> Verdict:
     if (known := state.known(scored.key)) is not None:
-        _count_again(state, scored)
+        _count_duplicate(state, scored)
         return msgspec.json.decode(known.verdict, type=Verdict)
-    env = None if scored.problem or scored.env_id is None else state.hear(scored.env_id, polls=False)
+    env = None if scored.problem or scored.env_id is None else state.note_seen(scored.env_id, polls=False)
     if env is not None and env.group_size == 0 and problem is None:
         state.save_env(replace(env.record, adopted_size=scored.size))
     place = Place.SET_ASIDE if problem else _place(scored, env)
@@ -158,11 +158,11 @@ def _accept(state: State, scored: Scored, problem: Problem | None) -> Verdict:
     for part in parts:
         state.put(state.waiting[part.id], Place.QUEUED)
     if problem:
-        _tell(state, scored, problem)
+        _note_rejection(state, scored, problem)
     return verdict
 
 
-def _count_again(state: State, scored: Scored) -> None:
+def _count_duplicate(state: State, scored: Scored) -> None:
     state.num_duplicates += 1
     env = state.envs.by_id.get(-1 if scored.env_id is None else scored.env_id)
     if env is not None:

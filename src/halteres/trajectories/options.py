@@ -125,11 +125,11 @@ def _postgres(options: Options) -> Store:
 
 def _check(flag: str, value: float, least: float, most: float = math.inf) -> None:
     if not least <= value <= most:
-        bounds = f"at least {_said(least)}" if math.isinf(most) else f"from {_said(least)} to {_said(most)}"
-        raise InvalidConfig(f"{flag} is {_said(value)}.", f"It must be {bounds}.")
+        bounds = f"at least {_digits(least)}" if math.isinf(most) else f"from {_digits(least)} to {_digits(most)}"
+        raise InvalidConfig(f"{flag} is {_digits(value)}.", f"It must be {bounds}.")
 
 
-def _said(number: float) -> str:
+def _digits(number: float) -> str:
     """A whole number with all its digits."""
     return str(int(number)) if float(number).is_integer() else f"{number:g}"
 
@@ -184,7 +184,7 @@ def parser(program: str = "halteres serve trajectories") -> argparse.ArgumentPar
     """A parser whose result `options_of` understands."""
     made = argparse.ArgumentParser(prog=program, description="Serve the Atropos trajectory API.", allow_abbrev=False)
     _add_place(made.add_argument)
-    _add_door(made.add_argument_group("who may talk to it").add_argument)
+    _add_access(made.add_argument_group("who may talk to it").add_argument)
     _add_rules(made.add_argument_group("rules").add_argument)
     return made
 
@@ -228,7 +228,7 @@ def _add_place(add: Add) -> None:
     add("--max-body", type=num_bytes, default=_OPTIONS.max_body, metavar="BYTES", help="of a request, inflated [256M]")
 
 
-def _add_door(add: Add) -> None:
+def _add_access(add: Add) -> None:
     add("--token-file", type=Path, metavar="FILE", help="holds what requests must carry [HALTERES_TRAJECTORY_TOKEN]")
     add("--insecure", action="store_true", help="serve other machines without a token")
     add("--allow-host", action="append", default=[], metavar="NAME", help="a DNS name of this server; may be repeated")

@@ -103,7 +103,7 @@ class _Line:
         self.head = next(self._rest, None)
 
 
-class Givers:
+class MinimumShares:
     """The environments, seen by one batch."""
 
     def __init__(self, queue: Queue, batch_size: int, env_ids: Iterable[int]) -> None:
@@ -181,8 +181,8 @@ def unmet(queue: Queue, batch_size: int, minima: Iterable[Minimum]) -> Minimum |
     One whose groups can never fit, however many come, holds nobody back.
     """
     minima = tuple(minima)
-    givers = Givers(queue, batch_size, (minimum.env_id for minimum in minima))
-    return next((each for each in minima if _is_missing(queue, batch_size, each, givers)), None)
+    shares = MinimumShares(queue, batch_size, (minimum.env_id for minimum in minima))
+    return next((each for each in minima if _is_missing(queue, batch_size, each, shares)), None)
 
 
 def choose(
@@ -197,11 +197,11 @@ def choose(
     if batch_size <= 0 or not can_add_up(queue.num_by_size, batch_size):
         return None
     needs = {minimum.env_id: minimum.need for minimum in minima}
-    givers = Givers(queue, batch_size, needs)
-    if any(_is_missing(queue, batch_size, each, givers) for each in minima):
+    shares = MinimumShares(queue, batch_size, needs)
+    if any(_is_missing(queue, batch_size, each, shares) for each in minima):
         return None
     walk = Walk(queue, batch_size, order or OldestFirst())
-    together = givers.together()
+    together = shares.together()
     for env_id, size in together.items():
         walk.take(env_id, size)
     for env_id in together:
@@ -210,8 +210,8 @@ def choose(
     return sorted(walk.taken, key=lambda group: group.position)
 
 
-def _is_missing(queue: Queue, batch_size: int, minimum: Minimum, givers: Givers) -> bool:
-    if givers.fitting[minimum.env_id]:
+def _is_missing(queue: Queue, batch_size: int, minimum: Minimum, shares: MinimumShares) -> bool:
+    if shares.fitting[minimum.env_id]:
         return False
     own, known = queue.sizes_of(minimum.env_id), {size for size in queue.num_by_size if size <= batch_size}
     return not own or any(can_ever_add_up(known, batch_size - size) for size in own if size <= batch_size)

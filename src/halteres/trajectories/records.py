@@ -1,8 +1,4 @@
-"""What the trajectory server remembers: frozen records, and the changes that bring one state to the next.
-
-Owns: the nouns shared by the state, which is decided upon in memory, and the store, which remembers it.
-Never: decides, reads a wire, touches a disk.
-"""
+"""What the trajectory server remembers: frozen records, and the changes that bring one state to the next."""
 
 from __future__ import annotations
 

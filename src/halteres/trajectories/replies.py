@@ -1,8 +1,5 @@
 """What the server answers: the shapes that a client can rely on.
 
-Owns: the replies' fields and names, as the original has them, and those of our extensions.
-Never: fills them in.
-
 A field that only our own clients are told is absent, not null, where it does not apply.
 """
 

@@ -81,7 +81,7 @@ class Bodies:
     _num_admitted: int = 0  # of bodies that are not small
     _waiting: deque[tuple[int, asyncio.Future[None]]] = field(default_factory=deque[tuple[int, asyncio.Future[None]]])
 
-    def of(self, scope: Scope, receive: Receive) -> Held:
+    def of(self, scope: Scope, receive: Receive) -> RequestBody:
         """The body of a request, whole and inflated, as an asynchronous context; its bytes count until that ends.
 
         Entering raises:
@@ -90,7 +90,7 @@ class Bodies:
             ClientDisconnect: it ends early.
         """
         telling = {name: value for name, value in reversed(scope["headers"]) if name in _TELLING}
-        return Held(self, telling, receive)
+        return RequestBody(self, telling, receive)
 
     async def admit(self, num_bytes: int) -> None:
         """Take room for a body; a small one's is always there."""
@@ -139,7 +139,7 @@ class Bodies:
 
 
 @dataclass(slots=True)
-class Held:
+class RequestBody:
     """One body: counted at first with what it declares, then with what it is, until its context ends."""
 
     _bodies: Bodies
@@ -186,12 +186,12 @@ class Held:
         bodies, now = self._bodies, asyncio.get_running_loop().time
         ends = now() + bodies.deadline_s
         try:
-            async with asyncio.timeout(min(bodies.stall_s, bodies.deadline_s)) as patience:
+            async with asyncio.timeout(min(bodies.stall_s, bodies.deadline_s)) as stalled:
 
-                def heard() -> None:
-                    patience.reschedule(min(now() + bodies.stall_s, ends))
+                def on_part() -> None:
+                    stalled.reschedule(min(now() + bodies.stall_s, ends))
 
-                return await self._parts(heard)
+                return await self._parts(on_part)
         except TimeoutError as error:
             raise TooSlow(
                 f"The body did not arrive within {bodies.deadline_s:g} s, or nothing of it for {bodies.stall_s:g} s.",
@@ -199,7 +199,7 @@ class Held:
                 "Send it again on a better connection.",
             ) from error
 
-    async def _parts(self, heard: Callable[[], None]) -> bytes:
+    async def _parts(self, on_part: Callable[[], None]) -> bytes:
         parts, num_bytes = list[bytes](), 0
         while True:
             message = await self._receive()
@@ -211,7 +211,7 @@ class Held:
                 raise self._too_large()
             if not message.get("more_body"):
                 return b"".join(parts)
-            heard()
+            on_part()
 
     async def _inflated(self, body: bytes, encoding: bytes) -> bytes:
         """What a client calls encoded and is not, or as nobody knows, is left to the reader of JSON."""

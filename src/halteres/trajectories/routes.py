@@ -18,12 +18,12 @@ from halteres.trajectories import openapi, posted_group
 from halteres.trajectories.batch_reply import Batch, BatchReply
 from halteres.trajectories.http import (
     CLIENT,
+    AppContext,
     Endpoint,
-    Reach,
     body_of,
+    context_of,
     is_ours,
     query_of,
-    reach,
     replied,
     reply,
     service_of,
@@ -114,7 +114,7 @@ class PostScoredData:
     # An ASGI app: a `Request` would cost as much as the decision.
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
-        here: Reach = scope["app"].state.reach
+        here: AppContext = scope["app"].state.context
         headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of two, the first
         key = _key_of(headers[_KEY]) if _KEY in headers else None
         async with here.bodies.of(scope, receive) as body:
@@ -128,7 +128,7 @@ async def scored_data_list(request: Request) -> Response:
     """POST /scored_data_list: all groups, or none if one does not fit the schema; at most 16,384."""
     if KEY in request.headers:
         raise refusal(msgspec.ValidationError("A list has none: give each group its own, halteres_key."), "header", KEY)
-    async with reach(request).bodies.of(request.scope, request.receive) as body:
+    async with context_of(request).bodies.of(request.scope, request.receive) as body:
         groups = await posted_group.read_list(body)
         verdicts = await service_of(request).accept(groups, ours=is_ours(request))
     buffered = [verdict for verdict in verdicts if verdict.place is Place.BUFFERED]
@@ -190,9 +190,11 @@ async def batch(request: Request) -> Response:
     try:
         whole = await replied(request, _written(made, query, service.state))
     except BaseException:
-        service.handovers.give_back(made)
+        service.batch_replies.give_back(made)
         raise
-    return BatchReply(whole, request.is_disconnected, service.handovers, made)
+    if query.lease is not None:  # acknowledged by the trainer, or back when its lease ends
+        return whole
+    return BatchReply(whole, request.is_disconnected, service.batch_replies, made)
 
 
 async def acknowledge(request: Request) -> Response:
@@ -298,9 +300,9 @@ async def groups(request: Request) -> Response:
     )
     page = fitting(found, wanted)
     elements = await service_of(request).bodies_of([group.id for group in page]) if wanted.bodies and page else {}
-    told = [_told(group, elements.get(group.id) if wanted.bodies else b"") for group in page]
+    listed = [_group_reply(group, elements.get(group.id) if wanted.bodies else b"") for group in page]
     more = len(page) < len(found) and not wanted.newest
-    return await replied(request, msgspec.json.encode(Groups(groups=told, next=page[-1].id if more else None)))
+    return await replied(request, msgspec.json.encode(Groups(groups=listed, next=page[-1].id if more else None)))
 
 
 async def group(request: Request) -> Response:
@@ -310,7 +312,7 @@ async def group(request: Request) -> Response:
     if not found or found[0].id != group_id:
         raise NotFound(f"There is no group {group_id}.", "", "GET /v1/groups lists them.")
     element = (await service_of(request).bodies_of([group_id])).get(group_id)
-    return await replied(request, msgspec.json.encode(_told(found[0], element)))
+    return await replied(request, msgspec.json.encode(_group_reply(found[0], element)))
 
 
 def fitting(found: Sequence[GroupRecord], wanted: GroupsRequest, most: int = PAGE) -> list[GroupRecord]:
@@ -327,7 +329,7 @@ def fitting(found: Sequence[GroupRecord], wanted: GroupsRequest, most: int = PAG
     return page[::-1] if wanted.newest else page
 
 
-def _told(group: GroupRecord, element: bytes | None) -> Group:
+def _group_reply(group: GroupRecord, element: bytes | None) -> Group:
     """Without an element where that is b"", with null where it is None."""
     return Group(
         id=group.id,

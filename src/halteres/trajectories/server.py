@@ -18,7 +18,7 @@ from starlette.middleware import Middleware
 from halteres.access_policy import AccessControl, AccessPolicy
 from halteres.loopback import HOST, Server, url_of
 from halteres.process import steady_time
-from halteres.trajectories.http import HANDLERS, Reach, answer_to
+from halteres.trajectories.http import HANDLERS, AppContext, answer_to
 from halteres.trajectories.options import Options, open_store
 from halteres.trajectories.request_bodies import Bodies
 from halteres.trajectories.routes import ROUTES
@@ -56,7 +56,7 @@ def create_app(
         except StoreFailed as failure:
             on_loss(failure)
             raise
-        app.state.reach = Reach(service, Bodies(largest=chosen.max_body), chosen.gzip)
+        app.state.context = AppContext(service, Bodies(largest=chosen.max_body), chosen.gzip)
         on_ready(service)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_take_turns(service, on_loss), name="turns")
@@ -110,13 +110,13 @@ def serve(options: Options, listening: socket.socket) -> None:
         lost.append(failure)
         server.end()
 
-    def tell(service: TrajectoryService) -> None:
+    def greet(service: TrajectoryService) -> None:
         sys.stdout.write(_greeting(service, url_of(listening)))
         sys.stdout.flush()
 
     with listening, closing(open_store(options)) as store:
         address = listening.getsockname()[0]
-        app = create_app(store, on_loss=end, options=options, address=address, on_ready=tell)
+        app = create_app(store, on_loss=end, options=options, address=address, on_ready=greet)
         server = Server(_config(app), on_end=lambda: release(app))
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -241,7 +241,7 @@ def test_power_turns_on_what_the_database_turned_off(
     url: str, cluster: Cluster, database: str, durability: postgres_connection.Durability, commits: str
 ) -> None:
     cluster.execute(f"ALTER DATABASE {database} SET synchronous_commit = off")
-    link = postgres_connection.Link(url, durability)
+    link = postgres_connection.Connections(url, durability)
     with link.connect() as connection:
         assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == commits
     link.close()

@@ -1,8 +1,4 @@
-"""What is read back from the tables, for every SQL dialect that we have.
-
-Owns: the questions that every store answers alike: everything at a start, keys, listings.
-Never: reads tokens; opens a connection (the stores do).
-"""
+"""What is read back from the tables, for every SQL dialect that we have."""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ from halteres.trajectories.stores import changelog, loading, postgres_connection
 from halteres.trajectories.stores.postgres_connection import (
     AT_FIRST,
     LOCK_NOT_AVAILABLE,
+    Connections,
     Durability,
-    Link,
     holder,
     sqlstate,
 )
@@ -206,12 +206,12 @@ class PostgresStore:
     is_full = False  # its server's disk is not ours to see
 
     def __init__(self, url: str, durability: Durability = "process", keep_bytes: int = KEEP_BYTES) -> None:
-        self._link = Link(url, durability)
+        self._connections = Connections(url, durability)
         self._keep_bytes = keep_bytes
         self._turn: Connection | None = None
         self._known: changelog.Mark | None = None  # the last turn whose changes the server has; None: ask for all
         try:
-            with self._link.told("The trajectory database cannot be opened.", AT_FIRST):
+            with self._connections.reporting_failures("The trajectory database cannot be opened.", AT_FIRST):
                 self._open(durability)
         except BaseException:
             self.close()
@@ -226,8 +226,8 @@ class PostgresStore:
     def begin(self, keys: Sequence[str] = ()) -> News:
         """See `Store`."""
         self.abandon()
-        with self._link.told("The trajectory queue gave no turn."):
-            connection = self._link.connect()
+        with self._connections.reporting_failures("The trajectory queue gave no turn."):
+            connection = self._connections.connect()
             try:
                 _lock(connection)
                 known = loading.known_keys(connection, keys) if keys else ()
@@ -241,7 +241,7 @@ class PostgresStore:
     def commit(self, changes: Sequence[Change]) -> None:
         """See `Store`."""
         known, self._known = self._known, None  # whether a COMMIT that fails was kept, nobody knows
-        with self._link.told("The changes were not stored."), self._ending() as connection:
+        with self._connections.reporting_failures("The changes were not stored."), self._ending() as connection:
             if known is None:
                 raise StoreFailed("The changes were not stored.", "No turn was begun for them.")
             self._write(connection, changes)
@@ -260,7 +260,7 @@ class PostgresStore:
             with self._ending() as connection:
                 connection.rollback()
         except SQLAlchemyError as error:  # a lost connection has ended its turn already
-            _log.warning("%s: a turn ended with its connection: %s", self._link.name, error)
+            _log.warning("%s: a turn ended with its connection: %s", self._connections.name, error)
 
     def news(self) -> News:
         """See `Store`."""
@@ -304,19 +304,22 @@ class PostgresStore:
     def close(self) -> None:
         """See `Store`."""
         self.abandon()
-        self._link.close()
+        self._connections.close()
 
     @contextmanager
     def _reading(self, patience_s: float = 0.0, isolation_level: str = "AUTOCOMMIT") -> Iterator[Connection]:
-        with self._link.told("The trajectory database cannot be read."), self._link.connect(patience_s) as connection:
+        with (
+            self._connections.reporting_failures("The trajectory database cannot be read."),
+            self._connections.connect(patience_s) as connection,
+        ):
             yield connection.execution_options(isolation_level=isolation_level)
 
     def _open(self, durability: Durability) -> None:
-        with self._link.connect() as connection:
+        with self._connections.connect() as connection:
             _lock(connection)
-            _prepare(connection, self._link.name)
+            _prepare(connection, self._connections.name)
             if durability == "power":
-                _check_power(connection, self._link.name)
+                _check_power(connection, self._connections.name)
             connection.commit()
 
     @staticmethod
@@ -335,10 +338,10 @@ class PostgresStore:
             yield connection
 
     def _news(self, connection: Connection, known: Sequence[KnownKey] = ()) -> News:
-        told = None if self._known is None else changelog.since(connection, self._known)
-        if told is None:
+        news = None if self._known is None else changelog.since(connection, self._known)
+        if news is None:
             return News(afresh=self._everything(connection), known=known)
-        changes, self._known = told
+        changes, self._known = news
         return News(changes=changes, known=known)
 
     def _everything(self, connection: Connection) -> Remembered:

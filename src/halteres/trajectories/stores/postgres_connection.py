@@ -1,8 +1,4 @@
-"""The way to a PostgreSQL: its address, how every connection is set up, what is said when it fails.
-
-Owns: which URLs are taken, time limits of connections and statements, turning failures into sentences without secrets.
-Never: knows a table, begins or commits.
-"""
+"""The way to a PostgreSQL: its address, how every connection is set up, what is said when it fails."""
 
 from __future__ import annotations
 
@@ -51,7 +47,7 @@ ASK_EVERY_S = 0.25
 LOCK_NOT_AVAILABLE = "55P03"
 
 
-class Link:
+class Connections:
     """Connections to one database, made when they are needed.
 
     Raises:
@@ -68,7 +64,7 @@ class Link:
         event.listen(self._engine, "checkout", _check_alive)
 
     @contextmanager
-    def told(self, what: str, advice: str = AGAIN) -> Iterator[None]:
+    def reporting_failures(self, what: str, advice: str = AGAIN) -> Iterator[None]:
         """Whatever fails inside leaves as StoreFailed, in one sentence of what, why and next."""
         with boundary(StoreFailed, f"The trajectory database {self.name}"):
             try:
@@ -110,8 +106,8 @@ class Link:
     def _why(self, error: SQLAlchemyError) -> str:
         cause: Any = error.orig if isinstance(error, DBAPIError) else error
         diagnosis = getattr(cause, "diag", None)  # of what PostgreSQL itself says, without the statement
-        told = self._redactor.text(" ".join(str((diagnosis and diagnosis.message_primary) or cause).split()))
-        return told if told.endswith((".", "?")) else f"{told}."
+        message = self._redactor.text(" ".join(str((diagnosis and diagnosis.message_primary) or cause).split()))
+        return message if message.endswith((".", "?")) else f"{message}."
 
 
 def sqlstate(error: SQLAlchemyError) -> str:

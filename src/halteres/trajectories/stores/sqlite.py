@@ -82,7 +82,7 @@ def releases(changes: Iterable[Change]) -> bool:
     return False
 
 
-class Evidence:
+class TokenRetention:
     """The bounds on a folder of tokens.
 
     Args:
@@ -181,7 +181,7 @@ class SqliteStore:
                     " Put the folder back beside the database; a copy needs both.",
                     *(len(gone), len(vouched), self._segments.folder),
                 )
-            self._evidence = Evidence(self._database, self._segments, keep_bytes)
+            self._retention = TokenRetention(self._database, self._segments, keep_bytes)
         except OSError as error:
             self._database.close()
             raise unusable(file, f"{error.filename}: {error.strerror}") from error
@@ -216,10 +216,10 @@ class SqliteStore:
         if not changes:
             return
         newest = self._segments.newest
-        with self._database.told():
+        with self._database.reporting_failures():
             self._write_or_make_room(changes)
         if releases(changes) or self._segments.newest > newest:
-            self._evidence.reclaim()
+            self._retention.reclaim()
 
     def abandon(self) -> None:
         """See `Store`."""

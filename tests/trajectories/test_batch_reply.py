@@ -76,7 +76,7 @@ async def taken(scene: Scene) -> tuple[TrajectoryService, Batch]:
 
 async def asked(scene: Scene, **params: Any) -> asyncio.Task[Any]:
     """A question that is held: the server has looked once, and found nothing."""
-    turns, seen = scene.app.state.service.turns, asyncio.Event()
+    turns, seen = scene.app.state.service.decisions, asyncio.Event()
     submit = turns.submit
 
     def noted(*arguments: Any) -> Any:
@@ -138,7 +138,7 @@ async def test_a_batch_that_came_back_late_is_kept_though_a_later_one_was_served
     await scene.send(*(group(mark=mark) for mark in range(1, 7)))
     service, first = await taken(scene)
     assert marks(await scene.batch()) == [3, 4]
-    service.handovers.give_back(first)
+    service.batch_replies.give_back(first)
     assert marks(await scene.batch()) == [1, 2]
     assert marks(await scene.batch()) == [5, 6]
 
@@ -149,7 +149,7 @@ async def test_a_held_question_gets_the_batch_that_came_back(scene: Scene) -> No
     service, first = await taken(scene)
     async with asyncio.timeout(5):
         question = await asked(scene, wait=60)
-        service.handovers.give_back(first)
+        service.batch_replies.give_back(first)
         assert marks(await question) == [1, 2]
 
 
@@ -235,7 +235,7 @@ async def test_a_question_that_is_held_belongs_to_its_run(scene: Scene) -> None:
 async def test_questions_of_different_versions_end_in_time_and_wake_nobody(scene: Scene) -> None:
     await scene.register()
     await scene.send(group(mark=1, policy_version=1))
-    turns = scene.app.state.service.turns
+    turns = scene.app.state.service.decisions
     took, submit = [], turns.submit
     turns.submit = lambda *asked: took.append(1) or submit(*asked)
     async with asyncio.timeout(10):

@@ -192,12 +192,12 @@ async def test_heartbeats_come_through_while_posts_of_unknown_length_are_held_at
         posts = [asyncio.create_task(scene.http.post("/scored_data", content=content())) for _ in range(5)]
         async with asyncio.timeout(5):
             await asyncio.wait(posts, timeout=0.1)
-            assert 5 * 100 < scene.app.state.reach.bodies.held < 5 * 1000
+            assert 5 * 100 < scene.app.state.context.bodies.held < 5 * 1000
             assert "env_weight" in await scene.status_env(env_id)
         for post in posts:
             post.cancel()
         await asyncio.gather(*posts, return_exceptions=True)
-        assert scene.app.state.reach.bodies.held == 0
+        assert scene.app.state.context.bodies.held == 0
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ async def test_too_large_a_body_is_413_and_ends_the_connection(narrow: Scene, pa
 
 
 async def test_a_sender_that_never_ends_is_408_and_loses_the_connection(scene: Scene) -> None:
-    scene.app.state.reach.bodies.deadline_s = 0.05
+    scene.app.state.context.bodies.deadline_s = 0.05
 
     async def trickle() -> AsyncIterator[bytes]:
         yield b"["
@@ -279,4 +279,4 @@ async def test_a_sender_that_hangs_up_is_nobody_s_error(scene: Scene) -> None:
     scope = {"type": "http", "method": "POST", "path": "/scored_data", "headers": headers, "query_string": b""}
     await scene.app(scope, receive, send)  # type: ignore[arg-type]
     assert sent[0]["status"] == 400
-    assert scene.app.state.reach.bodies.held == 0
+    assert scene.app.state.context.bodies.held == 0

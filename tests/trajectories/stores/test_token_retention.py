@@ -145,7 +145,7 @@ def refuse(store: SqliteStore, number: int, *, row: bool = False) -> None:
     """A group comes that the disk has no room for, or none for its row."""
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     refusing = mock.patch.object(SqliteStore, "_insert", side_effect=full) if row else None
-    with refusing or mock.patch.object(os, "pwritev", side_effect=full), pytest.raises(StoreFailed, match="No space"):
+    with refusing or mock.patch.object(os, "pwrite", side_effect=full), pytest.raises(StoreFailed, match="No space"):
         store.commit([arrived(number, body(number))])
 
 
