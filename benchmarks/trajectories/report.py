@@ -14,7 +14,7 @@ Figures = Mapping[str, float]
 Rounds = Mapping[str, list[Figures]]
 """By party; each round has the same figures."""
 
-RATIO_OF_AIM = 5.0
+RATIO_OF_AIM = 2.0
 BATCH_MS = 20.0
 FLAT_WITHIN = 1.25
 """A poll at the longest queue over one at the shortest."""

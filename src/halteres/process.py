@@ -34,8 +34,6 @@ _WALL_AHEAD_S = time.time() - time.monotonic()
 
 _LOOK_EVERY_S = 0.02
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-
 
 @dataclass(frozen=True, slots=True)
 class Lifeline:
@@ -78,19 +76,6 @@ def begin(role: str, *, torch: bool = False, threads: int | None = None, private
     if private:
         os.umask(0o077)
     hold_lifeline()
-
-
-def keep_freed_memory(num_bytes: int) -> None:
-    """Let glibc keep up to so many freed bytes for the next allocation instead of giving them back to the kernel.
-
-    For processes through which large bodies pass: every fresh page costs a fault, and faults are most of what receiving
-    a body costs. On a virtual machine 280 us instead of 70 for 254 kB, 2,000 instead of 500 for 2 MB. Elsewhere than on
-    glibc nothing happens.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_TRIM_THRESHOLD, num_bytes)
-        mallopt(_M_MMAP_THRESHOLD, num_bytes)
 
 
 class _WithoutSecrets(logging.Formatter):

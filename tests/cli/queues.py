@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from trajectories.scenes import ENV, TRAINER, Json, group
 
 from halteres.loopback import Server, open_listener, url_of
-from halteres.trajectories.app import create_app
 from halteres.trajectories.options import Options
+from halteres.trajectories.server import create_app
 from halteres.trajectories.stores.sqlite import SqliteStore
 
 

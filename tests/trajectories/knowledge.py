@@ -47,12 +47,12 @@ class Env:
 
     group_size: int
     share: float
-    heard_at: float
+    seen_at: float
     connected: bool = True
 
     def is_live(self, now: float) -> bool:
         """It counts."""
-        return self.connected and now - self.heard_at <= ENV_TIMEOUT_S
+        return self.connected and now - self.seen_at <= ENV_TIMEOUT_S
 
 
 @dataclass(slots=True)

@@ -298,7 +298,7 @@ class Players:
         """A sign of life; only a poll brings back one that said goodbye, or is of an earlier run."""
         if env_id is not None:
             env = self.knows.envs.setdefault(env_id, Env(0, 0.0, 0.0))
-            env.heard_at, env.connected = self.world.clock.now, env.connected or polls
+            env.seen_at, env.connected = self.world.clock.now, env.connected or polls
 
     def _look(self) -> None:
         listed = self.world.get("/v1/groups", limit=1000)["groups"]
@@ -407,11 +407,11 @@ class Players:
     def _know_envs(self) -> None:
         """A server that has just begun waits for its environments anew; one that was not heard of may be known."""
         for told in self.world.get("/v1/diagnostics")["environments"]:
-            env_id, heard_at = told["env_id"], self.world.clock.now - told["last_seen_s"]
+            env_id, seen_at = told["env_id"], self.world.clock.now - told["last_seen_s"]
             connected = told["connected"]
             if told["last_seen_s"] > ENV_TIMEOUT_S:  # it would not be live in any case
                 connected = env_id not in self.knows.envs or self.knows.envs[env_id].connected
-            self.knows.envs[env_id] = Env(told["group_size"], told["min_share"], heard_at, connected)
+            self.knows.envs[env_id] = Env(told["group_size"], told["min_share"], seen_at, connected)
 
 
 def _body(posted: Posted, key: str | None = None) -> Json:

@@ -21,8 +21,8 @@ import httpx
 from starlette.applications import Starlette
 
 from halteres.loopback import HOST
-from halteres.trajectories.app import create_app
 from halteres.trajectories.options import Options
+from halteres.trajectories.server import create_app
 from halteres.trajectories.stores.sqlite import SqliteStore
 from halteres.trajectories.stores.store import Store, StoreFailed
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from halteres.trajectories.intake.environments import Environment, Environments
+from halteres.trajectories.environments import Environment, Environments
 from halteres.trajectories.records import EnvRecord
-from halteres.trajectories.wire.schema import EnvRegistration
+from halteres.trajectories.schema import EnvRegistration
 
 from .scenes import Clock, Scene, group, opened
 
@@ -93,7 +93,7 @@ def test_ids_follow_each_other_but_for_those_that_were_made_up() -> None:
 # -- after a restart ---------------------------------------------------------------------------------------------------
 
 
-async def told(scene: Scene) -> tuple[Any, ...]:
+async def counted(scene: Scene) -> tuple[Any, ...]:
     found = await scene.diagnostics()
     counts = [(env["env_id"], env["accepted"], env["rejected"]) for env in found["environments"]]
     return found["first_group_at"], found["groups_accepted"], found["set_aside"], counts
@@ -109,9 +109,9 @@ async def told_before_and_after(tmp_path: Path, *groups: dict[str, Any], **train
             clock.now += 1
         if "max_staleness" in trainer:
             await scene.batch(policy_version=5)
-        before = await told(scene)
+        before = await counted(scene)
     async with opened(tmp_path / "q.sqlite", clock) as scene:
-        return before, await told(scene)
+        return before, await counted(scene)
 
 
 BAD = group(2, env_id=7) | {"scores": [1.0]}
@@ -127,7 +127,7 @@ async def test_groups_of_nobody_known_wait_for_their_environment_over_a_restart(
     assert before == after == (1001.0, 1, {"lengths": 1}, [])
     async with opened(tmp_path / "q.sqlite") as scene:
         await scene.send(group(2, env_id=7))
-        assert (await told(scene))[3] == [(7, 1, 1)]
+        assert (await counted(scene))[3] == [(7, 1, 1)]
 
 
 async def test_another_run_does_not_count_them(tmp_path: Path) -> None:
@@ -137,9 +137,9 @@ async def test_another_run_does_not_count_them(tmp_path: Path) -> None:
         await scene.register(wandb_group="next")
         await scene.send(group(2, env_id=7))
         expected = (1000.0, 1, {}, [(7, 1, 0)])
-        assert await told(scene) == expected
+        assert await counted(scene) == expected
     async with opened(tmp_path / "q.sqlite") as scene:
-        assert await told(scene) == expected
+        assert await counted(scene) == expected
 
 
 async def test_the_first_group_stays_the_first_whatever_becomes_of_it(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ async def test_parts_of_groups_count_as_first_too(tmp_path: Path) -> None:
             await scene.send(group(1, env_id=env_id))
             clock.now += 1
         assert await scene.batch() is not None
-        before = await told(scene)
+        before = await counted(scene)
     async with opened(tmp_path / "q.sqlite", clock) as scene:
-        assert await told(scene) == before
+        assert await counted(scene) == before
         assert before[0] == 1000.0

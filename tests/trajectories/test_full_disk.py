@@ -70,7 +70,7 @@ async def test_a_queue_on_a_full_disk_can_be_drained_and_takes_groups_again_once
         disk.fill()
         posted = 8
         while (answer := await scene.raw_post("/scored_data", group(mark=posted + 1))).status_code == 200:
-            posted += 1  # into the room that the queue had asked for ahead
+            posted += 1  # into what room was left
         disk.fill()  # what it gave back then, too
         assert answer.status_code == 503 and "Make room on the disk" in answer.json()["detail"]
         assert [marks(await scene.batch()) for _ in range(4)] == [[1], [2], [3], [4]]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from halteres.trajectories.app import clock_of
+from halteres.trajectories.server import clock_of
 from halteres.trajectories.stores.sqlite import SqliteStore
 
 from .scenes import ENV, TRAINER, Clock, Json, Scene, ServerProcess, group, marks, opened

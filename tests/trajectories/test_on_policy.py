@@ -200,7 +200,7 @@ async def test_nobody_stays_parked_whom_a_registration_frees(scene: Scene) -> No
 async def test_an_environment_may_ask_with_which_version_the_trainer_asked_for_a_batch(tmp_path: Path) -> None:
     """Also before there were batches, and after a restart of the server; not before the trainer has asked."""
 
-    async def told(scene: Scene, asked_for: int) -> int | None:
+    async def asked_version(scene: Scene, asked_for: int) -> int | None:
         return (await scene.status_env(0, asked_for=asked_for)).get("asked_version")
 
     async with opened(tmp_path / "queue.sqlite") as scene:
@@ -209,16 +209,16 @@ async def test_an_environment_may_ask_with_which_version_the_trainer_asked_for_a
         env_id = await scene.register_env()
         assert env_id == 0
         assert "asked_version" not in await scene.status_env(env_id)
-        assert [await told(scene, step) for step in (-1, 2, 3, 4)] == [5, 5, 5, None]
+        assert [await asked_version(scene, step) for step in (-1, 2, 3, 4)] == [5, 5, 5, None]
         await scene.send(tagged(5), tagged(5))
         first = await scene.get("/batch", policy_version=5, after=0)
-        assert [await told(scene, step) for step in (3, 4)] == [5, None]
+        assert [await asked_version(scene, step) for step in (3, 4)] == [5, None]
         assert await scene.batch(policy_version=5, after=first["batch_id"]) is None  # the batch taught nothing
-        assert [await told(scene, step) for step in (3, 4, 5)] == [5, 5, None]
+        assert [await asked_version(scene, step) for step in (3, 4, 5)] == [5, 5, None]
         await scene.send(tagged(5), tagged(5))
         await scene.get("/batch", policy_version=7, after=first["batch_id"])
     async with opened(tmp_path / "queue.sqlite") as scene:
-        assert [await told(scene, step) for step in (3, 4, 5)] == [5, 7, None]
+        assert [await asked_version(scene, step) for step in (3, 4, 5)] == [5, 7, None]
 
 
 async def test_as_many_batches_may_lie_ready_as_the_bound_allows_versions_for(scene: Scene) -> None:

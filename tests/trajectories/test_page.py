@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from halteres.trajectories.arguments import parser
+from halteres.trajectories.options import parser
 
 from .scenes import ServerProcess
 

@@ -12,7 +12,7 @@ import pytest
 from isal import isal_zlib
 
 from halteres.trajectories.options import Gzip, Options
-from halteres.trajectories.wire.encoding import MOST_MEMBERS, BadBody, TooLarge, inflate
+from halteres.trajectories.request_bodies import MOST_MEMBERS, BadBody, TooLarge, inflate
 
 from .scenes import ENV, TRAINER, Json, Scene, group, opened
 
@@ -366,7 +366,7 @@ async def test_an_environment_registers_with_what_the_original_takes(
     """A 4xx there kills an unmodified client."""
     await scene.begin()
     env_id = await scene.register_env(**given)
-    known = scene.app.state.reach.service.state.envs.by_id[env_id].record.registration
+    known = scene.app.state.context.service.state.envs.by_id[env_id].record.registration
     assert (known.weight, known.group_size, known.min_batch_allocation) == (weight, group_size, share)
     assert 0.01 <= (await scene.status_env(env_id))["env_weight"] <= 1.0
 
@@ -413,7 +413,7 @@ def test_a_gzip_bomb_of_many_members_is_refused_at_the_first_too_many(monkeypatc
     """Every member copies what follows it; counted in members, not in seconds."""
     opened, real = [], isal_zlib.decompressobj
     monkeypatch.setattr(
-        "halteres.trajectories.wire.encoding.isal_zlib.decompressobj", lambda **k: opened.append(1) or real(**k)
+        "halteres.trajectories.request_bodies.isal_zlib.decompressobj", lambda **k: opened.append(1) or real(**k)
     )
     member = gzip.compress(b"")
     assert inflate(member * (MOST_MEMBERS - 1) + gzip.compress(b"1")) == b"1"

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from halteres.trajectories import service as service_module
-from halteres.trajectories.options import Options
-from halteres.trajectories.rules import Rules
+from halteres.trajectories.options import Options, Rules
 
 from .scenes import Scene, group, marks, opened
 

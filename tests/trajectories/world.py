@@ -146,7 +146,7 @@ class World:
         """What was decided before is kept; a server's own decisions may still be on their way."""
         service: TrajectoryService = self._scene.app.state.service
         with suppress(StoreFailed):
-            await service.turns.submit(lambda state: None)
+            await service.decisions.submit(lambda state: None)
 
     def _copy(self, instant: Instant) -> None:
         here, next_one = (self._folder / str(self._num_servers + more) for more in (0, 1))

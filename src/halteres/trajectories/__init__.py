@@ -3,17 +3,17 @@
 Owns: the Atropos API, the durable queue, batch forming, staleness, parking.
 Never: samples, trains, judges a reward.
 
-    socket ── server, app ── routes/ (who asks), wire/ (bytes in, bytes out)
-                 │
-              service ── one decision for each question
-                 │
-               turns ──── begin ▸ decide, one after another ▸ commit ▸ answer
-                 │                       │
-                 │            intake/      a posted group: queued, buffered, set aside
-                 │            forming/     which groups make the next batch
-                 │            delivering/  a batch on its way to a trainer, and back
-                 │                       │ changes, which make up the `state`
-              stores/ ── SQLite and files of tokens, or PostgreSQL: what survives kill -9
+    socket ── server ── routes ── request_bodies, scored_data (bytes in), replies (bytes out)
+                          │
+                       service ── one decision for each question
+                          │
+                    group_commit ── begin ▸ decide, one after another ▸ commit ▸ answer
+                          │            │
+                          │         ingest         a posted group: queued, buffered, set aside
+                          │         packing        which groups make the next batch
+                          │         batches        a batch on its way to a trainer, and back
+                          │            │ changes, which make up the `state`
+                       stores/ ── SQLite and files of tokens, or PostgreSQL: what survives kill -9
 
-    reporting/ says what is going on, and changes nothing.
+    status and diagnostics say what is going on, and change nothing.
 """

@@ -1,8 +1,4 @@
-"""The trajectory server's process: `python -m halteres.trajectories`, `halteres serve trajectories`, `run-api`.
-
-Owns: the commands, their exit codes, what an operator should hear at the start.
-Never: decides; serves other machines without a token, unless told to.
-"""
+"""The trajectory server's process: `python -m halteres.trajectories`, `halteres serve trajectories`, `run-api`."""
 
 from __future__ import annotations
 
@@ -16,12 +12,8 @@ from pathlib import Path
 from halteres import process
 from halteres.errors import HalteresError, InvalidConfig
 from halteres.loopback import HOST, is_loopback, open_listener
-from halteres.trajectories.arguments import options_of, parser
-from halteres.trajectories.options import Options
+from halteres.trajectories.options import Options, options_of, parser
 from halteres.trajectories.server import serve
-
-KEPT_BYTES = 256 * 1024 * 1024
-"""Freed memory that is kept for the next bodies."""
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +41,11 @@ def run_api(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     process.begin("api", private=True)
-    process.keep_freed_memory(KEPT_BYTES)
     try:
         options = options_of(arguments)
         with _listener(options) as listening:
             _warn(options, listening)
-            _tell_file(options)
+            _announce_file(options)
             serve(options, listening)
     except HalteresError as error:
         sys.stderr.write(f"error: {error.sentence}\n")
@@ -72,7 +63,7 @@ def _listener(options: Options) -> socket.socket:
         raise InvalidConfig(error.what, error.why, error.next or advice) from error
 
 
-def _tell_file(options: Options) -> None:
+def _announce_file(options: Options) -> None:
     """Which file the queue is in, and whether it is new: of a mistyped path, one is made too. Makes the folder."""
     if "://" in options.database:
         return

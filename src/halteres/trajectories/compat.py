@@ -1,8 +1,5 @@
 """The three batching functions of `atroposlib.api.utils`, over plain dicts, for code that calls them itself.
 
-Owns: their names, arguments and conventions; the order in which they prefer groups.
-Never: serves anything (the server's own batches are `forming`'s), changes a list it was given, splits a group.
-
 A group is a mapping with "tokens", one entry for each sequence, and "env_id" where it matters. Where all groups have
 the same size, what the original finds is found here, in the same order. Any other queue that holds a batch of exactly
 the size asked for gives one: a group is taken if the rest can still be completed, so sizes need not divide each other,
@@ -17,7 +14,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from halteres.trajectories.forming.sums import Room, can_add_up
+from halteres.trajectories.exact_sums import Room, can_add_up
 
 Group = TypeVar("Group", bound=Mapping[str, Any])
 

@@ -1,15 +1,11 @@
-"""What the trajectory server remembers: frozen records, and the changes that bring one state to the next.
-
-Owns: the nouns shared by the state, which is decided upon in memory, and the store, which remembers it.
-Never: decides, reads a wire, touches a disk.
-"""
+"""What the trajectory server remembers: frozen records, and the changes that bring one state to the next."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from halteres.trajectories.wire.schema import EnvRegistration, Registration
+from halteres.trajectories.schema import EnvRegistration, Registration
 
 Versions = tuple[int, int]
 """Smallest and largest policy version of a group's tokens, or of a batch's."""

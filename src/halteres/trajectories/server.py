@@ -1,8 +1,4 @@
-"""One trajectory server answering on one socket until it is told to end.
-
-Owns: the order of start and end: socket, store, app.
-Never: parses arguments.
-"""
+"""The trajectory server: its app over a store, and one socket that it answers on until it is told to end."""
 
 from __future__ import annotations
 
@@ -10,18 +6,87 @@ import asyncio
 import logging
 import socket
 import sys
-from contextlib import closing
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
 
 import uvicorn
 import uvloop
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
 
-from halteres.loopback import Server, url_of
-from halteres.trajectories.app import create_app, release
-from halteres.trajectories.connection import Reader
+from halteres.access_policy import AccessControl, AccessPolicy
+from halteres.loopback import HOST, Server, url_of
+from halteres.process import steady_time
+from halteres.trajectories.http import HANDLERS, AppContext, answer_to
 from halteres.trajectories.options import Options, open_store
-from halteres.trajectories.reporting.status import status
+from halteres.trajectories.request_bodies import Bodies
+from halteres.trajectories.routes import ROUTES
 from halteres.trajectories.service import TrajectoryService
-from halteres.trajectories.stores.store import StoreFailed
+from halteres.trajectories.status import status
+from halteres.trajectories.stores.store import Store, StoreFailed
+
+
+def create_app(
+    store: Store,
+    clock: Callable[[], float] | None = None,
+    on_loss: Callable[[StoreFailed], None] = lambda failure: None,
+    *,
+    options: Options | None = None,
+    address: str = HOST,
+    on_ready: Callable[[TrajectoryService], None] = lambda service: None,
+) -> Starlette:
+    """The app over a store. Its lifespan owns the turns; `app.state.service` is there from the start of it.
+
+    Args:
+        store: closed by its owner, after the app.
+        clock: unix s; `clock_of` the store where none is given.
+        on_loss: called when the store neither takes changes nor can be read: nothing can be promised any more, so
+            whoever owns the process ends it.
+        options: rules, token, names, limits; where it listens is not the app's business.
+        address: the IP address it is reached at, which decides how careful the door is.
+        on_ready: called when the state was read.
+    """
+    chosen = options or Options(database="")
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        try:
+            service = app.state.service = TrajectoryService(store, clock or clock_of(store), chosen.rules)
+        except StoreFailed as failure:
+            on_loss(failure)
+            raise
+        app.state.context = AppContext(service, Bodies(largest=chosen.max_body), chosen.gzip)
+        on_ready(service)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_take_turns(service, on_loss), name="turns")
+            try:
+                yield
+            finally:
+                service.stop()
+
+    policy = AccessPolicy.of(address, chosen.token, chosen.allowed_hosts)
+    access = Middleware(AccessControl, policy=policy, answer_to=answer_to)
+    return Starlette(routes=ROUTES, lifespan=lifespan, middleware=[access], exception_handlers=HANDLERS)
+
+
+def clock_of(store: Store) -> Callable[[], float]:
+    """Unix s. One server's never jump. Those of several on one queue are compared with each other, so they are what the
+    machines' clocks say: each server's own steady ones would part for good at the first correction."""
+    return time.time if store.is_shared else steady_time
+
+
+def release(app: Starlette) -> None:
+    """The app is to end: whoever is held is answered now."""
+    if hasattr(app.state, "service"):  # it has begun
+        app.state.service.release()
+
+
+async def _take_turns(service: TrajectoryService, on_loss: Callable[[StoreFailed], None]) -> None:
+    failure = await service.run()
+    if failure is not None:
+        on_loss(failure)
+
 
 GRACE_S = 3
 """How long requests may take to end after SIGTERM."""
@@ -45,13 +110,13 @@ def serve(options: Options, listening: socket.socket) -> None:
         lost.append(failure)
         server.end()
 
-    def tell(service: TrajectoryService) -> None:
+    def greet(service: TrajectoryService) -> None:
         sys.stdout.write(_greeting(service, url_of(listening)))
         sys.stdout.flush()
 
     with listening, closing(open_store(options)) as store:
         address = listening.getsockname()[0]
-        app = create_app(store, on_loss=end, options=options, address=address, on_ready=tell)
+        app = create_app(store, on_loss=end, options=options, address=address, on_ready=greet)
         server = Server(_config(app), on_end=lambda: release(app))
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -66,7 +131,7 @@ def serve(options: Options, listening: socket.socket) -> None:
 def _config(app: object) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type] - an ASGI app
-        http=Reader,  # type: ignore[arg-type] - uvicorn only makes it and hands it to the loop
+        http="httptools",
         ws="none",
         loop="none",
         log_level="warning",

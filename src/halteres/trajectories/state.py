@@ -1,9 +1,6 @@
 """The state of the trajectory server in memory, made of nothing but the changes that a store remembers.
 
-Owns: the run, the queue, batches that are out, the environments, counters, ids; how each change is applied.
-Never: decides (`intake` and `delivering` do), waits, touches a disk. One caller at a time.
-
-    decide ── do(change) ──▶ apply, and note it for the store          another server's change ── apply
+decide ── do(change) ──▶ apply, and note it for the store          another server's change ── apply
 """
 
 from __future__ import annotations
@@ -12,9 +9,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from halteres.trajectories.forming.composition import Shares
-from halteres.trajectories.forming.lanes import Queue
-from halteres.trajectories.intake.environments import POLLING_S, Environment, Environments
+from halteres.trajectories.environments import POLLING_S, Environment, Environments
+from halteres.trajectories.group_checks import Problem
+from halteres.trajectories.options import Rules
+from halteres.trajectories.queue import Queue, Shares
 from halteres.trajectories.records import (
     OPEN,
     Change,
@@ -34,8 +32,6 @@ from halteres.trajectories.records import (
     Standing,
     Tally,
 )
-from halteres.trajectories.rules import Rules
-from halteres.trajectories.wire.contents import Problem
 
 Clock = Callable[[], float]
 """Gives the time in unix s."""
@@ -223,7 +219,7 @@ class State:
             self.do(EnvSaved(record))
         return self.envs.by_id[record.id]
 
-    def hear(self, env_id: int, *, polls: bool = True) -> Environment:
+    def note_seen(self, env_id: int, *, polls: bool = True) -> Environment:
         """An environment was heard of; one that nobody knows is adopted under the id it uses.
 
         A poll also brings back one that had said goodbye, or is of an earlier run; its last groups do not.
@@ -241,7 +237,7 @@ class State:
         env.last_seen = now
         return env
 
-    def is_at_home(self, env_id: int) -> bool:
+    def is_seen_lately(self, env_id: int) -> bool:
         """Whether there is nothing to change when this environment is heard of."""
         env = self.envs.by_id.get(env_id)
         if env is None or not env.record.connected:

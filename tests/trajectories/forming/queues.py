@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from hypothesis import strategies as st
 
-from halteres.trajectories.forming.lanes import Queue
-from halteres.trajectories.forming.packing import Minimum
+from halteres.trajectories.packing import Minimum
+from halteres.trajectories.queue import Queue
 from halteres.trajectories.records import GroupRecord, Place, Versions
 
 Queued = Sequence[tuple[int | None, int]]

@@ -8,7 +8,7 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halteres.trajectories.intake.buffers import Buffer
+from halteres.trajectories.environments import Buffer
 from halteres.trajectories.records import GroupRecord
 
 from .queues import record

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halteres.trajectories.forming.composition import Shares
-from halteres.trajectories.forming.lanes import Queue
-from halteres.trajectories.forming.packing import choose
-from halteres.trajectories.forming.sums import can_add_up
-from halteres.trajectories.intake.environments import LEAST_WEIGHT, MOST_WEIGHT, Environments
+from halteres.trajectories.environments import LEAST_WEIGHT, MOST_WEIGHT, Environments
+from halteres.trajectories.exact_sums import can_add_up
+from halteres.trajectories.packing import choose
+from halteres.trajectories.queue import Queue, Shares
 from halteres.trajectories.records import EnvRecord
-from halteres.trajectories.wire.schema import EnvRegistration
+from halteres.trajectories.schema import EnvRegistration
 
 from .queues import Queued, filled, minima, queues, record
 

@@ -8,7 +8,7 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halteres.trajectories.forming.lanes import Queue
+from halteres.trajectories.queue import Queue
 from halteres.trajectories.records import GroupRecord
 
 from .queues import Queued, filled, queues, record

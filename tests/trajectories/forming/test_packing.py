@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from halteres.trajectories.forming.lanes import Lane, Queue
-from halteres.trajectories.forming.packing import choose, unmet
+from halteres.trajectories.packing import choose, unmet
+from halteres.trajectories.queue import Lane, Queue
 from halteres.trajectories.records import GroupRecord
 
 from .queues import Queued, filled, minima, record

@@ -19,9 +19,9 @@ from halteres.trajectories.records import (
     RunSaved,
     Standing,
 )
+from halteres.trajectories.schema import EnvRegistration, Registration
 from halteres.trajectories.stores.postgres import PostgresStore
 from halteres.trajectories.stores.store import News
-from halteres.trajectories.wire.schema import EnvRegistration, Registration
 
 REGISTRATION = Registration(
     wandb_group="g",

@@ -11,7 +11,10 @@ from deadlines import wait_until
 
 from halteres.errors import Conflict, InvalidConfig
 from halteres.trajectories.records import RunRecord, RunSaved
-from halteres.trajectories.stores import postgres, postgres_link
+from halteres.trajectories.stores import (
+    postgres,  # WAS postgres_connection
+    postgres_connection,
+)
 from halteres.trajectories.stores.postgres import PostgresStore
 from halteres.trajectories.stores.store import StoreFailed
 
@@ -96,7 +99,7 @@ def test_that_wait_has_an_end(store: PostgresStore, cluster: Cluster, monkeypatc
 def test_waiting_for_a_turn_has_an_end_and_names_who_holds_it(
     store: PostgresStore, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_link, "LOCK_S", 0.2)
+    monkeypatch.setattr(postgres_connection, "LOCK_S", 0.2)
     other = open_store()
     store.begin()
     with pytest.raises(StoreFailed, match=r"^The trajectory queue gave no turn within"):
@@ -108,7 +111,7 @@ def test_waiting_for_a_turn_has_an_end_and_names_who_holds_it(
 def test_a_server_that_starts_meanwhile_is_told_the_same(
     store: PostgresStore, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_link, "LOCK_S", 0.2)
+    monkeypatch.setattr(postgres_connection, "LOCK_S", 0.2)
     store.begin()
     with pytest.raises(StoreFailed, match=r"gave no turn within 0\.2 s\. 'halteres trajectories.* holds it, for"):
         open_store()
@@ -126,7 +129,7 @@ def test_a_server_that_hangs_within_its_turn_loses_it(
     open_store: OpenStore, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(postgres_link, "IDLE_S", 0.2)
+        patch.setattr(postgres_connection, "IDLE_S", 0.2)
         hangs = open_store()
         hangs.load()
         hangs.begin()
@@ -235,10 +238,10 @@ def with_fsync(cluster: Cluster) -> Iterator[None]:
 @pytest.mark.usefixtures("with_fsync")
 @pytest.mark.parametrize(("durability", "commits"), [("process", "off"), ("power", "on")])
 def test_power_turns_on_what_the_database_turned_off(
-    url: str, cluster: Cluster, database: str, durability: postgres_link.Durability, commits: str
+    url: str, cluster: Cluster, database: str, durability: postgres_connection.Durability, commits: str
 ) -> None:
     cluster.execute(f"ALTER DATABASE {database} SET synchronous_commit = off")
-    link = postgres_link.Link(url, durability)
+    link = postgres_connection.Connections(url, durability)
     with link.connect() as connection:
         assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == commits
     link.close()

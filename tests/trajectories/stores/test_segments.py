@@ -5,13 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from halteres.trajectories.stores import segments
 from halteres.trajectories.stores.segments import Extent, Segments
 
 TEXTS = [b"one", b"", bytes(range(256)) * 300, b"four"]
@@ -91,36 +89,18 @@ def test_what_was_taken_back_is_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_takes_a_little_at_a_time_gets_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = os.pwritev
+    write = os.pwrite
     calls: list[int] = []
 
-    def reluctant(file: int, buffers: Sequence[memoryview], at: int) -> int:
-        calls.append(len(buffers))
-        taken = b"".join(buffers)[:7]  # ends within a buffer, behind one, or behind several
-        return write(file, [taken], at)
+    def reluctant(file: int, text: memoryview, at: int) -> int:
+        calls.append(len(text))
+        return write(file, text[:7], at)
 
-    monkeypatch.setattr(os, "pwritev", reluctant)
+    monkeypatch.setattr(os, "pwrite", reluctant)
     held = opened(tmp_path)
     texts = [b"x" * length for length in (1, 2, 30, 0, 4, 7, 14)]
     assert held.read(held.append(texts)) == texts
     assert len(calls) >= 58 / 7
-    held.close()
-
-
-def test_one_call_is_never_given_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = os.pwritev
-    given: list[tuple[int, int]] = []
-
-    def watched(file: int, buffers: Sequence[memoryview], at: int) -> int:
-        given.append((len(buffers), sum(map(len, buffers))))
-        return write(file, buffers, at)
-
-    monkeypatch.setattr(os, "pwritev", watched)
-    held = opened(tmp_path)
-    texts = [b"%d" % number for number in range(3000)] + [b"y" * (3 * segments.CALL_BYTES + 5)]
-    assert held.read(held.append(texts)) == texts
-    assert max(given)[0] == segments.MOST_BUFFERS
-    assert max(size for _, size in given) == segments.CALL_BYTES
     held.close()
 
 
@@ -136,15 +116,15 @@ def test_a_read_that_comes_in_pieces_is_whole(tmp_path: Path, monkeypatch: pytes
 def test_a_full_disk_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held = opened(tmp_path)
     kept = held.append([b"kept"])
-    write = os.pwritev
+    write = os.pwrite
 
-    def full(file: int, buffers: Sequence[memoryview], at: int) -> int:
+    def full(file: int, text: memoryview, at: int) -> int:
         if at >= 6:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(file, [b"".join(buffers)[: 6 - at]], at)
+        return write(file, text[: 6 - at], at)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwritev", full)
+        patch.setattr(os, "pwrite", full)
         with pytest.raises(OSError, match="No space left"):
             held.append([b"too much"])
     after = held.append([b"fits again"])
@@ -153,113 +133,14 @@ def test_a_full_disk_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyP
     held.close()
 
 
-asks_ahead = pytest.mark.skipif(sys.platform == "darwin", reason="macOS has no posix_fallocate")
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The ends of all room that is asked for ahead; 1000 bytes more than is needed, each time."""
-    monkeypatch.setattr(segments, "AHEAD_BYTES", 1000)
-    ends, allocate = list[int](), os.posix_fallocate
-
-    def noted(file: int, start: int, length: int) -> None:
-        ends.append(start + length)
-        allocate(file, start, length)
-
-    monkeypatch.setattr(os, "posix_fallocate", noted)
-    return ends
-
-
-@asks_ahead
-def test_room_is_asked_for_ahead_and_given_back_at_the_end(tmp_path: Path, asked: list[int]) -> None:
-    held = opened(tmp_path, segment_bytes=2000)
-    extents = [extent for text in (b"a" * 400, b"b" * 600, b"c" * 999) for extent in held.append([text])]
-    assert asked == [1400, 2999], "the second was there already"
-    assert sizes(tmp_path) == {"00000001.seg": 2999}
-    assert held.num_bytes == 1999, "what is asked for is not held"
-    extents += held.append([b"d"]) + held.append([b"next"])
-    assert sizes(tmp_path) == {"00000001.seg": 2000, "00000002.seg": 1004}
-    held.close()
-    assert sizes(tmp_path) == {"00000001.seg": 2000, "00000002.seg": 4}
-    assert held.read(extents) == [b"a" * 400, b"b" * 600, b"c" * 999, b"d", b"next"]
-
-
-@asks_ahead
-def test_room_that_a_killed_server_had_asked_for_is_cut_at_the_next_start(tmp_path: Path, asked: list[int]) -> None:
-    killed = opened(tmp_path)
-    extents = killed.append([b"kept"])
-    assert (sizes(tmp_path), asked) == ({"00000001.seg": 1004}, [1004])
-    held = opened(tmp_path, extents)
-    assert (sizes(tmp_path), held.num_bytes) == ({"00000001.seg": 4}, 4)
-    killed.close()
-    extents += held.append([b"next"])
-    assert held.read(extents) == [b"kept", b"next"]
-    held.close()
-    assert sizes(tmp_path) == {"00000001.seg": 8}
-
-
-@pytest.mark.parametrize("number", [None, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSPC])
-def test_where_no_room_can_be_asked_for_ahead_none_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int | None
-) -> None:
-    """The system has no such call, or the file system none, or it gives some of it only: writing needs none."""
-    calls = list[int]()
-
-    def refuse(file: int, start: int, length: int) -> None:
-        calls.append(start)
-        os.ftruncate(file, start + length)
-        raise OSError(number, os.strerror(number or 0))
-
-    if number is None:
-        monkeypatch.delattr(os, "posix_fallocate", raising=False)
-    else:
-        monkeypatch.setattr(os, "posix_fallocate", refuse, raising=False)
-    held = opened(tmp_path, segment_bytes=8)
-    extents = held.append([b"1"]) + held.append([b"234"])
-    assert sizes(tmp_path) == {"00000001.seg": 4}
-    extents += held.append([b"5678"]) + held.append([b"9"])
-    assert sizes(tmp_path) == {"00000001.seg": 8, "00000002.seg": 1}
-    assert calls == ([] if number is None else [0, 0]), "each file's disk is asked once"
-    assert held.read(extents) == [b"1", b"234", b"5678", b"9"]
-    held.close()
-
-
-@asks_ahead
-@pytest.mark.parametrize("when", ["written", "vouched for"])
-def test_room_asked_for_ahead_is_given_back_when_something_cannot_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[int], when: str
-) -> None:
+def test_what_nobody_vouches_for_leaves_no_room_taken(tmp_path: Path) -> None:
     """The disk may be full: a database beside needs that room, to say what may go."""
-
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    held = opened(tmp_path, segment_bytes=8)
-    extents = held.append([b"kept"])
-    assert sizes(tmp_path) == {"00000001.seg": 1004}
-    if when == "written":
-        with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
-            patch.setattr(os, "pwritev", full)
-            held.append([b"lost"])
-    else:
-        held.take_back(held.append([b"lost"]))
-    assert sizes(tmp_path) == {"00000001.seg": 4}
-    extents += held.append([b"next"])
-    assert (sizes(tmp_path), asked) == ({"00000001.seg": 8}, [1004]), "of this file no more is asked for"
-    extents += held.append([b"another"])
-    assert asked == [1004, 1007]
-    assert held.read(extents) == [b"kept", b"next", b"another"]
-    held.close()
-
-
-@asks_ahead
-def test_room_is_given_back_where_nothing_was_to_be_written_either(tmp_path: Path, asked: list[int]) -> None:
-    """A turn without tokens whose rows the database has no room for."""
     held = opened(tmp_path)
     extents = held.append([b"kept"])
-    held.take_back(held.append([]))
-    assert (sizes(tmp_path), asked) == ({"00000001.seg": 4}, [1004])
-    assert held.read(extents) == [b"kept"]
+    held.take_back(held.append([b"lost"]))
+    assert sizes(tmp_path) == {"00000001.seg": 4}
+    extents += held.append([b"next"])
+    assert held.read(extents) == [b"kept", b"next"]
     held.close()
 
 

@@ -118,7 +118,7 @@ def spoilt(array: Tree, at: int, text: str) -> Tree:
 
 @st.composite
 def groups(draw: Callable[[st.SearchStrategy[Any]], Any], *, usual: bool) -> bytes:
-    """The body of a group; `usual`: as a client writes it, so that it must be read at a glance."""
+    """The body of a group; `usual`: as a client writes it, so that it needs no coercion."""
     lengths = draw(st.lists(st.integers(0, 6), min_size=1, max_size=5))
     numbers = ["inference_logprobs", *draw(st.lists(st.sampled_from(["advantages", "ref_logprobs"]), unique=True))]
     scores = st.lists(st.sampled_from(NUMBERS[1:]), min_size=len(lengths), max_size=len(lengths))

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from halteres.errors import HalteresError
-from halteres.trajectories.wire import glance, longhand, scored
-from halteres.trajectories.wire.schema import Unprocessable
-from halteres.trajectories.wire.scored import LARGE, MANY, MOST_GROUPS, parse, parse_list
+from halteres.trajectories import posted_group, scored_data
+from halteres.trajectories.posted_group import LARGE, MANY, MOST_GROUPS, parse, parse_list
+from halteres.trajectories.schema import Unprocessable
 
 LOTS = 300_000
 LONGEST_S = 10
@@ -116,7 +116,7 @@ async def test_what_takes_long_is_read_in_a_thread(
     monkeypatch: pytest.MonkeyPatch, body: bytes, in_thread: bool
 ) -> None:
     threads = seen_reading(monkeypatch)
-    assert await scored.read(body, "k") == parse(body, "k")
+    assert await posted_group.read(body, "k") == parse(body, "k")
     assert (threads[-2] != "MainThread", threads[-1]) == (in_thread, "MainThread")
 
 
@@ -125,12 +125,12 @@ async def test_many_groups_are_read_in_a_thread(
     monkeypatch: pytest.MonkeyPatch, num_groups: int, in_thread: bool
 ) -> None:
     threads, body = seen_reading(monkeypatch), b"[" + b",".join([group()] * num_groups) + b"]"
-    assert await scored.read_list(body) == [parse(group())] * num_groups
+    assert await posted_group.read_list(body) == [parse(group())] * num_groups
     assert {name != "MainThread" for name in threads[:num_groups]} == {in_thread}
 
 
 def seen_reading(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The threads in which a group was read to its end: at a glance, or the long way."""
+    """The threads in which a group was read to its end, strictly or leniently."""
     threads = list[str]()
 
     def watched(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -141,6 +141,6 @@ def seen_reading(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return reader
 
-    for reader in (glance, longhand):
-        monkeypatch.setattr(reader, "read", watched(reader.read))
+    for name in ("read_strictly", "read_leniently"):
+        monkeypatch.setattr(scored_data, name, watched(getattr(scored_data, name)))
     return threads

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from halteres.trajectories.wire.conventions import broken_convention
-from halteres.trajectories.wire.scored import parse
+from halteres.trajectories.group_checks import broken_convention
+from halteres.trajectories.posted_group import parse
 
 
 def element(**changes: object) -> bytes:

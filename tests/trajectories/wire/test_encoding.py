@@ -9,7 +9,8 @@ import zlib
 
 import pytest
 
-from halteres.trajectories.wire.encoding import MOST_MEMBERS, BadBody, TooLarge, deflate, inflate
+from halteres.trajectories.http import deflate
+from halteres.trajectories.request_bodies import MOST_MEMBERS, BadBody, TooLarge, inflate
 
 TEXTS = [
     b"",

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from halteres.trajectories.wire.schema import Registration, Unprocessable, decode
-from halteres.trajectories.wire.scored import Scored, parse, parse_list
+from halteres.trajectories.posted_group import Scored, parse, parse_list
+from halteres.trajectories.schema import Registration, Unprocessable, decode
 
 TRAINER = b'"wandb_group":"","wandb_project":"","checkpoint_dir":"","num_steps":1,"save_checkpoint_interval":1'
 

@@ -1,9 +1,5 @@
 """The log of turns: how servers on one queue learn what the others did.
 
-Owns: the table `turns`, one row per turn that changed something; the encoding of changes; which of them are news.
-Never: carries tokens (they have a table of their own), locks (the store does), is needed for what is remembered: rows
-are the memory, the log only saves reading them all again.
-
 A server that knows the log up to `Mark` reads on from there. It must find that very turn again: where it was pruned, or
 the database is an older one now (a backup, a replica that had not caught up), it begins afresh from the rows.
 """

@@ -1,8 +1,4 @@
-"""What is read back from the tables, for every SQL dialect that we have.
-
-Owns: the questions that every store answers alike: everything at a start, keys, listings.
-Never: reads tokens; opens a connection (the stores do).
-"""
+"""What is read back from the tables, for every SQL dialect that we have."""
 
 from __future__ import annotations
 
@@ -20,10 +16,10 @@ from halteres.trajectories.records import (
     Remembered,
     RunRecord,
 )
-from halteres.trajectories.stores import rows, tables, tallies
-from halteres.trajectories.stores.dialects import chunks
+from halteres.trajectories.stores import rows, tables
+from halteres.trajectories.stores.rows import IN_RUN
 from halteres.trajectories.stores.store import GroupsQuery
-from halteres.trajectories.stores.tallies import IN_RUN
+from halteres.trajectories.stores.tables import chunks
 
 KEPT_KEYS = 65_536
 """Idempotency keys in memory after a start: the newest of the run."""
@@ -55,7 +51,7 @@ def everything(connection: Connection) -> Remembered:
         keyed=keyed[:KEPT_KEYS],
         all_keyed=len(keyed) <= KEPT_KEYS,
         seen=_seen(connection),
-        tallies=tallies.load(connection, waiting, run.first_group),
+        tallies=rows.load_tallies(connection, waiting, run.first_group),
         first_group_at=_first_group_at(connection),
         last_group=connection.scalar(select(func.max(_groups.id))) or 0,
         last_position=max((group.position for group in waiting), default=0),

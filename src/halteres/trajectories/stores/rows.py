@@ -1,17 +1,18 @@
-"""Records and rows: how each change is written, how each row is read. For every SQL dialect that we have.
+"""Records and rows: how each change is written, how each row is read, and the counts of what no longer waits.
 
-Owns: the translation between `records` and `tables`, both ways; what a delivery's standing means for its groups.
-Never: opens, begins or commits (the stores do); touches tokens.
+A start reads those counts (`tallies`: per environment, place and reason) instead of every group of a long run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row, bindparam, insert, update
+from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
 
 from halteres.trajectories.records import (
     Change,
@@ -27,10 +28,76 @@ from halteres.trajectories.records import (
     RunRecord,
     RunSaved,
     Standing,
+    Tally,
 )
-from halteres.trajectories.stores import tables, tallies
-from halteres.trajectories.stores.dialects import upsert
-from halteres.trajectories.wire.schema import EnvRegistration, Registration
+from halteres.trajectories.schema import EnvRegistration, Registration
+from halteres.trajectories.stores import tables
+from halteres.trajectories.stores.tables import add, chunks, upsert
+
+SETTLED = (Place.DELIVERED, Place.SET_ASIDE)
+"""Places that are counted here; what waits is loaded anyway, and what is archived is of no run."""
+
+_groups, _tallies = tables.groups.c, tables.tallies.c
+IN_RUN = _groups.id >= func.coalesce(select(tables.run.c.first_group).scalar_subquery(), 0)
+"""Of a group: it belongs to the run being served."""
+
+_OF_RUN = select(_groups.env_id, _groups.place, _groups.reason).where(
+    _groups.id.in_(bindparam("ids", expanding=True)), IN_RUN
+)
+"""Counted here, not by the database: with a condition on the place it may read every group at that place."""
+
+_OF_OTHER_RUNS = delete(tables.tallies).where(
+    select(tables.run.c.id).where(tables.run.c.first_group != bindparam("first_group")).exists()
+)
+
+
+@contextmanager
+def recounted(connection: Connection, group_ids: Sequence[int]) -> Iterator[None]:
+    """These groups settle inside; any that had settled before is counted once. None that settled ever waits again."""
+    count_settled(connection, group_ids, -1)
+    yield
+    count_settled(connection, group_ids)
+
+
+def count_settled(connection: Connection, group_ids: Iterable[int], sign: int = 1) -> None:
+    """Count those of the groups that are settled, by their rows."""
+    counted = Counter[tuple[int, str, str]]()
+    for ids in chunks(group_ids):
+        for row in connection.execute(_OF_RUN, {"ids": ids}):
+            if row.place in SETTLED:
+                counted[tables.NOBODY if row.env_id is None else row.env_id, row.place, row.reason or ""] += sign
+    if counted:
+        columns = ("env_id", "place", "reason", "num_groups")
+        add(
+            connection,
+            tables.tallies,
+            [dict(zip(columns, (*k, n), strict=True)) for k, n in counted.items()],
+            "num_groups",
+        )
+
+
+def forget_other_runs(connection: Connection, first_group: int) -> None:
+    """The run begins with this group: if that is another run than before, count from nothing."""
+    connection.execute(_OF_OTHER_RUNS, {"first_group": first_group})
+
+
+def load_tallies(connection: Connection, waiting: Iterable[GroupRecord], first_group: int) -> tuple[Tally, ...]:
+    """Everything of the run, counted: what settled, and these groups that wait."""
+    settled = [
+        Tally(
+            env_id=None if row.env_id == tables.NOBODY else row.env_id,
+            place=Place(row.place),
+            reason=row.reason or None,
+            num_groups=row.num_groups,
+        )
+        for row in connection.execute(select(tables.tallies).where(_tallies.num_groups > 0))
+    ]
+    counted = Counter((group.env_id, group.place, group.reason) for group in waiting if group.id >= first_group)
+    return *settled, *(
+        Tally(env_id=env_id, place=place, reason=reason, num_groups=num)
+        for (env_id, place, reason), num in counted.items()
+    )
+
 
 PLACES = {Standing.OFFERED: Place.OUT, Standing.LEASED: Place.OUT, Standing.DELIVERED: Place.DELIVERED}
 """Where a batch of that standing puts its groups; others leave them where they are."""
@@ -136,14 +203,14 @@ def write_but_arrivals(connection: Connection, changes: Sequence[Change]) -> Non
 
 
 def _count_arrivals(connection: Connection, changes: Sequence[GroupArrived]) -> None:
-    settled = [change.group.id for change in changes if change.group.place in tallies.SETTLED]
+    settled = [change.group.id for change in changes if change.group.place in SETTLED]
     if settled:
-        tallies.count(connection, settled)
+        count_settled(connection, settled)
 
 
 def _save_runs(connection: Connection, changes: Sequence[RunSaved]) -> None:
     run = changes[-1].run
-    tallies.forget_other_runs(connection, run.first_group)
+    forget_other_runs(connection, run.first_group)
     values = {
         "id": 1,
         "registration": msgspec.json.encode(run.registration).decode() if run.registration else None,
@@ -203,8 +270,8 @@ def _move_groups(connection: Connection, changes: Sequence[GroupMoved]) -> None:
         }
         for group in (change.group for change in changes)
     ]
-    settled = [change.group.id for change in changes if change.group.place in tallies.SETTLED]
-    with tallies.recounted(connection, settled):
+    settled = [change.group.id for change in changes if change.group.place in SETTLED]
+    with recounted(connection, settled):
         connection.execute(_MOVED, values)
 
 
@@ -239,7 +306,7 @@ def _save_delivery(connection: Connection, made: Delivery) -> None:
     place = PLACES.get(made.standing)
     if place is not None and made.groups:
         put = [{"group_id": group_id, "new_place": place.value, "new_delivery": made.id} for group_id in made.groups]
-        with tallies.recounted(connection, made.groups if place in tallies.SETTLED else ()):
+        with recounted(connection, made.groups if place in SETTLED else ()):
             connection.execute(_PUT, put)
 
 

@@ -1,16 +1,18 @@
 """The trajectory store of one server: rows in an SQLite file, tokens in segment files beside it.
 
-Owns: their order: tokens first, so that a committed row vouches for its extent.
-Never: decides; unlinks tokens (`evidence` does, those that nobody will ask for).
+Tokens are written first, so that a committed row vouches for its extent. What was committed survives kill -9 of the
+process; with durability "power" also the loss of power.
 
-What was committed survives kill -9 of the process; with durability "power" also the loss of power.
+Wanted are the tokens of groups that wait or are out, and of the batch delivered last, because its reply may have been
+lost. Others are evidence, kept while there is room. A group whose tokens are not wanted is never wanted again, so each
+file is searched once, from front to end.
 """
 
 from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from sqlalchemy import Connection, insert, select
@@ -20,23 +22,107 @@ from sqlalchemy.exc import DBAPIError
 from halteres.trajectories.records import (
     Change,
     Delivery,
+    DeliverySaved,
     GroupArrived,
+    GroupMoved,
     GroupRecord,
     Remembered,
+    RunSaved,
+    Standing,
 )
-from halteres.trajectories.stores import loading, rows, tables, tallies
-from halteres.trajectories.stores.dialects import chunks
-from halteres.trajectories.stores.evidence import Evidence, releases
+from halteres.trajectories.stores import loading, rows, tables
 from halteres.trajectories.stores.segments import SEGMENT_BYTES, Extent, Segments
 from halteres.trajectories.stores.sqlite_file import (
     PART_BYTES,
     RESERVE_BYTES,
     Durability,
     SqliteFile,
+    cause_of,
     is_full,
     unusable,
 )
 from halteres.trajectories.stores.store import GroupsQuery, News, StoreFailed
+from halteres.trajectories.stores.tables import chunks
+
+_log = logging.getLogger(__name__)
+
+_FIRST_WANTED = f"""
+SELECT id FROM groups
+WHERE id >= ? AND id < ? AND segment = ? AND (
+    place IN ({", ".join(f"'{place}'" for place in loading.WAITING)})
+    OR delivery = (SELECT last_delivery FROM run))
+ORDER BY id LIMIT 1
+"""  # noqa: S608 - our own words
+"""As text, for the driver: over a queue larger than the bounds it is asked once for every file and batch."""
+
+_SPAN_OF = """
+SELECT first_group, coalesce((SELECT min(first_group) FROM segments AS later WHERE later.number > segments.number), ?)
+FROM segments WHERE number = ?
+"""
+"""Groups come into files in order: those of a file end where those of the next begin."""
+
+BEYOND = 2**63 - 1
+"""Any group's id is smaller."""
+
+_FORGET = "DELETE FROM segments WHERE number = ?"
+
+
+def releases(changes: Iterable[Change]) -> bool:
+    """Whether tokens may no longer be wanted after these changes."""
+    for change in changes:
+        match change:
+            case DeliverySaved(delivery) if delivery.standing is Standing.DELIVERED:
+                return True
+            case GroupMoved(group) if group.place.value not in loading.WAITING:
+                return True
+            case RunSaved(run) if run.last is None:
+                return True
+            case _:
+                pass
+    return False
+
+
+class TokenRetention:
+    """The bounds on a folder of tokens.
+
+    Args:
+        database: whose rows vouch for the tokens.
+        segments: the folder.
+        keep_bytes: what all tokens may take before those that nobody wants are removed, the oldest first; on a full
+            disk none are kept.
+    """
+
+    def __init__(self, database: SqliteFile, segments: Segments, keep_bytes: int) -> None:
+        self._database, self._segments, self._keep_bytes = database, segments, keep_bytes
+        self._searched: dict[int, int] = {}  # per file the first group that was wanted when last looked at
+
+    def reclaim(self) -> None:
+        """Bring the folder within its bounds, as far as what is wanted allows. A failure is only logged."""
+        keep_bytes = 0 if self._database.reserve.is_full else self._keep_bytes
+        try:
+            for segment in self._segments.full:
+                if self._segments.num_bytes <= keep_bytes:
+                    return
+                if not self._is_wanted(segment):
+                    self._remove(segment)
+        except (sqlite3.Error, OSError) as error:
+            _log.error("Tokens that nobody wants stay in %s: %s", self._segments.folder, cause_of(error))
+
+    def _is_wanted(self, segment: int) -> bool:
+        first, end = self._database.driver.execute(_SPAN_OF, (BEYOND, segment)).fetchone() or (0, 0)  # or nobody's
+        first = self._searched.get(segment, first)
+        found = self._database.driver.execute(_FIRST_WANTED, (first, end, segment)).fetchone()
+        if found is not None:
+            self._searched[segment] = found[0]
+        return found is not None
+
+    def _remove(self, segment: int) -> None:
+        """First what vouches for the file: one that is left over by a crash in between goes at the next start."""
+        with self._database.transaction():
+            self._database.driver.execute(_FORGET, (segment,))
+        self._segments.unlink(segment)
+        self._searched.pop(segment, None)
+
 
 KEEP_BYTES = 1024**3
 
@@ -95,7 +181,7 @@ class SqliteStore:
                     " Put the folder back beside the database; a copy needs both.",
                     *(len(gone), len(vouched), self._segments.folder),
                 )
-            self._evidence = Evidence(self._database, self._segments, keep_bytes)
+            self._retention = TokenRetention(self._database, self._segments, keep_bytes)
         except OSError as error:
             self._database.close()
             raise unusable(file, f"{error.filename}: {error.strerror}") from error
@@ -130,10 +216,10 @@ class SqliteStore:
         if not changes:
             return
         newest = self._segments.newest
-        with self._database.told():
+        with self._database.reporting_failures():
             self._write_or_make_room(changes)
         if releases(changes) or self._segments.newest > newest:
-            self._evidence.reclaim()
+            self._retention.reclaim()
 
     def abandon(self) -> None:
         """See `Store`."""
@@ -229,7 +315,7 @@ class SqliteStore:
     def _is_one_row(self, changes: Sequence[Change]) -> bool:
         """Whether one statement writes it all, which is a transaction by itself: the usual turn."""
         (first, *more) = changes
-        in_queue = isinstance(first, GroupArrived) and first.group.place not in tallies.SETTLED
+        in_queue = isinstance(first, GroupArrived) and first.group.place not in rows.SETTLED
         return in_queue and not more and self._segments.newest == self._vouched
 
     def _insert(self, groups: Sequence[GroupRecord], extents: Sequence[Extent]) -> None:

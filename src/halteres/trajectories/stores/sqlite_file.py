@@ -1,9 +1,4 @@
-"""One SQLite file, held by one server at a time: how it is opened, begun, committed, and what is said when it fails.
-
-Owns: the lock and the reserve beside the file, its pragmas and version, its connections; turning failures into
-sentences.
-Never: knows a record.
-"""
+"""One SQLite file, held by one server at a time: how it is opened, begun, committed, and what is said when it fails."""
 
 from __future__ import annotations
 
@@ -166,7 +161,7 @@ class SqliteFile:
                 raise StoreFailed(what, why, next) from error
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def reporting_failures(self) -> Iterator[None]:
         """What fails to be written inside leaves as StoreFailed."""
         try:
             yield

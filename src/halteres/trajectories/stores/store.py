@@ -1,9 +1,6 @@
 """What a store must be able to do: remember, for a server that may be killed at any instant.
 
-Owns: the protocol, and the error of a store that cannot write or be read.
-Never: decides anything. SQLite is one store (`sqlite`), PostgreSQL another (`postgres`).
-
-    turn:  begin ── what others did meanwhile ──▶ decide in memory ── changes ──▶ commit, or abandon
+turn:  begin ── what others did meanwhile ──▶ decide in memory ── changes ──▶ commit, or abandon
 """
 
 from __future__ import annotations

@@ -1,0 +1,405 @@
+"""A batch's way from the queue to a trainer, and the run that counts it.
+
+    queue ──▶ OFFERED ── its reply was written whole ───▶ DELIVERED: step + 1, in nobody else's batch for ever
+       │         │ the client was gone ▼                      ▲
+       │      RETURNED ── the next question, under a new id ──┤
+       │         ▲ nacked, or its time is up                  │
+       └────▶ LEASED ──────────── acknowledged ───────────────┘
+
+On-policy means the trainer's own version: `max_staleness` bounds the distance both ways. A trainer that registers with
+a step before batches that it got went back to a checkpoint: what later weights sampled is set aside.
+
+A trainer whose reply was lost, or that crashed before the step, gets the batch delivered last once more, and it counts
+once. What a question says it holds (`after`), and whether that batch answers it again:
+
+    after     the batch that came last    again where
+    -------   -------------------------   ------------------------------------------------------------------------
+    not said  any                         the run is on-policy, and the version that of the last question
+    0         was not acknowledged        the version is that of the last question: nothing was trained on since
+    0         was acknowledged            never: a trainer that leased it has learnt from it
+    K         answered one who held K     any version: its reply was lost, whoever has trained since has not on this
+    K         answered another question   never: it is another trainer's, or K itself
+
+In every row no lease is asked for, and the batch is of this run, its size and its bound on staleness; in those with
+`after`, the trainer did not register with a step that contains it. So after a registration, when nothing is held: a
+trainer that died before its step has the version it asked with, and gets its batch; one that died after it has a newer
+version, or a checkpoint with that step; one that lost more has an older version. Those two get another batch.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from halteres.errors import Conflict, NotFound
+from halteres.trajectories import packing
+from halteres.trajectories.group_checks import Problem, exceeds_batch
+from halteres.trajectories.ingest import too_far
+from halteres.trajectories.records import Delivery, DeliverySaved, GroupRecord, Place, RunRecord, Standing, Versions
+from halteres.trajectories.schema import BatchQuery, Registration
+from halteres.trajectories.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Versions from the oldest to the newest."""
+
+    oldest: int
+    newest: int
+
+    def holds(self, versions: Versions | None) -> bool:
+        """Whether all of these lie in it; what is untagged does."""
+        return versions is None or self.oldest <= versions[0] <= versions[1] <= self.newest
+
+
+def allowed(state: State, version: int | None) -> Span | None:
+    """What a batch may contain for a trainer at this version; None: anything."""
+    bound = state.max_staleness
+    return None if bound is None or version is None else Span(version - bound, version + bound)
+
+
+def wanted(state: State, version: int | None) -> Span | None:
+    """As `allowed`; of a trainer that went back, nothing of the weights that it left behind."""
+    span = allowed(state, version)
+    return Span(span.oldest, version) if span and version is not None and has_gone_back(state.run) else span
+
+
+def asked_with(state: State, step: int) -> int | None:
+    """The trainer's version when it asked for the batch after so many; None: it has not yet, or told none.
+
+    Of a batch before those of this run, what it said with its first question: a deterministic environment samples the
+    batch after k by the weights with which the trainer asked for the batch after k - lag, and a run has to begin.
+    """
+    run = state.run
+    step = max(step, run.registration.starting_step if run.registration else 0)
+    if step == run.step:
+        return run.asked_version
+    for batch in reversed(state.settled.values()):
+        if batch.standing is Standing.DELIVERED and batch.step == step + 1 and batch.groups[0] >= run.first_group:
+            return batch.version
+    return None
+
+
+def has_gone_back(run: RunRecord) -> bool:
+    """Whether the trainer said at its registration that it has not done the steps of batches that it got.
+
+    True from then on until it has a batch again. Only a trainer that names its run is believed about its step; one
+    that merely asks with a smaller version may be late, or another.
+    """
+    named = run.registration is not None and run.registration.run_id is not None
+    return named and run.last is not None and run.last.step is not None and run.last.step > run.step
+
+
+def minima(state: State) -> list[packing.Minimum]:
+    """Minimum shares of the next batch; without those that starved for longer than the operator waits."""
+    now, patience_s = state.clock(), state.rules.min_share_patience_s
+    asked = state.envs.minima(state.run.batch_size, now)
+    if patience_s is None:
+        return asked
+    return [each for each in asked if not state.envs.by_id[each.env_id].starves_for(now) > patience_s]
+
+
+def note_starving(state: State) -> None:
+    """Remember since when environments with a minimum share have had nothing that fits."""
+    now, asked = state.clock(), state.envs.minima(state.run.batch_size, state.clock())
+    for each in asked:
+        state.envs.by_id[each.env_id].starve(now, packing.unmet(state.queue, state.run.batch_size, [each]) is not None)
+
+
+def choose(state: State) -> list[GroupRecord] | None:
+    """The groups of the next batch; None if none can be formed."""
+    order = state.shares.copy() if state.rules.composition == "weighted" else None
+    return packing.choose(state.queue, state.run.batch_size, minima(state), order)
+
+
+def starved(state: State) -> packing.Minimum | None:
+    """The minimum share that holds every batch back."""
+    return packing.unmet(state.queue, state.run.batch_size, minima(state))
+
+
+def is_ready(state: State) -> bool:
+    """Whether a question for a batch would get one now."""
+    if state.run.batch_size <= 0:
+        return False
+    if any(batch.is_back for batch in state.out.values()):
+        return True
+    if state.queue.num_sequences < state.run.batch_size or starved(state):
+        return False
+    return packing.can_add_up(state.queue.num_by_size, state.run.batch_size)
+
+
+def redelivery_of(state: State, query: BatchQuery, version: int | None) -> Delivery | None:
+    """The batch that was delivered last, if this question is for it."""
+    last = state.run.last
+    if query.lease is not None or last is None or last.num_sequences != state.run.batch_size:
+        return None
+    span = allowed(state, version)
+    fits = span is None or span.holds(last.versions)
+    return last if fits and _is_asked_for(state, last, query.after, version) else None
+
+
+def redeliver(state: State, last: Delivery, version: int | None) -> Delivery:
+    """It answers another question, and counts once."""
+    run = state.run
+    if version != last.version:  # a trainer that dies before its step comes back with this one
+        last = replace(last, version=version)
+        state.do(DeliverySaved(last))
+    state.save_run(replace(run, step=max(run.step, last.step or 0), last=last, asked_version=None))
+    return last
+
+
+def _is_asked_for(state: State, last: Delivery, after: int | None, version: int | None) -> bool:
+    if after is None:
+        return state.max_staleness == 0 and version == last.version
+    if _is_done(state, last) or last.held is None:
+        return False
+    return version == last.version if after == 0 else last.held == after
+
+
+def _is_done(state: State, last: Delivery) -> bool:
+    """Whether the trainer said when it registered that it had trained on it."""
+    registration = state.run.registration
+    if registration is None or registration.run_id is None or last.step is None:
+        return False
+    return last.step <= registration.starting_step
+
+
+OFFER_S = 60.0
+"""How long the reply of a batch may take to be written, before the batch answers another question."""
+
+
+class LeaseLost(Conflict):
+    """The batch is not the asker's any more."""
+
+    code, status = "lease_lost", 409
+
+
+def next_batch(state: State, query: BatchQuery) -> Delivery | None:
+    """The batch to serve now, if there is one. The run must be registered."""
+    run, version = state.run, query.policy_version
+    if version is None and state.max_staleness is not None:
+        version = run.step
+    state.save_run(replace(run, started=True))
+    take_back_expired(state)
+    _take_as_held(state, query.after)
+    if (last := redelivery_of(state, query, version)) is not None:
+        if has_gone_back(state.run):
+            _set_aside_outside(state, wanted(state, version), version)
+        return redeliver(state, last, version)
+    _move_on(state, version)
+    came_back = [each for each in state.out.values() if each.is_back]
+    if came_back:
+        back = min(came_back, key=lambda each: min(each.groups))  # the oldest, however often it was handed out
+        state.do(DeliverySaved(replace(back, standing=Standing.REPLACED)))
+        return _hand_out(state, back.groups, query, version)
+    note_starving(state)
+    chosen = choose(state)
+    return None if chosen is None else _hand_out(state, tuple(group.id for group in chosen), query, version)
+
+
+def take_back_expired(state: State) -> None:
+    """Offers and leases whose time is up come back whole."""
+    now = state.clock()
+    for each in list(state.out.values()):
+        if not each.is_back and each.expires_at is not None and each.expires_at <= now:
+            give_back(state, each.id)
+
+
+def take_back_offers(state: State) -> None:
+    """The server that wrote these replies is gone: they answer the next question."""
+    for each in list(state.out.values()):
+        if each.standing is Standing.OFFERED:
+            give_back(state, each.id)
+
+
+def give_back(state: State, batch_id: int) -> None:
+    """The batch reached nobody; nothing happens where it is settled already."""
+    batch = state.out.get(batch_id)
+    if batch is not None and not batch.is_back:
+        state.do(DeliverySaved(replace(batch, standing=Standing.RETURNED, expires_at=None)))
+
+
+def count_delivered(state: State, batch_id: int) -> None:
+    """The reply of an offered batch was written whole; nothing happens where it is settled already."""
+    if (batch := state.out.get(batch_id)) is not None and batch.standing is not Standing.LEASED:
+        _deliver(state, batch)
+
+
+def must_look_up(state: State, batch_id: int) -> bool:
+    """Whether only the store knows what became of a batch: memory keeps the newest."""
+    return 0 < batch_id <= state.last_delivery and batch_id not in state.out and batch_id not in state.settled
+
+
+def acknowledge(state: State, batch_id: int, looked_up: Delivery | None = None) -> Delivery:
+    """A trainer has it for good. Safe to repeat; also while it is back, but not served to another yet.
+
+    Args:
+        state: of the server.
+        batch_id: of the batch.
+        looked_up: what the store knows of it, where that `must_look_up`.
+
+    Raises:
+        NotFound, LeaseLost.
+    """
+    batch = state.out.get(batch_id)
+    if batch is not None:
+        return _deliver(state, replace(batch, held=None))
+    settled = state.settled.get(batch_id, looked_up)
+    if settled is not None and settled.standing is Standing.DELIVERED:
+        return settled
+    raise _not_theirs(state, batch_id, settled)
+
+
+def nack(state: State, batch_id: int) -> Delivery:
+    """A trainer gives a batch back. Safe to repeat.
+
+    Raises:
+        NotFound, LeaseLost.
+    """
+    if batch_id not in state.out:
+        raise _not_theirs(state, batch_id)
+    give_back(state, batch_id)
+    return state.out[batch_id]
+
+
+def extend(state: State, batch_id: int, lease_s: float) -> Delivery:
+    """A trainer needs longer: the lease ends `lease_s` seconds from now.
+
+    Raises:
+        NotFound, LeaseLost.
+    """
+    batch = state.out.get(batch_id)
+    if batch is None or batch.standing is Standing.OFFERED:
+        raise _not_theirs(state, batch_id)
+    leased = replace(batch, standing=Standing.LEASED, expires_at=state.clock() + lease_s)
+    state.do(DeliverySaved(leased))
+    return leased
+
+
+def dissolve(state: State, batch: Delivery, unfit: dict[int, Problem]) -> None:
+    """Take a batch that is out apart: what fits no batch is set aside, the rest queues at its old place."""
+    groups = [state.waiting[group_id] for group_id in batch.groups]
+    state.do(DeliverySaved(replace(batch, standing=Standing.BROKEN, expires_at=None)))
+    for group in groups:
+        problem = unfit.get(group.id)
+        state.put(group, Place.SET_ASIDE if problem else Place.QUEUED, problem)
+
+
+def _not_theirs(state: State, batch_id: int, looked_up: Delivery | None = None) -> NotFound | LeaseLost:
+    settled = state.settled.get(batch_id, looked_up)
+    if settled is None and batch_id not in state.out and not 0 < batch_id <= state.last_delivery:
+        return NotFound(f"There is no batch {batch_id}.", "No batch with that id was ever served.")
+    why = {
+        Standing.REPLACED: "It came back first, and was served to another question under another id.",
+        Standing.DELIVERED: "It is acknowledged.",
+        Standing.BROKEN: "It came back, and was taken apart because it no longer fits the run.",
+    }.get(settled.standing if settled else Standing.OFFERED, "It is no lease.")
+    return LeaseLost(f"Batch {batch_id} is not yours any more.", why, "Drop it, and ask for the next one.")
+
+
+def _hand_out(state: State, groups: tuple[int, ...], query: BatchQuery, version: int | None) -> Delivery:
+    now, members = state.clock(), [state.waiting[group_id] for group_id in groups]
+    tagged = [group.versions for group in members if group.versions]
+    batch = Delivery(
+        id=state.last_delivery + 1,
+        standing=Standing.OFFERED if query.lease is None else Standing.LEASED,
+        version=version,
+        groups=groups,
+        num_sequences=sum(group.size for group in members),
+        made_at=now,
+        expires_at=now + (OFFER_S if query.lease is None else query.lease),
+        versions=(min(low for low, _ in tagged), max(high for _, high in tagged)) if tagged else None,
+        held=query.after or 0,
+    )
+    state.do(DeliverySaved(batch))
+    return batch
+
+
+def _deliver(state: State, batch: Delivery) -> Delivery:
+    run = state.run
+    done = replace(batch, standing=Standing.DELIVERED, step=run.step + 1, expires_at=None)
+    state.do(DeliverySaved(done))
+    parked = state.max_staleness == 0 and batch.version is not None
+    state.save_run(replace(run, step=run.step + 1, last=done, parked=parked, asked_version=None))
+    return done
+
+
+def _take_as_held(state: State, batch_id: int | None) -> None:
+    """The trainer names the last batch it holds: that acknowledges it."""
+    if batch_id is not None and batch_id in state.out:
+        _deliver(state, state.out[batch_id])
+
+
+def _move_on(state: State, version: int | None) -> None:
+    """The trainer asks for another batch: what fits none of its batches any more is set aside."""
+    run = state.run
+    state.save_run(replace(run, asked_version=version, parked=False))
+    _set_aside_oversized(state)
+    span = wanted(state, version)
+    _set_aside_outside(state, span, version)
+    for batch in [each for each in state.out.values() if each.is_back]:
+        unfit = dict(_unfit(state, batch, span, version))
+        if unfit or batch.num_sequences != run.batch_size:
+            dissolve(state, batch, unfit)
+
+
+def _set_aside_outside(state: State, span: Span | None, version: int | None) -> None:
+    for group in state.queue.outside(span.oldest, span.newest) if span else ():
+        state.put(group, Place.SET_ASIDE, too_far(group, version, state.max_staleness))
+
+
+def _unfit(state: State, batch: Delivery, span: Span | None, version: int | None) -> Iterator[tuple[int, Problem]]:
+    for group in map(state.waiting.__getitem__, batch.groups):
+        if group.size > state.run.batch_size:
+            yield group.id, exceeds_batch(group.size, state.run.batch_size)
+        elif span and not span.holds(group.versions):
+            yield group.id, too_far(group, version, state.max_staleness)
+
+
+def _set_aside_oversized(state: State) -> None:
+    """Groups that came before the trainer said how large a batch is."""
+    batch_size = state.run.batch_size
+    for size in [size for size in state.queue.num_by_size if size > batch_size]:
+        groups: list[GroupRecord] = list(state.queue.of_size(size))
+        for group in groups:
+            state.put(group, Place.SET_ASIDE, exceeds_batch(size, batch_size))
+
+
+def register(state: State, registration: Registration) -> int:
+    """A trainer registers: the same run goes on, another one begins. Gives the registration's uuid, 128 bits.
+
+    A trainer that names its run is believed about its step, because environments count evaluations and their end by it:
+    after a crash it comes back at its last checkpoint. Nobody is parked any more where the bound is not 0 now.
+    """
+    uuid, run = secrets.randbits(128), state.run
+    if run.registration is not None and run.registration.identity == registration.identity:
+        step = run.step if registration.run_id is None else registration.starting_step
+        state.save_run(replace(run, registration=registration, uuid=str(uuid), step=step))
+        state.save_run(replace(state.run, parked=state.run.parked and state.max_staleness == 0))
+        return uuid
+    first = run.first_group if run.registration is None else archive(state)
+    state.save_run(
+        RunRecord(registration=registration, uuid=str(uuid), step=registration.starting_step, first_group=first)
+    )
+    return uuid
+
+
+def reset(state: State) -> None:
+    """GET /reset_data: no trainer, no groups; environments keep their ids."""
+    state.save_run(RunRecord(first_group=archive(state)))
+
+
+def archive(state: State) -> int:
+    """Take everything that waits out of the way of another run; gives the id of that run's first group.
+
+    Environments count in that run once they poll or register: nobody says goodbye to the original's server, and the
+    minimum share of one that is gone would hold back the first batches.
+    """
+    for batch in list(state.out.values()):
+        state.do(DeliverySaved(replace(batch, standing=Standing.BROKEN, expires_at=None)))
+    for group in list(state.waiting.values()):
+        state.put(group, Place.ARCHIVED)
+    for env in list(state.envs.by_id.values()):
+        state.save_env(replace(env.record, connected=False))
+    return state.last_group + 1

@@ -1,1 +1,0 @@
-"""Batches on their way to a trainer."""

@@ -1,1 +1,0 @@
-"""What waits, and which of it makes a batch."""

@@ -1,1 +1,0 @@
-"""Posted groups and the environments that send them."""

@@ -1,0 +1,217 @@
+"""Batch forming: which queued groups make a batch of exactly so many sequences.
+
+Rule: every environment with a minimum share gives one group, then as many more as its share asks for; the rest is taken
+oldest first, or by the environments' weights. A group is taken if the rest can still be completed exactly from what is
+queued, so no choice leads into a dead end, and the oldest group that fits beside the shares is in the next batch.
+Within an environment and a size the order is that of arrival. No group is split, and none blocks the others.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from halteres.trajectories.exact_sums import Room, can_add_up, can_add_up_with_each, can_ever_add_up
+from halteres.trajectories.queue import EnvId, Lane, Queue
+from halteres.trajectories.records import GroupRecord
+
+
+class Order(Protocol):
+    """Whose group comes next, of those that could. See `queue`."""
+
+    def rank(self, env_id: EnvId) -> float:
+        """The smaller, the sooner; equal ranks are served oldest group first. It never sinks during a walk."""
+        ...
+
+    def took(self, env_id: EnvId, size: int) -> None:
+        """A group of that environment was taken."""
+        ...
+
+
+class OldestFirst:
+    """First in, first out, whoever sent it."""
+
+    def rank(self, env_id: EnvId) -> float:
+        """Everybody's is the same."""
+        return 0.0
+
+    def took(self, env_id: EnvId, size: int) -> None:
+        """Does not matter."""
+
+
+class Walk:
+    """Looks at no more groups than the batch holds, plus one per lane: its cost does not grow with the queue."""
+
+    def __init__(self, queue: Queue, batch_size: int, order: Order) -> None:
+        self.taken: list[GroupRecord] = []
+        self._room, self._order = Room(queue.num_by_size, batch_size), order
+        self._lines = {(env_id, size): _Line(lane) for env_id, size, lane in queue.lanes()}
+        self._given: Counter[EnvId] = Counter()  # sequences
+
+    def take(self, env_id: EnvId, size: int) -> bool:
+        """Take the oldest group of a lane, if there is one left and the rest can still be completed."""
+        line = self._lines[env_id, size]
+        if line.head is None or not self._room.take(size):
+            return False
+        self.taken.append(line.head)
+        self._order.took(env_id, size)
+        self._given[env_id] += size
+        line.go_on()
+        return True
+
+    def take_until(self, env_id: int, need: int) -> None:
+        """An environment's groups, oldest first, until it gave so many sequences."""
+        own = [(line.position, size) for (owner, size), line in self._lines.items() if owner == env_id and line.head]
+        heapq.heapify(own)
+        while own and self._given[env_id] < need:
+            _, size = heapq.heappop(own)
+            if self.take(env_id, size) and (line := self._lines[env_id, size]).head:
+                heapq.heappush(own, (line.position, size))
+
+    def take_rest(self) -> None:
+        """In order, until the batch is full."""
+        rank = self._order.rank
+        ahead = [
+            (rank(env_id), line.position, size, env_id) for (env_id, size), line in self._lines.items() if line.head
+        ]
+        heapq.heapify(ahead)
+        while ahead and self._room.missing:
+            ranked, _, size, env_id = heapq.heappop(ahead)
+            if ranked == rank(env_id) and not self.take(env_id, size):
+                continue  # none of that size can be taken any more
+            if (line := self._lines[env_id, size]).head:
+                heapq.heappush(ahead, (rank(env_id), line.position, size, env_id))
+
+
+class _Line:
+    """A lane, as far as it was walked along."""
+
+    __slots__ = ("_rest", "head")
+
+    def __init__(self, lane: Lane) -> None:
+        self._rest = iter(lane.values())
+        self.head = next(self._rest, None)
+
+    @property
+    def position(self) -> int:
+        return self.head.position if self.head else 0
+
+    def go_on(self) -> None:
+        self.head = next(self._rest, None)
+
+
+class MinimumShares:
+    """The environments, seen by one batch."""
+
+    def __init__(self, queue: Queue, batch_size: int, env_ids: Iterable[int]) -> None:
+        self._queue, self._batch_size = queue, batch_size
+        self._fits: dict[int, bool] = {}  # per size: whether some batch can be made with such a group now
+        self.fitting = {env_id: self._fitting(env_id) for env_id in env_ids}
+        """The sizes of an environment's groups that fit a batch now; the oldest group's first."""
+
+    def together(self) -> dict[int, int]:
+        """The size of each environment's first group in one exact batch, who has waited longest first.
+
+        All are in it if that can be. Otherwise the group that has waited longest is, and whoever can be beside those
+        before: each environment has its turn.
+        """
+        by_age = sorted((env_id for env_id, sizes in self.fitting.items() if sizes), key=self._age)
+        oldest = {env_id: self.fitting[env_id][0] for env_id in by_age}
+        left = Counter(self._queue.num_by_size)
+        left.subtract(oldest.values())
+        if can_add_up(left, self._batch_size - sum(oldest.values())):
+            return oldest
+        all_can = self._can_all_give(self._queue.num_by_size, by_age, self._batch_size)
+        return self._one_of_each(by_age, by_age if all_can else [])
+
+    def _fitting(self, env_id: int) -> list[int]:
+        sizes = [size for size in self._queue.sizes_of(env_id) if self._fits_now(size)]
+        return sorted(sizes, key=lambda size: self._queue.head(env_id, size).position)
+
+    def _fits_now(self, size: int) -> bool:
+        if size not in self._fits:
+            num = self._queue.num_by_size
+            self._fits[size] = can_add_up({**num, size: num[size] - 1}, self._batch_size - size)
+        return self._fits[size]
+
+    def _age(self, env_id: int) -> int:
+        return self._queue.head(env_id, self.fitting[env_id][0]).position
+
+    def _one_of_each(self, by_age: Sequence[int], owing: Sequence[int]) -> dict[int, int]:
+        """Each one's oldest group with which the batch is exact, and with which all that owe one can give theirs."""
+        left, missing = Counter(self._queue.num_by_size), self._batch_size
+        given: dict[int, int] = {}
+        for at, env_id in enumerate(by_age, 1):
+            for size in self.fitting[env_id]:
+                left[size] -= 1
+                if self._can_all_give(left, owing[at:], missing - size):
+                    given[env_id] = size
+                    missing -= size
+                    break
+                left[size] += 1
+        return given
+
+    def _can_all_give(self, left: Mapping[int, int], env_ids: Sequence[int], missing: int) -> bool:
+        """Whether `missing` sequences can be made of what is left, with a group of each of these, untouched so far."""
+        if sum(min(self.fitting[env_id]) for env_id in env_ids) > missing:
+            return False
+        if not env_ids:
+            return can_add_up(left, missing)
+        own = [{size: len(lane) for size, lane in self._queue.sizes_of(env_id).items()} for env_id in env_ids]
+        others = Counter(left)
+        for each in own:
+            others.subtract(each)
+        return can_add_up_with_each(others, own, missing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Minimum:
+    """Sequences of every batch that an environment asked for. Soft: one group suffices, others may fill the rest."""
+
+    env_id: int
+    need: int
+
+
+def unmet(queue: Queue, batch_size: int, minima: Iterable[Minimum]) -> Minimum | None:
+    """The first minimum that holds every batch back: its environment has nothing queued that fits one now.
+
+    One whose groups can never fit, however many come, holds nobody back.
+    """
+    minima = tuple(minima)
+    shares = MinimumShares(queue, batch_size, (minimum.env_id for minimum in minima))
+    return next((each for each in minima if _is_missing(queue, batch_size, each, shares)), None)
+
+
+def choose(
+    queue: Queue, batch_size: int, minima: Iterable[Minimum] = (), order: Order | None = None
+) -> list[GroupRecord] | None:
+    """The groups of the next batch in queue order, or None if none can be formed.
+
+    There is one wherever groups add up exactly and no minimum is `unmet`. Every environment with a minimum is in it if
+    any batch holds them all. Otherwise whose group has waited longest is, and who can be beside it: each has its turn.
+    """
+    minima = tuple(minima)
+    if batch_size <= 0 or not can_add_up(queue.num_by_size, batch_size):
+        return None
+    needs = {minimum.env_id: minimum.need for minimum in minima}
+    shares = MinimumShares(queue, batch_size, needs)
+    if any(_is_missing(queue, batch_size, each, shares) for each in minima):
+        return None
+    walk = Walk(queue, batch_size, order or OldestFirst())
+    together = shares.together()
+    for env_id, size in together.items():
+        walk.take(env_id, size)
+    for env_id in together:
+        walk.take_until(env_id, needs[env_id])
+    walk.take_rest()
+    return sorted(walk.taken, key=lambda group: group.position)
+
+
+def _is_missing(queue: Queue, batch_size: int, minimum: Minimum, shares: MinimumShares) -> bool:
+    if shares.fitting[minimum.env_id]:
+        return False
+    own, known = queue.sizes_of(minimum.env_id), {size for size in queue.num_by_size if size <= batch_size}
+    return not own or any(can_ever_add_up(known, batch_size - size) for size in own if size <= batch_size)

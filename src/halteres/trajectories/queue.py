@@ -1,0 +1,174 @@
+"""The queue of groups that wait for a batch, in lanes per environment and size, and who was given how much of it.
+
+Weighted fair queueing (Demers, Keshav and Shenker, 1989) over sequences: a group of n sequences moves its environment's
+tag on by n / weight, and the smallest tag is served next. Whoever had nothing queued, or nothing that fitted, goes on
+from where the last batch began: its credit is one batch at most. Exactness goes first: the end of a batch may take a
+group before its turn, and the next one makes up for it. Tags are made of the batches that were formed, so that all
+servers on a queue have the same; no store keeps them, and a restart begins from equal ones.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from halteres.trajectories.records import GroupRecord, Versions
+
+Lane = OrderedDict[int, GroupRecord]
+"""Groups of one environment and one size by id, oldest first; unlike a dict's, its front stays cheap when emptied."""
+
+EnvId = int | None
+
+
+class Queue:
+    """Queued groups. Adding, removing, putting back and every counter cost O(1); groups are added in the order of their
+    positions. Those that were put back are sorted in when somebody next reads an order: once, however many they are."""
+
+    def __init__(self) -> None:
+        self.groups: dict[int, GroupRecord] = {}
+        self.num_by_size: Counter[int] = Counter()
+        self.num_sequences = 0
+        self._lanes: defaultdict[EnvId, dict[int, Lane]] = defaultdict(dict)
+        self._by_versions: defaultdict[Versions, Lane] = defaultdict(OrderedDict)
+        self._groups_of_env: Counter[EnvId] = Counter()
+        self._sequences_of_env: Counter[EnvId] = Counter()
+        self._back: defaultdict[tuple[EnvId, int], Lane] = defaultdict(OrderedDict)  # at the end of its lane until then
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def add(self, group: GroupRecord) -> None:
+        """Put a group at the end."""
+        self.groups[group.id] = group
+        self._lanes[group.env_id].setdefault(group.size, OrderedDict())[group.id] = group
+        if group.versions:
+            self._by_versions[group.versions][group.id] = group
+        self._count(group, 1)
+
+    def remove(self, group: GroupRecord) -> None:
+        """Take a group out, wherever it stands."""
+        del self.groups[group.id]
+        lanes = self._lanes[group.env_id]
+        del lanes[group.size][group.id]
+        if not lanes[group.size]:
+            del lanes[group.size]
+        if not lanes:
+            del self._lanes[group.env_id]
+        if group.versions:
+            del self._by_versions[group.versions][group.id]
+            if not self._by_versions[group.versions]:
+                del self._by_versions[group.versions]
+        self._count(group, -1)
+
+    def put_back(self, group: GroupRecord) -> None:
+        """Let a group queue again at the position it once had."""
+        self.add(group)
+        self._back[group.env_id, group.size][group.id] = group
+
+    def lanes(self) -> Iterator[tuple[EnvId, int, Lane]]:
+        """Every lane that holds a group: whose, of which size."""
+        self._sort_in()
+        for env_id, lanes in self._lanes.items():
+            for size, lane in lanes.items():
+                yield env_id, size, lane
+
+    def sizes_of(self, env_id: EnvId) -> Mapping[int, Lane]:
+        """The lanes of an environment by size."""
+        self._sort_in()
+        return self._lanes.get(env_id, {})
+
+    def head(self, env_id: EnvId, size: int) -> GroupRecord:
+        """The oldest group of a lane that holds one."""
+        self._sort_in()
+        return next(iter(self._lanes[env_id][size].values()))
+
+    def of_size(self, size: int) -> Iterator[GroupRecord]:
+        """Groups of a size, oldest first."""
+        self._sort_in()
+        return _merged(lanes[size] for lanes in self._lanes.values() if size in lanes)
+
+    def of_env(self, env_id: EnvId) -> Iterator[GroupRecord]:
+        """Groups of an environment, oldest first."""
+        return _merged(self.sizes_of(env_id).values())
+
+    def outside(self, oldest: int, newest: int) -> list[GroupRecord]:
+        """Tagged groups whose versions reach below `oldest` or above `newest`; costs O(distinct versions + result)."""
+        spans = [span for span in self._by_versions if span[0] < oldest or span[1] > newest]
+        return [group for span in spans for group in self._by_versions[span].values()]
+
+    def sequences_by_env(self) -> dict[EnvId, int]:
+        """Sequences queued, per environment that has any."""
+        return {env_id: num for env_id, num in self._sequences_of_env.items() if num}
+
+    def num_groups_of(self, env_id: EnvId) -> int:
+        """Groups queued by an environment."""
+        return self._groups_of_env[env_id]
+
+    def largest(self) -> int:
+        """Sequences of the largest group; 0 when empty."""
+        return max(self.num_by_size, default=0)
+
+    def largest_of(self, env_id: EnvId) -> int:
+        """Sequences of the environment's largest group; 0 if it has none."""
+        return max(self.sizes_of(env_id), default=0)
+
+    def _sort_in(self) -> None:
+        """Groups that were put back move to where they stood: before all that were never away and are younger."""
+        for (env_id, size), back in self._back.items():
+            lane: Lane = self._lanes.get(env_id, {}).get(size, OrderedDict())
+            found = {group_id: group for group_id, group in back.items() if group_id in lane}
+            newest = max((group.position for group in found.values()), default=0)
+            older = itertools.takewhile(lambda group, newest=newest: group.position <= newest, lane.values())
+            front = {group.id: group.position for group in (*older, *found.values())}
+            for group_id in sorted(front, key=front.__getitem__, reverse=True):
+                lane.move_to_end(group_id, last=False)
+        self._back.clear()
+
+    def _count(self, group: GroupRecord, change: int) -> None:
+        self.num_sequences += change * group.size
+        self._sequences_of_env[group.env_id] += change * group.size
+        self._groups_of_env[group.env_id] += change
+        self.num_by_size[group.size] += change
+        if not self.num_by_size[group.size]:
+            del self.num_by_size[group.size]
+
+
+def _merged(lanes: Iterable[Lane]) -> Iterator[GroupRecord]:
+    return heapq.merge(*(lane.values() for lane in lanes), key=lambda group: group.position)
+
+
+Weight = Callable[[EnvId], float]
+"""The weight of an environment, above 0; groups without one share the weight of None."""
+
+
+class Shares:
+    """What everybody was given."""
+
+    def __init__(self, weight: Weight) -> None:
+        self._weight = weight
+        self._tags: dict[EnvId, float] = {}
+        self._floor = 0.0  # whoever was idle goes on from here
+
+    def rank(self, env_id: EnvId) -> float:
+        """See `packing.Order`."""
+        return max(self._tags.get(env_id, 0.0), self._floor)
+
+    def took(self, env_id: EnvId, size: int) -> None:
+        """See `packing.Order`."""
+        self._tags[env_id] = self.rank(env_id) + size / self._weight(env_id)
+
+    def formed(self, groups: Iterable[tuple[EnvId, int]]) -> None:
+        """A batch was formed of groups of these environments and sizes."""
+        starts: dict[EnvId, float] = {}
+        for env_id, size in groups:
+            starts.setdefault(env_id, self.rank(env_id))
+            self.took(env_id, size)
+        self._floor = max(self._floor, min(starts.values(), default=0.0))
+
+    def copy(self) -> Shares:
+        """The same, to try a batch out."""
+        other = Shares(self._weight)
+        other._tags, other._floor = dict(self._tags), self._floor
+        return other

@@ -1,1 +1,0 @@
-"""What is told about the state, changing nothing."""

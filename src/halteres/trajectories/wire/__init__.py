@@ -1,1 +1,0 @@
-"""The wire: bodies, schemas, contents of posted groups."""

@@ -1,0 +1,308 @@
+"""Decisions are taken in decisions, kept before they are answered, and never built on what was not kept."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from halteres.errors import Conflict
+from halteres.trajectories.group_commit import DISTRUST_S, QUICK_S, STUCK_S, GroupCommit
+from halteres.trajectories.records import Change, Delivery, GroupRecord, KnownKey, Remembered, RunRecord, RunSaved
+from halteres.trajectories.state import State
+from halteres.trajectories.stores.store import GroupsQuery, News, StoreFailed
+
+from .scenes import Clock
+
+DEADLINE_S = 10
+
+
+@dataclass
+class Memory:
+    """A store whose disk is a record, and whose failures are arranged."""
+
+    kept: RunRecord = field(default_factory=RunRecord)
+    is_shared: bool = False
+    is_quick: bool = False
+    is_full: bool = False
+    calls: list[Any] = field(default_factory=list)
+    others: list[News] = field(default_factory=list)  # what each turn begins with
+    may_commit: threading.Event = field(default_factory=threading.Event)
+    is_inside: threading.Event = field(default_factory=threading.Event)
+    refuses: bool = False
+    is_gone: bool = False
+    all_keyed: bool = True
+
+    def __post_init__(self) -> None:
+        self.may_commit.set()
+
+    def load(self) -> Remembered:
+        if self.is_gone:
+            raise StoreFailed("The disk is gone.")
+        return Remembered(run=self.kept, all_keyed=self.all_keyed)
+
+    def begin(self, keys: Sequence[str] = ()) -> News:
+        self.calls.append(("begin", *keys))
+        return self.others.pop(0) if self.others else News()
+
+    def commit(self, changes: Sequence[Change]) -> None:
+        self.is_inside.set()
+        assert self.may_commit.wait(DEADLINE_S)
+        self.calls.append(("commit", len(changes)))
+        if self.refuses:
+            raise StoreFailed("The disk is full.")
+        for change in changes:
+            assert isinstance(change, RunSaved)
+            self.kept = change.run
+
+    def abandon(self) -> None:
+        self.calls.append(("abandon",))
+
+    def news(self) -> News:
+        return self.others.pop(0) if self.others else News()
+
+    def bodies(self, group_ids: Sequence[int]) -> list[bytes]:
+        return [b"" for _ in group_ids]
+
+    def find_bodies(self, group_ids: Sequence[int]) -> dict[int, bytes]:
+        return {}
+
+    def latest_body(self) -> bytes | None:
+        return None
+
+    def delivery(self, batch_id: int) -> Delivery | None:
+        return None
+
+    def groups(self, query: GroupsQuery) -> list[GroupRecord]:
+        return []
+
+    def num_bytes(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        return
+
+
+@asynccontextmanager
+async def turning(store: Memory) -> AsyncIterator[GroupCommit]:
+    """GroupCommit at a store, and the task that takes them."""
+    decisions = GroupCommit(store, lambda remembered: State(remembered, lambda: 0.0, shared=store.is_shared))
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
+        tasks.create_task(decisions.run())
+        try:
+            yield decisions
+        finally:
+            store.may_commit.set()
+            decisions.stop()
+
+
+def step(state: State) -> int:
+    """One more step."""
+    state.save_run(replace(state.run, step=state.run.step + 1))
+    return state.run.step
+
+
+def refuse(state: State) -> int:
+    raise Conflict("No.")
+
+
+async def test_nobody_is_answered_before_it_is_kept() -> None:
+    store = Memory()
+    async with turning(store) as decisions:
+        store.may_commit.clear()
+        answer = decisions.submit(step)
+        assert await asyncio.to_thread(store.is_inside.wait, DEADLINE_S)
+        assert (decisions.state.run.step, decisions.state.kept_step) == (1, 0)  # decided in memory, and not told
+        assert not answer.done()
+        assert store.kept.step == 0
+        store.may_commit.set()
+        assert await answer == 1
+        assert store.kept.step == decisions.state.kept_step == 1
+
+
+async def test_what_waits_is_committed_together_and_in_order() -> None:
+    store = Memory()
+    async with turning(store) as decisions:
+        assert await asyncio.gather(*(decisions.submit(step) for _ in range(5))) == [1, 2, 3, 4, 5]
+        assert store.calls == [("commit", 5)]
+
+
+async def test_a_refused_decision_spoils_no_other() -> None:
+    async with turning(Memory()) as decisions:
+        answers = await asyncio.gather(*map(decisions.submit, (step, refuse, step)), return_exceptions=True)
+        assert (answers[0], answers[2]) == (1, 2)
+        assert isinstance(answers[1], Conflict)
+
+
+async def test_a_question_that_changes_nothing_touches_no_store() -> None:
+    store = Memory()
+    async with turning(store) as decisions:
+        assert await decisions.submit(lambda state: state.run.step) == 0
+        assert store.calls == []
+
+
+async def test_a_failed_turn_fails_all_of_it_and_memory_goes_back() -> None:
+    store = Memory()
+    async with turning(store) as decisions:
+        await decisions.submit(step)
+        store.refuses = True
+        answers = await asyncio.gather(*(decisions.submit(step) for _ in range(3)), return_exceptions=True)
+        assert [type(answer) for answer in answers] == [StoreFailed] * 3
+        assert decisions.state.run.step == store.kept.step == 1
+        store.refuses = False
+        assert await decisions.submit(step) == 2
+
+
+async def test_a_defect_in_a_decision_fails_its_turn_and_no_later_one() -> None:
+    def break_down(state: State) -> None:
+        step(state)
+        raise ZeroDivisionError
+
+    async with turning(Memory()) as decisions:
+        with pytest.raises(StoreFailed, match="ZeroDivisionError"):
+            await decisions.submit(break_down)
+        assert await decisions.submit(step) == 1
+
+
+async def test_turns_end_where_the_store_cannot_be_read_any_more() -> None:
+    store = Memory()
+    async with turning(store) as decisions:
+        store.refuses = store.is_gone = True
+        with pytest.raises(StoreFailed, match="full"):
+            await decisions.submit(step)
+        with pytest.raises(StoreFailed, match="gone"):
+            await decisions.submit(step)
+
+
+async def test_a_lone_decision_on_a_quick_store_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And left to the store's thread for a while where that took long twice."""
+    store, threads = Memory(is_quick=True), list[threading.Thread]()
+    commit = store.commit
+
+    def noted(changes: Sequence[Change]) -> None:
+        threads.append(threading.current_thread())
+        commit(changes)
+
+    store.commit = noted  # type: ignore[method-assign]
+    async with turning(store) as decisions:
+        assert decisions.submit(step).result() == 1  # no turn of the event loop between
+        monkeypatch.setattr("halteres.trajectories.group_commit.QUICK_S", -1.0)
+        assert [decisions.submit(step).result() for _ in range(2)] == [2, 3], "once is no more than once"
+        assert await decisions.submit(step) == 4
+    here = threading.main_thread()
+    assert [thread is here for thread in threads] == [True, True, True, False]
+
+
+class Disk:
+    """One that takes as long as told for each commit, on a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock, self.takes_s = Clock(), 0.0
+        self.store = Memory(is_quick=True)
+        self._commit, self.store.commit = self.store.commit, self.commit  # type: ignore[method-assign]
+        monkeypatch.setattr("halteres.trajectories.group_commit.time", SimpleNamespace(monotonic=self.clock))
+
+    def commit(self, changes: Sequence[Change]) -> None:
+        self.clock.now += self.takes_s
+        self._commit(changes)
+
+    async def took_at_once(self, decisions: GroupCommit, takes_s: float = 0.0) -> bool:
+        """Whether a decision was taken on the event loop, whose commit takes so long."""
+        self.takes_s = takes_s
+        answer = decisions.submit(step)
+        is_done = answer.done()
+        await answer
+        return is_done
+
+
+@pytest.mark.parametrize("seconds", [1.1 * STUCK_S, 1.1 * DISTRUST_S, 10 * DISTRUST_S])
+async def test_a_disk_that_took_very_long_is_distrusted_at_once(
+    monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    disk = Disk(monkeypatch)
+    async with turning(disk.store) as decisions:
+        assert await disk.took_at_once(decisions, seconds)
+        assert not await disk.took_at_once(decisions)
+        disk.clock.now += DISTRUST_S
+        assert await disk.took_at_once(decisions), "and trusted again after a while"
+
+
+@pytest.mark.parametrize(("apart", "is_trusted"), [(0.0, False), (0.98, False), (1.02, True), (50.0, True)])
+@pytest.mark.parametrize("seconds", [1.1 * QUICK_S, 0.9 * STUCK_S])
+async def test_a_disk_is_distrusted_that_is_slow_twice_within_a_while(
+    monkeypatch: pytest.MonkeyPatch, apart: float, seconds: float, *, is_trusted: bool
+) -> None:
+    """Counted from the end of one slow commit to the beginning of the next, however long they take."""
+    disk = Disk(monkeypatch)
+    async with turning(disk.store) as decisions:
+        assert await disk.took_at_once(decisions, seconds)
+        disk.clock.now += apart * DISTRUST_S
+        assert await disk.took_at_once(decisions, seconds)
+        assert await disk.took_at_once(decisions) is is_trusted
+
+
+async def test_a_disk_stays_distrusted_as_long_as_it_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    async with turning(disk.store) as decisions:
+        at_once = [await disk.took_at_once(decisions, 1.5 * DISTRUST_S) for _ in range(5)]
+    assert at_once == [True, False, False, False, False]
+
+
+async def test_a_decision_taken_at_once_and_not_kept_is_taken_back() -> None:
+    store = Memory(is_quick=True)
+    async with turning(store) as decisions:
+        await decisions.submit(step)
+        store.refuses = True
+        first, second = decisions.submit(step), decisions.submit(step)  # the second must not build upon the first
+        for answer in (first, second):
+            with pytest.raises(StoreFailed, match="full"):
+                await answer
+        store.refuses = False
+        assert (decisions.state.run.step, store.kept.step) == (1, 1)
+        assert await decisions.submit(step) == 2
+    store = Memory(is_quick=True, refuses=True, is_gone=False)
+    async with turning(store) as decisions:
+        store.is_gone = True
+        with pytest.raises(StoreFailed, match="full"):
+            await decisions.submit(step)
+        assert decisions.has_ended
+
+
+async def test_on_a_shared_store_a_turn_begins_with_what_others_did() -> None:
+    store = Memory(is_shared=True, others=[News(changes=[RunSaved(RunRecord(step=41))])])
+    async with turning(store) as decisions:
+        assert await decisions.submit(step) == 42
+        assert store.calls[:2] == [("begin",), ("commit", 1)]
+        assert await decisions.submit(lambda state: state.run.step) == 42
+        assert store.calls[2:] == [("begin",), ("abandon",)]
+
+
+async def test_whoever_missed_too_much_begins_afresh() -> None:
+    store = Memory(is_shared=True, others=[News(afresh=Remembered(run=RunRecord(step=7)))])
+    async with turning(store) as decisions:
+        assert await decisions.submit(step) == 8
+
+
+async def test_followers_learn_what_others_did_without_asking() -> None:
+    store = Memory(is_shared=True)
+    async with turning(store) as decisions:
+        changed = decisions.changed
+        store.others.append(News(changes=[RunSaved(RunRecord(step=3))]))
+        await changed.wait()
+        assert decisions.state.run.step == 3
+
+
+@pytest.mark.parametrize(("all_keyed", "calls"), [(True, []), (False, [("begin", "k"), ("abandon",)])])
+async def test_keys_are_looked_up_only_where_memory_may_have_forgotten_them(all_keyed: bool, calls: list[Any]) -> None:
+    known = KnownKey("k", 5, b"{}")
+    store = Memory(all_keyed=all_keyed, others=[News(known=[known])])
+    async with turning(store) as decisions:
+        look: Callable[[State], KnownKey | None] = lambda state: state.known("k")  # noqa: E731 - it is one
+        assert await decisions.submit(look, ["k"]) == (None if all_keyed else known)
+        assert store.calls == calls
