@@ -178,7 +178,7 @@ async def test_what_follows_a_slow_load_of_the_same_adapter_waits_for_it(
         assert not publishing.done()
         slow_disk.answers.set()
         assert [stepped.version for stepped in await asyncio.gather(*loads)] == [2, 2]
-        assert await publishing == 2
+        assert (await publishing).version == 2
         assert torch.equal(weights(engine, "a"), weights(engine, "b"))
 
 
