@@ -65,12 +65,13 @@ class InProcess:
 async def scripted_service(folder: Path, seconds: float) -> AsyncIterator[str]:
     """The address of a service whose sampling and training take so long."""
     from halteres.loopback import open_listener
+    from halteres.service.fleet import Fleet
     from halteres.service.server import ServiceServer
     from halteres.service.service import locked, opened
 
     host = InProcess(seconds)
     with locked(folder), open_listener(0) as bound:
-        async with opened(folder, host.base, host) as service:
+        async with opened(folder, host.base, Fleet.of(host)) as service:
             server = ServiceServer(service)
             running = asyncio.create_task(server.serve(sockets=[bound]))
             try:

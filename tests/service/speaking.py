@@ -17,6 +17,7 @@ from halteres.engine.protocol import Piece, SampleResult, SamplingParams, Sequen
 from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.loopback import open_listener
 from halteres.service.base import BaseModel
+from halteres.service.fleet import Fleet
 from halteres.service.server import ServiceServer
 from halteres.service.service import locked, opened
 from halteres.text import load_tokenizer
@@ -111,7 +112,7 @@ async def speaking(folder: Path, says: str) -> AsyncIterator[tuple[Scene, Speake
     host = InProcess()
     speaker = host.scripted = Speaker(model, base.name, says)
     with locked(folder / "state"), open_listener(0) as bound:
-        async with opened(folder / "state", base, host) as service, aiohttp.ClientSession() as http:
+        async with opened(folder / "state", base, Fleet.of(host)) as service, aiohttp.ClientSession() as http:
             server = ServiceServer(service)
             running = asyncio.create_task(server.serve(sockets=[bound]))
             try:
