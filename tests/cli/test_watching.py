@@ -20,7 +20,7 @@ from halteres.errors import ProcessFailed
 from halteres.observe.metrics import append_row
 from halteres.observe.sinks import Reports, SinkReport
 from halteres.runs.directory import RunDirectory
-from halteres.runs.reading.answers import before_and_after
+from halteres.runs.reading.evaluations import before_and_after
 from halteres.runs.reading.progress import Progress, read_progress
 from halteres.runs.state import read_state, write_state
 

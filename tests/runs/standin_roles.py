@@ -31,12 +31,12 @@ def main() -> None:
     if role == "supervisor":
         from halteres.observe import plots
         from halteres.runs.diagnosis import refused_calls
-        from halteres.runs.supervision import budgets, course, sinks, supervisor
+        from halteres.runs.supervision import budgets, controller, sinks, supervisor
         from halteres.runs.supervision.supervisor import main as supervise
 
         if "STANDIN_REFUSES" in os.environ:
-            course.HEARTBEAT_S, refused_calls.LASTING_S = 0.05, 0.1
-        course.LEAST_FREE_BYTES = int(os.environ.get("STANDIN_LEAST_FREE", "0"))
+            controller.HEARTBEAT_S, refused_calls.LASTING_S = 0.05, 0.1
+        controller.LEAST_FREE_BYTES = int(os.environ.get("STANDIN_LEAST_FREE", "0"))
         budgets.GRACE_S = float(os.environ.get("STANDIN_CAP_GRACE_S", "30"))
         sinks.COMMAND, sinks.ENDS_WITHIN_S = (sys.executable, __file__, "sinks"), 15
         if os.environ.get("STANDIN_SINKS") == "hangs":

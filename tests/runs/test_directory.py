@@ -15,7 +15,7 @@ from halteres.errors import NotFound
 from halteres.observe.metrics import Tail, append_row
 from halteres.runs import lock
 from halteres.runs.directory import RunDirectory, find_run, list_runs, runs_home
-from halteres.runs.reading.answers import before_and_after
+from halteres.runs.reading.evaluations import before_and_after
 from halteres.runs.state import RunState, read_state, write_state
 from halteres.runs.supervision.conclusion import export_adapter
 

@@ -11,8 +11,7 @@ import pytest
 from halteres.config.program import EnvironmentProgram
 from halteres.errors import EnvironmentFailed
 from halteres.observe.metrics import append_row, read_rows
-from halteres.runs.reading.evaluations import Evaluation, differences
-from halteres.runs.reading.figures import LOGGED, figures_of
+from halteres.runs.reading.evaluations import LOGGED, Evaluation, differences, figures_of
 from halteres.runs.supervision.evaluation import name_prompts
 
 

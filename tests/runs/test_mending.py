@@ -10,13 +10,11 @@ import pytest
 
 from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunDirectory, runs_home
-from halteres.runs.reading import failures, memory
-from halteres.runs.reading.chosen import chosen
-from halteres.runs.reading.culprit import Culprit, culprit
-from halteres.runs.reading.failure_changes import mending, smaller
-from halteres.runs.reading.lenient_settings import Given, GivenTrainer, read_given
-from halteres.runs.reading.memory import kernel_kills, ran_out
+from halteres.runs.reading import failures
+from halteres.runs.reading.failures import Culprit, culprit, kernel_kills, mending, ran_out, smaller
+from halteres.runs.reading.outcome import chosen
 from halteres.runs.reading.processes import condition
+from halteres.runs.reading.progress import Given, GivenTrainer, read_given
 from halteres.runs.state import RunState, write_state
 
 RUN = "3fa9c1d2"
@@ -91,7 +89,7 @@ def test_a_killed_process_is_only_possibly_one_without_memory(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counter = tmp_path / "memory.events"
-    monkeypatch.setattr(memory, "COUNTERS", (str(counter),))
+    monkeypatch.setattr(failures, "COUNTERS", (str(counter),))
     assert died(run, code=-9).why == ""
     counter.write_text("low 0\noom 2\noom_kill 2\n")
     failed = died(run, code=-9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from halteres.observe.metrics import append_row
-from halteres.runs.reading.restarts import read_restarts
+from halteres.runs.reading.failures import read_restarts
 
 
 def test_restarts_are_counted_by_process(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ import pytest
 from halteres.config.program import EnvironmentProgram
 from halteres.config.settings import Settings
 from halteres.runs.servers import Server
-from halteres.runs.supervision.ports import listen
-from halteres.runs.supervision.roles import Scene, cast
+from halteres.runs.supervision.roles import Scene, cast, listen
 
 
 def commands(path: Path, env: dict[str, float], *, own_service: bool) -> tuple[Scene, dict[str, tuple[str, ...]]]:

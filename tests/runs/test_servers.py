@@ -26,8 +26,8 @@ from halteres.runs.servers import Server, servers_of, with_login
 from halteres.runs.starting.base_model import ServiceUnusable
 from halteres.runs.starting.start import start_run
 from halteres.runs.stop import stop_run
-from halteres.runs.supervision import ports
-from halteres.runs.supervision.ports import WELL_KNOWN, listen
+from halteres.runs.supervision import roles
+from halteres.runs.supervision.roles import WELL_KNOWN, listen
 
 from .scenes import StartRun, wait, wait_for_end
 
@@ -47,7 +47,7 @@ def test_a_runs_servers_take_no_port_at_which_clients_look_unasked(start: StartR
 def test_a_well_known_port_that_the_system_offers_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         offered = other.getsockname()[1]
-    monkeypatch.setattr(ports, "WELL_KNOWN", (offered,))
+    monkeypatch.setattr(roles, "WELL_KNOWN", (offered,))
     make, asked = socket.create_server, iter((offered, 0))
     monkeypatch.setattr(socket, "create_server", lambda at, **given: make((at[0], next(asked)), **given))
     listener = listen()

@@ -19,7 +19,7 @@ from halteres.config.policies import load_policy
 from halteres.models import TINY, builtin_path
 from halteres.runs.starting import machine
 from halteres.runs.starting.check import Check, attempt
-from halteres.runs.supervision.ports import WELL_KNOWN
+from halteres.runs.supervision.roles import WELL_KNOWN
 
 MIN_FREE_BYTES = 1 << 30
 PACKAGES = ("torch", "transformers", "tinker")

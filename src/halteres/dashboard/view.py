@@ -19,8 +19,7 @@ from halteres.files import NOT_JSON, read_regular
 from halteres.observe.metrics import Row, merge_by_step
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.alerts import Alert
-from halteres.runs.reading.answers import before_and_after
-from halteres.runs.reading.evaluations import evaluations
+from halteres.runs.reading.evaluations import before_and_after, evaluations
 from halteres.runs.reading.processes import conditions
 from halteres.runs.reading.rollouts import steps_of
 

@@ -26,8 +26,8 @@ from halteres.redaction import Redactor
 from halteres.rewards.components import secret_variables
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.adapter import newest_policy
+from halteres.runs.reading.evaluations import LOGGED, figures_of
 from halteres.runs.reading.failures import reason
-from halteres.runs.reading.figures import LOGGED, figures_of
 from halteres.runs.servers import Server
 from halteres.runs.starting.reward_models import FIELDS as REWARD_FIELDS
 from halteres.runs.state import RunState

@@ -19,10 +19,9 @@ from halteres.agent.starting.measurements import Span, precedents
 from halteres.agent.starting.probe import Speed
 from halteres.agent.trial.tests_store import TestOutcome, latest_test
 from halteres.runs.directory import active_runs
-from halteres.runs.starting.footprint import OTHERS_BYTES, PASS_TOKENS, cache_bytes, need
+from halteres.runs.starting.footprint import OTHERS_BYTES, PASS_TOKENS, Workload, cache_bytes, need
 from halteres.runs.starting.preflight import Ground, Plan
 from halteres.runs.starting.reward_models import examine_reward_models, server_bytes
-from halteres.runs.starting.workload import Workload
 
 CONTEXT = -100
 """A group's mask on tokens that the policy did not write (atroposlib's)."""

@@ -14,8 +14,7 @@ from halteres.models import builtin_names, model_folder, on_shelf
 from halteres.models.shape import ModelShape, read_shape
 from halteres.runs.starting import machine
 from halteres.runs.starting.base_model import shelf
-from halteres.runs.starting.footprint import need
-from halteres.runs.starting.workload import Workload
+from halteres.runs.starting.footprint import Workload, need
 
 # name, family, layers, width, feed, vocabulary, heads, kv_heads, head_width, context, tied
 _TABLE = (

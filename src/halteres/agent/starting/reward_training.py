@@ -21,7 +21,7 @@ from halteres.errors import UserError
 from halteres.models import TINY
 from halteres.rewards.training_plan import Forecast, read_plan
 from halteres.runs.directory import RunDirectory
-from halteres.runs.starting.admission import run_of_key
+from halteres.runs.starting.preflight import run_of_key
 from halteres.runs.starting.reward_training import (
     RewardStart,
     plan_resumed_training,

@@ -25,12 +25,9 @@ from halteres.config.files import Resolved
 from halteres.config.settings import Settings
 from halteres.errors import InvalidConfig
 from halteres.runs.directory import RunDirectory
-from halteres.runs.starting.admission import run_of_key
 from halteres.runs.starting.check import Check
-from halteres.runs.starting.links import ROLES
-from halteres.runs.starting.preflight import Examined, examine
-from halteres.runs.starting.run_config import sources_of
-from halteres.runs.starting.start import Start, begin_run
+from halteres.runs.starting.preflight import Examined, examine, run_of_key
+from halteres.runs.starting.start import ROLES, Start, begin_run, sources_of
 from halteres.runs.state import RunState
 
 REWARD = "reward varies"

@@ -24,10 +24,9 @@ from halteres.observe.sinks import read_reports
 from halteres.redaction import Redactor, printable
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.alerts import Alert
-from halteres.runs.reading.culprit import Culprit, culprit
-from halteres.runs.reading.lenient_settings import Given, read_given
+from halteres.runs.reading.failures import Culprit, culprit
 from halteres.runs.reading.processes import SEED_ROLES, conditions
-from halteres.runs.reading.progress import Progress, Series, read_progress
+from halteres.runs.reading.progress import Given, Progress, Series, read_given, read_progress
 from halteres.runs.servers import servers_of
 from halteres.runs.state import RunState, Status
 

@@ -10,8 +10,8 @@ from halteres.agent.watching.current_alerts import FOR_GOOD, first_call, left_of
 from halteres.agent.watching.look import Look
 from halteres.agent.wording import worded
 from halteres.config import environ
-from halteres.runs.reading.chosen import chosen
-from halteres.runs.reading.failure_changes import mending
+from halteres.runs.reading.failures import mending
+from halteres.runs.reading.outcome import chosen
 
 EDITS = 8
 

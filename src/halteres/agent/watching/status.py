@@ -32,8 +32,8 @@ from halteres.errors import HalteresError, NotReady, UserError
 from halteres.files import NOT_JSON, read_regular, replace_file
 from halteres.runs.directory import RunDirectory
 from halteres.runs.lock import locked
+from halteres.runs.reading.failures import read_restarts
 from halteres.runs.reading.outcome import outcome_of
-from halteres.runs.reading.restarts import read_restarts
 
 LOCK = ".lock"
 WITHIN_S = 2.0

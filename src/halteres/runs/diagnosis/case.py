@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from halteres.config.settings import TrainerSettings
 from halteres.runs.directory import RunDirectory
-from halteres.runs.reading.chosen import chosen
+from halteres.runs.reading.outcome import chosen
 
 Changes = Mapping[str, Any]
 """section.field -> new value."""

@@ -1,12 +1,9 @@
-"""Evaluations of a run as they lie on disk, and how two of them differ.
-
-Owns: the noun `Evaluation`; which figures can be paired by held-out task.
-Never: runs an evaluation (`runs.supervision.evaluation`), scores an answer.
-"""
+"""Evaluations of a run as they lie on disk, the answers of its first and last evaluated policy, and how two differ."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import sys
 from collections import defaultdict
@@ -18,8 +15,10 @@ from typing import Any
 
 import msgspec
 
-from halteres.files import lines_of, open_regular
-from halteres.observe.metrics import LONGEST_ROW, Row, decoded
+from halteres.config.program import EnvironmentProgram
+from halteres.errors import EnvironmentFailed
+from halteres.files import NOT_JSON, lines_of, open_regular, read_regular
+from halteres.observe.metrics import LONGEST_ROW, Row, decoded, read_rows
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.intervals import CONFIDENCE, Difference, Pair, paired, unpaired
 
@@ -193,3 +192,126 @@ def _is_finite(value: Any) -> bool:
 
 def _figures(row: Row) -> dict[str, float]:
     return {name: float(value) for name, value in row.items() if name.startswith("eval/") and _is_finite(value)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One held-out task, answered before and after."""
+
+    prompt: Any  # text, or chat messages
+    before: str
+    before_score: float  # in the environment's own units
+    after: str
+    after_score: float
+    success_threshold: float = 0.0  # a score above it is a success
+
+    @property
+    def learnt(self) -> bool:
+        """Whether it was wrong before and right after."""
+        return self.after_score > self.success_threshold >= self.before_score
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """As results.json has it."""
+        return {
+            "prompt": self.prompt,
+            "before": {"completion": self.before, "score": self.before_score},
+            "after": {"completion": self.after, "score": self.after_score},
+        }
+
+
+def before_and_after(run: RunDirectory) -> list[Compared]:
+    """Tasks that the first and the last evaluation with answers share, those first that gained most."""
+    files = sorted((run.path / "evals").glob("step_*/samples.jsonl"), key=_step_of)
+    if len(files) < 2:
+        return []
+    before, after, threshold = _by_prompt(files[0]), _by_prompt(files[-1]), run.success_threshold
+    shared = [
+        Compared(
+            prompt=last.get("prompt"),
+            before=str(before[prompt].get("completion", "")),
+            before_score=_score(before[prompt]),
+            after=str(last.get("completion", "")),
+            after_score=_score(last),
+            success_threshold=threshold,
+        )
+        for prompt, last in after.items()
+        if prompt in before
+    ]
+    return sorted(shared, key=lambda task: task.before_score - task.after_score)
+
+
+def _step_of(samples: Path) -> int:
+    digits = samples.parent.name.removeprefix("step_")
+    return int(digits) if digits.isdecimal() else -1
+
+
+def _by_prompt(file: Path) -> dict[str, Row]:
+    found: dict[str, Row] = {}
+    for row in read_rows(file):
+        found.setdefault(json.dumps([row.get("prompt"), row.get("task")]), row)
+    return found
+
+
+def _score(sample: Row) -> float:
+    score = sample.get("score")
+    return float(score) if isinstance(score, (int, float)) else 0.0
+
+
+LOGGED = "logged.jsonl"
+"""Rows that a foreign environment logged to W&B while it evaluated."""
+
+EVAL = "eval/"
+
+
+def figures_of(program: EnvironmentProgram, folder: Path, output: str) -> dict[str, Any]:
+    """Its figures: numbers, each named `eval/...` (where its own name is another, `eval/` is put before it).
+
+    Args:
+        program: the environment.
+        folder: its `data_dir_to_save_evals`.
+        output: what it printed.
+
+    Raises:
+        EnvironmentFailed: it gave none.
+    """
+    found = _reported(folder) if program.is_foreign else _printed(output)
+    if found is None:
+        how = "`evaluate` has to give them to evaluate_log, or to the next wandb_log under names that begin with eval/."
+        raise EnvironmentFailed(
+            f"The evaluation of {program.path.name} gave no figures.",
+            how if program.is_foreign else "`evaluate` has to return them, or to give them to evaluate_log.",
+        )
+    numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
+    return {name if name.startswith(EVAL) else EVAL + name: value for name, value in numbers.items()}
+
+
+def _printed(output: str) -> Mapping[str, Any] | None:
+    for line in reversed(output.splitlines()):
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(answer, dict):
+            return answer
+    return None
+
+
+class _Results(msgspec.Struct):
+    all: dict[str, Any]
+
+
+class _Report(msgspec.Struct):
+    """metrics.json, as far as it is read."""
+
+    results: _Results
+
+
+def _reported(folder: Path) -> Mapping[str, Any] | None:
+    rows = read_rows(folder / LOGGED)
+    logged = {name: value for row in rows for name, value in row.items() if name.startswith(EVAL)}
+    try:
+        reported = msgspec.json.decode(read_regular(folder / "metrics.json"), type=_Report).results.all
+    except (OSError, *NOT_JSON):
+        reported = {}
+    return {**logged, **reported} or None

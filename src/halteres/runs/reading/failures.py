@@ -1,25 +1,101 @@
-"""How a run's failure is told: which process, at which step, what its log says, what to do.
+"""How a run's failure is told: which process, at which step, what its log says, which settings would mend it.
 
-Owns: the sentences.
-Never: decides that something failed.
+Whether memory was wanting is read from logs and, where it counts them, from the kernel.
 """
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from halteres.errors import EnvironmentGaveUp, HalteresError, ProcessFailed
 from halteres.files import NOT_JSON, read_regular
+from halteres.observe.metrics import read_rows
 from halteres.runs.directory import RunDirectory
-from halteres.runs.reading.failure_changes import smaller
-from halteres.runs.reading.lenient_settings import read_given
-from halteres.runs.reading.memory import Memory, kernel_kills, ran_out
-from halteres.runs.state import read_state
+from halteres.runs.reading.progress import Given, read_given
+from halteres.runs.state import RunState, read_state
+
+if TYPE_CHECKING:
+    from halteres.runs.directory import RunDirectory
+
+
+TOKENS = 64
+"""Lengths are lowered to a multiple of this many tokens."""
+
+Changes = dict[str, Any]
+
+
+def smaller(env: Mapping[str, Any]) -> Changes:
+    """What takes less memory, each a remedy of its own: max_token_length a quarter shorter, half the batch_size.
+
+    >>> smaller({"max_token_length": 1024, "batch_size": 64, "group_size": 8})
+    {'max_token_length': 768, 'batch_size': 32}
+    """
+    length, batch, group = (_count(env.get(name)) for name in ("max_token_length", "batch_size", "group_size"))
+    changes = {
+        "max_token_length": length * 3 // 4 // TOKENS * TOKENS,
+        "batch_size": batch // 2 // max(1, group) * max(1, group),  # whole groups
+    }
+    return {name: value for name, value in changes.items() if value > 0}
+
+
+def mending(code: str | None, given: Given) -> Changes:
+    """The change that a failed run is best gone on with; none where its settings were not what failed it."""
+    if code == "gpu_oom":
+        return dict(list(smaller(given.env).items())[-1:])  # the batch rather than the length: answers stay whole
+    if code == "nan_loss" and given.trainer.learning_rate:
+        return {"learning_rate": float(f"{given.trainer.learning_rate / 2:.2g}")}
+    return {}
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+Memory = Literal["GPU memory", "memory"]
+"""As a sentence calls it."""
+
+_WORDS: tuple[tuple[Memory, re.Pattern[str]], ...] = (
+    ("GPU memory", re.compile(r"\b(CUDA|HIP|XPU|MPS|GPU)\b.*out of memory|OutOfMemoryError|_ALLOC_FAILED", re.I)),
+    (
+        "memory",
+        re.compile(r"out of memory|not enough memory|can(no|')t allocate memory|\bMemoryError\b|\bbad_alloc\b", re.I),
+    ),
+)
+
+COUNTERS = ("/sys/fs/cgroup/memory.events", "/proc/vmstat")
+"""Where the kernel counts whom it has killed: in this container, in this machine."""
+
+_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+
+
+def ran_out(lines: Iterable[str]) -> Memory | None:
+    """Which memory these lines say there was too little of; None where they say no such thing.
+
+    >>> ran_out(["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."])
+    'GPU memory'
+    """
+    told = "\n".join(lines)
+    return next((memory for memory, words in _WORDS if words.search(told)), None)
+
+
+def kernel_kills() -> int:
+    """Processes that the kernel has killed for want of memory since it began to count; 0 where it does not tell."""
+    for file in COUNTERS:
+        try:
+            counted = _KILLS.search(Path(file).read_text())
+        except OSError:
+            continue
+        if counted:
+            return int(counted[1])
+    return 0
 
 
 class DiskFull(HalteresError):
@@ -172,3 +248,54 @@ def _said(run: RunDirectory, role: str, code: int | None) -> str:
     errors = [said[2] for line in lines if (said := _ERROR.match(line))]
     last = (errors[-1] if errors else reason(lines, code) if code is not None and code > 0 else "")[:600]
     return last if not last or last.endswith((".", "!", "?")) else f"{last}."
+
+
+_BY_PHASE = {"api": "service", "trainer": "trainer", "environment": "env"}
+"""Who a starting run was waiting for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """The process that ended though it should not have, or never became ready."""
+
+    process: str
+    code: int | None  # its exit code, negative for a signal; None: unknown, or it did not end by itself
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """As answers tell it."""
+        return {"process": self.process, "code": self.code}
+
+
+def culprit(run: RunDirectory, state: RunState) -> Culprit | None:
+    """Who failed; None for a run that has not, and where no process was to blame."""
+    if state.status != "failed":
+        return None
+    if state.processes.get("engine", {}).get("state") == "ended":
+        return Culprit("engine", None)  # where its service or we had ended it, the word would be another
+    if state.exit:
+        return Culprit(str(state.exit.get("process")), state.exit.get("code"))
+    if state.phase == "evaluation":
+        return None  # training was over, its processes had been ended: what failed is what comes after it
+    for event in _unanswered(run):
+        return Culprit(str(event.get("role")), event.get("code"))
+    return Culprit(_BY_PHASE[state.phase], None) if state.phase else None
+
+
+def _unanswered(run: RunDirectory) -> list[Mapping[str, Any]]:
+    """Exits after which the process was not started again: the first one ended the run, the others followed from it."""
+    exits: dict[str, Mapping[str, Any]] = {}
+    for event in run.events():
+        if event.get("type") == "process_exit":
+            exits.setdefault(str(event.get("role")), event)
+        elif event.get("type") == "restart":
+            exits.pop(str(event.get("role")), None)
+    return [event for event in exits.values() if (event.get("role"), event.get("code")) != ("env", 0)]
+
+
+EVENT = "restart"
+
+
+def read_restarts(events: Path) -> dict[str, int]:
+    """Role -> how often it was started again; none where nothing was."""
+    return dict(Counter(str(row.get("role")) for row in read_rows(events) if row.get("type") == EVENT))

@@ -6,12 +6,15 @@ Never: writes, decides how a run ended.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from halteres.files import NOT_JSON, read_regular
 from halteres.observe.metrics import Row, merge_by_step
 from halteres.rewards.model_folder import RESULT, REWARD_FILE
 from halteres.runs.directory import RunDirectory
@@ -101,3 +104,20 @@ def _cost(state: RunState, rows: Sequence[Mapping[str, object]]) -> Cost:
         minutes=((state.ended_at or time.time()) - state.created_at) / 60,
         tokens=round(math.fsum(count for count in tokens if isinstance(count, int | float))),
     )
+
+
+_CHOSEN = ("file", "edit", "draft")
+
+_ITS_OWN = ("run.environment", "run.name")
+"""The environment is named beside `changes`, and refused among them; two runs of one name cannot be told apart."""
+
+
+def chosen(run: RunDirectory) -> dict[str, Any]:
+    """section.field -> value; nothing where the file that tells cannot be read."""
+    try:
+        told = json.loads(read_regular(run.path / "config.resolved.json"))
+    except (OSError, *NOT_JSON):
+        return {}
+    rows = told.items() if isinstance(told, dict) else ()
+    given = {name: row.get("value") for name, row in rows if isinstance(row, dict) and row.get("source") in _CHOSEN}
+    return {name: value for name, value in given.items() if name not in _ITS_OWN}

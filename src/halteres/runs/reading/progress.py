@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from halteres.files import open_regular
+from halteres.config import environ
+from halteres.files import NOT_JSON, open_regular, read_regular
 from halteres.observe.metrics import decoded, read_lines
 from halteres.observe.sinks import read_reports
 from halteres.runs.directory import RunDirectory
@@ -290,3 +291,38 @@ def _series(rows: Sequence[_Row], value_of: Callable[[_Row], float | None]) -> S
     """One metric over the steps; where a step was told twice, the last word holds."""
     values = {row.step: value for row in rows if (value := value_of(row)) is not None}
     return tuple(sorted(values.items()))
+
+
+class GivenRun(msgspec.Struct, frozen=True, kw_only=True):
+    """Section `run`."""
+
+    wandb_project: str | None = None
+    wandb_entity: str | None = None
+
+    @property
+    def project(self) -> str:
+        """As `RunSettings.project`."""
+        return self.wandb_project or environ.wandb_project()
+
+
+class GivenTrainer(msgspec.Struct, frozen=True, kw_only=True):
+    """Section `trainer`."""
+
+    eval_every: int = 0
+    learning_rate: float | None = None
+
+
+class Given(msgspec.Struct, frozen=True, kw_only=True):
+    """What was given."""
+
+    run: GivenRun = GivenRun()
+    env: dict[str, Any] = {}
+    trainer: GivenTrainer = GivenTrainer()
+
+
+def read_given(run: RunDirectory) -> Given:
+    """The run's settings, as far as they matter here; nothing was given where they cannot be read."""
+    try:
+        return msgspec.json.decode(read_regular(run.path / "settings.json"), type=Given)
+    except (OSError, *NOT_JSON):
+        return Given()

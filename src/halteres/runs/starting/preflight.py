@@ -1,13 +1,14 @@
-"""What must be true before a run begins.
+"""What must be true before a run begins: keys, disk, model, memory, environment, batch, caps, ports.
 
-Owns: the checks, each named, with figures and a sentence: keys, disk, model, memory, environment, batch, caps, ports.
-Never: writes anything; stops at the first that fails: whoever asks sees all of them.
+Each check is named and has figures and a sentence; all are made, whichever fails. One process at a time may start a
+run, so that two cannot both be the last one that a cap allows.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,18 @@ from halteres.config.policies import Policy, PolicyCap
 from halteres.config.problem import Problem, refusal
 from halteres.config.program import EnvironmentProgram, describe, program_of
 from halteres.config.settings import ENV_WIRING, Settings
-from halteres.errors import UserError
+from halteres.errors import NotFound, UserError
 from halteres.models.shape import ModelShape
-from halteres.runs.directory import RunDirectory, active_runs
+from halteres.runs import lock
+from halteres.runs.directory import RunDirectory, active_runs, list_runs
 from halteres.runs.reading.failures import DiskFull
 from halteres.runs.starting import footprint, machine
 from halteres.runs.starting.base_model import RunModel, given_model, own_model
 from halteres.runs.starting.check import Check, attempt
+from halteres.runs.starting.footprint import Workload, workload_of
 from halteres.runs.starting.resume import ResumePoint, resume_point
 from halteres.runs.starting.reward_models import examine_reward_models, server_bytes
-from halteres.runs.starting.workload import Workload, workload_of
+from halteres.runs.state import read_state
 
 FREE_BYTES = 256 * 1024 * 1024
 """What a run needs at least: logs, journal and checkpoints of the built-in model take about a tenth of it."""
@@ -285,3 +288,35 @@ def _told(check: Check, point: ResumePoint | None) -> Check:
     if point is None:
         return check
     return Check(name=check.name, figures={"step": point.step}, found=f"of run {point.run.run_id}")
+
+
+LOCK = ".starting"
+WITHIN_S = 30.0
+"""Making a run takes milliseconds; going on from one with large checkpoints may take seconds."""
+
+
+@contextmanager
+def admitting(home: Path) -> Iterator[None]:
+    """Hold the lock while the block runs.
+
+    Raises:
+        NotReady: somebody else held it all the time.
+        OSError: the folder of all runs cannot be made or written.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    with lock.locked(home / LOCK, WITHIN_S, "Another run is just being started."):
+        yield
+
+
+def run_of_key(key: str | None) -> RunDirectory | None:
+    """The run that was started with this key; None where there is none, or no key."""
+    if not key:
+        return None
+    return next((run for run in list_runs() if _key(run) == key), None)
+
+
+def _key(run: RunDirectory) -> str | None:
+    try:
+        return read_state(run.path / "run.json").idempotency_key
+    except NotFound:  # removed while we looked
+        return None

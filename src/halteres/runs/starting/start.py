@@ -4,11 +4,13 @@ Owns: everything or nothing: a failed check leaves no directory; the detached su
 from before the directory can be seen.
 Never: waits for the run to get going; readers of the directory see that.
 Promise: one key starts one run, and the policy's cap on runs at once holds, however many processes start at the same
-time: from looking at the runs that there are until the new one can be seen, one of them goes on (`admission`).
+time: from looking at the runs that there are until the new one can be seen, one of them goes on (`preflight`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
 import sys
@@ -18,21 +20,98 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+import yaml
+
 from halteres.config import environ
 from halteres.config.policies import Policy, load_policy
-from halteres.config.settings import Settings
-from halteres.config.sources import NOTHING_GIVEN, Sources, resolved
+from halteres.config.projection import Addresses, to_seed_format
+from halteres.config.settings import ENV_WIRING, Settings
+from halteres.config.sources import NOTHING_GIVEN, Effective, Sources, resolved, wired
 from halteres.errors import Conflict, HalteresError, InvalidConfig
+from halteres.files import replace_file
 from halteres.process import detach
 from halteres.runs import lock
 from halteres.runs.directory import RunDirectory, new_run_id, runs_home
-from halteres.runs.starting.admission import admitting, run_of_key
-from halteres.runs.starting.links import link_run
-from halteres.runs.starting.preflight import Ground, Plan, check_concurrency, examine
+from halteres.runs.starting.preflight import Ground, Plan, admitting, check_concurrency, examine, run_of_key
 from halteres.runs.starting.resume import ResumePoint, carry_over
 from halteres.runs.starting.reward_models import with_absolute_folders
-from halteres.runs.starting.run_config import config_text, wiring_of_run, write_resolved
 from halteres.runs.state import RESERVE, RESERVE_BYTES, RunState, write_state
+
+ROLES = ("api", "trainer", "env")
+
+
+def link_run(run: RunDirectory) -> None:
+    """Make the links. What they lead to may not be there yet."""
+    home, hermes = environ.home(), environ.hermes_home()
+    for folder in (home / "logs", *((hermes / "logs" / "rl_training",) if hermes else ())):
+        for role in ROLES:
+            _link(folder / f"{role}_{run.run_id}.log", run.log(role))
+    _link(home / "configs" / f"run_{run.run_id}.yaml", run.path / "config.yaml")
+
+
+def _link(link: Path, target: Path) -> None:
+    with contextlib.suppress(OSError):  # it is there already, or the folder is not ours to write
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(target)
+
+
+FILE = "config.resolved.json"
+
+
+def config_text(
+    settings: Settings,
+    state: RunState,
+    path: Path,
+    *,
+    api_url: str | None = None,
+    api_key: str | None = None,
+    folder: Path | None = None,
+) -> str:
+    """config.yaml of a run; before its supervisor has ports, with the default ones.
+
+    Args:
+        api_url: of the trajectory server, with its login; None: as the state has it.
+        api_key: of the service.
+        folder: where the run's files lie, while that is not `path` yet. config.resolved.json is among them.
+    """
+    config = to_seed_format(settings, _addresses(state, path, api_url, api_key), sources_of(folder or path))
+    # Through JSON: an environment's values may be of types that only its own interpreter knows.
+    return yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False)
+
+
+def wiring_of_run(settings: Settings, state: RunState, path: Path) -> Effective:
+    """What the run fills in itself, for config.resolved.json: addresses, folders, and what is copied from section to
+    section. No key is among it."""
+    env = to_seed_format(settings, _addresses(state, path))["env"]
+    filled = {f"env.{name}": value for name, value in env.items() if name in ENV_WIRING}
+    return wired({**filled, "inference.url": state.urls.get("service")})
+
+
+def write_resolved(folder: Path, values: Effective) -> None:
+    """config.resolved.json: these values laid over what it says already."""
+    replace_file(folder / FILE, json.dumps({**_written(folder), **values}, indent=1).encode() + b"\n")
+
+
+def sources_of(folder: Path) -> Sources:
+    """Where the settings of the run in this folder come from."""
+    return {key: one["source"] for key, one in _written(folder).items()}
+
+
+def _written(folder: Path) -> Effective:
+    file = folder / FILE
+    return json.loads(file.read_bytes()) if file.exists() else {}
+
+
+def _addresses(state: RunState, path: Path, api_url: str | None = None, api_key: str | None = None) -> Addresses:
+    return Addresses(
+        run_id=state.run_id,
+        run_dir=str(path),
+        service_url=state.urls.get("service", "http://127.0.0.1:8001"),
+        api_url=api_url or state.urls.get("api", "http://127.0.0.1:8000"),
+        tokenizer=state.tokenizer,
+        api_key=api_key or "x",
+    )
+
 
 FOLDERS = ("control", "logs", "rollouts", "evals", "api")
 SUPERVISOR = (sys.executable, "-m", "halteres.runs.supervision.supervisor")

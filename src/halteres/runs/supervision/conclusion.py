@@ -20,7 +20,7 @@ from halteres.observe.metrics import Row
 from halteres.observe.sinks import read_reports
 from halteres.redaction import printable
 from halteres.runs.directory import RunDirectory
-from halteres.runs.reading.answers import before_and_after
+from halteres.runs.reading.evaluations import before_and_after
 from halteres.runs.reading.intervals import Difference
 from halteres.runs.reading.outcome import Outcome, outcome_of
 from halteres.runs.reading.pictures import PLOT, draw

@@ -26,10 +26,10 @@ from halteres.redaction import Redactor
 from halteres.rewards.components import secret_variables
 from halteres.rewards.panel import PROXY, shares
 from halteres.runs.measurement import command, strike_keys_out
+from halteres.runs.reading.evaluations import figures_of
 from halteres.runs.reading.failures import how, reason
-from halteres.runs.reading.figures import figures_of
 from halteres.runs.supervision.children import spawn
-from halteres.runs.supervision.ledger import Ledger
+from halteres.runs.supervision.state_writer import Ledger
 
 WITHIN_S = 1800.0
 """How long one evaluation may take."""

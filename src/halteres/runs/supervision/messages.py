@@ -1,7 +1,7 @@
 """What happens to a run, and how it ends.
 
 Owns: the nouns that go through its supervisor's inbox; `Verdict`.
-Never: decides what follows from one (`course`).
+Never: decides what follows from one (`controller`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from halteres.config.control import Mode
 from halteres.errors import HalteresError
 from halteres.runs.state import Status
-from halteres.runs.supervision.crew import Exited, Ready, TooSlow
+from halteres.runs.supervision.process_group import Exited, Ready, TooSlow
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from halteres.runs.diagnosis.drift import DRIFT
 from halteres.runs.reading.alerts import Alert
 from halteres.runs.supervision.budgets import Budget
 from halteres.runs.supervision.evaluation import Evaluator, Snapshot
-from halteres.runs.supervision.ledger import Ledger
+from halteres.runs.supervision.state_writer import Ledger
 
 _log = logging.getLogger(__name__)
 

@@ -1,28 +1,142 @@
-"""What each process of a run is.
+"""What each process of a run is: command, port, keys, patience, restarts, when it is ready, in which order all are stopped.
 
-Owns: command, readiness, port, keys, patience and restarts of every role; the order in which roles are stopped.
-Never: starts one.
+Sockets are bound before any process starts, so that no two runs can race for a port, and never at a port at which
+clients look for a server unasked. Readiness is asked for, not guessed by sleeping.
 """
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Protocol
 
+from halteres.clients import plain
 from halteres.config import environ
 from halteres.config.program import EnvironmentProgram
 from halteres.config.settings import Settings
+from halteres.errors import NotReady
 from halteres.rewards.components import secret_variables
 from halteres.runs.served import service_arguments
 from halteres.runs.servers import Server
 from halteres.runs.starting.reward_models import reward_folders
 from halteres.runs.state import Phase
 from halteres.runs.supervision.children import GRACE_S
-from halteres.runs.supervision.ports import Listener
-from halteres.runs.supervision.readiness import Answers, Exists, Probe, Registered
+
+WELL_KNOWN = (8000, 8001, 8002)
+"""Ports of `halteres serve trajectories`, `halteres serve` and `halteres reward serve`: who calls there does not mean a
+run."""
+
+BACKLOG = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A socket on 127.0.0.1 that listens already: who connects early waits, and is not refused."""
+
+    socket: socket.socket
+
+    @property
+    def port(self) -> int:
+        """Its port."""
+        return self.socket.getsockname()[1]
+
+    @property
+    def descriptor(self) -> int:
+        """For the child that serves it."""
+        return self.socket.fileno()
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def close(self) -> None:
+        """Let go of it; a child that inherited it keeps it."""
+        self.socket.close()
+
+
+def listen() -> Listener:
+    """Any free port but the well-known ones."""
+    listener = Listener(socket.create_server(("127.0.0.1", 0), backlog=BACKLOG))
+    if listener.port not in WELL_KNOWN:
+        return listener
+    try:
+        return listen()  # while this one is held, the next is another
+    finally:
+        listener.close()
+
+
+FIRST_S, GROWTH, LONGEST_S = 0.05, 1.4, 0.5
+ANSWER_WITHIN_S = 2.0
+
+
+class Probe(Protocol):
+    """One question."""
+
+    async def __call__(self) -> bool:
+        """Whether the role is ready now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """An HTTP server answers 200."""
+
+    url: str
+    key: str | None = field(default=None, repr=False)
+
+    async def __call__(self) -> bool:
+        """Ask once."""
+        return await get_json(self.url, self.key) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Exists:
+    """A file was touched."""
+
+    file: Path
+
+    async def __call__(self) -> bool:
+        """Look once."""
+        return self.file.exists()
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The trajectory server knows an environment."""
+
+    api_url: str
+    key: str | None = field(default=None, repr=False)
+
+    async def __call__(self) -> bool:
+        """Ask once."""
+        told = await get_json(f"{self.api_url}/v1/diagnostics", self.key)
+        return bool(told and told.get("environments"))
+
+
+async def until_ready(probe: Probe) -> None:
+    """Return once the probe says yes. The caller sets the deadline."""
+    pause = FIRST_S
+    while not await probe():
+        await asyncio.sleep(pause)
+        pause = min(pause * GROWTH, LONGEST_S)
+
+
+async def get_json(url: str, key: str | None = None) -> Mapping[str, Any] | None:
+    """The JSON object behind a URL of ours; None where there is no good answer (yet). `key`: where one is asked for."""
+    return await asyncio.to_thread(_get_json, url, key)
+
+
+def _get_json(url: str, key: str | None) -> Mapping[str, Any] | None:
+    try:
+        return plain.get_json(url, ANSWER_WITHIN_S, key)
+    except (plain.Refused, NotReady):
+        return None
+
 
 RoleName = Literal["service", "api", "reward", "trainer", "env"]
 

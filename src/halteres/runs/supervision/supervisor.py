@@ -28,11 +28,11 @@ from halteres.runs.servers import new_secret
 from halteres.runs.state import RESERVE, Phase, RunState, Status
 from halteres.runs.stop import WAKE
 from halteres.runs.supervision.conclusion import conclude, export_adapter, final_checkpoint
-from halteres.runs.supervision.course import Course
-from halteres.runs.supervision.ledger import Ledger
+from halteres.runs.supervision.controller import Course
 from halteres.runs.supervision.messages import StopAsked, Verdict
 from halteres.runs.supervision.roles import Casting, cast
-from halteres.runs.supervision.stage import set_stage
+from halteres.runs.supervision.run_context import set_stage
+from halteres.runs.supervision.state_writer import Ledger
 
 _log = logging.getLogger("halteres.runs.supervision.supervisor")
 

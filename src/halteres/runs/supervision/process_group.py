@@ -1,8 +1,6 @@
-"""The processes of one run, together.
+"""The processes of one run, together: each is started when what it needs is ready, and ended with all that it started.
 
-Owns: starting all roles at once, noticing exits and readiness as events, starting again what may be, ending them in
-reverse order.
-Never: decides what an exit means for the run.
+What an exit means is decided elsewhere (`controller`).
 """
 
 from __future__ import annotations
@@ -19,9 +17,8 @@ from halteres.process import Lifeline
 from halteres.runs.identity import alive
 from halteres.runs.supervision.children import GRACE_S, Child, spawn
 from halteres.runs.supervision.engine_watch import gone
-from halteres.runs.supervision.ledger import Ledger
-from halteres.runs.supervision.readiness import until_ready
-from halteres.runs.supervision.roles import STOP_ORDER, Role, RoleName
+from halteres.runs.supervision.roles import STOP_ORDER, Role, RoleName, until_ready
+from halteres.runs.supervision.state_writer import Ledger
 
 
 @dataclass(frozen=True, slots=True)

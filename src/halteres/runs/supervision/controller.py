@@ -1,10 +1,7 @@
-"""The course of one run: from its first process to the verdict.
+"""The course of one run, from its first process to the verdict: what follows from everything that happens to it.
 
-Owns: what each thing that happens means: ready, exited, written, asked to stop, too much used. It starts all processes
-at once, gates by readiness, restarts what loses nothing, evaluates, stops in reverse order.
-Never: writes the end (`supervisor`), trains, samples, or keeps anything that a reader of the directory would miss.
-
-Everything that happens comes through one inbox; each message may bring a verdict, and the verdict ends the run.
+A run has completed only with all steps (or the time that was given, or the held-out figure that was wanted) and final
+weights. One loop takes what happens (`messages`) in order.
 """
 
 from __future__ import annotations
@@ -24,18 +21,17 @@ from halteres.runs.diagnosis import HEARTBEAT_S, Diagnosis
 from halteres.runs.diagnosis.case import Case
 from halteres.runs.diagnosis.excursion import number
 from halteres.runs.diagnosis.refused_calls import Calls
+from halteres.runs.directory import RunDirectory
 from halteres.runs.reading import failures
 from halteres.runs.reading.evaluations import CORRECT
-from halteres.runs.state import Phase
+from halteres.runs.state import Phase, RunState
 from halteres.runs.supervision import budgets
 from halteres.runs.supervision.budgets import Budget, Cap
 from halteres.runs.supervision.children import GRACE_S
-from halteres.runs.supervision.crew import Crew, Exited, Ready, TooSlow
-from halteres.runs.supervision.ending import trainer_ended
+from halteres.runs.supervision.conclusion import final_checkpoint
 from halteres.runs.supervision.engine_watch import engine_of
 from halteres.runs.supervision.engines import engines
 from halteres.runs.supervision.evaluation import Evaluator
-from halteres.runs.supervision.ledger import Ledger
 from halteres.runs.supervision.messages import (
     DiskFull,
     EngineBack,
@@ -47,10 +43,42 @@ from halteres.runs.supervision.messages import (
     Verdict,
 )
 from halteres.runs.supervision.news import News
-from halteres.runs.supervision.readiness import get_json
-from halteres.runs.supervision.roles import Casting
+from halteres.runs.supervision.process_group import Crew, Exited, Ready, TooSlow
+from halteres.runs.supervision.roles import Casting, get_json
+from halteres.runs.supervision.run_context import Stage
 from halteres.runs.supervision.sinks import Forwarding
-from halteres.runs.supervision.stage import Stage
+from halteres.runs.supervision.state_writer import Ledger
+
+
+def trainer_ended(
+    run: RunDirectory, state: RunState, max_minutes: float | None, *, stop_asked: bool, goal: str | None = None
+) -> Verdict:
+    """How a run ends whose trainer exited with code 0; `goal`: that its held-out figure was reached, in words."""
+    final = final_checkpoint(run)
+    if final and final["step"] >= state.total_steps:
+        return Verdict(status="completed")
+    if final and goal:
+        return Verdict(
+            status="completed", note=f"{goal}; the run ended at step {final['step']} of {state.total_steps}."
+        )
+    if stop_asked:
+        return Verdict(status="stopped")
+    why = _why(run)
+    if final and max_minutes is not None and (why is None or "minutes" in why):
+        note = f"The time limit of {max_minutes:g} minutes was reached at step {final['step']} of {state.total_steps}."
+        return Verdict(status="completed", note=note)
+    error = failures.died(run, "trainer", "Trainer", 0, step=state.step, ready=True)
+    if why:  # nobody asked its run to end, but somebody asked it
+        error.why = f"It ended early, with a checkpoint: {why}."
+    return Verdict(status="failed", error=error)
+
+
+def _why(run: RunDirectory) -> str | None:
+    """What the trainer gave as its reason to write the final weights."""
+    finals = [event for event in run.events() if event.get("type") == "checkpoint" and event.get("final")]
+    why = finals[-1].get("why") if finals else None
+    return str(why) if why else None
+
 
 WITHOUT_SERVICE_S = 1.0
 """Grace of the others once the service is gone: no checkpoint can be written any more."""

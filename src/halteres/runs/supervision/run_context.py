@@ -1,8 +1,4 @@
-"""The stage of a run: sockets, addresses and the files that tell the roles about them.
-
-Owns: wiring.json and config.yaml as the roles read them, for their owner alone; the scene that roles are cast from.
-Never: starts a process.
-"""
+"""What the processes of a run are told: addresses, sockets, keys and files."""
 
 from __future__ import annotations
 
@@ -19,9 +15,8 @@ from halteres.rewards.model_folder import names_of, path_of
 from halteres.runs.servers import WIRING, Server, with_login
 from halteres.runs.starting.reward_models import reward_folders, with_places
 from halteres.runs.starting.start import config_text, wiring_of_run, write_resolved
-from halteres.runs.supervision.ledger import Ledger
-from halteres.runs.supervision.ports import Listener, listen
-from halteres.runs.supervision.roles import Scene
+from halteres.runs.supervision.roles import Listener, Scene, listen
+from halteres.runs.supervision.state_writer import Ledger
 
 
 @dataclass(slots=True)

@@ -1,7 +1,6 @@
-"""The supervisor's pen: run.json, events.jsonl and the heartbeat of one run.
+"""What a supervisor writes of its run: run.json, events.jsonl and the heartbeat.
 
-Owns: the state in memory, and that disk follows every change of it; that no text in it holds a secret.
-Never: decides a change.
+The state is in memory and disk follows every change of it; no text in it holds a secret. It decides no change.
 """
 
 from __future__ import annotations
