@@ -144,7 +144,6 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/docs"): Operation(media_type="text/html"),
 }
 
-
 PROTOCOL = "0.4.0"
 """The version of Atropos whose API this is."""
 

@@ -26,6 +26,14 @@ from halteres.trajectories.service import TrajectoryService
 from halteres.trajectories.status import status
 from halteres.trajectories.stores.store import Store, StoreFailed
 
+GRACE_S = 3
+"""How long requests may take to end after SIGTERM."""
+
+KEEP_ALIVE_S = 75
+"""Longer than the clients': who closes first leaves the other a broken request."""
+
+log = logging.getLogger(__name__)
+
 
 def create_app(
     store: Store,
@@ -86,15 +94,6 @@ async def _take_turns(service: TrajectoryService, on_loss: Callable[[StoreFailed
     failure = await service.run()
     if failure is not None:
         on_loss(failure)
-
-
-GRACE_S = 3
-"""How long requests may take to end after SIGTERM."""
-
-KEEP_ALIVE_S = 75
-"""Longer than the clients': who closes first leaves the other a broken request."""
-
-log = logging.getLogger(__name__)
 
 
 def serve(options: Options, listening: socket.socket) -> None:
