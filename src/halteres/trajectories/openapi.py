@@ -24,7 +24,7 @@ from halteres.trajectories.schema import (
 from halteres.trajectories.scored_data import ScoredData
 
 ASKED = (401, 403)
-"""Of every route: the door."""
+"""Of every route: the access policy."""
 
 WITH_BODY = (400, 408, 413, 422)
 

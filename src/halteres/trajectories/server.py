@@ -52,7 +52,7 @@ def create_app(
         on_loss: called when the store neither takes changes nor can be read: nothing can be promised any more, so
             whoever owns the process ends it.
         options: rules, token, names, limits; where it listens is not the app's business.
-        address: the IP address it is reached at, which decides how careful the door is.
+        address: the IP address it is reached at, which decides whose requests are served.
         on_ready: called when the state was read.
     """
     chosen = options or Options(database="")
