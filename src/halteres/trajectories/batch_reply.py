@@ -104,7 +104,7 @@ class BatchReply(Response):
     def __init__(self, reply: Response, gone: Gone, batch_replies: BatchReplies, batch: Batch) -> None:
         self.status_code, self.background = reply.status_code, None
         self.body, self.raw_headers = reply.body, reply.raw_headers
-        self._gone, self._handovers, self._batch = gone, batch_replies, batch
+        self._gone, self._replies, self._batch = gone, batch_replies, batch
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write it."""
@@ -113,15 +113,15 @@ class BatchReply(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": memoryview(self.body)[:-1], "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": True})  # waits until the rest is sent
-            if await self._gone() or not await self._handovers.is_out(self._batch):
+            if await self._gone() or not await self._replies.is_out(self._batch):
                 return
-            with self._handovers.open():
+            with self._replies.open():
                 await send({"type": "http.response.body", "body": self.body[-1:], "more_body": False})
                 written = True
-                await self._handovers.count(self._batch)
+                await self._replies.count(self._batch)
         finally:
             if not written:
-                self._handovers.give_back(self._batch)
+                self._replies.give_back(self._batch)
 
 
 def _is_out(state: State, delivery: Delivery) -> bool:

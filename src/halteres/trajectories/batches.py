@@ -40,6 +40,9 @@ from halteres.trajectories.records import Delivery, DeliverySaved, GroupRecord, 
 from halteres.trajectories.schema import BatchQuery, Registration
 from halteres.trajectories.state import State
 
+OFFER_S = 60.0
+"""How long the reply of a batch may take to be written, before the batch answers another question."""
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -163,10 +166,6 @@ def _is_done(state: State, last: Delivery) -> bool:
     if registration is None or registration.run_id is None or last.step is None:
         return False
     return last.step <= registration.starting_step
-
-
-OFFER_S = 60.0
-"""How long the reply of a batch may take to be written, before the batch answers another question."""
 
 
 class LeaseLost(Conflict):

@@ -20,9 +20,29 @@ Reason = dict[str, Any]
 SILENT_S = 5.0
 """Environments poll ten times a second; one that is silent for longer is worth a word."""
 
-
 MOST_NAMED = 5
 """Environments that a sentence names."""
+
+_MEANINGS = {
+    "stale": "sampled by weights too old for the trainer's bound",
+    "ahead": "sampled by weights too new for the trainer, which may have gone back to a checkpoint",
+    "group_exceeds_batch": "larger than a whole batch",
+    "not_finite": "with a number that is NaN or infinite",
+    "lengths": "with arrays that differ in length",
+    "empty": "without tokens",
+    "env_id": f"with an env_id that no server gives (they are from 0 to {LARGEST_ENV_ID - 1})",
+    "policy_version": "with versions that do not fit the sequences",
+    "episodes": "with episodes that do not fit the sequences",
+    "spans": "with spans outside their sequences",
+    "untagged": "without the policy_version that this server asks for",
+    "text": "with text that is no valid Unicode",
+    "tokens_lost": "whose tokens cannot be read from the disk any more",
+}
+
+PATIENCE_S = 30.0
+"""How long a trainer asks in vain, with a whole batch of sequences queued, before the log says why."""
+
+_log = logging.getLogger(__name__)
 
 
 def report(state: State) -> dict[str, Any]:
@@ -185,23 +205,6 @@ def _set_aside(state: State) -> Iterator[Reason]:
             yield _reason(code, f"{groups} set aside: {_MEANINGS.get(code, code)}.", groups=num)
 
 
-_MEANINGS = {
-    "stale": "sampled by weights too old for the trainer's bound",
-    "ahead": "sampled by weights too new for the trainer, which may have gone back to a checkpoint",
-    "group_exceeds_batch": "larger than a whole batch",
-    "not_finite": "with a number that is NaN or infinite",
-    "lengths": "with arrays that differ in length",
-    "empty": "without tokens",
-    "env_id": f"with an env_id that no server gives (they are from 0 to {LARGEST_ENV_ID - 1})",
-    "policy_version": "with versions that do not fit the sequences",
-    "episodes": "with episodes that do not fit the sequences",
-    "spans": "with spans outside their sequences",
-    "untagged": "without the policy_version that this server asks for",
-    "text": "with text that is no valid Unicode",
-    "tokens_lost": "whose tokens cannot be read from the disk any more",
-}
-
-
 def _age(state: State, now: float) -> float | None:
     """Seconds that the oldest group has waited: the first of a lane, or one that is out or buffered."""
     heads = [next(iter(lane.values())) for _, _, lane in state.queue.lanes()]
@@ -235,12 +238,6 @@ def _reason(code: str, sentence: str, **facts: Any) -> Reason:
 
 def _either(sizes: list[int]) -> str:
     return " and ".join(map(str, sizes))
-
-
-PATIENCE_S = 30.0
-"""How long a trainer asks in vain, with a whole batch of sequences queued, before the log says why."""
-
-_log = logging.getLogger(__name__)
 
 
 class NoBatchWarning:

@@ -12,6 +12,18 @@ from halteres.trajectories.packing import Minimum
 from halteres.trajectories.records import EnvRecord, GroupRecord, Place, Tally
 from halteres.trajectories.schema import EnvRegistration
 
+LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
+"""Of an environment's weight in batches; beyond them what it was given could not be counted exactly."""
+
+TIMEOUT_S = 60.0
+"""An environment silent for longer has no weight and no minimum, until its next request."""
+
+ADOPTED_FROM = 2**30
+"""Ids from here were made up by somebody; the next one is not counted from them."""
+
+POLLING_S = 5.0
+"""An environment that was heard of within this time shares what a batch still lacks."""
+
 
 class Buffer:
     """Groups in order of arrival. Everything but walking through it costs O(distinct sizes), however many are stuck."""
@@ -64,19 +76,6 @@ def _oldest_first(lanes: Mapping[int, Iterator[GroupRecord]], room: Room) -> lis
             if following := next(lanes[oldest.size], None):
                 heads[oldest.size] = following
     return taken
-
-
-LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
-"""Of an environment's weight in batches; beyond them what it was given could not be counted exactly."""
-
-TIMEOUT_S = 60.0
-"""An environment silent for longer has no weight and no minimum, until its next request."""
-
-ADOPTED_FROM = 2**30
-"""Ids from here were made up by somebody; the next one is not counted from them."""
-
-POLLING_S = 5.0
-"""An environment that was heard of within this time shares what a batch still lacks."""
 
 
 @dataclass(slots=True, kw_only=True)

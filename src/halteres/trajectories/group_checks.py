@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from halteres.trajectories.scored_data import ScoredData, given, has_endless_token, not_finite
 
@@ -146,25 +144,24 @@ def _broken(group: _Numbers, longest: int) -> Iterator[Problem]:
     for row, tokens in enumerate(group.tokens):
         if 0 < longest < len(tokens):
             yield Problem("too_long", f"tokens[{row}] is {len(tokens)} long; the trainer takes {longest}.")
-        if min(tokens) < 0:
-            yield Problem("token", f"tokens[{row}][{_first(np.array(tokens) < 0)}] is negative; ids start at 0.")
+        if (at := _first(token < 0 for token in tokens)) is not None:
+            yield Problem("token", f"tokens[{row}][{at}] is negative; ids start at 0.")
     for row, (masks, logprobs) in enumerate(zip(group.masks, group.inference_logprobs or (), strict=False)):
-        yield from _broken_logprobs(row, np.array(masks) == CONTEXT, np.array(logprobs, float))
+        yield from _broken_logprobs(row, [mask == CONTEXT for mask in masks], logprobs)
 
 
-def _broken_logprobs(row: int, context_T: NDArray[np.bool_], logprobs_T: NDArray[np.float64]) -> Iterator[Problem]:
-    marked_T = logprobs_T == SENTINEL
-    if (marked_T != context_T).any():
-        at = _first(marked_T != context_T)
+def _broken_logprobs(row: int, is_context: Sequence[bool], logprobs: Sequence[float]) -> Iterator[Problem]:
+    pairs = list(zip(is_context, logprobs, strict=True))
+    if (at := _first((logprob == SENTINEL) != context for context, logprob in pairs)) is not None:
         yield Problem(
             "sentinel",
-            f"inference_logprobs[{row}][{at}] is {logprobs_T[at]:g}, masks[{row}][{at}] "
-            f"{'is' if context_T[at] else 'is not'} {CONTEXT}: {SENTINEL} marks context, and nothing else.",
+            f"inference_logprobs[{row}][{at}] is {logprobs[at]:g}, masks[{row}][{at}] "
+            f"{'is' if is_context[at] else 'is not'} {CONTEXT}: {SENTINEL} marks context, and nothing else.",
         )
-    if (logprobs_T[~context_T] > 0).any():
-        at = _first((logprobs_T > 0) & ~context_T)
-        yield Problem("logprob", f"inference_logprobs[{row}][{at}] is {logprobs_T[at]:g}, above 0.")
+    if (at := _first(logprob > 0 and not context for context, logprob in pairs)) is not None:
+        yield Problem("logprob", f"inference_logprobs[{row}][{at}] is {logprobs[at]:g}, above 0.")
 
 
-def _first(where_T: NDArray[np.bool_]) -> int:
-    return int(np.flatnonzero(where_T)[0])
+def _first(found: Iterable[bool]) -> int | None:
+    """The index of the first that is true."""
+    return next((at for at, each in enumerate(found) if each), None)

@@ -30,6 +30,27 @@ LARGE_TO_PACK = 256 * 1024
 LEVEL = 1
 """The original compresses at 9: many times the time for a tenth of the size."""
 
+T = TypeVar("T")
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+CLIENT = "halteres-client"
+"""Header of a client that knows our extensions."""
+
+RETRY_AFTER_S = 1
+"""What a 503 advises where the error does not say."""
+
+JSON = "application/json"
+
+TOO_DEEP = Unprocessable(
+    [{"type": "json_too_deep", "loc": ["body"], "msg": "The body is nested too deeply to be read."}]
+)
+
+TRAINERS = ("/v1/batches/",)
+"""Where only trainers post; what else is refused to a client says what an environment does wrong."""
+
+_CLOSING = frozenset({408, 413})  # the rest of the body is not waited for
+
 
 def reply(value: Any, status: int = 200) -> Response:
     """A JSON reply; `value` holds finite numbers only."""
@@ -50,14 +71,6 @@ def deflate(body: bytes) -> bytes:
     """The body as one gzip member."""
     stream = isal_zlib.compressobj(LEVEL, wbits=31)
     return stream.compress(body) + stream.flush()
-
-
-T = TypeVar("T")
-
-Endpoint = Callable[[Request], Awaitable[Response]]
-
-CLIENT = "halteres-client"
-"""Header of a client that knows our extensions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,21 +132,6 @@ def _is_here(request: Request) -> bool:
         return request.client is None or is_loopback(request.client.host)
     except ValueError:  # no IP address: another transport's name for its other end
         return False
-
-
-RETRY_AFTER_S = 1
-"""What a 503 advises where the error does not say."""
-
-JSON = "application/json"
-
-TOO_DEEP = Unprocessable(
-    [{"type": "json_too_deep", "loc": ["body"], "msg": "The body is nested too deeply to be read."}]
-)
-
-TRAINERS = ("/v1/batches/",)
-"""Where only trainers post; what else is refused to a client says what an environment does wrong."""
-
-_CLOSING = frozenset({408, 413})  # the rest of the body is not waited for
 
 
 def answer_to(error: Exception) -> Response:

@@ -24,7 +24,7 @@ from halteres.trajectories.schema import (
 from halteres.trajectories.scored_data import ScoredData
 
 ASKED = (401, 403)
-"""Of every route: the door."""
+"""Of every route: the access policy."""
 
 WITH_BODY = (400, 408, 413, 422)
 
@@ -143,7 +143,6 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/openapi.json"): Operation(answer=[dict[str, Any]]),
     ("GET", "/docs"): Operation(media_type="text/html"),
 }
-
 
 PROTOCOL = "0.4.0"
 """The version of Atropos whose API this is."""

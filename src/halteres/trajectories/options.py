@@ -22,6 +22,28 @@ from halteres.trajectories.stores.store import Durability, Store
 Composition = Literal["fifo", "weighted"]
 Validation = Literal["quarantine", "strict"]
 
+Gzip = Literal["auto", "always", "never"]
+
+FILE_NAME = "trajectories.sqlite"
+"""Of a queue's file, where nobody gave it one."""
+
+SMALLEST_TOKEN = 16
+"""Characters: what nobody guesses through a network."""
+
+MEBIBYTE = 1024 * 1024
+
+_TOKEN = re.compile(r"[!-~]+")
+
+_NAME = re.compile(r"[0-9a-z_]([0-9a-z_.-]*[0-9a-z_])?")
+
+_POSTGRES = ("postgresql://", "postgres://")
+
+_BYTES = re.compile(r"(\d+)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
+
+_UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
+
+Add = Callable[..., argparse.Action]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
@@ -36,21 +58,6 @@ class Rules:
     max_queue_batches: int | None = None  # of what waits; from there environments are told to pause
     max_queue_bytes: int = 32 * 1024**3  # of what waits; from there posts are held back, then refused with 503
     same_content_s: float = 0.0  # a body that an environment sends again within it counts once; 0: off
-
-
-Gzip = Literal["auto", "always", "never"]
-
-FILE_NAME = "trajectories.sqlite"
-"""Of a queue's file, where nobody gave it one."""
-
-SMALLEST_TOKEN = 16
-"""Characters: what nobody guesses through a network."""
-
-MEBIBYTE = 1024 * 1024
-
-_TOKEN = re.compile(r"[!-~]+")
-_NAME = re.compile(r"[0-9a-z_]([0-9a-z_.-]*[0-9a-z_])?")
-_POSTGRES = ("postgresql://", "postgres://")
 
 
 def default_database() -> str:
@@ -162,9 +169,6 @@ def _check_rules(rules: Rules) -> None:
         _check("--max-queue-batches", rules.max_queue_batches, 1, 2**31)
 
 
-_BYTES = re.compile(r"(\d+)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
-_UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
-
 _RULES, _OPTIONS = Rules(), Options(database="")
 
 
@@ -208,9 +212,6 @@ def options_of(arguments: argparse.Namespace) -> Options:
         max_body=arguments.max_body,
         rules=_rules(arguments),
     )
-
-
-Add = Callable[..., argparse.Action]
 
 
 def _add_place(add: Add) -> None:

@@ -46,7 +46,6 @@ STALL_S = 10.0
 DEADLINE_S = 120.0
 """How long a body may take from its first byte to its last: one that trickles holds its place for no longer."""
 
-
 _TELLING = frozenset({b"content-length", b"transfer-encoding", b"content-encoding"})
 
 

@@ -74,6 +74,15 @@ _QUEUED = Verdict(place=Place.QUEUED)
 _RECEIVED = reply(Received(status="received"))
 """What is answered to nearly every group; a response may be sent again."""
 
+NO_BATCH = b'{"batch":null}'
+
+NO_EXAMPLE = msgspec.json.encode(Example())
+
+PAGE = 32 * 1024 * 1024
+"""Bytes of elements on one page; one group is always on it."""
+
+GONE = msgspec.Raw(b"null")
+
 
 async def register_env(request: Request) -> Response:
     """POST /register-env: an environment, as soon as a trainer has asked for a batch."""
@@ -152,9 +161,6 @@ def _received(verdict: Verdict) -> Received | Buffered:
         return Buffered(buffer_size=verdict.buffered)
     problem = verdict.problem
     return Received(status="received", set_aside=SetAside(problem.code, problem.why) if problem else UNSET)
-
-
-NO_BATCH = b'{"batch":null}'
 
 
 async def register(request: Request) -> Response:
@@ -252,9 +258,6 @@ def _settled(delivery: Delivery) -> Response:
     )
 
 
-NO_EXAMPLE = msgspec.json.encode(Example())
-
-
 async def root(request: Request) -> Response:
     """GET /: a greeting, as the original's."""
     return reply(Message("AtroposLib API"))
@@ -278,12 +281,6 @@ async def diagnostics(request: Request) -> Response:
 async def get_metrics(request: Request) -> Response:
     """GET /metrics: counters and gauges for Prometheus."""
     return Response(metrics_text(service_of(request).state), media_type=MEDIA_TYPE)
-
-
-PAGE = 32 * 1024 * 1024
-"""Bytes of elements on one page; one group is always on it."""
-
-GONE = msgspec.Raw(b"null")
 
 
 async def groups(request: Request) -> Response:

@@ -21,6 +21,44 @@ _INTEGER = re.compile(r"([+-]?[0-9]+(?:_[0-9]+)*)(?:\.0+)?")
 _LONGEST = 4300
 """Digits of an integer; Python reads no longer ones."""
 
+T = TypeVar("T")
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+
+Bounded = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+
+Integer = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
+
+Text = Annotated[str, msgspec.Meta(max_length=4096, pattern=r"^[^\x00]*$")]
+"""Without NUL, which PostgreSQL has no place for."""
+
+Key = Annotated[str, msgspec.Meta(min_length=1, max_length=256, pattern="^[ -~]*$")]
+"""Of a group; all keys of a run are held in memory."""
+
+Lease = Annotated[float, msgspec.Meta(ge=0.1, le=86400)]
+"""Seconds."""
+
+LONGEST_NAME = 4096
+"""Characters of an environment's name."""
+
+HEAVIEST = 1e12
+"""A weight: times the length of a context it must stay a number."""
+
+_MOST = 2**31
+
+PlaceName = Literal["queued", "buffered", "out", "delivered", "set_aside", "archived"]
+"""The names of `records.Place`, which imports this module."""
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
+"""What msgspec raises at bytes that are no JSON, or not of the shape asked for."""
+
+LARGEST_REREAD = 1024 * 1024
+"""Bytes of a body that is read a second time, value by value."""
+
+_AT = re.compile(r" - at `\$([^`]*)`$")
+
+_MISSING = re.compile(r"^Object missing required field `(\w+)`")
+
 
 def coerced(value: Any, kind: inspect.Type) -> Any:
     """A plain value, with what it holds in the place of a number as that number."""
@@ -71,19 +109,6 @@ def _float(text: str) -> float | str:
         return text
 
 
-T = TypeVar("T")
-
-Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
-Bounded = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
-Integer = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
-Text = Annotated[str, msgspec.Meta(max_length=4096, pattern=r"^[^\x00]*$")]
-"""Without NUL, which PostgreSQL has no place for."""
-Key = Annotated[str, msgspec.Meta(min_length=1, max_length=256, pattern="^[ -~]*$")]
-"""Of a group; all keys of a run are held in memory."""
-Lease = Annotated[float, msgspec.Meta(ge=0.1, le=86400)]
-"""Seconds."""
-
-
 class Unprocessable(InvalidData):
     """The body does not fit the route's schema; `problems` is the reply's `detail`."""
 
@@ -130,15 +155,6 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
         if self.run_id is not None:
             return (self.run_id,)
         return (self.wandb_project, self.wandb_group, self.checkpoint_dir)
-
-
-LONGEST_NAME = 4096
-"""Characters of an environment's name."""
-
-HEAVIEST = 1e12
-"""A weight: times the length of a context it must stay a number."""
-
-_MOST = 2**31
 
 
 class EnvRegistration(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,10 +228,6 @@ class GroupReference(msgspec.Struct, frozen=True, kw_only=True):
     group_id: Integer
 
 
-PlaceName = Literal["queued", "buffered", "out", "delivered", "set_aside", "archived"]
-"""The names of `records.Place`, which imports this module."""
-
-
 class GroupsRequest(msgspec.Struct, frozen=True, kw_only=True):
     """GET /v1/groups: all optional."""
 
@@ -225,14 +237,6 @@ class GroupsRequest(msgspec.Struct, frozen=True, kw_only=True):
     env_id: Integer | None = None
     newest: bool = False  # the last `limit` of them instead of the first; the order stays
     bodies: bool = False  # with their elements
-
-
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
-"""What msgspec raises at bytes that are no JSON, or not of the shape asked for."""
-
-
-LARGEST_REREAD = 1024 * 1024
-"""Bytes of a body that is read a second time, value by value."""
 
 
 def decode(body: bytes, kind: type[T]) -> T:
@@ -264,10 +268,6 @@ def convert(values: Any, kind: type[T], where: str) -> T:
         return msgspec.convert(values, kind, strict=False)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise refusal(error, where) from error
-
-
-_AT = re.compile(r" - at `\$([^`]*)`$")
-_MISSING = re.compile(r"^Object missing required field `(\w+)`")
 
 
 def refusal(error: Exception, *where: str | int) -> Unprocessable:

@@ -26,6 +26,14 @@ from halteres.trajectories.service import TrajectoryService
 from halteres.trajectories.status import status
 from halteres.trajectories.stores.store import Store, StoreFailed
 
+GRACE_S = 3
+"""How long requests may take to end after SIGTERM."""
+
+KEEP_ALIVE_S = 75
+"""Longer than the clients': who closes first leaves the other a broken request."""
+
+log = logging.getLogger(__name__)
+
 
 def create_app(
     store: Store,
@@ -44,7 +52,7 @@ def create_app(
         on_loss: called when the store neither takes changes nor can be read: nothing can be promised any more, so
             whoever owns the process ends it.
         options: rules, token, names, limits; where it listens is not the app's business.
-        address: the IP address it is reached at, which decides how careful the door is.
+        address: the IP address it is reached at, which decides whose requests are served.
         on_ready: called when the state was read.
     """
     chosen = options or Options(database="")
@@ -86,15 +94,6 @@ async def _take_turns(service: TrajectoryService, on_loss: Callable[[StoreFailed
     failure = await service.run()
     if failure is not None:
         on_loss(failure)
-
-
-GRACE_S = 3
-"""How long requests may take to end after SIGTERM."""
-
-KEEP_ALIVE_S = 75
-"""Longer than the clients': who closes first leaves the other a broken request."""
-
-log = logging.getLogger(__name__)
 
 
 def serve(options: Options, listening: socket.socket) -> None:

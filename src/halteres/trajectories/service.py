@@ -34,6 +34,19 @@ LOOK_S = 0.25
 
 RunKey = tuple[object, ...]
 
+PAUSE_HOLD_S = 30.0
+"""How long the poll of a paused environment with a minimum share is held: its client starts work whatever we answer,
+and waits 5 minutes for an answer."""
+
+SEEN_EVERY_S = 5.0
+"""How often an environment whose poll is held counts as heard of."""
+
+FULL_HOLD_S = 30.0
+"""How long a post is held while the queue is full; the clients wait 5 minutes, and drop what is refused."""
+
+LONGEST_REFUSAL = 600
+"""Characters."""
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -80,21 +93,6 @@ def _has_expired(state: State) -> bool:
     """Whether a batch has come back since anybody asked."""
     now = state.clock()
     return any(batch.expires_at is not None and batch.expires_at <= now for batch in state.out.values())
-
-
-PAUSE_HOLD_S = 30.0
-"""How long the poll of a paused environment with a minimum share is held: its client starts work whatever we answer,
-and waits 5 minutes for an answer."""
-
-SEEN_EVERY_S = 5.0
-"""How often an environment whose poll is held counts as heard of."""
-
-FULL_HOLD_S = 30.0
-"""How long a post is held while the queue is full; the clients wait 5 minutes, and drop what is refused."""
-
-
-LONGEST_REFUSAL = 600
-"""Characters."""
 
 
 class EnvironmentUnknown(HalteresError):

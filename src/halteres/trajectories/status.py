@@ -19,6 +19,10 @@ from halteres.trajectories.packing import can_ever_add_up
 from halteres.trajectories.records import OPEN, Standing
 from halteres.trajectories.state import State
 
+PREFIX = "halteres_trajectories_"
+
+_one = Metric.one
+
 
 def status(state: State) -> dict[str, int]:
     """GET /status: the step, and groups that wait."""
@@ -118,11 +122,6 @@ def _queue_figures(state: State, env: Environment, now: float) -> dict[str, Any]
         "self_queue_size": own // group_size,
         "max_group_size": largest,
     }
-
-
-PREFIX = "halteres_trajectories_"
-
-_one = Metric.one
 
 
 def metrics_text(state: State) -> str:

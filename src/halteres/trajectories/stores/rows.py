@@ -50,6 +50,27 @@ _OF_OTHER_RUNS = delete(tables.tallies).where(
     select(tables.run.c.id).where(tables.run.c.first_group != bindparam("first_group")).exists()
 )
 
+PLACES = {Standing.OFFERED: Place.OUT, Standing.LEASED: Place.OUT, Standing.DELIVERED: Place.DELIVERED}
+"""Where a batch of that standing puts its groups; others leave them where they are."""
+
+_SEEN = (
+    update(tables.environments)
+    .where(tables.environments.c.id == bindparam("env_id"))
+    .values(last_seen=bindparam("at"))
+)  # fmt: skip
+
+_MOVED = (
+    update(tables.groups)
+    .where(tables.groups.c.id == bindparam("group_id"))
+    .values({name: bindparam(f"new_{name}") for name in ("place", "position", "reason", "why", "delivery")})
+)
+
+_PUT = (
+    update(tables.groups)
+    .where(tables.groups.c.id == bindparam("group_id"))
+    .values(place=bindparam("new_place"), delivery=bindparam("new_delivery"))
+)
+
 
 @contextmanager
 def recounted(connection: Connection, group_ids: Sequence[int]) -> Iterator[None]:
@@ -97,10 +118,6 @@ def load_tallies(connection: Connection, waiting: Iterable[GroupRecord], first_g
         Tally(env_id=env_id, place=place, reason=reason, num_groups=num)
         for (env_id, place, reason), num in counted.items()
     )
-
-
-PLACES = {Standing.OFFERED: Place.OUT, Standing.LEASED: Place.OUT, Standing.DELIVERED: Place.DELIVERED}
-"""Where a batch of that standing puts its groups; others leave them where they are."""
 
 
 def run_of(row: Row[Any], last: Delivery | None) -> RunRecord:
@@ -240,22 +257,8 @@ def _save_envs(connection: Connection, changes: Sequence[EnvSaved]) -> None:
     upsert(connection, tables.environments, values)
 
 
-_SEEN = (
-    update(tables.environments)
-    .where(tables.environments.c.id == bindparam("env_id"))
-    .values(last_seen=bindparam("at"))
-)  # fmt: skip
-
-
 def _see_envs(connection: Connection, changes: Sequence[EnvSeen]) -> None:
     connection.execute(_SEEN, [{"env_id": change.env_id, "at": change.at} for change in changes])
-
-
-_MOVED = (
-    update(tables.groups)
-    .where(tables.groups.c.id == bindparam("group_id"))
-    .values({name: bindparam(f"new_{name}") for name in ("place", "position", "reason", "why", "delivery")})
-)
 
 
 def _move_groups(connection: Connection, changes: Sequence[GroupMoved]) -> None:
@@ -273,13 +276,6 @@ def _move_groups(connection: Connection, changes: Sequence[GroupMoved]) -> None:
     settled = [change.group.id for change in changes if change.group.place in SETTLED]
     with recounted(connection, settled):
         connection.execute(_MOVED, values)
-
-
-_PUT = (
-    update(tables.groups)
-    .where(tables.groups.c.id == bindparam("group_id"))
-    .values(place=bindparam("new_place"), delivery=bindparam("new_delivery"))
-)
 
 
 def _save_deliveries(connection: Connection, changes: Sequence[DeliverySaved]) -> None:

@@ -66,6 +66,27 @@ BEYOND = 2**63 - 1
 
 _FORGET = "DELETE FROM segments WHERE number = ?"
 
+KEEP_BYTES = 1024**3
+
+NUM_TRIES = RESERVE_BYTES // PART_BYTES + 2
+"""On a full disk, of what brings no groups: one, one for each part of the reserve, one with a log begun anew."""
+
+_DIALECT = sqlite.dialect()
+
+_INSERT_GROUP = str(insert(tables.groups).compile(dialect=_DIALECT))
+
+_INSERT_SEGMENT = str(insert(tables.segments).compile(dialect=_DIALECT))
+"""Compiled once: this is the way of every group, and SQLAlchemy's share of it would be larger than SQLite's."""
+
+_groups, _segments = tables.groups.c, tables.segments.c
+
+_EXTENTS = select(_groups.id, _groups.segment, _groups.start, _groups.length, _groups.checksum).join(
+    tables.segments, (_segments.number == _groups.segment) & (_groups.id >= _segments.first_group)
+)
+"""Of a file that is there: a number may be used again after a start, and what groups before it say of it is of old."""
+
+_LAST_END = select(_groups.start + _groups.length).order_by(_groups.id.desc()).limit(1)
+
 
 def releases(changes: Iterable[Change]) -> bool:
     """Whether tokens may no longer be wanted after these changes."""
@@ -122,26 +143,6 @@ class TokenRetention:
             self._database.driver.execute(_FORGET, (segment,))
         self._segments.unlink(segment)
         self._searched.pop(segment, None)
-
-
-KEEP_BYTES = 1024**3
-
-NUM_TRIES = RESERVE_BYTES // PART_BYTES + 2
-"""On a full disk, of what brings no groups: one, one for each part of the reserve, one with a log begun anew."""
-
-_log = logging.getLogger(__name__)
-
-_DIALECT = sqlite.dialect()
-_INSERT_GROUP = str(insert(tables.groups).compile(dialect=_DIALECT))
-_INSERT_SEGMENT = str(insert(tables.segments).compile(dialect=_DIALECT))
-"""Compiled once: this is the way of every group, and SQLAlchemy's share of it would be larger than SQLite's."""
-
-_groups, _segments = tables.groups.c, tables.segments.c
-_EXTENTS = select(_groups.id, _groups.segment, _groups.start, _groups.length, _groups.checksum).join(
-    tables.segments, (_segments.number == _groups.segment) & (_groups.id >= _segments.first_group)
-)
-"""Of a file that is there: a number may be used again after a start, and what groups before it say of it is of old."""
-_LAST_END = select(_groups.start + _groups.length).order_by(_groups.id.desc()).limit(1)
 
 
 class SqliteStore:

@@ -129,7 +129,6 @@ segments = Table(  # the files that hold something; what a group says of another
 RECORDS = (run, environments, groups, deliveries, tallies)
 """What every store has; where the tokens are comes beside it."""
 
-
 T = TypeVar("T")
 
 LARGEST_LIST = 500
