@@ -1,4 +1,4 @@
-"""What each process of a run is: command, port, keys, patience, restarts, when it is ready, in which order all are stopped.
+"""What each process of a run is: command, port, keys, patience, restarts, when it is ready, in which order all stop.
 
 Sockets are bound before any process starts, so that no two runs can race for a port, and never at a port at which
 clients look for a server unasked. Readiness is asked for, not guessed by sleeping.
