@@ -119,6 +119,10 @@ def url_of(listening: socket.socket, scheme: str = "http") -> str:
     return f"{scheme}://{name}:{port}"
 
 
+MOST_HEAD_BYTES = 2**16
+"""Of a request's line and headers, which come before its key. h11 counts them, httptools would not."""
+
+
 class Server(uvicorn.Server):
     """uvicorn, which leaves its owner the time to close files after a signal.
 
@@ -166,7 +170,7 @@ class OneLength:
     """ASGI middleware: 400, and the connection's end, for a request with Content-Length and Transfer-Encoding.
 
     A proxy may have believed the one, and the server's parser the other: what one of them takes for the body's rest is
-    the next request to the other, with somebody else's rights. httptools refuses it by itself, h11 0.16 does not.
+    the next request to the other, with somebody else's rights. h11 0.16 does not refuse it.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -21,7 +21,7 @@ import uvicorn
 
 from halteres.errors import HalteresError, InvalidConfig, ServerError
 from halteres.files import replace_file
-from halteres.loopback import Server, url_of
+from halteres.loopback import MOST_HEAD_BYTES, Server, url_of
 from halteres.service.app import create_app
 from halteres.service.base import BaseModel
 from halteres.service.ending import Ending
@@ -34,9 +34,6 @@ log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 900
 """How long an idle connection is kept: a client that reuses one just as it is closed would see an error."""
-
-MOST_HEAD_BYTES = 2**16
-"""Of a request's line and headers, which come before its key."""
 
 DRAIN_S = 2
 """How long answers under way may take after the end was asked for."""

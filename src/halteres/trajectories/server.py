@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
 from halteres.access_policy import AccessControl, AccessPolicy
-from halteres.loopback import HOST, Server, url_of
+from halteres.loopback import HOST, MOST_HEAD_BYTES, Server, url_of
 from halteres.process import steady_time
 from halteres.trajectories.http import HANDLERS, AppContext, answer_to
 from halteres.trajectories.options import Options, open_store
@@ -130,7 +130,8 @@ def serve(options: Options, listening: socket.socket) -> None:
 def _config(app: object) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type] - an ASGI app
-        http="httptools",
+        http="h11",  # which bounds a request's head
+        h11_max_incomplete_event_size=MOST_HEAD_BYTES,
         ws="none",
         loop="none",
         log_level="warning",

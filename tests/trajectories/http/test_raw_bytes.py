@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from halteres.loopback import MOST_HEAD_BYTES
 from halteres.trajectories import service
 from halteres.trajectories.openapi import OPERATIONS
 from halteres.trajectories.server import ROUTES
@@ -203,3 +204,10 @@ def test_whatever_comes_through_the_socket_the_server_goes_on(server: ServerProc
         assert all(status < b"500" for status in statuses), (sent[:80], heard[:200])
     assert said(server, GREETING).startswith(b"HTTP/1.1 200 OK\r\n")
     assert server.ask("/status") == {"current_step": 0, "queue_size": 0}
+
+
+def test_a_head_that_never_ends_is_refused(server: ServerProcess) -> None:
+    place = urlsplit(server.url)
+    with socket.create_connection((place.hostname, place.port), 20) as held:
+        held.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * (MOST_HEAD_BYTES + 65536))
+        assert held.recv(12) == b"HTTP/1.1 400"

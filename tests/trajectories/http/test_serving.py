@@ -5,28 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
-import re
 import subprocess
 import sys
-import zlib
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
 import pytest
 import requests
-import uvicorn
-from starlette.requests import ClientDisconnect
-from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from halteres.loopback import open_listener
 from halteres.trajectories import server
 from trajectories.scenes import TRAINER, group
 
-LARGE, VERY_LARGE = 64 * 1024, 512 * 1024
 """Bytes of bodies: uvicorn stops reading a connection that holds more than the first."""
 
 TOKEN = "correct-horse-battery"
@@ -116,143 +108,6 @@ def test_beyond_this_machine_it_wants_a_token_or_to_be_told(tmp_path: Path, comm
     assert code == 1
     assert said.startswith("error: 0.0.0.0 is no address of the loopback.")
     assert "--token-file" in said and "HALTERES_TRAJECTORY_TOKEN" in said and "--insecure" in said
-
-
-async def test_many_requests_of_one_connection_are_not_counted_together(connections: str) -> None:
-    ask = b"POST / HTTP/1.1\r\nContent-Length: 60000\r\n\r\n" + b"x" * 60000
-    said = await exchanged(connections, ask * 2 + b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
-    assert said.count(b"HTTP/1.1 200") == 3
-
-
-@pytest.mark.parametrize("size", [LARGE - 1, LARGE, LARGE + 1, VERY_LARGE, VERY_LARGE + 1, 5 * VERY_LARGE])
-async def test_a_body_arrives_whole_however_large(connections: str, size: int) -> None:
-    head = b"POST / HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % size
-    assert (await exchanged(connections, head + b"x" * size)).endswith(b"\r\n\r\n%d" % size)
-    chunks = b"".join(b"10000\r\n" + b"x" * 65536 + b"\r\n" for _ in range(size // 65536))
-    head = b"POST / HTTP/1.1\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
-    said = await exchanged(connections, head + chunks + b"0\r\n\r\n")
-    assert said.endswith(b"\r\n\r\n%d" % (size // 65536 * 65536))
-
-
-@pytest.mark.parametrize("size", [2 * LARGE, 3 * VERY_LARGE])
-async def test_a_large_body_that_nobody_reads_is_let_pass(connections: str, size: int) -> None:
-    ask = b"POST /unread HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size
-    said = await exchanged(connections, ask * 2 + b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
-    assert re.findall(rb"\r\n\r\n(unread|\d+)", said) == [b"unread", b"unread", b"0"]
-
-
-async def test_large_bodies_of_pipelined_requests_keep_their_order(connections: str) -> None:
-    sizes = [LARGE + 1, 3, 3 * VERY_LARGE, 2 * LARGE, LARGE, 2 * VERY_LARGE]
-    asked = (b"POST /slow HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size for size in sizes)
-    said = await exchanged(connections, b"".join(asked) + b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
-    assert re.findall(rb"\r\n\r\n(\d+)", said) == [b"%d" % size for size in [*sizes, 0]]
-
-
-@pytest.mark.parametrize("size", [2 * LARGE, 2 * VERY_LARGE])
-@pytest.mark.parametrize("path", [b"/late", b"/held"])
-async def test_a_pipelined_body_keeps_its_beginning(connections: str, path: bytes, size: int) -> None:
-    """Whoever reads or waits for a message resumes the connection, and the body behind may have no place yet."""
-    body = random.Random(size).randbytes(size)
-    for first in (b"", b"abc"):
-        asked = b"POST %b HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (path, len(first)) + first
-        asked += b"POST /checksum HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % size + body
-        said = await exchanged(connections, asked + b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
-        assert re.findall(rb"\r\n\r\n(\d+)", said) == [b"%d" % len(first), b"%d" % zlib.crc32(body), b"0"]
-
-
-@pytest.mark.parametrize("size", [7, 2 * LARGE, 2 * VERY_LARGE])
-async def test_what_comes_behind_the_last_request_harms_nobody(connections: str, size: int) -> None:
-    """Also where a large body came before: the parser behind it is as lenient as the first."""
-    asked = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size
-    asked += b"GET / HTTP/1.1\r\nConnection: close\r\n\r\nGET /unread HTTP/1.1\r\n\r\n"
-    assert re.findall(rb"\r\n\r\n(unread|\d+)", await exchanged(connections, asked)) == [b"%d" % size, b"0"]
-
-
-@pytest.mark.parametrize("size", [3, 2 * LARGE, 2 * VERY_LARGE])
-async def test_a_client_that_waits_to_be_told_to_go_on_is_told(connections: str, size: int) -> None:
-    head = b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % size
-    async with asyncio.timeout(10):
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(connections))
-        writer.write(head)
-        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-        writer.write(b"x" * size)
-        assert (await reader.read()).endswith(b"\r\n\r\n%d" % size)
-        writer.close()
-
-
-@pytest.mark.parametrize("size", [2 * LARGE, 2 * VERY_LARGE])
-@pytest.mark.parametrize("sent", [0, LARGE, LARGE + 5])
-async def test_whoever_waits_for_a_body_is_told_that_its_client_is_gone(
-    connections: str, sent: int, size: int, gone: asyncio.Event
-) -> None:
-    async with asyncio.timeout(10):
-        _, writer = await asyncio.open_connection("127.0.0.1", int(connections))
-        writer.write(b"POST /slow HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % size + b"x" * sent)
-        await writer.drain()
-        writer.close()
-        await gone.wait()
-
-
-@pytest.fixture
-def gone() -> asyncio.Event:
-    """Set when a body will not come any more."""
-    return asyncio.Event()
-
-
-@pytest.fixture
-async def connections(gone: asyncio.Event) -> AsyncIterator[str]:
-    """A server's connections over an app that counts the bytes of a body, or sums them up; gives their port.
-
-    It reads a body late at /slow, answers late at /late, and at /held waits meanwhile for the client to go.
-    """
-
-    async def body_of(scope: Scope, receive: Receive) -> bytes:
-        body, more = b"", True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            body, more = body + message.get("body", b""), message.get("more_body", False)
-        return body
-
-    async def answer_of(scope: Scope, receive: Receive) -> str:
-        if scope["path"] == "/unread":
-            return "unread"
-        body = await body_of(scope, receive)
-        if scope["path"] == "/late":
-            await asyncio.sleep(0.02)
-        elif scope["path"] == "/held":
-            with suppress(TimeoutError):
-                await asyncio.wait_for(receive(), 0.02)
-        return str(zlib.crc32(body) if scope["path"] == "/checksum" else len(body))
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] == "/slow":
-            await asyncio.sleep(0.02)
-        try:
-            said = await answer_of(scope, receive)
-        except ClientDisconnect:
-            gone.set()
-        else:
-            await PlainTextResponse(said)(scope, receive, send)
-
-    with open_listener(0) as listening:
-        running = uvicorn.Server(uvicorn.Config(app, http="httptools", ws="none", lifespan="off", log_config=None))
-        task = asyncio.create_task(running.serve([listening]))
-        yield str(listening.getsockname()[1])
-        running.should_exit = True
-        await task
-
-
-async def exchanged(port: str, sent: bytes) -> bytes:
-    """Everything a server says until it closes the connection."""
-    async with asyncio.timeout(10):
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
-        writer.write(sent)
-        try:
-            return await reader.read()
-        finally:
-            writer.close()
 
 
 async def test_nobody_chooses_who_they_are() -> None:
