@@ -152,7 +152,9 @@ def test_a_run_is_gone_on_with_under_its_own_settings(monkeypatch: pytest.Monkey
         names.append((run, name))
         folder = builtin_path("halteres/tiny")
         assert folder is not None
-        return RewardStart(training=TrainingRun(plan=plan), forecast=forecast(plan, folder), name=name)
+        return RewardStart(
+            training=TrainingRun(plan=plan), forecast=forecast(plan, folder), base_model=plan.model, name=name
+        )
 
     monkeypatch.setattr("halteres.runs.directory.find_run", str)
     monkeypatch.setattr("halteres.runs.starting.reward_training.plan_resumed_training", planned)

@@ -25,6 +25,8 @@ from halteres.rewards.torch.trainer import LossNotFinite, TrainingResult, checkp
 
 from .torch_scenes import sums, tiny
 
+pytestmark = pytest.mark.runs
+
 Weights = dict[str, torch.Tensor]
 
 
@@ -90,8 +92,6 @@ import torch
 from halteres.models import TINY
 from halteres.rewards import RewardConfig, RewardTrainer
 from rewards.torch_scenes import sums
-
-pytestmark = pytest.mark.runs
 
 torch.set_num_threads(int(sys.argv[2]))
 config = RewardConfig(output_dir=sys.argv[1], max_steps=6, logging_steps=1, save_steps=2, disable_tqdm=True)

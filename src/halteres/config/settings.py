@@ -102,14 +102,14 @@ class RunSettings(Section):
     ] = 0.0
     max_minutes: Annotated[
         float | None,
-        Field(gt=0, description="minutes of training, after which the run ends with a checkpoint; default: no limit"),
+        Field(gt=0, description="minutes of training; then the run ends with a checkpoint"),
     ] = None
     stop_when: Annotated[
         float | None,
         Field(
             gt=0,
             le=1,
-            description="held-out share of right answers (eval/percent_correct) at which the run ends early",
+            description="eval/percent_correct at which the run ends early",
         ),
     ] = None
     on_drift: Annotated[
@@ -149,26 +149,22 @@ class InferenceSettings(Section):
     ] = TINY
     threads: Annotated[
         int | None,
-        Field(ge=1, description="CPU threads of each engine; default: cores - 1 shared among them, at least 1"),
+        Field(ge=1, description="CPU threads of an engine; default: its share of cores - 1"),
     ] = None
     samplers: Annotated[
         int,
-        Field(ge=0, le=64, description="engines that only sample, each a process; 0: the one that trains samples too"),
+        Field(ge=0, le=64, description="engines that only sample, beside the one that trains"),
     ] = 0
     cache_gb: Annotated[
         float | None,
         Field(
             gt=0,
-            description="GB for keys and values of sequences being sampled; default: a quarter of what is free then,"
-            " at least 1 GiB; on a GPU half",
+            description="GB for keys and values while sampling; default: a quarter of what is free",
         ),
     ] = None
     dtype: Annotated[
         Literal["float32", "bfloat16"],
-        Field(
-            description="type of the base weights and of their matmuls, for sampling and training alike; bfloat16 is"
-            " faster and takes half the memory; adapters, gradients and logits are float32 anyhow"
-        ),
+        Field(description="of base weights and matmuls; bfloat16 takes half the memory"),
     ] = "float32"
     engine: Annotated[
         Literal["torch", "scripted"], Field(description="what computes; 'scripted' has no weights and learns nothing")
@@ -203,10 +199,7 @@ class TrainerSettings(Section):
     )
     loss: Annotated[
         str,
-        Field(
-            description="loss that the policy is trained with: importance_sampling, ppo, cispo, gspo, dro,"
-            " stable_reinforce or cross_entropy"
-        ),
+        Field(description="loss that the policy is trained with"),
     ] = "importance_sampling"
     loss_config: Annotated[
         dict[str, float],
@@ -219,9 +212,7 @@ class TrainerSettings(Section):
     advantage: Annotated[
         Literal[Estimator, "environment"],
         Field(
-            description="how advantages are made: of episodes' scores within a group (group_std, group_mean, rloo), of"
-            " turns' returns (reinforce, rebn, rebn_per_environment, rebn_leave_one_out, turn_mean), or by the"
-            " environment itself"
+            description="how advantages are made: of a group's scores, of turns' returns, or by the environment itself"
         ),
     ] = "group_std"
     gamma: Annotated[
@@ -249,7 +240,7 @@ class TrainerSettings(Section):
         float | None,
         Field(
             gt=0,
-            description="nats per token from the reference at which an alert speaks; needs kl_coef above 0",
+            description="nats per token from the reference at which an alert speaks",
         ),
     ] = None
     correction: Annotated[
@@ -272,10 +263,7 @@ class TrainerSettings(Section):
     ] = False
     deterministic: Annotated[
         bool,
-        Field(
-            description="the same settings give the same bits: each batch is sampled wholly by the weights that"
-            " max_staleness names; slower"
-        ),
+        Field(description="same settings, same bits: a batch is sampled by the weights that max_staleness names"),
     ] = False
     max_token_trainer_length: Annotated[
         int,

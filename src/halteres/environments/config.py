@@ -142,7 +142,7 @@ class BaseEnvConfig(BaseModel):
     weights_lag: Annotated[
         int | None,
         Wiring("it follows from the trainer's settings"),
-        Field(ge=0, description="of a deterministic run: batches that the weights lag behind the batch they sample"),
+        Field(ge=0, description="deterministic: batches that the weights lag behind"),
     ] = None
     run_dir: Annotated[
         str | None,
