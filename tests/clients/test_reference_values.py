@@ -149,7 +149,7 @@ async def loss_of(name: str, examples: tuple[Example, ...], **config: float) -> 
     batch = MicroBatch.of(rows, torch.device("cpu"))
     logprobs = torch.zeros(batch.rows, batch.length)
     logprobs[: len(LENGTHS), :LONGEST] = torch.from_numpy(LOGPROBS).float()
-    value = PerToken(LOSSES[name], settings)(logprobs, batch, True)
+    value = PerToken(LOSSES[name], settings).value(logprobs, batch, True)
     assert value.gradient is not None
     return value.total, value.gradient[: len(LENGTHS), :LONGEST].double().numpy()
 
