@@ -144,6 +144,8 @@ def test_of_several_answers_the_one_that_the_reward_model_likes_best_is_shown(
     assert read[0].prompt == [{"role": "user", "content": MESSAGE.format("3 * 4")}]
     with pytest.raises(InvalidConfig, match="come together"):
         chat(trained.run_id, "3 * 4", best_of=3)
+    with pytest.raises(InvalidConfig, match="all 3 answers are the same"):
+        chat(trained.run_id, "3 * 4", best_of=3, reward="reward-model", temperature=0.0)
 
 
 def test_words_are_never_cut_and_an_example_is_a_task_of_the_run(trained: RunDirectory) -> None:

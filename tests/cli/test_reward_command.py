@@ -178,3 +178,10 @@ def test_rubrics_functions_and_environments_are_checked(tmp_path: Path) -> None:
     assert codes == {"pays_for_nothing", "pays_for_prompt"}
     clean = command("check", "arithmetic")
     assert (clean.exit_code, clean.output) == (0, "nothing found\n")
+
+
+@pytest.mark.parametrize("weights", ["helpful=high", "helpful=.inf", "helpful=.nan"])
+def test_weights_of_objectives_that_are_no_numbers_are_refused(weights: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="objective_weights"):
+        command("export", tmp_path, tmp_path / "out", "--objective-weights", weights)
+    assert not (tmp_path / "out").exists()

@@ -62,6 +62,8 @@ def chat(
 
     if (best_of > 1) != (reward is not None):
         raise InvalidConfig("--best-of and --reward come together.", "The one says how many, the other which is best.")
+    if best_of > 1 and temperature == 0:
+        raise InvalidConfig(f"At temperature 0 all {best_of} answers are the same.", next="Leave --temperature out.")
     directory = find_run(run)
     base = directory.settings().inference.model
     model = base if before else newest_policy(directory)

@@ -317,12 +317,14 @@ def export(
     transformers, TRL, vLLM."""
     from halteres.errors import Conflict
     from halteres.rewards import RewardModel
+    from halteres.rewards.training_config import RewardConfig
     from halteres.rewards.training_plan import parse_settings
 
     if out.exists() and any(out.iterdir()):
         raise Conflict(f"The folder {out} is not empty.", next="Name a new one.")
     assignments = [one.strip() for one in (objective_weights or "").split(",") if one.strip()]
-    RewardModel.load(folder).save_merged(out, parse_settings(assignments))
+    asked = RewardConfig(objective_weights=parse_settings(assignments) or None).objective_weights
+    RewardModel.load(folder).save_merged(out, asked)
     typer.echo(f"{out}: AutoModelForSequenceClassification.from_pretrained reads it")
 
 
