@@ -28,7 +28,7 @@ from training.standins import REGISTRATION, FakePolicy, FakeServer, stopping
 from trajectories.scenes import Scene, opened
 from trajectories.scenes import group as queued_group
 
-from halteres.clients.json_client import Retries
+from halteres.clients.retries import Retries
 from halteres.clients.trajectories.trainer import Element
 from halteres.config.files import GEM, resolve_settings
 from halteres.config.settings import Settings, TrainerSettings

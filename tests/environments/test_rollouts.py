@@ -8,7 +8,8 @@ import time
 import pytest
 
 from halteres.clients.inference import InferenceClient, Sampling
-from halteres.clients.json_client import Retries, read_answer, until_ready
+from halteres.clients.json_client import read_answer, until_ready
+from halteres.clients.retries import Retries
 from halteres.errors import EnvironmentFailed, InvalidData, NotReady, SamplerFailed, ServerError
 from halteres.rollouts.draws import Draw, next_sampling_seed, one_rollout, rolling_out
 from halteres.rollouts.groups import GroupFailed, complete, settle

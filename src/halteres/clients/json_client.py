@@ -11,37 +11,16 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import msgspec
 
+from halteres.clients.connections import Connected
 from halteres.errors import InvalidData, NotReady, ServerError
 
 if TYPE_CHECKING:
     import aiohttp
-
-
-class Connected:
-    """A client with connections: `async with` closes them, and so does `close`."""
-
-    _session: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the connections; the next call opens new ones."""
-        if self._session is not None:
-            session, self._session = self._session, None
-            await session.close()
 
 
 _NOT_READY = (408, 429, 503)
@@ -177,30 +156,3 @@ def error_text(answer: Any) -> str:
     """What an answer says went wrong; OpenAI's shape wraps it in an object. Nothing where it says nothing."""
     reason = (answer.get("detail") or answer.get("error")) if isinstance(answer, dict) else None
     return str((reason.get("message") if isinstance(reason, dict) else None) or reason or "")
-
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retries:
-    """Bounds of a repeated call; the wait doubles up to its longest, with jitter."""
-
-    attempts: int = 4
-    first_wait_s: float = 0.1
-    longest_wait_s: float = 2.0
-    within_s: float = 600.0  # from the first attempt; no attempt is begun later
-
-    async def call(self, attempt: Callable[[], Awaitable[T]], on: tuple[type[Exception], ...]) -> T:
-        """The first result; after the last attempt the last error, as it was raised."""
-        deadline = time.monotonic() + self.within_s
-        wait = self.first_wait_s
-        for remaining in range(self.attempts - 1, -1, -1):
-            try:
-                return await attempt()
-            except on:
-                if remaining == 0 or time.monotonic() + wait > deadline:
-                    raise
-            await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311 - spreads callers, decides nothing
-            wait = min(2 * wait, self.longest_wait_s)
-        raise AssertionError("a Retries has at least one attempt")

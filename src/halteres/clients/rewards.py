@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from halteres.clients.json_client import JsonClient
-from halteres.clients.trajectories.calls import Address
+from halteres.clients.trajectories.address import Address
 from halteres.config import environ
 from halteres.errors import NotReady, ServerError, boundary
 from halteres.rewards.scorer import Output, Score

@@ -26,7 +26,7 @@ from itertools import combinations
 from typing import Any, Final, Literal, TypeVar
 
 from halteres.clients.inference import Completion, InferenceClient, Sampling
-from halteres.clients.json_client import Retries
+from halteres.clients.retries import Retries
 from halteres.config import environ
 from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotReady, ServerError
 from halteres.rewards.components import JudgeSpec

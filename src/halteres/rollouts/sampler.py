@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from halteres.clients.inference import Completion, InferenceClient, Sampling, ServerType
-from halteres.clients.json_client import Retries
+from halteres.clients.retries import Retries
 from halteres.errors import EnvironmentFailed, InvalidData, NotReady, SamplerFailed, ServerError
 from halteres.rollouts.draws import next_sampling_seed, pinned_version
 from halteres.text import Message, Tokenizer

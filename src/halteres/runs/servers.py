@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from halteres.clients.trajectories.calls import Address
+from halteres.clients.trajectories.address import Address
 from halteres.errors import InvalidConfig
 from halteres.files import NOT_JSON, read_regular
 from halteres.redaction import Redactor

@@ -3,7 +3,8 @@
 Both talk to the original Atropos server too, which knows none of our extensions.
 """
 
-from halteres.clients.trajectories.calls import Address, KeyReused, LeaseLost, NotAllowed, Patience, UnknownEnvironment
+from halteres.clients.trajectories.address import Address
+from halteres.clients.trajectories.calls import KeyReused, LeaseLost, NotAllowed, Patience, UnknownEnvironment
 from halteres.clients.trajectories.environment import EnvironmentClient, EnvStatus, Posted, Registered, new_key
 from halteres.clients.trajectories.trainer import Lease, TrainerClient, TrainerRegistration
 

@@ -19,13 +19,13 @@ from typing import Any
 
 import msgspec
 
-from halteres.clients.json_client import Connected
+from halteres.clients.connections import Connected
+from halteres.clients.trajectories.address import Address
 from halteres.clients.trajectories.calls import (
     EVERYWHERE,
     LEAST_COMPRESSED,
     POLL_S,
     REPLY_S,
-    Address,
     KeyReused,
     Patience,
     checked,

@@ -30,11 +30,11 @@ from typing import Any
 
 import msgspec
 
+from halteres.clients.trajectories.address import Address
 from halteres.clients.trajectories.calls import (
     EVERYWHERE,
     POLL_S,
     REPLY_S,
-    Address,
     LeaseLost,
     Patience,
     checked,

@@ -19,7 +19,8 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from halteres.clients.trajectories.calls import EVERYWHERE, REPLY_S, Address, Patience, checked, unreachable
+from halteres.clients.trajectories.address import Address
+from halteres.clients.trajectories.calls import EVERYWHERE, REPLY_S, Patience, checked, unreachable
 from halteres.errors import InvalidConfig, NotFound, NotReady, unknown
 
 PlaceName = Literal["queued", "buffered", "out", "delivered", "set_aside", "archived"]
