@@ -404,7 +404,7 @@ async def recording(seen: list[tuple[str | None, bytes]]) -> AsyncIterator[int]:
 async def test_what_goes_to_another_machine_is_compressed_and_what_stays_here_is_not(
     is_here: bool, encodings: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halteres.clients.trajectories.calls._is_here", lambda host: is_here)
+    monkeypatch.setattr("halteres.clients.trajectories.address._is_here", lambda host: is_here)
     seen: list[tuple[str | None, bytes]] = []
     large, small = group(64), group(1)
     async with recording(seen) as port, EnvironmentClient(f"http://127.0.0.1:{port}") as environment:
