@@ -9,13 +9,13 @@ import pytest
 from halteres.config.program import EnvironmentProgram
 from halteres.config.settings import Settings
 from halteres.runs.servers import Server
-from halteres.runs.supervision.roles import Scene, cast, listen
+from halteres.runs.supervision.roles import RunContext, cast, listen
 
 
-def commands(path: Path, env: dict[str, float], *, own_service: bool) -> tuple[Scene, dict[str, tuple[str, ...]]]:
+def commands(path: Path, env: dict[str, float], *, own_service: bool) -> tuple[RunContext, dict[str, tuple[str, ...]]]:
     program = EnvironmentProgram(name="sums", path=path / "sums.py", interpreter="python", working_directory=path)
     service, api = listen() if own_service else None, listen()
-    scene = Scene(
+    scene = RunContext(
         path=path,
         run_name="sums",
         settings=Settings(env=env),

@@ -1,1 +1,1 @@
-"""The supervisor of one run: its processes, its course, what it sees, how it ends."""
+"""The supervisor of one run: its processes, what follows from what happens, what it sees, how it ends."""

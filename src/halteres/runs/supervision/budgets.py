@@ -2,7 +2,7 @@
 
 Owns: policy.json in the run's directory, counting steps, tokens and hours against its caps, how long a trainer may take
 to end at one, the note that tells why a run was ended.
-Never: ends a run (`course` does).
+Never: ends a run (`controller` does).
 
 Steps and tokens count over the whole curve: what a resumed run was carried over counts in it, so that resuming renews
 no budget. Hours are those of the run itself, from its supervisor's start, by a clock that nobody sets and that stands

@@ -1,4 +1,4 @@
-"""The course of one run, from its first process to the verdict: what follows from everything that happens to it.
+"""How one run goes, from its first process to the verdict: what follows from everything that happens to it.
 
 A run has completed only with all steps (or the time that was given, or the held-out figure that was wanted) and final
 weights. One loop takes what happens (`messages`) in order.
@@ -43,11 +43,11 @@ from halteres.runs.supervision.messages import (
     Verdict,
 )
 from halteres.runs.supervision.news import News
-from halteres.runs.supervision.process_group import Crew, Exited, Ready, TooSlow
+from halteres.runs.supervision.process_group import Exited, ProcessGroup, Ready, TooSlow
 from halteres.runs.supervision.roles import Casting, get_json
-from halteres.runs.supervision.run_context import Stage
+from halteres.runs.supervision.run_context import PreparedRun
 from halteres.runs.supervision.sinks import Forwarding
-from halteres.runs.supervision.state_writer import Ledger
+from halteres.runs.supervision.state_writer import StateWriter
 
 
 def trainer_ended(
@@ -90,23 +90,23 @@ LOOK_EVERY_S = 0.2
 """How often the files that the roles write are looked at."""
 
 
-class Course:
+class RunController:
     """One run, from its first process to its last word."""
 
-    def __init__(self, ledger: Ledger, stage: Stage, casting: Casting) -> None:
-        self.ledger, self.run, self.stage = ledger, ledger.run, stage
+    def __init__(self, writer: StateWriter, prepared: PreparedRun, casting: Casting) -> None:
+        self.writer, self.run, self.prepared = writer, writer.run, prepared
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
         self.lifeline = Lifeline.open()
-        self.crew = Crew(ledger, casting(stage.scene), self.lifeline, self.inbox)
-        trainer = stage.scene.settings.trainer
-        self.evaluator = Evaluator(ledger, stage.scene.environment, self.lifeline, trainer.eval_every)
-        if ledger.state.resume_point:
-            only_end_is_left = ledger.state.step >= ledger.state.total_steps  # it is evaluated, if need be again
-            self.evaluator.skip_up_to(ledger.state.step - only_end_is_left)
-        self.budget = Budget.of(self.run, ledger.state)
-        self.diagnosis = Diagnosis(Case.of(self.run, ledger.state.environment))
-        self.news = News(ledger, self.evaluator, self.diagnosis, self.budget)
-        self.forwarding = Forwarding(self.run, stage.scene.settings.sinks, self.lifeline)
+        self.process_group = ProcessGroup(writer, casting(prepared.context), self.lifeline, self.inbox)
+        trainer = prepared.context.settings.trainer
+        self.evaluator = Evaluator(writer, prepared.context.environment, self.lifeline, trainer.eval_every)
+        if writer.state.resume_point:
+            only_end_is_left = writer.state.step >= writer.state.total_steps  # it is evaluated, if need be again
+            self.evaluator.skip_up_to(writer.state.step - only_end_is_left)
+        self.budget = Budget.of(self.run, writer.state)
+        self.diagnosis = Diagnosis(Case.of(self.run, writer.state.environment))
+        self.news = News(writer, self.evaluator, self.diagnosis, self.budget)
+        self.forwarding = Forwarding(self.run, prepared.context.settings.sinks, self.lifeline)
         self.stop_asked: StopAsked | None = None
         self.cap: Cap | None = None  # of the policy, for which the run is ended
         self.goal: str | None = None  # that the held-out figure of `stop_when` is reached, in words
@@ -119,7 +119,7 @@ class Course:
         try:
             async with self._helpers():
                 try:
-                    await self.crew.start()
+                    await self.process_group.start()
                 except OSError as error:
                     return Verdict(status="failed", error=failures.not_started(self.run, error))
                 await self.forwarding.start()
@@ -127,11 +127,11 @@ class Course:
                 if verdict.status == "completed":
                     verdict = await self._last_evaluation(verdict)
                 elif verdict.status == "stopped":
-                    self.ledger.update(status="stopping", phase=None)
+                    self.writer.update(status="stopping", phase=None)
         finally:
             if self.engine_watch:
                 self.engine_watch.cancel()
-            await self.crew.end(WITHOUT_SERVICE_S if self.service_lost else GRACE_S)
+            await self.process_group.end(WITHOUT_SERVICE_S if self.service_lost else GRACE_S)
             await self.forwarding.end()
             self.lifeline.close()
             await self.news.read()  # the step that was under way may have ended yet
@@ -173,19 +173,19 @@ class Course:
             await asyncio.sleep(LOOK_EVERY_S)
 
     def _feel_the_pulse(self) -> None:
-        state = self.ledger.state
+        state = self.writer.state
         training = state.status in ("running", "stopping") and state.phase is None
-        if alert := self.diagnosis.look(state.processes, training=training and "trainer" in self.crew.ready):
+        if alert := self.diagnosis.look(state.processes, training=training and "trainer" in self.process_group.ready):
             self.news.tell(alert)
 
     async def _hear_of_calls(self) -> None:
         """Until the first step: do the servers answer what the environment asks of them?"""
-        scene = self.stage.scene
-        if scene.api is None or self.diagnosis.has_trained or "api" not in self.crew.ready:
+        context = self.prepared.context
+        if context.api is None or self.diagnosis.has_trained or "api" not in self.process_group.ready:
             return
         service, api = await asyncio.gather(
-            get_json(f"{scene.inference.url}/halteres/v1/runs/{self.run.run_id}/requests", scene.inference.key),
-            get_json(f"{scene.api.url}/v1/diagnostics", scene.secret),
+            get_json(f"{context.inference.url}/halteres/v1/runs/{self.run.run_id}/requests", context.inference.key),
+            get_json(f"{context.api.url}/v1/diagnostics", context.secret),
         )
         heard = [Calls.of_service(service)] if service else []
         heard += [Calls.of_trajectories(api)] if api else []
@@ -203,7 +203,7 @@ class Course:
     def ask_to_stop(self, asked: StopAsked) -> None:
         """Somebody wants an end: a signal, or the control folder."""
         self.stop_asked = asked
-        self.ledger.event("stop_requested", mode=asked.mode, by=asked.why)
+        self.writer.event("stop_requested", mode=asked.mode, by=asked.why)
         self.inbox.put_nowait(asked)
 
     async def _until_verdict(self) -> Verdict:
@@ -214,9 +214,9 @@ class Course:
 
     async def _on(self, message: Message) -> Verdict | None:
         match message:
-            case StopAsked(mode="after_step") if "trainer" in self.crew.ready:
+            case StopAsked(mode="after_step") if "trainer" in self.process_group.ready:
                 if self.goal is None:  # the trainer reads the request itself
-                    self.ledger.update(status="stopping", phase=None)
+                    self.writer.update(status="stopping", phase=None)
             case StopAsked():
                 return Verdict(status="stopped")
             case GraceOver():
@@ -237,8 +237,8 @@ class Course:
             case EngineGone(code):
                 self._engine_died(code)
             case EngineBack(engine):
-                self.ledger.process("engine", **engine)
-                self.ledger.event("restart", role="engine")
+                self.writer.process("engine", **engine)
+                self.writer.event("restart", role="engine")
             case DiskFull():
                 return Verdict(status="failed", error=failures.disk_full(self.run))
             case Exited():
@@ -246,20 +246,20 @@ class Course:
         return None
 
     def _on_ready(self, name: str) -> None:
-        self.ledger.event("ready", role=name)
+        self.writer.event("ready", role=name)
         if name == "service":
             self._watch_engine()
-        if self.ledger.state.status == "starting":
-            waiting = [role for role in self.crew.roles if role.name not in self.crew.ready]
+        if self.writer.state.status == "starting":
+            waiting = [role for role in self.process_group.roles if role.name not in self.process_group.ready]
             phase: Phase | None = waiting[0].phase if waiting else None
-            self.ledger.update(status="starting" if waiting else "running", phase=phase)
+            self.writer.update(status="starting" if waiting else "running", phase=phase)
             self.diagnosis.pulse.begin()
 
     def _watch_engine(self) -> None:
         engine = engine_of(self.run.path / "service")
         if engine is None:
             return
-        self.ledger.process("engine", **engine)
+        self.writer.process("engine", **engine)
         if (self.run.path / "service" / "engine.log").exists() and not self.run.log("engine").is_symlink():
             self.run.log("engine").symlink_to(Path("..", "service", "engine.log"))
         if self.engine_watch:
@@ -268,24 +268,24 @@ class Course:
 
     async def _follow_engine(self, engine: Mapping[str, Any]) -> None:
         async for news in engines(self.run, engine):
-            if self.crew.exit_code("service") is not None:
+            if self.process_group.exit_code("service") is not None:
                 return  # it took its engine along, and its own exit is told
             await self.inbox.put(news)
 
     @property
     def _engine_is_gone(self) -> bool:
-        engine = self.ledger.state.processes.get("engine")
+        engine = self.writer.state.processes.get("engine")
         return engine is not None and not identity.alive(engine)
 
     def _engine_died(self, code: int | None) -> None:
         """Its service starts another, and brings back what this one held."""
         facts = {"exit": "unknown", "state": "ended"} if code is None else {"exit": code, "state": f"exited ({code})"}
-        self.ledger.process("engine", **facts)
-        self.ledger.event("process_exit", role="engine", code=code)
+        self.writer.process("engine", **facts)
+        self.writer.event("process_exit", role="engine", code=code)
 
     def _without_engine(self) -> Verdict:
         """The service has given its engine up, and the trainer could not go on."""
-        code = (self.ledger.state.processes.get("engine") or {}).get("exit")
+        code = (self.writer.state.processes.get("engine") or {}).get("exit")
         code = code if isinstance(code, int) else None
         self.service_lost = True
         verdict = self._died("service", "The engine", code, ready=True)
@@ -298,9 +298,9 @@ class Course:
         cap = None if self.cap or self.stop_asked else self.budget.used_up()
         if cap is None:
             return None
-        if "trainer" in self.crew.ready:
+        if "trainer" in self.process_group.ready:
             self.cap = cap
-            self.ledger.event("policy_cap", cap=cap, note=self.budget.why(cap))
+            self.writer.event("policy_cap", cap=cap, note=self.budget.why(cap))
             self._ask_trainer_to_end(f"the policy's {cap}")
         elif cap == "max_hours":
             self.cap = cap
@@ -309,21 +309,27 @@ class Course:
 
     def _mind_the_goal(self) -> None:
         """At the held-out figure that was wanted the trainer is asked to end after its step: the run has completed."""
-        wanted, row = self.stage.scene.settings.run.stop_when, self.news.evaluation
+        wanted, row = self.prepared.context.settings.run.stop_when, self.news.evaluation
         reached = number(row, CORRECT)
-        if wanted is None or self.stop_asked or "trainer" not in self.crew.ready or reached is None or reached < wanted:
+        if (
+            wanted is None
+            or self.stop_asked
+            or "trainer" not in self.process_group.ready
+            or reached is None
+            or reached < wanted
+        ):
             return
         self.goal = f"{CORRECT} was {reached:.4g} at step {row['step']}: stop_when ({wanted:g}) is reached"
-        self.ledger.event("goal_reached", step=row["step"], note=self.goal)
+        self.writer.event("goal_reached", step=row["step"], note=self.goal)
         self._ask_trainer_to_end("stop_when")
 
     def _mind_the_drift(self) -> None:
         """At an alert of drift the trainer is asked to end after its step, where the run's settings say so."""
-        alert, action = self.news.drift, self.stage.scene.settings.run.on_drift
-        if alert is None or action != "stop" or self.stop_asked or "trainer" not in self.crew.ready:
+        alert, action = self.news.drift, self.prepared.context.settings.run.on_drift
+        if alert is None or action != "stop" or self.stop_asked or "trainer" not in self.process_group.ready:
             return
         self.drift = f"The alert {alert.rule} came at step {alert.step}, and on_drift is stop. {alert.evidence}"
-        self.ledger.event("drift", rule=alert.rule, step=alert.step, note=self.drift)
+        self.writer.event("drift", rule=alert.rule, step=alert.step, note=self.drift)
         self._ask_trainer_to_end(f"on_drift ({alert.rule})")
 
     def _ask_trainer_to_end(self, why: str) -> None:
@@ -337,40 +343,40 @@ class Course:
         await self.news.read()  # what it wrote last tells how it ended
         role, code = exited.role, exited.code
         if role.name == "trainer" and code == 0:
-            limit = self.stage.scene.settings.run.max_minutes
+            limit = self.prepared.context.settings.run.max_minutes
             asked = self.stop_asked is not None
-            return trainer_ended(self.run, self.ledger.state, limit, stop_asked=asked, goal=self.goal)
-        if self.ledger.state.status == "stopping":
+            return trainer_ended(self.run, self.writer.state, limit, stop_asked=asked, goal=self.goal)
+        if self.writer.state.status == "stopping":
             return Verdict(status="stopped", note=f"{role.title} {failures.how(code)} while the run was stopping.")
         if role.name == "env" and code == 0 and await self._queue_suffices():
             return None
         if role.name == "trainer" and self._engine_is_gone:
             return self._without_engine()
         if role.restarts and not failures.gave_up(self.run, role.name, code):
-            if await self.crew.restart(role):
+            if await self.process_group.restart(role):
                 return None
-            self.ledger.event("restarts_used_up", role=role.name)
+            self.writer.event("restarts_used_up", role=role.name)
         self.service_lost |= role.name == "service"
         return self._died(role.name, role.title, code, ready=exited.was_ready)
 
     def _died(self, role: str, title: str, code: int | None, *, ready: bool) -> Verdict:
-        step = self.ledger.state.step
+        step = self.writer.state.step
         return Verdict(status="failed", error=failures.died(self.run, role, title, code, step=step, ready=ready))
 
     async def _queue_suffices(self) -> bool:
         """An environment may end early where what was delivered and what waits make all the batches there will be."""
-        scene = self.stage.scene
-        if scene.api is None:
+        context = self.prepared.context
+        if context.api is None:
             return False
-        told = await get_json(f"{scene.api.url}/v1/diagnostics", scene.secret) or {}
-        batch_size = scene.settings.env.get("batch_size", 1)
+        told = await get_json(f"{context.api.url}/v1/diagnostics", context.secret) or {}
+        batch_size = context.settings.env.get("batch_size", 1)
         sequences = told.get("step", 0) * batch_size + told.get("queued_sequences", 0)
-        return sequences >= self.ledger.state.total_steps * batch_size
+        return sequences >= self.writer.state.total_steps * batch_size
 
     async def _last_evaluation(self, verdict: Verdict) -> Verdict:
         """Training is over: the environment may go, the service stays for what is left to evaluate."""
-        self.ledger.update(status="running", phase="evaluation")
-        await self.crew.end_role("env")
+        self.writer.update(status="running", phase="evaluation")
+        await self.process_group.end_role("env")
         evaluated = asyncio.create_task(self.evaluator.finished(), name="last evaluation")
         interrupted = asyncio.create_task(self._interruption(), name="interruption")
         try:

@@ -29,7 +29,7 @@ from halteres.runs.measurement import command, strike_keys_out
 from halteres.runs.reading.evaluations import figures_of
 from halteres.runs.reading.failures import how, reason
 from halteres.runs.supervision.children import spawn
-from halteres.runs.supervision.state_writer import Ledger
+from halteres.runs.supervision.state_writer import StateWriter
 
 WITHIN_S = 1800.0
 """How long one evaluation may take."""
@@ -54,7 +54,7 @@ class Snapshot:
 class Evaluator:
     """Evaluates snapshots in the order asked; where it falls behind, those between first and newest are left out."""
 
-    ledger: Ledger
+    writer: StateWriter
     environment: EnvironmentProgram
     lifeline: Lifeline
     every: int  # steps; 0: only first and last
@@ -92,9 +92,9 @@ class Evaluator:
                 await self._evaluate(snapshot)
             except NothingToEvaluate as error:
                 self._has_nothing = True
-                self.ledger.event("no_evaluation", step=snapshot.step, error=error.sentence)
+                self.writer.event("no_evaluation", step=snapshot.step, error=error.sentence)
             except (HalteresError, OSError) as error:
-                self.ledger.event("eval_failed", step=snapshot.step, error=str(error))
+                self.writer.event("eval_failed", step=snapshot.step, error=str(error))
             async with self._changed:
                 kept = [] if self._has_nothing else self._pending
                 self._pending = [waiting for waiting in kept if waiting != snapshot]
@@ -106,11 +106,11 @@ class Evaluator:
             await self._changed.wait_for(lambda: not self._pending)
 
     async def _evaluate(self, snapshot: Snapshot) -> None:
-        run, began = self.ledger.run, time.monotonic()
+        run, began = self.writer.run, time.monotonic()
         folder = run.path / "evals" / f"step_{snapshot.step}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the command writes down its config, keys and all
         policy = ("--openai.model_name", snapshot.sampler_path)
-        words = command(self.environment, run.path / "config.yaml", folder, self.ledger.state.name, *policy)
+        words = command(self.environment, run.path / "config.yaml", folder, self.writer.state.name, *policy)
         written = _size(run.log("eval"))
         with tempfile.TemporaryFile(dir=folder) as answer:
             try:
@@ -126,7 +126,7 @@ class Evaluator:
         figures |= shares(base, figures)
         row = {"step": snapshot.step, "t": time.time(), "src": "eval", **figures}
         append_row(run.path / "metrics.jsonl", row)
-        self.ledger.event("eval", step=snapshot.step, took_s=round(time.monotonic() - began, 2), **figures)
+        self.writer.event("eval", step=snapshot.step, took_s=round(time.monotonic() - began, 2), **figures)
 
     def _check(self, code: int, said: Sequence[str]) -> None:
         """Raise where the evaluation did not end well; `said`: its last words. An environment may end the process with
@@ -141,9 +141,9 @@ class Evaluator:
 
     async def _ran(self, words: Sequence[str], answer: IO[bytes], snapshot: Snapshot) -> int:
         """Run it to its end, which is that of its own process; the exit code."""
-        log = self.ledger.run.log("eval")
+        log = self.writer.run.log("eval")
         folder = self.environment.working_directory
-        keys = secret_variables(self.ledger.run.environment_config())
+        keys = secret_variables(self.writer.run.environment_config())
         child = await spawn(words, log=log, folder=folder, lifeline=self.lifeline, keys=keys, answer=answer)
         try:
             async with asyncio.timeout(WITHIN_S):

@@ -16,7 +16,7 @@ from halteres.runs.diagnosis.drift import DRIFT
 from halteres.runs.reading.alerts import Alert
 from halteres.runs.supervision.budgets import Budget
 from halteres.runs.supervision.evaluation import Evaluator, Snapshot
-from halteres.runs.supervision.state_writer import Ledger
+from halteres.runs.supervision.state_writer import StateWriter
 
 _log = logging.getLogger(__name__)
 
@@ -24,9 +24,9 @@ _log = logging.getLogger(__name__)
 class News:
     """What the roles write. What a resumed run was carried over is remembered, and no news."""
 
-    def __init__(self, ledger: Ledger, evaluator: Evaluator, diagnosis: Diagnosis, budget: Budget) -> None:
-        self._ledger, self._evaluator, self._diagnosis, self._budget = ledger, evaluator, diagnosis, budget
-        self._events, self._metrics = (Tail(ledger.run.path / name) for name in ("events.jsonl", "metrics.jsonl"))
+    def __init__(self, writer: StateWriter, evaluator: Evaluator, diagnosis: Diagnosis, budget: Budget) -> None:
+        self._writer, self._evaluator, self._diagnosis, self._budget = writer, evaluator, diagnosis, budget
+        self._events, self._metrics = (Tail(writer.run.path / name) for name in ("events.jsonl", "metrics.jsonl"))
         self._events.fresh()
         carried_over = self._metrics.fresh()
         self.evaluation: dict[str, Any] = {}  # the newest row of an evaluation
@@ -46,24 +46,24 @@ class News:
         _log.warning("%s", alert)
         if alert.rule in DRIFT:
             self.drift = self.drift or alert
-        self._ledger.event("alert", rule=alert.rule, step=alert.step, evidence=alert.evidence, remedy=alert.remedy)
+        self._writer.event("alert", rule=alert.rule, step=alert.step, evidence=alert.evidence, remedy=alert.remedy)
 
     async def _on_event(self, event: dict[str, Any]) -> None:
         kind, step = event.get("type"), event.get("step")
         if kind == "notice":
-            self.tell(self._diagnosis.notice(event, resumable=self._ledger.run.newest_checkpoint() is not None))
+            self.tell(self._diagnosis.notice(event, resumable=self._writer.run.newest_checkpoint() is not None))
         elif kind == "planned" and isinstance(total := event.get("total_steps"), int):
-            self._ledger.update(total_steps=total)
+            self._writer.update(total_steps=total)
         elif kind == "checkpoint" and isinstance(step, int):
             if event.get("state_path"):
-                self._ledger.update(last_checkpoint={k: event.get(k) for k in ("name", "step", "state_path")})
+                self._writer.update(last_checkpoint={k: event.get(k) for k in ("name", "step", "state_path")})
             if event.get("sampler_path") and self._evaluator.is_due(step, bool(event.get("final"))):
                 await self._evaluator.ask(Snapshot(step=step, sampler_path=event["sampler_path"]))
 
     def _on_metrics(self, row: dict[str, Any]) -> None:
         step = row.get("step")
         if row.get("src") == "trainer" and isinstance(step, int):
-            self._ledger.update(step=max(step, self._ledger.state.step))
+            self._writer.update(step=max(step, self._writer.state.step))
         if row.get("src") == "eval":
             self.evaluation = row
         self._budget.see(row)

@@ -18,7 +18,7 @@ from halteres.runs.identity import alive
 from halteres.runs.supervision.children import GRACE_S, Child, spawn
 from halteres.runs.supervision.engine_watch import gone
 from halteres.runs.supervision.roles import STOP_ORDER, Role, RoleName, until_ready
-from halteres.runs.supervision.state_writer import Ledger
+from halteres.runs.supervision.state_writer import StateWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ Report = Exited | Ready | TooSlow
 
 
 @dataclass(slots=True)
-class Crew:
+class ProcessGroup:
     """Children by role; what happens to them is put into `reports`."""
 
-    ledger: Ledger
+    writer: StateWriter
     roles: tuple[Role, ...]
     lifeline: Lifeline
     reports: asyncio.Queue[Any]
@@ -70,8 +70,8 @@ class Crew:
         self.ready.discard(role.name)
         child = await spawn(
             role.command,
-            log=self.ledger.run.log(role.name),
-            folder=role.folder or self.ledger.run.path,
+            log=self.writer.run.log(role.name),
+            folder=role.folder or self.writer.run.path,
             lifeline=self.lifeline,
             descriptors=(role.listener.descriptor,) if role.listener else (),
             keys=role.keys,
@@ -80,7 +80,7 @@ class Crew:
         self._children[role.name] = child
         port = role.listener.port if role.listener else None
         facts = {**child.who, "pgid": child.pid, "port": port, "exit": None, "state": "running"}
-        self.ledger.process(role.name, **facts)
+        self.writer.process(role.name, **facts)
         self._watches[role.name] = asyncio.create_task(self._watch(role, child), name=f"watch {role.name}")
 
     async def restart(self, role: Role) -> bool:
@@ -89,7 +89,7 @@ class Crew:
         if used >= role.restarts:
             return False
         self._restarts[role.name] = used + 1
-        self.ledger.event("restart", role=role.name, attempt=used + 1, of=role.restarts)
+        self.writer.event("restart", role=role.name, attempt=used + 1, of=role.restarts)
         await self.start_role(role)
         return True
 
@@ -131,16 +131,16 @@ class Crew:
         await self.reports.put(Exited(role, code, role.name in self.ready))
 
     def _record_exit(self, name: RoleName, code: int) -> None:
-        if self.ledger.state.processes.get(name, {}).get("exit") is None:
-            self.ledger.process(name, exit=code, state=f"exited ({code})")
-            self.ledger.event("process_exit", role=name, code=code)
+        if self.writer.state.processes.get(name, {}).get("exit") is None:
+            self.writer.process(name, exit=code, state=f"exited ({code})")
+            self.writer.event("process_exit", role=name, code=code)
 
     async def _end_engine(self) -> None:
         """The engine is the service's child; should it have outlived it, end it too."""
-        engine = self.ledger.state.processes.get("engine")
+        engine = self.writer.state.processes.get("engine")
         if engine and engine.get("exit") is None:
             await end_stranger(engine, GRACE_S)
-            self.ledger.process("engine", exit=0, state="exited with its service")
+            self.writer.process("engine", exit=0, state="exited with its service")
 
 
 async def end_stranger(who: Mapping[str, Any], grace_s: float) -> None:

@@ -162,7 +162,7 @@ class Role:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class RunContext:
     """What the roles of one run are made from."""
 
     path: Path  # the run directory
@@ -182,56 +182,56 @@ class Scene:
         return self.service is not None and self.settings.corrects_temperature
 
 
-Casting = Callable[[Scene], tuple[Role, ...]]
+Casting = Callable[[RunContext], tuple[Role, ...]]
 """Makes the roles of a run; tests put stand-ins here."""
 
 
-def cast(scene: Scene) -> tuple[Role, ...]:
+def cast(context: RunContext) -> tuple[Role, ...]:
     """The roles of a run, in the order in which they are started."""
-    if scene.api is None:
-        return (_reward_trainer(scene),)
-    own_service = () if scene.service is None else (_service(scene, scene.service),)
-    reward = () if scene.reward is None else (_reward(scene, scene.reward),)
-    return (*own_service, _api(scene, scene.api), *reward, _trainer(scene), _env(scene, scene.api))
+    if context.api is None:
+        return (_reward_trainer(context),)
+    own_service = () if context.service is None else (_service(context, context.service),)
+    reward = () if context.reward is None else (_reward(context, context.reward),)
+    return (*own_service, _api(context, context.api), *reward, _trainer(context), _env(context, context.api))
 
 
-def _service(scene: Scene, listener: Listener) -> Role:
-    tempered = ("--sample-logprobs", "tempered") if scene.tempered else ()
+def _service(context: RunContext, listener: Listener) -> Role:
+    tempered = ("--sample-logprobs", "tempered") if context.tempered else ()
     return Role(
         name="service",
         title="Training service",
         command=(
-            *_module("halteres.service", "--state", str(scene.path / "service")),
-            *("--listen-fd", str(listener.descriptor), "--model", scene.base_model),
-            *(*service_arguments(scene.settings.inference), *tempered),
+            *_module("halteres.service", "--state", str(context.path / "service")),
+            *("--listen-fd", str(listener.descriptor), "--model", context.base_model),
+            *(*service_arguments(context.settings.inference), *tempered),
         ),
         phase="api",
         ready=Answers(f"{listener.url}/api/v1/healthz"),
-        variables={environ.SERVICE_KEY: scene.secret},
+        variables={environ.SERVICE_KEY: context.secret},
         ready_within_s=300,
         listener=listener,
         restarts=2,  # what it accepted is in its journal, and its clients ask again by themselves
     )
 
 
-def _api(scene: Scene, listener: Listener) -> Role:
-    database = str(scene.path / "api" / "trajectories.sqlite")
+def _api(context: RunContext, listener: Listener) -> Role:
+    database = str(context.path / "api" / "trajectories.sqlite")
     return Role(
         name="api",
         title="API server",
         command=_module("halteres.trajectories", "--database", database, "--listen-fd", str(listener.descriptor)),
         phase="api",
-        ready=Answers(f"{listener.url}/v1/diagnostics", scene.secret),
-        variables=_token(scene),
+        ready=Answers(f"{listener.url}/v1/diagnostics", context.secret),
+        variables=_token(context),
         ready_within_s=60,
         listener=listener,
         restarts=2,  # its groups are in the database
     )
 
 
-def _reward(scene: Scene, listener: Listener) -> Role:
-    folders = tuple(str(folder) for folder in reward_folders(scene.settings.env))
-    threads = scene.settings.inference.threads
+def _reward(context: RunContext, listener: Listener) -> Role:
+    folders = tuple(str(folder) for folder in reward_folders(context.settings.env))
+    threads = context.settings.inference.threads
     return Role(
         name="reward",
         title="Reward server",
@@ -241,60 +241,60 @@ def _reward(scene: Scene, listener: Listener) -> Role:
             *(("--threads", str(threads)) if threads else ()),
         ),
         phase="api",
-        ready=Answers(f"{listener.url}/health", scene.secret),
-        variables={environ.REWARD_KEY: scene.secret},
+        ready=Answers(f"{listener.url}/health", context.secret),
+        variables={environ.REWARD_KEY: context.secret},
         ready_within_s=300,
         listener=listener,
         restarts=2,  # it holds nothing, and its clients ask again by themselves
     )
 
 
-def _trainer(scene: Scene) -> Role:
+def _trainer(context: RunContext) -> Role:
     return Role(
         name="trainer",
         title="Trainer",
-        command=_module("halteres.training", "--run", str(scene.path)),
+        command=_module("halteres.training", "--run", str(context.path)),
         phase="trainer",
-        ready=Exists(scene.path / "control" / "trainer.ready"),
+        ready=Exists(context.path / "control" / "trainer.ready"),
         ready_within_s=420,
         # The keys are in wiring.json; who has the variables too knows what to strike out of its words.
-        keys=() if scene.service else (environ.API_KEY,),
-        variables=_token(scene),
+        keys=() if context.service else (environ.API_KEY,),
+        variables=_token(context),
     )
 
 
-def _env(scene: Scene, api: Listener) -> Role:
-    config, metrics = scene.path / "config.yaml", scene.path / "metrics.jsonl"
+def _env(context: RunContext, api: Listener) -> Role:
+    config, metrics = context.path / "config.yaml", context.path / "metrics.jsonl"
     return Role(
         name="env",
         title="Environment",
-        command=scene.environment.command_in_run(
-            "serve", "--config", str(config), metrics=metrics, name=scene.run_name
+        command=context.environment.command_in_run(
+            "serve", "--config", str(config), metrics=metrics, name=context.run_name
         ),
-        folder=scene.environment.working_directory,
+        folder=context.environment.working_directory,
         phase="environment",
-        ready=Registered(api.url, scene.secret),
+        ready=Registered(api.url, context.secret),
         ready_within_s=480,
         restarts=2,  # it holds nothing but rollouts in flight
-        keys=secret_variables(scene.settings.env),
-        variables=_token(scene),
+        keys=secret_variables(context.settings.env),
+        variables=_token(context),
     )
 
 
-def _reward_trainer(scene: Scene) -> Role:
+def _reward_trainer(context: RunContext) -> Role:
     return Role(
         name="trainer",
         title="Reward trainer",
-        command=_module("halteres.rewards.torch", "--run", str(scene.path)),
+        command=_module("halteres.rewards.torch", "--run", str(context.path)),
         phase="trainer",
-        ready=Exists(scene.path / "control" / "trainer.ready"),
+        ready=Exists(context.path / "control" / "trainer.ready"),
         ready_within_s=1800,  # it reads every row as tokens first
         grace_s=30,  # it ends after its step, with a checkpoint
     )
 
 
-def _token(scene: Scene) -> dict[str, str]:
-    return {environ.TRAJECTORY_TOKEN: scene.secret}
+def _token(context: RunContext) -> dict[str, str]:
+    return {environ.TRAJECTORY_TOKEN: context.secret}
 
 
 def _module(name: str, *arguments: str) -> tuple[str, ...]:

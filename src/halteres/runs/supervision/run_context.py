@@ -15,15 +15,15 @@ from halteres.rewards.model_folder import names_of, path_of
 from halteres.runs.servers import WIRING, Server, with_login
 from halteres.runs.starting.reward_models import reward_folders, with_places
 from halteres.runs.starting.start import config_text, wiring_of_run, write_resolved
-from halteres.runs.supervision.roles import Listener, Scene, listen
-from halteres.runs.supervision.state_writer import Ledger
+from halteres.runs.supervision.roles import Listener, RunContext, listen
+from halteres.runs.supervision.state_writer import StateWriter
 
 
 @dataclass(slots=True)
-class Stage:
-    """Open sockets and the scene; close it when the roles have ended."""
+class PreparedRun:
+    """Open sockets, and what roles are made from; close it when the roles have ended."""
 
-    scene: Scene
+    context: RunContext
     _open: ExitStack = field(default_factory=ExitStack)
 
     def close(self) -> None:
@@ -31,9 +31,9 @@ class Stage:
         self._open.close()
 
 
-def set_stage(ledger: Ledger) -> Stage:
+def prepare_run(writer: StateWriter) -> PreparedRun:
     """Bind the sockets, write the addresses into the run's files and its state."""
-    run, state, opened = ledger.run, ledger.state, ExitStack()
+    run, state, opened = writer.run, writer.state, ExitStack()
     settings = run.settings()
     trains_policy = state.kind == "rl"
     service = listen() if trains_policy and not state.service_given else None
@@ -44,9 +44,9 @@ def set_stage(ledger: Ledger) -> Stage:
             opened.callback(listener.close)
     service_url = service.url if service else state.urls.get("service", "")
     found = {"service": service_url, "api": api.url if api else "", "reward": reward.url if reward else ""}
-    ledger.update(urls={name: url for name, url in found.items() if url})
+    writer.update(urls={name: url for name, url in found.items() if url})
     secret = environ.run_secret()
-    scene = Scene(
+    context = RunContext(
         path=run.path,
         run_name=state.name,
         settings=settings,
@@ -59,32 +59,32 @@ def set_stage(ledger: Ledger) -> Stage:
         secret=secret,
     )
     if api is not None:
-        _write_wiring(ledger, scene, with_login(api.url, secret))
-    return Stage(scene, opened)
+        _write_wiring(writer, context, with_login(api.url, secret))
+    return PreparedRun(context, opened)
 
 
-def _write_wiring(ledger: Ledger, scene: Scene, api_url: str) -> None:
+def _write_wiring(writer: StateWriter, context: RunContext, api_url: str) -> None:
     """Both files hold keys: readable by the owner alone."""
-    key = scene.inference.key
+    key = context.inference.key
     wiring = {
-        "run_id": ledger.state.run_id,
-        "run_dir": str(scene.path),
-        "service_url": scene.inference.url,
+        "run_id": writer.state.run_id,
+        "run_dir": str(context.path),
+        "service_url": context.inference.url,
         "api_url": api_url,
         "api_key": key,
-        "base_model": scene.base_model,
-        "tokenizer": ledger.state.tokenizer,
-        "is_foreign": scene.environment.is_foreign,
-        "tempered": scene.tempered,
-        "resume_from": ledger.state.resume_point,
+        "base_model": context.base_model,
+        "tokenizer": writer.state.tokenizer,
+        "is_foreign": context.environment.is_foreign,
+        "tempered": context.tempered,
+        "resume_from": writer.state.resume_point,
     }
-    _write_private(scene.path / WIRING, json.dumps(wiring, indent=1))
-    settings = scene.settings
-    if scene.reward is not None:
-        settings = with_places(settings, _addresses(scene.reward, scene.secret, reward_folders(settings.env)))
-    config = config_text(settings, ledger.state, scene.path, api_url=api_url, api_key=key)
-    _write_private(scene.path / "config.yaml", config)
-    write_resolved(scene.path, wiring_of_run(scene.settings, ledger.state, scene.path))
+    _write_private(context.path / WIRING, json.dumps(wiring, indent=1))
+    settings = context.settings
+    if context.reward is not None:
+        settings = with_places(settings, _addresses(context.reward, context.secret, reward_folders(settings.env)))
+    config = config_text(settings, writer.state, context.path, api_url=api_url, api_key=key)
+    _write_private(context.path / "config.yaml", config)
+    write_resolved(context.path, wiring_of_run(context.settings, writer.state, context.path))
 
 
 def _addresses(server: Listener, secret: str, folders: Sequence[Path]) -> Callable[[Path], str]:

@@ -28,7 +28,7 @@ _TEXTS = ("error", "note")
 """What of the state is told in words; the rest is ours to choose."""
 
 
-class Ledger:
+class StateWriter:
     """The one writer of a run's state."""
 
     def __init__(self, run: RunDirectory) -> None:

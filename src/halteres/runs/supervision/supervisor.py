@@ -1,7 +1,7 @@
 """The supervisor of one run: `python -m halteres.runs.supervision.supervisor DIR`.
 
 Owns: the process: lock, signals, and how the run's end is written (weights, results, picture, and last the state).
-Never: decides what happens in between (`course`).
+Never: decides what happens in between (`controller`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from halteres.runs.servers import new_secret
 from halteres.runs.state import RESERVE, Phase, RunState, Status
 from halteres.runs.stop import WAKE
 from halteres.runs.supervision.conclusion import conclude, export_adapter, final_checkpoint
-from halteres.runs.supervision.controller import Course
+from halteres.runs.supervision.controller import RunController
 from halteres.runs.supervision.messages import StopAsked, Verdict
 from halteres.runs.supervision.roles import Casting, cast
-from halteres.runs.supervision.run_context import set_stage
-from halteres.runs.supervision.state_writer import Ledger
+from halteres.runs.supervision.run_context import prepare_run
+from halteres.runs.supervision.state_writer import StateWriter
 
 _log = logging.getLogger("halteres.runs.supervision.supervisor")
 
@@ -40,65 +40,65 @@ _log = logging.getLogger("halteres.runs.supervision.supervisor")
 async def supervise(run: RunDirectory, casting: Casting = cast) -> Status:
     """Supervise one run to its end; the lock is the caller's. Returns its final status."""
     environ.set_run_secret(new_secret())  # first: whatever is written from here on is searched for it
-    ledger = Ledger(run)
-    if ledger.state.terminal:
-        raise Conflict(f"Run {run.run_id} has ended already ({ledger.state.status}).", "", "Resume it as a new run.")
-    async with ledger.beating():
+    writer = StateWriter(run)
+    if writer.state.terminal:
+        raise Conflict(f"Run {run.run_id} has ended already ({writer.state.status}).", "", "Resume it as a new run.")
+    async with writer.beating():
         try:
             with boundary(
                 ServerError, "The supervisor"
             ):  # whatever goes wrong here, the run must end with a true state
-                verdict = await _attempt(ledger, casting)
+                verdict = await _attempt(writer, casting)
         except HalteresError as error:
             _log.exception("The supervisor failed.")
             verdict = Verdict(status="failed", error=error)
-        return await _close(ledger, verdict)
+        return await _close(writer, verdict)
 
 
-async def _attempt(ledger: Ledger, casting: Casting) -> Verdict:
-    stage = set_stage(ledger)
+async def _attempt(writer: StateWriter, casting: Casting) -> Verdict:
+    prepared = prepare_run(writer)
     try:
-        course = Course(ledger, stage, casting)
-        _obey_signals(course)
+        controller = RunController(writer, prepared, casting)
+        _obey_signals(controller)
         # From here on a stop request may wake us; one that came earlier is found by the first look.
-        phase: Phase = "trainer" if ledger.state.kind == "reward" else "api"
-        ledger.update(status="starting", phase=phase, started_at=time.time(), supervisor=identity.identity(os.getpid()))
-        return await course.run_to_verdict()
+        phase: Phase = "trainer" if writer.state.kind == "reward" else "api"
+        writer.update(status="starting", phase=phase, started_at=time.time(), supervisor=identity.identity(os.getpid()))
+        return await controller.run_to_verdict()
     finally:
-        stage.close()
+        prepared.close()
 
 
-def _obey_signals(course: Course) -> None:
+def _obey_signals(controller: RunController) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, course.ask_to_stop, StopAsked("now", number.name))
-    loop.add_signal_handler(WAKE, course.look_for_stop)
+        loop.add_signal_handler(number, controller.ask_to_stop, StopAsked("now", number.name))
+    loop.add_signal_handler(WAKE, controller.look_for_stop)
 
 
-async def _close(ledger: Ledger, verdict: Verdict) -> Status:
+async def _close(writer: StateWriter, verdict: Verdict) -> Status:
     """Write the end: weights, results, picture, and only then the state that says so."""
-    run = ledger.run
+    run = writer.run
     (run.path / RESERVE).unlink(missing_ok=True)
-    verdict, exported = await asyncio.to_thread(_with_weights, ledger, verdict)
+    verdict, exported = await asyncio.to_thread(_with_weights, writer, verdict)
     newest = run.newest_checkpoint()
     resumable = verdict.status != "completed" and newest is not None
     end: dict[str, Any] = {
         "status": verdict.status,
-        "phase": ledger.state.phase if verdict.status == "failed" else None,
+        "phase": writer.state.phase if verdict.status == "failed" else None,
         "error": verdict.error.sentence if verdict.error else None,
         "code": verdict.error.code if verdict.error else verdict.code,
         "exit": verdict.error.details.get("exit") if verdict.error else None,
         "note": verdict.note,
         "resumable": resumable,
-        "last_checkpoint": newest or ledger.state.last_checkpoint,
+        "last_checkpoint": newest or writer.state.last_checkpoint,
         "ended_at": time.time(),
     }
-    end = ledger.without_secrets(end)
+    end = writer.without_secrets(end)
     if exported:
-        ledger.event("weights", folder=str(exported))
-    for failure in await asyncio.to_thread(_concluded, run, msgspec.structs.replace(ledger.state, **end)):
-        ledger.event("conclusion_failed", error=failure)
-    ledger.update(**end)
+        writer.event("weights", folder=str(exported))
+    for failure in await asyncio.to_thread(_concluded, run, msgspec.structs.replace(writer.state, **end)):
+        writer.event("conclusion_failed", error=failure)
+    writer.update(**end)
     return verdict.status
 
 
@@ -112,14 +112,14 @@ def _concluded(run: RunDirectory, state: RunState) -> list[str]:
         return [error.sentence]
 
 
-def _with_weights(ledger: Ledger, verdict: Verdict) -> tuple[Verdict, Path | None]:
+def _with_weights(writer: StateWriter, verdict: Verdict) -> tuple[Verdict, Path | None]:
     """Copy the final weights out of the service's state. A completed run without them has failed."""
-    elsewhere = ledger.state.service_given or ledger.state.kind == "reward"
-    if elsewhere or final_checkpoint(ledger.run) is None:
+    elsewhere = writer.state.service_given or writer.state.kind == "reward"
+    if elsewhere or final_checkpoint(writer.run) is None:
         return verdict, None  # kept by somebody else's service or written by the trainer itself, or there are none
     try:
         with boundary(ServerError, "Copying the final weights"):
-            return verdict, export_adapter(ledger.run)
+            return verdict, export_adapter(writer.run)
     except HalteresError as error:
         if verdict.status != "completed":
             return verdict, None
