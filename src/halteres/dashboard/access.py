@@ -36,8 +36,8 @@ MOST_USED = 4096
 def ticket(now: float | None = None) -> str:
     """A ticket: EXPIRY.NONCE.SIGNATURE."""
     expiry = int((time.time() if now is None else now) + TICKET_S)
-    told = f"{expiry}.{secrets.token_urlsafe(12)}"
-    return f"{told}.{_signed('ticket', told)}"
+    content = f"{expiry}.{secrets.token_urlsafe(12)}"
+    return f"{content}.{_signed('ticket', content)}"
 
 
 def page_key() -> str:
@@ -66,10 +66,10 @@ class Door:
         return is_token(given) or self._takes(given, time.time() if now is None else now)
 
     def _takes(self, given: str, now: float) -> bool:
-        told, _, signature = given.rpartition(".")
-        if not hmac.compare_digest(signature.encode(), _signed("ticket", told).encode()):
+        content, _, signature = given.rpartition(".")
+        if not hmac.compare_digest(signature.encode(), _signed("ticket", content).encode()):
             return False
-        expiry = int(told.partition(".")[0])
+        expiry = int(content.partition(".")[0])
         if expiry < now or given in self._used:
             return False
         self._used = {ticket: until for ticket, until in self._used.items() if until >= now}
@@ -177,10 +177,10 @@ def check_ours(port: int) -> None:
     """
     nonce = secrets.token_urlsafe(24)
     try:
-        told = get_json(f"http://{HOST}:{port}/api/session?nonce={nonce}", ANSWERS_WITHIN_S).get("proof")
+        answered = get_json(f"http://{HOST}:{port}/api/session?nonce={nonce}", ANSWERS_WITHIN_S).get("proof")
     except (NotReady, Refused):
-        told = None
-    if not isinstance(told, str) or not hmac.compare_digest(told.encode(), proof(nonce).encode()):
+        answered = None
+    if not isinstance(answered, str) or not hmac.compare_digest(answered.encode(), proof(nonce).encode()):
         raise Conflict(
             f"Port {port} of {HOST} is taken.",
             f"What answers there is no control server of {environ.home()}.",

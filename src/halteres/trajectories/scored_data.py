@@ -102,7 +102,7 @@ _OURS = {
     "spans": list[SpanTuple] | None,
     "halteres_key": str | None,
 }
-"""A text that cannot be a key is a mistake of a client of ours, which is told."""
+"""A text that cannot be a key is a mistake of a client of ours: it is refused, not passed over."""
 
 
 def read_strictly(body: bytes) -> tuple[ScoredData, bytes] | None:

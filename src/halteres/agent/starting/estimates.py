@@ -128,7 +128,7 @@ class Estimate:
     @property
     def facts(self) -> dict[str, Any]:
         """As an answer tells it."""
-        told: dict[str, Any] = {"step_s": self.step_s.told, "total_min": (self.total_s * (1 / 60)).told}
+        told: dict[str, Any] = {"step_s": self.step_s.rounded, "total_min": (self.total_s * (1 / 60)).rounded}
         told["basis"] = self.basis
         return {**told, "peak_gb": self.peak_gb} if self.peak_gb is not None else told
 

@@ -61,7 +61,7 @@ class Span:
         return Span(min(max(self.low, least), most), min(max(self.high, least), most))
 
     @property
-    def told(self) -> list[float]:
+    def rounded(self) -> list[float]:
         """Three significant digits."""
         return [float(f"{self.low:.3g}"), float(f"{self.high:.3g}")]
 
@@ -235,7 +235,7 @@ def measured(engine: Engine, work: Workload, deadline_s: float = DEADLINE_S) -> 
 
 
 def _probe(shape: Shape, deadline_s: float) -> Speed | None:
-    """The last figures that the probe told in time. It ends with its lifeline, and its engine with it."""
+    """The last figures that the probe printed in time. It ends with its lifeline, and its engine with it."""
     lifeline, ours = os.pipe()
     with tempfile.TemporaryDirectory(prefix="halteres-", ignore_cleanup_errors=True) as folder:
         try:
@@ -248,7 +248,7 @@ def _probe(shape: Shape, deadline_s: float) -> Speed | None:
                 env=environ.for_stranger(HALTERES_LIFELINE_FD=str(lifeline), TMPDIR=folder),
                 start_new_session=True,
             )
-            return _last(_told(child, deadline_s))
+            return _last(_printed(child, deadline_s))
         except OSError:  # no process can be started now
             return None
         finally:
@@ -256,7 +256,7 @@ def _probe(shape: Shape, deadline_s: float) -> Speed | None:
             os.close(lifeline)
 
 
-def _told(child: subprocess.Popen[bytes], deadline_s: float) -> bytes:
+def _printed(child: subprocess.Popen[bytes], deadline_s: float) -> bytes:
     try:
         return child.communicate(timeout=deadline_s)[0]
     except subprocess.TimeoutExpired:
@@ -265,8 +265,8 @@ def _told(child: subprocess.Popen[bytes], deadline_s: float) -> bytes:
         return child.communicate()[0]
 
 
-def _last(told: bytes) -> Speed | None:
-    for line in reversed(told.splitlines()):
+def _last(printed: bytes) -> Speed | None:
+    for line in reversed(printed.splitlines()):
         try:
             return msgspec.json.decode(line, type=Speed)
         except msgspec.DecodeError:

@@ -142,13 +142,13 @@ class ConnectionRoutes:
         return answer(
             {
                 "model": msgspec.to_builtins(model),
-                "engine": _told(fleet.trainer),  # the one that trains
-                "samplers": [_told(host) for host in fleet.samplers],
+                "engine": _facts_of(fleet.trainer),  # the one that trains
+                "samplers": [_facts_of(host) for host in fleet.samplers],
                 "version": halteres.__version__,
                 "policies": self._service.samplers.versions(tenant_of(request)),
             }
         )
 
 
-def _told(host: Host[Any]) -> dict[str, Any]:
+def _facts_of(host: Host[Any]) -> dict[str, Any]:
     return {"state": host.state, "pid": host.pid, "restarts": host.restarts}

@@ -167,7 +167,7 @@ class ToolRoutes:
 
     async def tools(self, _: Request) -> Response:
         """GET /api/tools."""
-        return answer({"tools": [told(tool) for tool in TOOLS]})
+        return answer({"tools": [described(tool) for tool in TOOLS]})
 
     async def call(self, request: Request) -> Response:
         """POST /api/tools/{name}: its arguments as a JSON object; an error's status fits its kind."""
@@ -179,7 +179,7 @@ class ToolRoutes:
         return answer(openapi(TOOLS))
 
 
-def told(tool: Tool) -> dict[str, Any]:
+def described(tool: Tool) -> dict[str, Any]:
     """What a client needs to know of a tool."""
     return {
         "name": tool.name,
