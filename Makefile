@@ -5,7 +5,7 @@
 export PYTHON TORCH CHROMIUM
 
 help:            ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | expand -t 16
 
 quickstart:      ## install, then train the built-in model: the reward rises within two minutes
 	@scripts/install

@@ -22,6 +22,8 @@ from halteres.errors import InvalidData, UserError
 from .scenes import CROSS_ENTROPY, IMPORTANCE_SAMPLING, array
 from .torch_scenes import gradient, lessons, logprobs_of, pair, prompts, running, sample, tokens_of, weights
 
+pytestmark = pytest.mark.runs
+
 RANKS = {"a": 1, "b": 8, "c": 16, "d": 24, "e": 64, "f": 96}
 """The last one's B has more inputs than a batched matmul adds up one after the other."""
 
