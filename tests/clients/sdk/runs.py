@@ -55,7 +55,8 @@ def environment(version: str) -> str:
     Raises:
         CalledProcessError: it could not be installed.
     """
-    command = [ROOT / "scripts" / "client", f"tinker-{version}", f"tinker=={version}"]
+    torch = ["torch"] if version == "0.3.0" else []  # the only one that asks for it: else pip takes gigabytes of CUDA
+    command = [ROOT / "scripts" / "client", f"tinker-{version}", f"tinker=={version}", *torch]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=900).stdout.strip()
 
 
