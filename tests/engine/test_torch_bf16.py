@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from halteres.engine.protocol import LossSpec
-from halteres.engine.torch import TorchEngine
+from halteres.engine.torch import TorchEngine, matmul
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.matmul import plus, unrounded
 from halteres.models import TINY
@@ -73,7 +73,10 @@ async def test_a_row_alone_is_what_it_is_among_strangers(bf16: TorchEngine) -> N
     assert [a.sequences[0].logprobs for a in alone] == [a.sequences[0].logprobs for a in together]
 
 
-def test_a_sum_is_rounded_once_and_logits_not_at_all() -> None:
+@pytest.mark.parametrize("by_fp32", [False, True])
+def test_a_sum_is_rounded_once_and_logits_not_at_all(by_fp32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if by_fp32:  # as on a CPU without bf16 instructions
+        monkeypatch.setattr(matmul, "_bf16_by_onednn", False)
     torch.manual_seed(0)
     x, weight, other = (torch.randn(shape).bfloat16() for shape in ((24, 96), (40, 96), (24, 40)))
     exact = x.double() @ weight.double().T
