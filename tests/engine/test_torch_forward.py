@@ -143,13 +143,13 @@ def test_written_backwards_equal_autograd(model_folder: Path) -> None:
     layout = Layout.of(base, LORA)
     flat = layout.initial(CPU).normal_(std=0.1)
     lora = layout.views(flat)[projection]
-    x = torch.randn(24, 128).to(base.dtype)
+    x = torch.randn(24, 128).to(base.operands)
     weight = projection.weight_ED.float() + lora.scaled_b_ER.float() @ lora.a_RD
 
     norm = base.final_norm_D
     cases: list[tuple[Any, Any]] = [
         (
-            lambda v: rms_norm(v.float(), norm, 1e-6, base.dtype),
+            lambda v: rms_norm(v.float(), norm, 1e-6, base.operands),
             lambda v: v / (v.square().mean(-1, True) + 1e-6).sqrt() * norm,
         ),
         (gated, lambda v: torch.nn.functional.silu(v[:, :64]) * v[:, 64:]),
@@ -172,7 +172,7 @@ def test_log_probabilities_do_not_depend_on_the_chunks_of_the_head(model_folder:
     targets = torch.randint(0, base.vocabulary, (50,))
     values = []
     for elements in (1 << 25, 16 * base.vocabulary):
-        x = torch.randn(50, 128, generator=torch.Generator().manual_seed(0)).to(base.dtype).requires_grad_()
+        x = torch.randn(50, 128, generator=torch.Generator().manual_seed(0)).to(base.operands).requires_grad_()
         logprobs = target_logprobs(base, {}, x, targets, elements)
         (logprobs * torch.linspace(-1, 1, 50)).sum().backward()
         assert x.grad is not None

@@ -172,7 +172,8 @@ class DecodeBatch:
         by_length: defaultdict[tuple[int, bool], list[int]] = defaultdict(list)
         for i, text in enumerate(texts):
             by_length[round_up(len(text.rest), POSITION_STEP), text.start > 0].append(i)
-        hidden_UD = self.base.embedding_VD.new_empty((len(texts), self.base.embedding_VD.shape[1]))
+        base = self.base
+        hidden_UD = base.embedding_VD.new_empty((len(texts), base.embedding_VD.shape[1]), dtype=base.operands)
         for (padded, _), members in sorted(by_length.items()):
             size = max(1, self.limits.pass_tokens // padded)
             for chunk in (members[i : i + size] for i in range(0, len(members), size)):

@@ -36,13 +36,13 @@ def hidden_states(base: BaseModel, lora: Adaptations, tokens_N: Tensor, grid: Gr
     assert isinstance(base, FusedModel)  # noqa: S101 - for the type checker
     x_ND, rotation = base.embedding_VD.index_select(0, tokens_N).float(), Rotation.of(base, grid)
     for i, layer in enumerate(base.layers):
-        n_ND = rms_norm(x_ND, layer.attention_norm_D, base.norm_eps, base.dtype)
+        n_ND = rms_norm(x_ND, layer.attention_norm_D, base.norm_eps, base.operands)
         heads = split_heads(base, layer, grid, rotation, project(n_ND, layer.qkv, lora.get(layer.qkv)))
-        x_ND = added(x_ND, project(attention(i, heads).to(base.dtype), layer.out, lora.get(layer.out)))
-        n_ND = rms_norm(x_ND, layer.mlp_norm_D, base.norm_eps, base.dtype)
+        x_ND = added(x_ND, project(attention(i, heads).to(base.operands), layer.out, lora.get(layer.out)))
+        n_ND = rms_norm(x_ND, layer.mlp_norm_D, base.norm_eps, base.operands)
         a_NF = gated(project(n_ND, layer.gate_up, lora.get(layer.gate_up)))
         x_ND = added(x_ND, project(a_NF, layer.down, lora.get(layer.down)))
-    return rms_norm(x_ND, base.final_norm_D, base.norm_eps, base.dtype)
+    return rms_norm(x_ND, base.final_norm_D, base.norm_eps, base.operands)
 
 
 def head_logits(base: BaseModel, lora: Adaptations, hidden_ND: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class _TargetLogprobs(Function):
             if slopes_ND is not None and expected_N is not None:
                 rows_E = expected_N[chunk].nonzero().squeeze(1)
                 p_EV = (logprobs_CV if len(rows_E) == len(logprobs_CV) else logprobs_CV[rows_E]).exp_()
-                own_ED = head.weight_ED.index_select(0, targets_NK[chunk][rows_E, 0])
+                own_ED = head.weight_ED.index_select(0, targets_NK[chunk][rows_E, 0]).to(x_ND.dtype)
                 slopes_ND[chunk][rows_E] = own_ED.sub_(linear(p_EV.to(x_ND.dtype), head.weight_ED.t()))
             else:
                 kept = logprobs_CV, h_CR

@@ -20,7 +20,7 @@ from torch import Tensor
 from halteres.engine.protocol import LoraConfig
 from halteres.engine.shapes import check_shape
 from halteres.engine.torch.draws import as_seed
-from halteres.engine.torch.matmul import reduced
+from halteres.engine.torch.matmul import operand_type, reduced
 from halteres.engine.torch.model import BaseModel, Projection
 
 
@@ -175,7 +175,7 @@ class Layout:
 def _fused(projection: Projection, a_RD: Tensor, b: tuple[Tensor, ...], rank: int, scale: float) -> Lora:
     columns = (slice(i * rank, (i + 1) * rank) for i in range(len(b)))
     rows = (slice(part.start, part.stop) for part in projection.parts)
-    dtype = projection.weight_ED.dtype
+    dtype = operand_type(projection.weight_ED)
     lora = Lora(
         a_RD=a_RD,
         b=b,

@@ -65,45 +65,54 @@ def _onednn_with(x_ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None, other_N
 _bf16_by_onednn = _sums_before_rounding()
 
 
+def operand_type(weight_ED: Tensor) -> torch.dtype:
+    """What x must be, and what `linear` gives: the weights' type, but fp32 for bf16 weights on a CPU without
+    instructions for them.
+
+    There the weights are converted for each call: on a Zen 3 core, from 8 rows, 2 to 12 times as fast as torch's own
+    bf16 (one row of a large head: a tenth), and nothing is rounded.
+    """
+    return torch.float32 if _converted(weight_ED) else weight_ED.dtype
+
+
 def plus(x_ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None, other_NE: Tensor) -> Tensor:
     """x @ W^T + b + other, as `linear`; in bf16 on a CPU rounded once."""
-    if not _bf16_on_cpu(x_ND):
-        return linear(x_ND, weight_ED, bias_E).add_(other_NE)
-    if _bf16_by_onednn:
+    if _bf16_on_cpu(x_ND):
         return _onednn_with(x_ND, weight_ED, bias_E, other_NE, "add")
-    return unrounded(x_ND, weight_ED, bias_E).add_(other_NE).to(x_ND.dtype)
+    return linear(x_ND, weight_ED, bias_E).add_(other_NE)
 
 
 def unrounded(x_ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tensor:
     """x @ W^T + b in fp32, whatever is read.
 
     No operator for a CPU reads bf16 and gives fp32. The product again, less its rounded self, is what rounding took:
-    two matmuls are as fast as one in fp32, which would need the weights in fp32. A CPU without bf16 instructions
-    multiplies in fp32, the weights converted for each call: on a Zen 3 core, from 8 rows, 2 to 12 times as fast as
-    torch's own bf16 (one row of a large head: a tenth).
+    two matmuls are as fast as one in fp32, which would need the weights in fp32.
     """
+    rounded_NE = linear(x_ND, weight_ED, bias_E)
     if not _bf16_on_cpu(x_ND):
-        return linear(x_ND, weight_ED, bias_E).float()
-    if _bf16_by_onednn:
-        rounded_NE = linear(x_ND, weight_ED, bias_E)
-        return rounded_NE.float().add_(_onednn_with(x_ND, weight_ED, bias_E, rounded_NE, "sub"))
-    return linear(x_ND.float(), weight_ED.float(), None if bias_E is None else bias_E.float())
-
-
-def _bf16_on_cpu(x_ND: Tensor) -> bool:
-    return x_ND.device.type == "cpu" and x_ND.dtype == torch.bfloat16
+        return rounded_NE.float()
+    return rounded_NE.float().add_(_onednn_with(x_ND, weight_ED, bias_E, rounded_NE, "sub"))
 
 
 def linear(x_ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tensor:
-    """x @ W^T + b for 2-D operands. Not differentiable: callers bring their own backward.
+    """x @ W^T + b for 2-D operands, x of the type that `operand_type` says. Not differentiable: callers bring their own
+    backward.
 
     Operands are contiguous, or transposes of contiguous ones: oneDNN's fallback for other strides is 100x slower.
     """
-    if _by_onednn(x_ND):
+    if _converted(weight_ED):
+        weight_ED, bias_E = weight_ED.float(), None if bias_E is None else bias_E.float()
+    if x_ND.device.type == "cpu" and x_ND.dtype == torch.float32:
         return _cpu_linear(x_ND, weight_ED, bias_E)
-    if _bf16_on_cpu(x_ND) and not _bf16_by_onednn:
-        return unrounded(x_ND, weight_ED, bias_E).to(x_ND.dtype)
     return F.linear(x_ND, weight_ED, bias_E)
+
+
+def _bf16_on_cpu(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.dtype == torch.bfloat16
+
+
+def _converted(weight_ED: Tensor) -> bool:
+    return not _bf16_by_onednn and _bf16_on_cpu(weight_ED)
 
 
 def reduced(x_ND: Tensor, a_RD: Tensor) -> Tensor:
@@ -114,13 +123,9 @@ def reduced(x_ND: Tensor, a_RD: Tensor) -> Tensor:
     return torch.mm(x_ND, F.pad(a_RD, (0, 0, 0, missing)).t())[:, :-missing].contiguous()
 
 
-def stackable(x_ND: Tensor) -> bool:
+def stackable(weight_ED: Tensor) -> bool:
     """Whether rows have the same bits in `torch.bmm` as in matmuls of their own, or bits are no matter."""
-    return not _by_onednn(x_ND) or _batched_agrees
-
-
-def _by_onednn(x_ND: Tensor) -> bool:
-    return x_ND.device.type == "cpu" and x_ND.dtype == torch.float32
+    return weight_ED.device.type != "cpu" or operand_type(weight_ED) != torch.float32 or _batched_agrees
 
 
 def _agrees_batched() -> bool:

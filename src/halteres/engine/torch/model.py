@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from halteres.engine.torch.matmul import operand_type
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
@@ -80,8 +82,13 @@ class BaseModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights, and so of what matmuls read and give; everything else is computed in fp32."""
+        """Of the weights."""
         return self.embedding_VD.dtype
+
+    @property
+    def operands(self) -> torch.dtype:
+        """Of what matmuls read and give beside the weights; everything else is computed in fp32."""
+        return operand_type(self.embedding_VD)
 
     @property
     def cache_bytes_per_token(self) -> int:

@@ -27,6 +27,7 @@ from halteres.engine.torch.attention import Attention, Causal
 from halteres.engine.torch.functions import project
 from halteres.engine.torch.heads import Grid, Heads
 from halteres.engine.torch.lora import Adaptations
+from halteres.engine.torch.matmul import operand_type
 from halteres.engine.torch.model import BaseModel, Part, Projection, eos_tokens
 from halteres.errors import InvalidConfig
 
@@ -68,7 +69,7 @@ class TransformersModel(BaseModel):
             output = self.body(
                 input_ids=tokens_N.view(shape), position_ids=grid.positions_AT.expand(shape), use_cache=False
             )
-        return output.last_hidden_state.view(tokens_N.shape[0], -1)
+        return output.last_hidden_state.view(tokens_N.shape[0], -1).to(self.operands)
 
 
 @dataclass(slots=True)
@@ -127,8 +128,8 @@ def _attend(
 def _projected(projection: Projection, x: Tensor) -> Tensor:
     """A linear module's forward, with the adapter of the pass."""
     now = _pass.get()
-    y_NE = project(x.reshape(-1, x.shape[-1]), projection, now.lora.get(projection))
-    return y_NE.view(*x.shape[:-1], -1)
+    x_ND = x.reshape(-1, x.shape[-1]).to(operand_type(projection.weight_ED))
+    return project(x_ND, projection, now.lora.get(projection)).to(x.dtype).view(*x.shape[:-1], -1)
 
 
 def wrap(model: Any) -> TransformersModel:
