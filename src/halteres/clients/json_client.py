@@ -13,13 +13,12 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import msgspec
 
 from halteres.clients.connections import Connected
 from halteres.errors import InvalidData, NotReady, ServerError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # 0.3 s: whoever only describes an environment does without
     import aiohttp
 
 
@@ -57,7 +56,7 @@ class JsonClient(Connected):
         self.ready_within_s = ready_within_s
         self._repeatable = repeatable
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s, connect=None)
+        self._timeout_s = timeout_s
         self._max_connections = max_connections
 
     async def post_when_ready(self, path: str, body: Mapping[str, Any]) -> Any:
@@ -79,6 +78,8 @@ class JsonClient(Connected):
         return await self._send("GET", path, None)
 
     async def _send(self, method: str, path: str, payload: bytes | None) -> Any:
+        import aiohttp
+
         url = self.root + path
         try:
             async with self._connected().request(method, url, data=payload) as response:
@@ -92,10 +93,12 @@ class JsonClient(Connected):
             raise kind(f"{url} gave no answer.", f"{type(error).__name__}: {error}.") from error
 
     def _connected(self) -> aiohttp.ClientSession:
+        import aiohttp
+
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 headers={"Content-Type": "application/json", **self._headers},
-                timeout=self._timeout,
+                timeout=aiohttp.ClientTimeout(total=self._timeout_s, connect=None),
                 connector=aiohttp.TCPConnector(limit=self._max_connections, keepalive_timeout=60),
             )
         return self._session
