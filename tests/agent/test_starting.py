@@ -24,6 +24,8 @@ from halteres.runs.stop import stop_run
 
 from .starting_scenes import begun_by_standins, check_of, runs, select, tokens, told
 
+pytestmark = pytest.mark.runs
+
 SEED_KEYS = {
     "run_id",
     "status",

@@ -19,6 +19,8 @@ from halteres.runs.starting.start import start_run
 
 from .run_scenes import RUN, make_run, replied, supervised, tokens, told
 
+pytestmark = pytest.mark.runs
+
 BUDGET = 150
 
 

@@ -133,6 +133,7 @@ def test_the_environment_on_its_page_describes_itself(tmp_path: Path) -> None:
     assert '"name":"times"' in described.stdout.replace(": ", ":")
 
 
+@pytest.mark.runs
 def test_the_programs_for_the_training_service_run_as_they_stand(tmp_path: Path) -> None:
     service, *_ = blocks(ROOT / "docs" / "training-service.md", "python")
     readme, *_ = blocks(ROOT / "README.md", "python")

@@ -123,6 +123,7 @@ async def test_an_error_crosses_whatever_its_details_hold(linked: LinkedEngine, 
     assert raised.value.details == {"at": "/x", "none": None}
 
 
+@pytest.mark.runs
 async def test_large_tensors_cross_whole(linked: LinkedEngine) -> None:
     await linked.create_adapter("a", LoraConfig(rank=2))
     generator = np.random.default_rng(0)

@@ -18,6 +18,8 @@ from halteres.models import TINY
 from .scenes import CROSS_ENTROPY
 from .torch_scenes import LORA, RATE, lessons, logprobs_of, of_answer, prompts, sample, tokens_of
 
+pytestmark = pytest.mark.runs
+
 
 @pytest.fixture(scope="module")
 def bf16(model_folder: Path) -> TorchEngine:

@@ -21,6 +21,8 @@ from halteres.errors import Conflict, HalteresError, InvalidData, NotFound
 from .scenes import CROSS_ENTROPY, from_folder
 from .torch_scenes import LORA, RATE, lessons, logprobs_of, pair, prompts, running, sample, trained, within
 
+pytestmark = pytest.mark.runs
+
 
 @proves("checkpoint:exact")
 async def test_ten_steps_straight_equal_five_save_load_five(model_folder: Path, tmp_path: Path) -> None:

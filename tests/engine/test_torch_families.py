@@ -37,6 +37,8 @@ from .torch_scenes import (
     within,
 )
 
+pytestmark = pytest.mark.runs
+
 SMALL: dict[str, Any] = {
     "vocab_size": 700, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 256,

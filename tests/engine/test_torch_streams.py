@@ -23,6 +23,8 @@ from halteres.text import load_tokenizer
 from .scenes import packed, streamed
 from .torch_scenes import lists, prompts, running, sample, tokens_of, trained
 
+pytestmark = pytest.mark.runs
+
 PROMPT = prompts(1, seed=41)[0]
 
 

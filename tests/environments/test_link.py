@@ -41,6 +41,8 @@ from .stages import (
     write_config,
 )
 
+pytestmark = pytest.mark.runs
+
 BODY = {"tokens": [[1, 2]], "masks": [[-100, 2]], "scores": [0.1], "inference_logprobs": [[1.0, -0.25]]}
 
 

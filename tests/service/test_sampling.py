@@ -260,6 +260,7 @@ async def test_too_many_requests_at_once_are_asked_to_wait(tmp_path: Path) -> No
             await asyncio.gather(*waiting)  # the SDK sends the refused one again by itself
 
 
+@pytest.mark.runs
 @proves("sample:many")
 async def test_a_thousand_samples_in_flight_lose_nothing(scene: Scene, client: tinker.ServiceClient) -> None:
     sampling = await base_client(client)

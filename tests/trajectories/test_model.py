@@ -81,7 +81,7 @@ def played(shares: list[float | None] | None, history: list[Step]) -> None:
 BEGINNINGS = st.one_of(st.none(), *(st.lists(SHARES, max_size=2).map(list) for _ in range(5)))
 
 
-@settings(max_examples=25, derandomize=True, deadline=None, database=None, suppress_health_check=SLOW)
+@settings(max_examples=10, derandomize=True, deadline=None, database=None, suppress_health_check=SLOW)
 @given(shares=BEGINNINGS, history=st.lists(STEP, min_size=25, max_size=50))
 def test_every_acknowledged_group_is_in_one_delivered_batch_or_waits(
     shares: list[float | None] | None, history: list[Step]
