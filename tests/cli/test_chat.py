@@ -18,9 +18,9 @@ from halteres.cli.summary import tell
 from halteres.errors import InvalidConfig
 from halteres.models import TINY, builtin_path
 from halteres.observe.metrics import append_row
-from halteres.rewards.scorer import Scorable, Score
 from halteres.runs.directory import RunDirectory
 from halteres.runs.servers import Server
+from halteres.scores import Scorable, Score
 from halteres.text import load_tokenizer
 
 pytestmark = pytest.mark.runs

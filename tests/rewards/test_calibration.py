@@ -7,7 +7,7 @@ import pytest
 
 from halteres.errors import InvalidData
 from halteres.rewards.calibration import Calibration, fit_calibration
-from halteres.rewards.scorer import Output
+from halteres.scores import Output
 
 
 def scores(temperature: float, count: int = 20_000) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ from halteres.errors import InvalidData
 from halteres.rewards.benchmarks import read_rewardbench
 from halteres.rewards.evaluation import PROBED, TEXTS_AT_ONCE, evaluate
 from halteres.rewards.preferences import read_preferences
-from halteres.rewards.scorer import Scorable, Score
+from halteres.scores import Scorable, Score
 from rewards.scorers import Scripted
 
 

@@ -24,8 +24,9 @@ from halteres.rewards.model_folder import read_model_folder
 from halteres.rewards.preferences import Preferences, read_preferences
 from halteres.rewards.reward_file import read_reward_file, write_reward_file
 from halteres.rewards.reward_list import RewardList
-from halteres.rewards.scorer import LocalScorer, Scorable
+from halteres.rewards.scorer import LocalScorer
 from halteres.rewards.server import create_app
+from halteres.scores import Scorable
 
 from .standin_model import listening
 from .torch_scenes import sums

@@ -15,8 +15,9 @@ from halteres.rewards import reward_list
 from halteres.rewards.components import RewardSpec
 from halteres.rewards.functions import Sample
 from halteres.rewards.reward_list import GroupScores, RewardList
-from halteres.rewards.scorer import LocalScorer, Output, Scorer, open_scorer
+from halteres.rewards.scorer import LocalScorer, Scorer, open_scorer
 from halteres.rewards.server import create_app
+from halteres.scores import Output
 
 from .standin_model import StandIn, listening
 

@@ -13,8 +13,9 @@ import pytest
 from halteres.clients.rewards import RewardClient, score
 from halteres.errors import InvalidData, NotReady
 from halteres.rewards import __main__, scoring_queue
-from halteres.rewards.scorer import LocalScorer, Scorable, Score
+from halteres.rewards.scorer import LocalScorer
 from halteres.rewards.server import MOST_ITEMS, create_app
+from halteres.scores import Scorable, Score
 
 from .standin_model import Halved, StandIn, listening
 

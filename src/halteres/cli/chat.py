@@ -152,7 +152,8 @@ def _best_first(reward: str, prompt: list[dict[str, Any]] | str, answers: list[s
     import asyncio
 
     from halteres.errors import NotReady
-    from halteres.rewards.scorer import Scorable, best_first, open_scorer, score_once
+    from halteres.rewards.scorer import open_scorer, score_once
+    from halteres.scores import Scorable, best_first
 
     is_chat = not isinstance(prompt, str)
     texts = [

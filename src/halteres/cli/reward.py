@@ -251,7 +251,8 @@ def rank(
     """Order answers to one prompt, the best first."""
     import asyncio
 
-    from halteres.rewards.scorer import Scorable, best_first, score_once
+    from halteres.rewards.scorer import score_once
+    from halteres.scores import Scorable, best_first
 
     texts = [Scorable(prompt=prompt, completion=completion) for completion in completions]
     scores = asyncio.run(score_once(_scorer(model, "mean"), texts))

@@ -17,10 +17,7 @@ from halteres.clients.json_client import JsonClient
 from halteres.clients.trajectories.address import Address
 from halteres.config import environ
 from halteres.errors import NotReady, ServerError, boundary
-from halteres.rewards.scorer import Output, Score
-from halteres.rewards.scorer import Scorable as Scorable  # for rooms that know a reward server by this client alone
-from halteres.rewards.scorer import best_first as best_first
-from halteres.rewards.scorer import is_address as is_address
+from halteres.scores import Output, Scorable, Score
 from halteres.text import Message
 
 MOST_ITEMS = 256

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from halteres.errors import InvalidData
 from halteres.rewards import metrics
 from halteres.rewards.metrics import Floats
-from halteres.rewards.scorer import Output
+from halteres.scores import Output
 
 FEW_PAIRS = 200
 """Fewer make a calibration that is told to be uncertain."""

@@ -32,7 +32,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from halteres.config import environ
-from halteres.rewards.scorer import Combination, Output
+from halteres.rewards.scorer import Combination
+from halteres.scores import Output
 
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
 When = Literal["episode", "turn", "difference"]

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from halteres.errors import InvalidConfig
-from halteres.rewards.scorer import Combination, Scorable, Score, Scorer
+from halteres.rewards.scorer import Combination, Scorer
+from halteres.scores import Scorable, Score
 
 
 class Ensemble:

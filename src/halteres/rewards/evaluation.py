@@ -17,8 +17,9 @@ from halteres.rewards import metrics
 from halteres.rewards.benchmarks import Benchmark, rewardbench_2
 from halteres.rewards.metrics import Bin, Floats, PairFigures, Share
 from halteres.rewards.preferences import Comparison, Preferences
-from halteres.rewards.scorer import Scorable, Score, Scorer
+from halteres.rewards.scorer import Scorer
 from halteres.rewards.template import texts_of
+from halteres.scores import Scorable, Score
 from halteres.text import Message
 
 TEXTS_AT_ONCE = 256

@@ -21,7 +21,7 @@ from halteres.rewards.functions import Sample
 from halteres.rewards.judges import Judge
 from halteres.rewards.preferences import Comparison, Preferences
 from halteres.rewards.rubrics import Rubric, read_data, read_rubric
-from halteres.rewards.scorer import Score
+from halteres.scores import Score
 from halteres.text import Message
 
 SUFFIXES = (".json", ".toml", ".yaml", ".yml")

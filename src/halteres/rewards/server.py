@@ -30,8 +30,9 @@ from halteres.access_policy import AccessControl, AccessPolicy
 from halteres.errors import HalteresError, InvalidData, NotFound, UserError, as_http, unknown
 from halteres.loopback import HOST, body_within
 from halteres.observe.prometheus import MEDIA_TYPE, Metric, text_of
-from halteres.rewards.scorer import Model, Output, Scorable, Score, best_first, calibrated, output_of
+from halteres.rewards.scorer import Model, calibrated, output_of
 from halteres.rewards.scoring_queue import Result, ScoringQueue
+from halteres.scores import Output, Scorable, Score, best_first
 
 PORT = 8002
 

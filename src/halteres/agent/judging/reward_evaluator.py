@@ -23,8 +23,9 @@ from halteres.redaction import Redactor
 from halteres.rewards import report
 from halteres.rewards.evaluation import evaluate
 from halteres.rewards.preferences import read_preferences
-from halteres.rewards.scorer import Scorable, best_first, open_scorer, score_once
+from halteres.rewards.scorer import open_scorer, score_once
 from halteres.runs import lock
+from halteres.scores import Scorable, best_first
 
 WITHIN_S = 3600
 """How long it may take."""

@@ -16,8 +16,9 @@ import yaml
 from halteres.config.settings import Settings
 from halteres.errors import HalteresError
 from halteres.rewards.model_folder import ModelFolder, read_model_folder
-from halteres.rewards.scorer import is_address, places_of
+from halteres.rewards.scorer import places_of
 from halteres.runs.starting.check import Check
+from halteres.scores import is_address
 
 LISTS, SHORT = ("rewards", "panel"), "reward_model_path"
 FIELDS = (*LISTS, SHORT)
