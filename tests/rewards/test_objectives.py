@@ -106,6 +106,12 @@ def test_rows_without_an_objective_train_the_weighted_sum(tmp_path: Path, traine
     assert one.model.network.objective_weights == WEIGHTS
 
 
+def test_weights_asked_for_go_before_those_of_a_loaded_model(tmp_path: Path, trained: RewardTrainer) -> None:
+    config = RewardConfig(output_dir=str(tmp_path), objective_weights={"helpful": 1.0, "safe": 3.0})
+    other = RewardTrainer(RewardModel.load(folder_of(trained)), config, folder_of(trained), objectives())
+    assert other.model.network.objective_weights == {"helpful": 1.0, "safe": 3.0}
+
+
 @pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["whole", "lora"])
 def test_stopped_and_resumed_is_as_if_never_stopped(tmp_path: Path, lora: Any) -> None:
     straight = trainer(tmp_path / "straight", objectives(), lora=lora)
@@ -190,6 +196,7 @@ def test_one_pair_judged_by_two_objectives_is_no_repeated_row() -> None:
     [
         ({"helpfull": 1.0, "safe": 1.0}, "no objective 'helpfull'.*Did you mean 'helpful'"),
         ({"helpful": 1.0}, "has none for 'safe'"),
+        ({"helpful": 0.0, "safe": 0.0}, "Every weight of objective_weights is 0"),
     ],
 )
 def test_weights_that_do_not_fit_the_objectives_are_refused(

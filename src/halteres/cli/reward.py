@@ -216,8 +216,7 @@ def calibrate(
     import asyncio
 
     from halteres.rewards import RewardModel
-    from halteres.rewards.calibration import fit_calibration
-    from halteres.rewards.evaluation import pair_scores, score_comparisons
+    from halteres.rewards.evaluation import calibration_of, score_comparisons
     from halteres.rewards.preferences import read_preferences
     from halteres.rewards.reward_file import RewardFile, read_reward_file, write_reward_file
     from halteres.rewards.scorer import LocalScorer
@@ -225,9 +224,7 @@ def calibrate(
     rows = read_preferences(data, on_identical=on_identical)
     model = RewardModel.load(folder)
     scored = asyncio.run(score_comparisons(LocalScorer(model, "raw"), rows))
-    made = fit_calibration(
-        *pair_scores(scored), data_digest=rows.digest, template_digest=model.template.digest, offset_from=offset
-    )
+    made = calibration_of(scored, data_digest=rows.digest, template_digest=model.template.digest, offset_from=offset)
     file = read_reward_file(folder) or RewardFile(template=model.template)
     write_reward_file(folder, file.model_copy(update={"calibration": made}))
     if as_json:

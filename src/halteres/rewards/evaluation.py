@@ -15,6 +15,7 @@ import numpy as np
 from halteres.errors import InvalidData
 from halteres.rewards import metrics
 from halteres.rewards.benchmarks import Benchmark, rewardbench_2
+from halteres.rewards.calibration import LEAST_PAIRS, Calibration, Side, fit_calibration
 from halteres.rewards.metrics import Bin, Floats, PairFigures, Share
 from halteres.rewards.preferences import Comparison, Preferences
 from halteres.rewards.scorer import Scorer
@@ -333,11 +334,28 @@ def leads_of(judged: Sequence[Pair | State]) -> Floats:
     return np.array([one.lead for one in judged], dtype=np.float64)
 
 
-def pair_scores(scored: Sequence[Scored]) -> tuple[Floats, Floats]:
-    """Scores of the better and of the worse side of every ranked pair, shape (P,)."""
-    pairs = [(one.values_K[better], one.values_K[worse]) for one in scored for better, worse in one.ranked_pairs]
-    both = np.array(pairs, dtype=np.float64).reshape(-1, 2)
-    return both[:, 0], both[:, 1]
+def calibration_of(
+    scored: Sequence[Scored], *, data_digest: str, template_digest: str = "", offset_from: Side = "chosen"
+) -> Calibration:
+    """The calibration by every ranked pair.
+
+    Of a model with several objectives the score is their weighted sum, which rows without an objective judge: where
+    those are enough, they alone count. Otherwise the temperature is that of each objective's own leads.
+
+    Raises:
+        InvalidData: too few pairs, or all scores are equal.
+    """
+    pairs = [Pair(scored=one, better=better, worse=worse) for one in scored for better, worse in one.ranked_pairs]
+    of_the_sum = [pair for pair in pairs if pair.scored.comparison.objective is None]
+    used = of_the_sum if len(of_the_sum) >= LEAST_PAIRS else pairs
+    return fit_calibration(
+        np.array([pair.scored.values_K[pair.better] for pair in used]),
+        np.array([pair.scored.values_K[pair.worse] for pair in used]),
+        leads_P=leads_of(used),
+        data_digest=data_digest,
+        template_digest=template_digest,
+        offset_from=offset_from,
+    )
 
 
 def lengths_of(scored: Scored) -> Floats:

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from halteres.engine.folders import recover
-from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotFound, nearest
+from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotFound
 from halteres.rewards.batches import epoch_batches, forward_parts
 from halteres.rewards.preferences import Preferences, read_preferences
 from halteres.rewards.reward_file import read_reward_file
@@ -40,6 +40,7 @@ from halteres.rewards.torch.model import MAX_PROBES, Origin, RewardModel, model_
 from halteres.rewards.torch.network import ScoringNetwork, device_of, open_network
 from halteres.rewards.torch.progress import Interval, Progress
 from halteres.rewards.training_config import LoraSettings, RewardConfig
+from halteres.rewards.training_plan import check_inputs, objective_weights
 from halteres.text import Tokenizer
 
 StopReason = Literal["finished", "stopped", "terminated"]
@@ -113,7 +114,8 @@ class RewardTrainer:
             max_length=asked.max_length,
             truncation=asked.truncation,
         )
-        weights = _objective_weights(model, asked, preferences, held_out or preferences)
+        weights = objective_weights(asked, _own_weights(model), preferences, held_out)
+        check_inputs(asked, preferences, held_out)
         network = _network(model, tokenizer, template, asked, weights)
         self.args = asked.settled(network.num_parameters)
         self._loss = LossSettings(
@@ -326,7 +328,7 @@ class RewardTrainer:
             self.model.template,
             self.model.tokenizer,
             self.model.network,
-            settings=self._loss,
+            tie_policy=self.args.tie_policy,
             most=self.args.max_tokens_per_forward,
             share=self.args.share_prefixes,
         )
@@ -492,6 +494,7 @@ def _network(
 ) -> ScoringNetwork:
     padding = tokenizer.special_tokens[padding_token(tokenizer, template.eos_token)]
     if isinstance(model, RewardModel):
+        model.network.objective_weights = dict(weights)
         return model.network
     if isinstance(model, str | Path):
         return open_network(
@@ -521,29 +524,12 @@ def _network(
     )
 
 
-def _objective_weights(
-    model: Any, config: RewardConfig, train: Preferences, held_out: Preferences
-) -> Mapping[str, float]:
-    """Of each objective what it counts.
-
-    Raises:
-        InvalidConfig: weights that do not fit the objectives.
-        InvalidData: a row names an objective that the model has no output for.
-    """
+def _own_weights(model: Any) -> Mapping[str, float] | None:
+    """Of the objectives of a reward model that training goes on from; None: a base model."""
     if isinstance(model, RewardModel):
-        weights = model.network.objective_weights
-    else:
-        stored = read_reward_file(model_place(model)) if isinstance(model, str | Path) else None
-        weights = config.weights_of(train.objectives, stored.objective_weights if stored is not None else None)
-    for one, source in [(one, rows.source) for rows in (train, held_out) for one in rows.comparisons]:
-        if one.objective is not None and one.objective not in weights:
-            guess = nearest(one.objective, weights)
-            raise InvalidData(
-                f"Row {one.row} of {source} has the objective '{one.objective}', which the model has not.",
-                f"It has {', '.join(weights) or 'none'}.",
-                f"Did you mean '{guess}'?" if guess else "",
-            )
-    return weights
+        return model.network.objective_weights
+    stored = read_reward_file(model_place(model)) if isinstance(model, str | Path) else None
+    return stored.objective_weights if stored is not None else None
 
 
 def _preferences(source: Any, name: str) -> Preferences:
