@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from halteres.cli.main import app
-from halteres.errors import InvalidConfig, NotReady
+from halteres.errors import InvalidConfig, InvalidData, NotReady
 from halteres.rewards.components import RewardSpec
 from halteres.rewards.judge_evaluation import evaluate_judge, read_judge
 from halteres.rewards.preferences import read_preferences
@@ -67,6 +67,12 @@ async def test_a_judge_with_a_rubric_grades_each_answer_by_itself() -> None:
     assert found.leads == pytest.approx([0.8] * 4)
     assert found.judge is not None and found.judge.position_consistency is None
     assert json.loads(json.dumps(as_json(found)))["judge"]["calls"] == 8
+
+
+async def test_a_judge_is_not_evaluated_on_steps() -> None:
+    steps = {"prompt": "?", "completions": ["a", "b"], "labels": [True, False]}
+    with pytest.raises(InvalidData, match="cannot be evaluated on steps"):
+        await evaluate_judge(component("http://127.0.0.1:1/v1"), read_preferences([steps]))
 
 
 async def test_a_judge_that_answers_nothing_is_an_error_that_says_so() -> None:

@@ -173,13 +173,7 @@ def eval_(
             return await evaluate_judge(read_judge(Path(model)), rows)
         scorer = _scorer(model, combination)
         try:
-            return await evaluate(
-                scorer,
-                rows,
-                temperature=stored.calibration.temperature if stored and stored.calibration else 1.0,
-                eos_token=stored.template.eos_token if stored else None,
-                probe=probes,
-            )
+            return await evaluate(scorer, rows, stored=stored, probe=probes)
         finally:
             await scorer.close()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from halteres.errors import InvalidConfig, NotReady
+from halteres.errors import InvalidConfig, InvalidData, NotReady
 from halteres.rewards import metrics
 from halteres.rewards.components import RewardSpec
 from halteres.rewards.evaluation import Evaluation, JudgeFigures, Scored, figures_of, scorables
@@ -50,7 +50,7 @@ async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluati
 
     Raises:
         InvalidConfig: no judge, or its key or its rubric is not there.
-        InvalidData: token ids instead of texts; no ranked pair.
+        InvalidData: token ids instead of texts; steps; no ranked pair.
         NotReady: the judge gave a verdict on not one comparison.
     """
     if spec.judge is None or spec.rubric_column is not None:
@@ -58,6 +58,12 @@ async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluati
             f"The component '{spec.name}' is no judge of preferences.",
             "Preferences have no rubrics of their own." if spec.judge else "It has no table `judge`.",
             "Give it a table `judge`, and for grades a `rubric`.",
+        )
+    if any(one.labels for one in preferences.comparisons):
+        raise InvalidData(
+            f"The judge '{spec.name}' cannot be evaluated on steps with labels.",
+            "A judge grades and compares whole answers.",
+            "Name preferences: rows with chosen and rejected.",
         )
     rubric = None if spec.rubric is None else read_rubric(spec.rubric)
     judge = Judge(spec.judge)

@@ -217,7 +217,7 @@ class _ModelScores:
     """A reward model, here or at an address, or an ensemble of several."""
 
     def __init__(self, spec: RewardSpec, places: Sequence[str]) -> None:
-        self._members = [open_scorer(place, output=spec.output) for place in places]
+        self._members = [open_scorer(place, output=spec.output, waits_for_start=True) for place in places]
         self._scorer = _combined(self._members, spec.combination)
         self._digests: list[str | None] = [None] * len(places)  # None: not known yet; empty: its server tells none
 

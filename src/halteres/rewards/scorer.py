@@ -144,8 +144,20 @@ async def score_once(scorer: Scorer, texts: Sequence[Scorable]) -> list[Score | 
         await scorer.close()
 
 
-def open_scorer(where: str, *, output: Output = "standardised", combination: Combination = "mean") -> Scorer:
+def open_scorer(
+    where: str,
+    *,
+    output: Output = "standardised",
+    combination: Combination = "mean",
+    waits_for_start: bool = False,
+) -> Scorer:
     """The scorer at a folder, an address, or several of them joined by commas: an ensemble.
+
+    Args:
+        where: as above.
+        output: in which units scores come.
+        combination: of an ensemble's scores.
+        waits_for_start: whether a server that is not there yet is waited for.
 
     Raises:
         NotFound, InvalidData: a folder holds no reward model.
@@ -155,11 +167,12 @@ def open_scorer(where: str, *, output: Output = "standardised", combination: Com
     if len(places) > 1:
         from halteres.rewards.ensembles import Ensemble
 
-        return Ensemble(tuple(open_scorer(place, output=output) for place in places), combination)
+        members = [open_scorer(place, output=output, waits_for_start=waits_for_start) for place in places]
+        return Ensemble(members, combination)
     if is_address(where):
         from halteres.clients.rewards import RewardClient
 
-        return RewardClient(where, output=output)
+        return RewardClient(where, output=output, waits_for_start=waits_for_start)
     from halteres.rewards.torch.model import RewardModel
 
     return LocalScorer(RewardModel.load(where), output)

@@ -71,6 +71,7 @@ class Examples:
             "source": preferences.source,
             "digest": preferences.digest,
             "rows": len(self.examples),
+            "in_steps": any(one.ranked.labels for one in self.examples),
             "truncation": asdict(self.report),
         }
 

@@ -24,7 +24,7 @@ from halteres.config import environ
 from halteres.engine.folders import written
 from halteres.engine.torch.merge import COMPANIONS
 from halteres.engine.torch.shared_prefix import SharedRow, shared_row, sharing_pays, single_row
-from halteres.errors import InvalidData, boundary
+from halteres.errors import InvalidData, NotFound, boundary
 from halteres.models import known_folder
 from halteres.rewards.batches import forward_parts
 from halteres.rewards.calibration import Calibration
@@ -82,10 +82,16 @@ class RewardModel:
 
         Raises:
             InvalidConfig: `cuda` is asked for, and there is none.
-            NotFound: no model or no tokenizer is there.
+            NotFound: no such folder; no model or no tokenizer is there.
             InvalidData: it is no reward model, or it does not score its probes as it did when it was saved.
         """
         place = Path(folder)
+        if not place.is_dir():
+            raise NotFound(
+                f"There is no reward model in {place}.",
+                "There is no such folder.",
+                "Name one that `halteres reward train` has written, or a server's address.",
+            )
         file = read_reward_file(place)
         tokenizer = Tokenizer(place if (place / "tokenizer.json").is_file() else _base_of(place))
         template, padding, notes = _own(file, tokenizer) if file is not None else _assumed(place, tokenizer)
