@@ -83,7 +83,7 @@ def test_an_objectives_rows_train_its_output_with_the_bits_that_a_model_of_one_o
     ours, theirs = several.train(), single.train()
     assert [row["loss"] for row in ours.history] == [row["loss"] for row in theirs.history]
     assert ours.metrics["eval_loss"] == theirs.metrics["eval_loss"]
-    assert ours.metrics["accuracy/helpful"] == theirs.metrics["accuracy"]
+    assert ours.metrics["accuracy/objective/helpful"] == theirs.metrics["accuracy"]
     expected = single.model.network.trained()
     for name, value in several.model.network.trained().items():
         assert torch.equal(value[:1] if name == "score.weight" else value, expected[name]), name
@@ -129,7 +129,8 @@ def test_stopped_and_resumed_is_as_if_never_stopped(tmp_path: Path, lora: Any) -
 async def test_objectives_that_contradict_each_other_are_both_learnt_and_told_apart(tmp_path: Path) -> None:
     rows = replace(objectives(48), comparisons=of("helpful").comparisons + of("safe").comparisons)
     result = trainer(tmp_path / "both", rows, max_steps=24, learning_rate=3e-3).train()
-    assert result.metrics["eval_accuracy/helpful"] == result.metrics["eval_accuracy/safe"] == 1.0
+    accuracies = {name: result.metrics[f"eval_accuracy/{name}"] for name in ("objective/helpful", "objective/safe")}
+    assert set(accuracies.values()) == {1.0} and "eval_accuracy/polite" in result.metrics, "kinds beside objectives"
     found = await evaluate(LocalScorer(RewardModel.load(tmp_path / "both"), "raw"), rows, probe=False)
     assert {name: figures.accuracy.value for name, figures in found.by_objective.items()} == {"helpful": 1, "safe": 1}
     assert report.as_json(found)["by_objective"]["safe"]["accuracy"]["value"] == 1.0

@@ -39,12 +39,15 @@ Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
 When = Literal["episode", "turn", "difference"]
 Method = Literal["ranking", "pairwise"]
 
-TOTAL = "total"
-RESERVED = ("mean", "std", "min", "max", "success", TOTAL)
-"""Names that a run's metrics use below `reward/`."""
+TOTAL, SHARE = "total", "share_of_gain"
+RESERVED = ("mean", "std", "min", "max", "success", TOTAL, SHARE)
+"""Names that a run's metrics use below `reward/` and `panel/`."""
 
 DISAGREEMENT, OUT_OF_RANGE = "disagreement", "out_of_range"
 """What comes with a model's value: how far an ensemble's members are apart; 1 where no calibrated score was like it."""
+
+RESERVED_PARTS = (DISAGREEMENT, OUT_OF_RANGE, SHARE)
+"""Names that metrics use below a component's, and that no criterion and no objective may have."""
 
 QUANTILE = "_q95"
 """After a metric's name: the value that 95 % of the answers do not exceed."""
