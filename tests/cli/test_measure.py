@@ -143,5 +143,5 @@ def test_a_reward_models_folder_is_meant_from_here_and_is_looked_at_first(
     assert asked == [{"reward_model_path": f"{tmp_path}/mine,http://127.0.0.1:1"}]
     monkeypatch.undo()
     monkeypatch.setattr("halteres.runs.served.served", lambda *_: pytest.fail("a service was started"))
-    with pytest.raises(NotFound, match="no reward model in .*nowhere"):
+    with pytest.raises(NotFound, match=r"no reward model in .*nowhere"):
         CliRunner().invoke(app, ["env", "eval", "arithmetic", "--reward-model", "nowhere"], catch_exceptions=False)

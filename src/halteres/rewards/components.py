@@ -108,7 +108,8 @@ class RewardSpec(_Spec):
     combination: Annotated[Combination, Field(description="of an ensemble's scores")] = "mean"
     output: Annotated[Output, Field(description="of a reward model")] = "standardised"
     rubric: Annotated[
-        str | dict[str, Any] | None, Field(description="a rubric's file, or the rubric itself; `judge` grades by it")
+        str | dict[str, Any] | list[dict[str, Any]] | None,
+        Field(description="a rubric's file, or the rubric itself; `judge` grades by it"),
     ] = None
     rubric_column: Annotated[str | None, Field(description="the task's field that holds its own rubric")] = None
     judge: Annotated[JudgeSpec | None, Field(description="grades by the rubric, or compares a group's answers")] = None

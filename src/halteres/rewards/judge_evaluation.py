@@ -66,7 +66,7 @@ async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluati
             "Name preferences: rows with chosen and rejected.",
         )
     rubric = None if spec.rubric is None else read_rubric(spec.rubric)
-    judge = Judge(spec.judge)
+    judge = Judge(spec.judge, waits_for_start=False)
     scored: list[Scored] = []
     try:
         for start in range(0, len(preferences.comparisons), COMPARISONS_AT_ONCE):
@@ -80,8 +80,10 @@ async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluati
         raise NotReady(
             f"The judge gave a verdict on none of {len(preferences.comparisons)} comparisons.",
             f"{did.failed} questions failed, {did.unreadable} answers could not be read, {did.over_budget} questions "
-            "were over its budget.",
-            f"See whether {spec.judge.base_url} answers, and whether its model is called {spec.judge.model}.",
+            "were over its budget." + (f" The last failure: {judge.last_failure}" if did.failed else ""),
+            f"See whether {spec.judge.base_url} answers, and whether its model is called {spec.judge.model}."
+            if did.failed
+            else "Take a judge that follows instructions, or raise max_new_tokens or its budget.",
         )
     return replace(figures_of(scored, preferences, scorer=spec.name), judge=did)
 
