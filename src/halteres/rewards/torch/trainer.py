@@ -14,6 +14,7 @@ import io
 import math
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import weakref
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal, cast
 
 import torch
@@ -44,7 +46,7 @@ from halteres.rewards.training_plan import check_inputs, objective_weights
 from halteres.text import Tokenizer
 
 StopReason = Literal["finished", "stopped", "terminated"]
-"""All steps were taken; `should_stop` said so; the process was asked to end (SIGTERM)."""
+"""All steps were taken; `should_stop` said so; the process was asked to end (SIGTERM, Ctrl-C)."""
 
 TRAINER_STATE = "trainer.pt"
 
@@ -553,13 +555,24 @@ def _disable_dropout(model: nn.Module) -> None:
 
 @contextmanager
 def _termination() -> Iterator[threading.Event]:
-    """Set when the process is asked to end. Only a main thread can listen; another's process has its own ways."""
+    """Set when the process is asked to end; a second Ctrl-C ends it at once. Only a main thread can listen; another's
+    process has its own ways."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: asked.set())
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and asked.is_set():
+            raise KeyboardInterrupt
+        if number == signal.SIGINT:
+            sys.stderr.write("Ending after this step, with a checkpoint; Ctrl-C again ends at once.\n")
+        asked.set()
+
+    heard = [one for one in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(one) is not signal.SIG_IGN]
+    before = [(one, signal.signal(one, ask)) for one in heard]
     try:
         yield asked
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for one, handler in before:
+            signal.signal(one, handler)
