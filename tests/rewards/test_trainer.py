@@ -89,7 +89,12 @@ def test_a_process_that_is_asked_to_end_saves_first(tmp_path: Path, number: sign
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     one = trainer(tmp_path)
-    one.on_step = lambda _: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)] and None
+
+    def on_step(metrics: Mapping[str, float]) -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    one.on_step = on_step
     with pytest.raises(KeyboardInterrupt):
         one.train()
     assert not checkpoints(tmp_path)
