@@ -130,6 +130,9 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
             given["pad_to_multiple_of"] = None
         if "warmup_ratio" in given:  # until transformers 5
             given["warmup_steps"] = given.pop("warmup_ratio")
+        for name in ("eval_strategy", "save_strategy"):
+            if given.get(name) is False:  # what YAML takes an unquoted no for
+                given[name] = "no"
         for name in given:
             if name not in cls.model_fields:
                 raise unknown(InvalidConfig, "setting", str(name), cls.model_fields)
