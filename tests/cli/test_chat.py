@@ -18,9 +18,9 @@ from halteres.cli.summary import tell
 from halteres.errors import InvalidConfig
 from halteres.models import TINY, builtin_path
 from halteres.observe.metrics import append_row
-from halteres.rewards.scorer import Scorable, Score
 from halteres.runs.directory import RunDirectory
 from halteres.runs.servers import Server
+from halteres.scores import Scorable, Score
 from halteres.text import load_tokenizer
 
 pytestmark = pytest.mark.runs
@@ -134,12 +134,17 @@ def test_of_several_answers_the_one_that_the_reward_model_likes_best_is_shown(
 
     monkeypatch.setattr("halteres.runs.served.served", served)
     monkeypatch.setattr("halteres.runs.served.post", post)
-    monkeypatch.setattr(
-        "halteres.rewards.scorer.open_scorer",
-        lambda where: Longest(lambda text: None if text == "unclear" else float(len(text))),
-    )
-    chat(trained.run_id, "3 * 4", best_of=3, reward="reward-model")
-    assert capsys.readouterr().out == "It is 12.\n"
+    opened: list[str] = []
+
+    def open_scorer(where: str) -> Longest:
+        opened.append(where)
+        return Longest(lambda text: None if text == "unclear" else float(len(text)))
+
+    monkeypatch.setattr("halteres.rewards.scorer.open_scorer", open_scorer)
+    monkeypatch.setattr("sys.stdin", io.StringIO("3 * 4\n5 * 6\n"))
+    chat(trained.run_id, None, best_of=3, reward="reward-model")
+    assert capsys.readouterr().out == "It is 12.\n" * 2
+    assert opened == ["reward-model"], "once for the whole chat"
     assert (asked[0]["n"], asked[0]["temperature"]) == (3, 1.0)
     assert read[0].prompt == [{"role": "user", "content": MESSAGE.format("3 * 4")}]
     with pytest.raises(InvalidConfig, match="come together"):

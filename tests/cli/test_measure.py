@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
 import pytest
 import yaml
+from typer.testing import CliRunner
 
-from halteres.errors import EnvironmentFailed
+from halteres.cli.main import app
+from halteres.errors import EnvironmentFailed, NotFound
 from halteres.runs import measurement
 from halteres.runs.directory import RunDirectory
 from halteres.runs.measurement import examination
@@ -119,3 +122,26 @@ def test_the_key_of_the_service_is_in_nothing_that_a_measurement_leaves_or_says(
     assert "api_key: ***" in said and key not in said
     assert [file.name for file in folder.iterdir()] == ["evaluate_config.yaml"]
     assert key not in (folder / "evaluate_config.yaml").read_text()
+
+
+def test_a_reward_models_folder_is_meant_from_here_and_is_looked_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment runs in a folder of its own."""
+    asked: list[dict[str, object]] = []
+
+    def measure(exam: object, service: object, wanted: dict[str, object]) -> dict[str, float]:
+        asked.append(wanted)
+        return {}
+
+    monkeypatch.setattr("halteres.runs.served.served", lambda *_: nullcontext())
+    monkeypatch.setattr("halteres.runs.measurement.measure", measure)
+    monkeypatch.setattr("halteres.runs.starting.reward_models.examine_reward_models", lambda _: ([], []))
+    monkeypatch.chdir(tmp_path)
+    command = ["env", "eval", "arithmetic", "--reward-model", "mine,http://127.0.0.1:1"]
+    assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
+    assert asked == [{"reward_model_path": f"{tmp_path}/mine,http://127.0.0.1:1"}]
+    monkeypatch.undo()
+    monkeypatch.setattr("halteres.runs.served.served", lambda *_: pytest.fail("a service was started"))
+    with pytest.raises(NotFound, match=r"no reward model in .*nowhere"):
+        CliRunner().invoke(app, ["env", "eval", "arithmetic", "--reward-model", "nowhere"], catch_exceptions=False)

@@ -203,6 +203,14 @@ def test_a_failed_run_is_an_error_with_the_runs_own_sentence(finished: RunDirect
         tell(finished, finished.state(), pipe())
 
 
+def test_the_status_of_a_reward_training_names_the_command_that_goes_on_with_it(finished: RunDirectory) -> None:
+    file = finished.path / "run.json"
+    stopped = msgspec.structs.replace(read_state(file), status="stopped", resumable=True, kind="reward")
+    write_state(file, stopped)
+    shown = CliRunner().invoke(runs.app, ["status", finished.run_id]).output
+    assert "next: halteres reward train --resume-run aaaa1111" in shown
+
+
 def test_a_stopped_run_offers_to_go_on(finished: RunDirectory) -> None:
     file = finished.path / "run.json"
     write_state(file, msgspec.structs.replace(read_state(file), status="stopped"))

@@ -17,7 +17,7 @@ from halteres.environments.base import Backlog, BaseEnv
 from halteres.environments.multi_turn import MultiTurnEnv, Reply, Step
 from halteres.environments.scored import ScoredDataGroup, to_wire
 from halteres.environments.work import Drawn, Settled, settle_item
-from halteres.errors import EnvironmentGaveUp
+from halteres.errors import EnvironmentGaveUp, InvalidConfig
 from halteres.observe.metrics import read_rows
 from halteres.rollouts.draws import Draw
 
@@ -80,6 +80,14 @@ async def test_without_rewards_a_group_has_the_environments_own_scores(inference
     assert env.rewards is None
     (group,) = (await settled(env)).kept
     assert "rewards" not in group and set(group["scores"]) <= {0.0, 1.0}
+
+
+def test_an_environment_whose_rewards_cannot_be_opened_need_not_be_started_again(
+    inference: Inference, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidConfig, match=r"There is no function|cannot be loaded"):
+        digits(inference, [{"name": "gone", "function": "nowhere.py:gone"}], run_dir=str(tmp_path))
+    assert json.loads((tmp_path / "control" / "failure.json").read_text())["code"] == "env_gave_up"
 
 
 async def test_a_group_is_scored_in_one_call_per_component(inference: Inference, functions: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from halteres.rewards.evaluation import as_text
-from halteres.rewards.scorer import Scorable, Score
+from halteres.scores import Scorable, Score
 
 
 class Scripted:

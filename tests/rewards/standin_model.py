@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from halteres.errors import InvalidData
 from halteres.loopback import Server, open_listener, url_of
-from halteres.rewards.scorer import Output, Scorable, Score
+from halteres.scores import Output, Scorable, Score
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,9 @@ import pytest
 
 from halteres.errors import InvalidData
 from halteres.rewards.calibration import Calibration, fit_calibration
-from halteres.rewards.scorer import Output
+from halteres.rewards.evaluation import Scored, calibration_of
+from halteres.rewards.preferences import Comparison
+from halteres.scores import Output, Score
 
 
 def scores(temperature: float, count: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
@@ -28,7 +30,7 @@ def test_the_temperature_that_made_the_pairs_is_found() -> None:
 
 
 def test_offset_and_scale_are_those_of_the_scores() -> None:
-    chosen, rejected = np.array([1.0, 3.0]), np.array([0.0, 0.0])
+    chosen, rejected = np.array([1.0, 3.0] * 5), np.zeros(10)
     by_chosen, by_both = (
         fit_calibration(chosen, rejected, data_digest="d", offset_from=side) for side in ("chosen", "both")
     )
@@ -46,7 +48,7 @@ def test_a_score_is_given_in_three_units(output: Output, value: float) -> None:
 
 @pytest.mark.parametrize(("raw", "covered"), [(-0.1, False), (0.0, True), (3.0, True), (3.1, False)])
 def test_scores_beyond_those_of_the_pairs_are_not_covered(raw: float, covered: bool) -> None:
-    found = fit_calibration(np.array([1.0, 3.0]), np.array([0.0, 0.0]), data_digest="d")
+    found = fit_calibration(np.array([1.0, 3.0] * 5), np.zeros(10), data_digest="d")
     assert found.covers(raw) == covered
     assert Calibration().covers(raw), "without extremes on record nothing is beyond them"
 
@@ -61,9 +63,36 @@ def test_few_pairs_and_pairs_that_tell_nothing_are_warned_of() -> None:
     assert "no lower" in wrong.warnings[0] and wrong.apply(2.0, "probability") == pytest.approx(0.5, abs=0.01)
 
 
+def scored(objective: str | None, leads: tuple[float, float], sides: tuple[float, float] = (0.0, 0.0)) -> Scored:
+    """A pair whose sum leads by the first number, and whose own objective by the second."""
+    comparison = Comparison(completions=("a", "b"), ranks=(0, 1), objective=objective)
+    parts = [{objective: side} for side in (leads[1], 0.0)] if objective else [{}, {}]
+    values = (sides[0] + leads[0], sides[1])
+    return Scored(
+        comparison=comparison,
+        scores=tuple(Score(value=value, parts=own) for value, own in zip(values, parts, strict=True)),
+    )
+
+
+def test_pairs_that_judge_one_objective_do_not_tell_how_sure_the_sum_is() -> None:
+    """The sum leads the wrong way in every row of an objective, which leads rightly itself."""
+    judged = [scored("safe", (-1.0, lead)) for lead in (2.0, 1.0, 2.0, -0.5) * 5]
+    whole = [scored(None, (lead, 0.0)) for lead in (1.0, 1.0, 1.0, -0.5) * 5]
+    own = calibration_of(judged, data_digest="d")
+    assert own.temperature < 5 and own.quantiles["0.0"] == -1.0, "leads of the objective, range of the sum"
+    both = calibration_of([*judged, *whole], data_digest="d")
+    assert both == calibration_of(whole, data_digest="d") and both.num_pairs == 20
+
+
+def test_too_few_pairs_make_no_calibration() -> None:
+    chosen, rejected = scores(1.0, 9)
+    with pytest.raises(InvalidData, match=r"Too few ranked pairs .*: 9\. It takes 10 at least"):
+        fit_calibration(chosen, rejected, data_digest="d")
+
+
 def test_equal_scores_and_another_template_are_refused() -> None:
-    with pytest.raises(InvalidData, match="All 6 scores are equal"):
-        fit_calibration(np.ones(3), np.ones(3), data_digest="d")
+    with pytest.raises(InvalidData, match="All 20 scores are equal"):
+        fit_calibration(np.ones(10), np.ones(10), data_digest="d")
     made = Calibration(template_digest="a" * 64)
     made.check_template("a" * 64)
     with pytest.raises(InvalidData, match="another scoring template"):

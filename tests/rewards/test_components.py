@@ -85,6 +85,7 @@ def test_turns_are_paid_by_weight_and_add_up_to_the_total() -> None:
         ({"name": "a", "environment": True, "function": "m:f"}, "it has environment, function"),
         ({"name": "a", "rubric": "r.toml"}, "a rubric with its judge"),
         ({"name": "mean", "environment": True}, "name of another metric"),
+        ({"name": "share_of_gain", "environment": True}, "name of another metric"),
         ({"name": "a b", "environment": True}, "pattern"),
         ({"name": "a", "function": "m:f", "clip": [1, 0]}, r"\[lowest, highest\]"),
         ({"name": "a", "judge": JUDGE, "when": "turn"}, "whole episodes"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 
 from halteres.errors import InvalidConfig
 from halteres.rewards.ensembles import Combination, Ensemble
-from halteres.rewards.scorer import Scorable, best_first, open_scorer, score_once
+from halteres.rewards.scorer import open_scorer, score_once
+from halteres.scores import Scorable, Score, best_first
 from rewards.scorers import Scripted
 
 MEMBERS = (Scripted(lambda _: 1.0, "a"), Scripted(lambda _: 4.0, "b"), Scripted(lambda _: 1.0, "c"))
@@ -20,6 +22,15 @@ async def test_members_are_combined_and_their_disagreement_is_told(combination: 
     (score,) = await Ensemble(MEMBERS, combination, k=0.5).score([Scorable(completion="text")])
     assert score is not None
     assert (score.value, score.disagreement) == (pytest.approx(value), pytest.approx(STD))
+
+
+async def test_parts_that_all_members_tell_are_told_as_their_mean() -> None:
+    class Parted(Scripted):
+        async def score(self, texts: Sequence[Scorable]) -> list[Score | None]:
+            return [Score(value=0.0, parts={"safe": float(len(self.name)), self.name: 1.0}) for _ in texts]
+
+    (score,) = await Ensemble((Parted(len, "a"), Parted(len, "bcd"))).score([Scorable(completion="text")])
+    assert score is not None and score.parts == {"safe": 2.0}
 
 
 async def test_what_a_member_cannot_score_has_no_score() -> None:

@@ -8,9 +8,12 @@ import pytest
 
 from halteres.errors import InvalidData
 from halteres.rewards.benchmarks import read_rewardbench
+from halteres.rewards.ensembles import Ensemble
 from halteres.rewards.evaluation import PROBED, TEXTS_AT_ONCE, evaluate
 from halteres.rewards.preferences import read_preferences
-from halteres.rewards.scorer import Scorable, Score
+from halteres.rewards.reward_file import RewardFile
+from halteres.rewards.template import ScoringTemplate
+from halteres.scores import Scorable, Score
 from rewards.scorers import Scripted
 
 
@@ -28,9 +31,35 @@ async def test_pairs_are_counted_overall_and_by_kind() -> None:
     found = await evaluate(Scripted(number), read_preferences([*rows, pair(1, 2, kind="hard", tie=True)]))
     assert (found.overall.accuracy.value, found.overall.accuracy.count) == (50 / 60, 60)
     assert {kind: figures.accuracy.value for kind, figures in found.by_kind.items()} == {"easy": 1.0, "hard": 0.5}
-    assert found.warnings[0].startswith("Kind 'hard': 50.0% of 20 pairs is no better than a coin")
+    assert found.warnings[0].startswith("Kind 'hard': 50.0% of 20, too few to tell from a coin (29.9% to 70.1%)")
     assert not any("easy" in warning for warning in found.warnings)
     assert [(pair.lead, pair.scored.comparison.row) for pair in found.mistakes[:2]] == [(-1.0, 41), (-1.0, 43)]
+
+
+async def test_what_is_no_better_than_a_coin_is_told_from_what_is_too_few_to_say() -> None:
+    one, many = [
+        await evaluate(Scripted(number), read_preferences(rows))
+        for rows in ([pair(2, 1)], [pair(n % 2, (n + 1) % 2) for n in range(30)])
+    ]
+    assert one.warnings == ("Overall: 100.0% of 1, too few to tell from a coin (20.7% to 100.0%).",)
+    assert many.warnings[0].startswith("Overall: 50.0% of 30 is no better than a coin")
+
+
+@pytest.mark.parametrize("in_steps", [False, True])
+async def test_a_model_that_was_trained_on_the_other_form_is_noted(in_steps: bool) -> None:
+    steps = {"prompt": "?", "completions": ["a 1", "b -1"], "labels": [True, False]}
+    rows = read_preferences([steps if in_steps else pair(2, 1)] * 30)
+    template = ScoringTemplate(form="standard", eos_token="<end>")
+    for data, noted in (({"in_steps": in_steps}, False), ({"in_steps": not in_steps}, True), ({}, False)):
+        found = await evaluate(Scripted(number), rows, stored=RewardFile(template=template, data=data), probe=False)
+        assert any("was trained on" in warning for warning in found.warnings) == noted
+
+
+async def test_an_ensemble_is_not_evaluated_on_steps() -> None:
+    steps = {"prompt": "?", "completions": ["a 1", "b -1"], "labels": [True, False]}
+    both = Ensemble([Scripted(number), Scripted(number)])
+    with pytest.raises(InvalidData, match="An ensemble cannot be evaluated on steps"):
+        await evaluate(both, read_preferences([steps]))
 
 
 async def test_a_text_that_could_not_be_scored_is_counted_and_is_never_wrong() -> None:
@@ -95,7 +124,9 @@ async def test_what_the_end_token_and_the_template_do_to_scores_is_probed() -> N
     scorer = Templated(lambda text: len(text) / 8)
     said = {"role": "assistant", "content": "yes"}
     chat = {"chosen": [said], "rejected": [{**said, "content": "n"}], "prompt": [{"role": "user", "content": ""}]}
-    texts = await evaluate(scorer, read_preferences([pair(1, 22)]), eos_token="<end>")
+    template = ScoringTemplate(form="standard", eos_token="<end>")
+    stored = RewardFile(template=template)
+    texts = await evaluate(scorer, read_preferences([pair(1, 22)]), stored=stored)
     assert [(probe.name, probe.passed) for probe in texts.probes][-1] == ("with_end_token", False)
     (*_, probe) = (await evaluate(scorer, read_preferences([chat]))).probes
     assert (probe.name, probe.passed, probe.mean_shift) == ("without_template", True, pytest.approx(1 / 8 - 1))

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from halteres.cli.main import app
-from halteres.errors import InvalidConfig, NotReady
+from halteres.errors import InvalidConfig, InvalidData, NotReady
 from halteres.rewards.components import RewardSpec
 from halteres.rewards.judge_evaluation import evaluate_judge, read_judge
 from halteres.rewards.preferences import read_preferences
@@ -69,11 +69,29 @@ async def test_a_judge_with_a_rubric_grades_each_answer_by_itself() -> None:
     assert json.loads(json.dumps(as_json(found)))["judge"]["calls"] == 8
 
 
+async def test_a_judge_is_not_evaluated_on_steps() -> None:
+    steps = {"prompt": "?", "completions": ["a", "b"], "labels": [True, False]}
+    with pytest.raises(InvalidData, match="cannot be evaluated on steps"):
+        await evaluate_judge(component("http://127.0.0.1:1/v1"), read_preferences([steps]))
+
+
 async def test_a_judge_that_answers_nothing_is_an_error_that_says_so() -> None:
     async with endpoint(lambda _: "no idea") as one:
         with pytest.raises(NotReady, match="none of 4 comparisons") as failed:
             await evaluate_judge(component(one.url), read_preferences(ROWS))
-    assert "8 answers could not be read" in failed.value.sentence
+    assert "8 answers could not be read" in failed.value.sentence and "max_new_tokens" in failed.value.next
+
+
+async def test_a_judge_that_is_not_there_is_told_at_once_with_its_reason() -> None:
+    spec = component("http://127.0.0.1:1/v1")
+    async with asyncio.timeout(10):
+        with pytest.raises(NotReady, match=r"8 questions failed.*No server answers at http://127.0.0.1:1\."):
+            await evaluate_judge(spec, read_preferences(ROWS))
+
+
+def test_criteria_may_stand_in_the_judges_file_as_a_list(tmp_path: Path) -> None:
+    (tmp_path / "grader.yaml").write_text("rubric: [{name: a, text: '?'}]\njudge: {base_url: 'http://x/v1'}\n")
+    assert read_judge(tmp_path / "grader.yaml").rubric == [{"name": "a", "text": "?"}]
 
 
 def test_a_judges_file_is_one_component_of_a_rewards_list(tmp_path: Path) -> None:

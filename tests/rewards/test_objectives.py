@@ -24,8 +24,9 @@ from halteres.rewards.model_folder import read_model_folder
 from halteres.rewards.preferences import Preferences, read_preferences
 from halteres.rewards.reward_file import read_reward_file, write_reward_file
 from halteres.rewards.reward_list import RewardList
-from halteres.rewards.scorer import LocalScorer, Scorable
+from halteres.rewards.scorer import LocalScorer
 from halteres.rewards.server import create_app
+from halteres.scores import Scorable
 
 from .standin_model import listening
 from .torch_scenes import sums
@@ -82,7 +83,7 @@ def test_an_objectives_rows_train_its_output_with_the_bits_that_a_model_of_one_o
     ours, theirs = several.train(), single.train()
     assert [row["loss"] for row in ours.history] == [row["loss"] for row in theirs.history]
     assert ours.metrics["eval_loss"] == theirs.metrics["eval_loss"]
-    assert ours.metrics["accuracy/helpful"] == theirs.metrics["accuracy"]
+    assert ours.metrics["accuracy/objective/helpful"] == theirs.metrics["accuracy"]
     expected = single.model.network.trained()
     for name, value in several.model.network.trained().items():
         assert torch.equal(value[:1] if name == "score.weight" else value, expected[name]), name
@@ -105,6 +106,12 @@ def test_rows_without_an_objective_train_the_weighted_sum(tmp_path: Path, traine
     assert one.model.network.objective_weights == WEIGHTS
 
 
+def test_weights_asked_for_go_before_those_of_a_loaded_model(tmp_path: Path, trained: RewardTrainer) -> None:
+    config = RewardConfig(output_dir=str(tmp_path), objective_weights={"helpful": 1.0, "safe": 3.0})
+    other = RewardTrainer(RewardModel.load(folder_of(trained)), config, folder_of(trained), objectives())
+    assert other.model.network.objective_weights == {"helpful": 1.0, "safe": 3.0}
+
+
 @pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["whole", "lora"])
 def test_stopped_and_resumed_is_as_if_never_stopped(tmp_path: Path, lora: Any) -> None:
     straight = trainer(tmp_path / "straight", objectives(), lora=lora)
@@ -122,7 +129,8 @@ def test_stopped_and_resumed_is_as_if_never_stopped(tmp_path: Path, lora: Any) -
 async def test_objectives_that_contradict_each_other_are_both_learnt_and_told_apart(tmp_path: Path) -> None:
     rows = replace(objectives(48), comparisons=of("helpful").comparisons + of("safe").comparisons)
     result = trainer(tmp_path / "both", rows, max_steps=24, learning_rate=3e-3).train()
-    assert result.metrics["eval_accuracy/helpful"] == result.metrics["eval_accuracy/safe"] == 1.0
+    accuracies = {name: result.metrics[f"eval_accuracy/{name}"] for name in ("objective/helpful", "objective/safe")}
+    assert set(accuracies.values()) == {1.0} and "eval_accuracy/polite" in result.metrics, "kinds beside objectives"
     found = await evaluate(LocalScorer(RewardModel.load(tmp_path / "both"), "raw"), rows, probe=False)
     assert {name: figures.accuracy.value for name, figures in found.by_objective.items()} == {"helpful": 1, "safe": 1}
     assert report.as_json(found)["by_objective"]["safe"]["accuracy"]["value"] == 1.0
@@ -189,6 +197,7 @@ def test_one_pair_judged_by_two_objectives_is_no_repeated_row() -> None:
     [
         ({"helpfull": 1.0, "safe": 1.0}, "no objective 'helpfull'.*Did you mean 'helpful'"),
         ({"helpful": 1.0}, "has none for 'safe'"),
+        ({"helpful": 0.0, "safe": 0.0}, "Every weight of objective_weights is 0"),
     ],
 )
 def test_weights_that_do_not_fit_the_objectives_are_refused(

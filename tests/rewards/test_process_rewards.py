@@ -143,6 +143,7 @@ async def test_it_learns_which_step_is_the_first_wrong_one(tmp_path: Path) -> No
     result = trainer(tmp_path / "steps", data, max_steps=60).train()
     assert result.metrics["eval_accuracy"] > 0.95
     model = RewardModel.load(tmp_path / "steps")
+    assert model.file is not None and model.file.data["in_steps"] is True
     found = await evaluate(LocalScorer(model, "raw"), data, probe=False)
     assert found.overall.accuracy.count == 160 and found.overall.accuracy.value > 0.95
     assert found.first_wrong_step is not None and found.first_wrong_step.count == 40

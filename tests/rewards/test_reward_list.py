@@ -15,8 +15,9 @@ from halteres.rewards import reward_list
 from halteres.rewards.components import RewardSpec
 from halteres.rewards.functions import Sample
 from halteres.rewards.reward_list import GroupScores, RewardList
-from halteres.rewards.scorer import LocalScorer, Output, Scorer, open_scorer
+from halteres.rewards.scorer import LocalScorer, Scorer, open_scorer
 from halteres.rewards.server import create_app
+from halteres.scores import Output
 
 from .standin_model import StandIn, listening
 
@@ -98,7 +99,8 @@ async def test_a_model_has_one_version_in_its_folder_and_on_a_server_beside_othe
 ) -> None:
     models = {"first": StandIn(digest="d1"), "second": StandIn(digest="d2")}
 
-    def opened(where: str, *, output: Output) -> Scorer:
+    def opened(where: str, *, output: Output, waits_for_start: bool) -> Scorer:
+        assert waits_for_start, "the run's own server may be loading yet"
         return open_scorer(where, output=output) if "://" in where else LocalScorer(models[where], output)
 
     monkeypatch.setattr(reward_list, "open_scorer", opened)

@@ -17,7 +17,7 @@ from halteres.rewards import RewardConfig, RewardModel, RewardTrainer
 from halteres.rewards.calibration import Calibration
 from halteres.rewards.model_folder import REWARD_FILE, read_model_folder
 from halteres.rewards.reward_file import SAVING, RewardFile, read_reward_file, write_reward_file
-from halteres.rewards.scorer import Scorable
+from halteres.scores import Scorable
 
 from .torch_scenes import sums, tiny
 

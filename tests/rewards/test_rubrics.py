@@ -69,6 +69,7 @@ def test_grades_are_averaged_by_weight_and_by_aspect() -> None:
         ([{"name": "a"}], "text: Field required"),
         ([{"name": "a", "text": "?", "choices": ["yes", "yes"]}], "two choices are the same"),
         ([{"name": "a", "text": "?"}, {"name": "a", "text": "?"}], "the same name"),
+        ([{"name": "disagreement", "text": "?"}], "the name of another metric"),
         ([{"name": "a", "text": "?", "weight": 0}], "every criterion has the weight 0"),
         ([{"name": "a", "text": "?", "weight": -1}], "greater than or equal to 0"),
         ({"rules": []}, "no rubric"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,11 @@ import aiohttp
 import pytest
 
 from halteres.clients.rewards import RewardClient, score
-from halteres.errors import InvalidData, NotReady
+from halteres.errors import InvalidData, NotFound, NotReady
 from halteres.rewards import __main__, scoring_queue
-from halteres.rewards.scorer import LocalScorer, Scorable, Score
+from halteres.rewards.scorer import LocalScorer, open_scorer, score_once
 from halteres.rewards.server import MOST_ITEMS, create_app
+from halteres.scores import Scorable, Score
 
 from .standin_model import Halved, StandIn, listening
 
@@ -106,12 +107,45 @@ async def test_a_bad_item_fails_alone_by_its_index(url: str, model: StandIn) -> 
         ({"texts": ["a"] * (MOST_ITEMS + 1)}, 413),
         ({"texts": ["a"], "model": "lenghts"}, 404),
         ({"texts": ["a"], "model": "plain", "output": "probability"}, 400),
+        ({"texts": ["a"], "ouput": "raw"}, 400),
     ],
 )
 async def test_a_request_that_makes_no_sense_is_refused_in_words(url: str, body: Any, status: int) -> None:
     answered, answer = await post(url, "/score", body)
     assert answered == status
     assert answer["detail"]
+
+
+async def test_a_misspelt_field_is_refused_with_the_nearest_name(url: str) -> None:
+    _, answer = await post(url, "/score", {"texts": ["a"], "ouput": "raw"})
+    assert "Did you mean 'output'?" in answer["detail"]
+    _, answer = await post(url, "/score", {"items": [{"completion": "ab"}, {"completion": "ab", "promt": "p"}]})
+    assert answer["items"][0]["raw"] == 2.0 and "Did you mean 'prompt'?" in answer["items"][1]["error"]
+    for top_n in (0, -1):
+        status, answer = await post(url, "/rank", {"prompt": "", "completions": ["a", "b"], "top_n": top_n})
+        assert status == 400 and "top_n" in answer["detail"]
+    assert (await post(url, "/classify", {"input": "ab", "priority": 0}))[0] == 200  # vLLM's has more fields
+
+
+async def test_a_server_that_is_not_there_is_refused_at_once() -> None:
+    scorer = open_scorer("http://127.0.0.1:1")
+    async with asyncio.timeout(5):
+        with pytest.raises(NotFound, match=r"No server answers at http://127.0.0.1:1\..*Start it"):
+            await score_once(scorer, [Scorable(completion="a")])
+
+
+async def test_tools_and_template_arguments_reach_the_model(client: RewardClient, model: StandIn) -> None:
+    seen: list[Scorable] = []
+    score_each = model.score_each
+
+    def watched(texts: Sequence[Scorable]) -> Any:
+        seen.extend(texts)
+        return score_each(texts)
+
+    model.score_each = watched
+    tool = {"type": "function"}
+    await client.score([Scorable(completion="a", tools=(tool,), template_arguments={"thinking": False})])
+    assert (seen[0].tools, seen[0].template_arguments) == ((tool,), {"thinking": False})
 
 
 async def test_a_model_without_calibration_gives_raw_scores_and_says_so(url: str) -> None:

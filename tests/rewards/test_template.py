@@ -12,8 +12,8 @@ import pytest
 from halteres.errors import InvalidConfig, InvalidData
 from halteres.models import TINY, builtin_path
 from halteres.rewards.preferences import Comparison
-from halteres.rewards.scorer import Scorable
 from halteres.rewards.template import ScoringTemplate, padding_token, template_for
+from halteres.scores import Scorable
 from halteres.text import Tokenizer
 
 CHAT = [

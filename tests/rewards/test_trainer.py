@@ -71,19 +71,33 @@ def test_stopped_and_resumed_is_as_if_never_stopped(tmp_path: Path) -> None:
     assert end.history[-1]["num_tokens"] == whole.history[-1]["num_tokens"]
 
 
-def test_a_process_that_is_asked_to_end_saves_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_process_that_is_asked_to_end_saves_first(tmp_path: Path, number: signal.Signals) -> None:
     one = trainer(tmp_path)
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(number)
 
     def on_step(metrics: Mapping[str, float]) -> None:
         if metrics["step"] == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
 
     one.on_step = on_step
     result = one.train()
     assert (result.stop_reason, result.folder) == ("terminated", tmp_path / "checkpoint-2")
     assert RewardModel.load(result.folder).score(["5"])
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.getsignal(number) == before
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+    one = trainer(tmp_path)
+
+    def on_step(metrics: Mapping[str, float]) -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    one.on_step = on_step
+    with pytest.raises(KeyboardInterrupt):
+        one.train()
+    assert not checkpoints(tmp_path)
 
 
 KILLED = """

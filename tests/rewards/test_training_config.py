@@ -43,3 +43,8 @@ def test_what_was_asked_for_goes_before_the_preset() -> None:
 def test_without_a_preset_what_is_open_is_an_error() -> None:
     with pytest.raises(InvalidConfig, match="learning_rate"):
         RewardConfig(preset="off").settled(1_000)
+
+
+def test_an_unquoted_no_of_yaml_is_no() -> None:
+    config = RewardConfig.model_validate({"eval_strategy": False, "save_strategy": False})
+    assert (config.eval_strategy, config.save_strategy) == ("no", "no")

@@ -16,6 +16,7 @@ from halteres.config.settings import Settings
 from halteres.errors import InvalidData, NotFound
 from halteres.runs.starting.preflight import examine
 from halteres.runs.starting.reward_models import (
+    examine_components,
     examine_reward_models,
     reward_folders,
     server_bytes,
@@ -101,6 +102,33 @@ def test_a_folder_that_is_no_reward_model_is_refused_before_the_run(
     assert isinstance(check.failure, kind) and why in check.failure.sentence
     assert check.failure.details["field"] == "env.reward_model_path"
     assert (found, server_bytes(found)) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("component", "why"),
+    [
+        ({"function": "{}/fs.py:short"}, "Did you mean {}/f.py?"),
+        ({"function": "{}/f.py:shrot"}, "Did you mean 'short'?"),
+        ({"function": "{}/broken.py:f"}, "cannot be read"),
+        ({"rubric": "{}/rubric.toml"}, "No such file"),
+        ({"rubric": {"criteria": []}}, "is no rubric"),
+        ({"function": "{}/f.py:short"}, None),
+        ({"function": "{}/f.py:given"}, None),
+        ({"function": "package.module:f"}, None),
+    ],
+)
+def test_a_function_or_rubric_that_is_not_there_is_refused_before_the_run(
+    tmp_path: Path, component: dict[str, object], why: str | None
+) -> None:
+    (tmp_path / "f.py").write_text("from g import x as given\n\ndef short(completions): return []\n")
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    placed = {name: one.format(tmp_path) if isinstance(one, str) else one for name, one in component.items()}
+    failures = [check.failure for check in examine_components({"panel": [{"name": "a", **placed}]}) if check.failure]
+    if why is None:
+        assert not failures
+    else:
+        (failure,) = failures
+        assert why.format(tmp_path) in failure.sentence and failure.details["field"] == "env.panel"
 
 
 def test_the_memory_of_a_run_counts_its_reward_models(home: Path, reward_model: Path) -> None:

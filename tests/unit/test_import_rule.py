@@ -23,6 +23,7 @@ FREE = (
     "types",
     "losses",
     "text",
+    "scores",
     "tool_calls",
     "process",
     "main_memory",
@@ -65,13 +66,14 @@ FOUNDATION = {
     "models": ("models", "errors", "files"),
     "config": ("config", "errors", "files", "losses", "models", "process"),
     "text": ("errors",),
+    "scores": ("text",),
     "tool_calls": ("text",),
     "process": ("config", "errors", "redaction"),
     "main_memory": (),
     "loopback": ("errors",),
     "access_policy": ("errors", "loopback"),
     "redaction": ("config", "errors"),
-    "clients": ("clients", "errors", "types", "config", "text", "rewards.scorer"),
+    "clients": ("clients", "errors", "types", "config", "text", "scores"),
     "observe": ("observe", "errors", "files", "types", "config", "process", "redaction"),
 }
 HEAVY = ("torch", "transformers", "tinker", "peft", "accelerate", "matplotlib", "wandb", "trackio", "tensorboardX")

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,7 +70,7 @@ def chat(
     model = base if before else newest_policy(directory)
     words = wording_of(directory)
     typer.echo(printable(_explained(words)), err=True)
-    with served(base, directory) as service:
+    with _best_by(reward) as best_first, served(base, directory) as service:
         for text in [question] if question else _questions(words.example if words else ""):
             heat = temperature if temperature is not None else float(best_of > 1)
             body = {"model": model, "temperature": heat, "max_tokens": max_tokens, "n": best_of}
@@ -83,7 +84,7 @@ def chat(
                 sent = (
                     _messages(directory, text) if words is None else _messages_of(words.around(text), directory, base)
                 )
-                answers = _best_first(reward, sent, answers)
+                answers = best_first(sent, answers)
             typer.echo(printable(answers[0]))
 
 
@@ -148,21 +149,38 @@ def _messages_of(prompt: str, run: RunDirectory, model: str) -> list[dict[str, A
     return _messages(run, prompt.removeprefix(begin).removesuffix(end))
 
 
-def _best_first(reward: str, prompt: list[dict[str, Any]] | str, answers: list[str]) -> list[str]:
+@contextmanager
+def _best_by(reward: str | None) -> Iterator[Callable[[list[dict[str, Any]] | str, list[str]], list[str]]]:
+    """Orders answers to a prompt by a scorer, opened once for the whole chat; without one they stay as they are."""
     import asyncio
 
     from halteres.errors import NotReady
-    from halteres.rewards.scorer import Scorable, best_first, open_scorer, score_once
+    from halteres.rewards.scorer import open_scorer
+    from halteres.scores import Scorable, best_first
 
-    is_chat = not isinstance(prompt, str)
-    texts = [
-        Scorable(prompt=prompt, completion=[{"role": "assistant", "content": answer}] if is_chat else answer)
-        for answer in answers
-    ]
-    scores = asyncio.run(score_once(open_scorer(reward), texts))
-    if not any(scores):
-        raise NotReady(f"{reward} could score none of {len(answers)} answers.")
-    return [answers[place] for place in best_first([None if score is None else score.value for score in scores])]
+    if reward is None:
+        yield lambda _, answers: answers
+        return
+    scorer = open_scorer(reward)
+    with asyncio.Runner() as runner:
+
+        def ordered(prompt: list[dict[str, Any]] | str, answers: list[str]) -> list[str]:
+            is_chat = not isinstance(prompt, str)
+            texts = [
+                Scorable(prompt=prompt, completion=[{"role": "assistant", "content": answer}] if is_chat else answer)
+                for answer in answers
+            ]
+            scores = runner.run(scorer.score(texts))
+            if not any(scores):
+                raise NotReady(f"{reward} could score none of {len(answers)} answers.")
+            return [
+                answers[place] for place in best_first([None if score is None else score.value for score in scores])
+            ]
+
+        try:
+            yield ordered
+        finally:
+            runner.run(scorer.close())
 
 
 def _explained(words: Wording | None) -> str:

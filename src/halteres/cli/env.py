@@ -71,14 +71,20 @@ def eval_(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure a policy on held-out tasks, at temperature 1 and greedy."""
+    from halteres.config.settings import Settings
     from halteres.runs.directory import find_run
     from halteres.runs.measurement import examination, measure
     from halteres.runs.served import served
+    from halteres.runs.starting.reward_models import examine_reward_models, with_absolute_folders
 
     exam = examination(environment, find_run(run) if run else None, model)
-    wanted = {"eval_tasks": tasks, "eval_samples": samples, "eval_best_of": best_of, "reward_model_path": reward_model}
+    given = {"eval_tasks": tasks, "eval_samples": samples, "eval_best_of": best_of, "reward_model_path": reward_model}
+    wanted = {name: value for name, value in given.items() if value is not None}
+    wanted = with_absolute_folders(Settings(env=wanted)).env  # the environment runs in another folder
+    for failure in (check.failure for check in examine_reward_models(wanted)[0] if check.failure):
+        raise failure
     with served(exam.base, exam.run) as service:
-        figures = measure(exam, service, {name: value for name, value in wanted.items() if value is not None})
+        figures = measure(exam, service, wanted)
     if as_json:
         typer.echo(json.dumps(figures))
         return

@@ -173,13 +173,7 @@ def eval_(
             return await evaluate_judge(read_judge(Path(model)), rows)
         scorer = _scorer(model, combination)
         try:
-            return await evaluate(
-                scorer,
-                rows,
-                temperature=stored.calibration.temperature if stored and stored.calibration else 1.0,
-                eos_token=stored.template.eos_token if stored else None,
-                probe=probes,
-            )
+            return await evaluate(scorer, rows, stored=stored, probe=probes)
         finally:
             await scorer.close()
 
@@ -216,8 +210,7 @@ def calibrate(
     import asyncio
 
     from halteres.rewards import RewardModel
-    from halteres.rewards.calibration import fit_calibration
-    from halteres.rewards.evaluation import pair_scores, score_comparisons
+    from halteres.rewards.evaluation import calibration_of, score_comparisons
     from halteres.rewards.preferences import read_preferences
     from halteres.rewards.reward_file import RewardFile, read_reward_file, write_reward_file
     from halteres.rewards.scorer import LocalScorer
@@ -225,9 +218,7 @@ def calibrate(
     rows = read_preferences(data, on_identical=on_identical)
     model = RewardModel.load(folder)
     scored = asyncio.run(score_comparisons(LocalScorer(model, "raw"), rows))
-    made = fit_calibration(
-        *pair_scores(scored), data_digest=rows.digest, template_digest=model.template.digest, offset_from=offset
-    )
+    made = calibration_of(scored, data_digest=rows.digest, template_digest=model.template.digest, offset_from=offset)
     file = read_reward_file(folder) or RewardFile(template=model.template)
     write_reward_file(folder, file.model_copy(update={"calibration": made}))
     if as_json:
@@ -251,7 +242,8 @@ def rank(
     """Order answers to one prompt, the best first."""
     import asyncio
 
-    from halteres.rewards.scorer import Scorable, best_first, score_once
+    from halteres.rewards.scorer import score_once
+    from halteres.scores import Scorable, best_first
 
     texts = [Scorable(prompt=prompt, completion=completion) for completion in completions]
     scores = asyncio.run(score_once(_scorer(model, "mean"), texts))

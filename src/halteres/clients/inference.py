@@ -52,6 +52,7 @@ class InferenceClient(JsonClient):
         model: pins a snapshot (a tinker:// path or a model name); None follows the address's own policy.
         timeout_s: of one request.
         ready_within_s: how long a server may refuse connections, or say 503, 429 or 408, before the wait is given up.
+        waits_for_start: a refused connection is one of a server that starts yet; otherwise it is NotFound at once.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class InferenceClient(JsonClient):
         timeout_s: float = 1200,
         ready_within_s: float = 120,
         max_connections: int = 512,
+        waits_for_start: bool = True,
     ) -> None:
         super().__init__(
             base_url.rstrip("/").removesuffix("/v1"),
@@ -70,6 +72,7 @@ class InferenceClient(JsonClient):
             timeout_s=timeout_s,
             ready_within_s=ready_within_s,
             max_connections=max_connections,
+            waits_for_start=waits_for_start,
         )
         self.model = model
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from halteres.clients.connections import Connected
-from halteres.errors import InvalidData, NotReady, ServerError
+from halteres.errors import InvalidData, NotFound, NotReady, ServerError
 
 if TYPE_CHECKING:  # 0.3 s: whoever only describes an environment does without
     import aiohttp
@@ -40,6 +40,7 @@ class JsonClient(Connected):
         timeout_s: of one request; None: the caller sets a deadline.
         ready_within_s: how long a server may refuse connections, or say 503, 429 or 408, before the wait is given up.
         repeatable: what is asked for changes nothing at the server: a request whose connection broke is sent again.
+        waits_for_start: a refused connection is one of a server that starts yet; otherwise it is NotFound at once.
     """
 
     def __init__(
@@ -51,10 +52,11 @@ class JsonClient(Connected):
         ready_within_s: float,
         max_connections: int = 512,
         repeatable: bool = False,
+        waits_for_start: bool = True,
     ) -> None:
         self.root = root
         self.ready_within_s = ready_within_s
-        self._repeatable = repeatable
+        self._repeatable, self._waits_for_start = repeatable, waits_for_start
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout_s = timeout_s
         self._max_connections = max_connections
@@ -86,7 +88,11 @@ class JsonClient(Connected):
                 body = await response.read()
                 return read_answer(url, response.status, body, response.headers.get("Retry-After"))
         except aiohttp.ClientConnectorError as error:
-            raise NotReady(f"{url} cannot be reached.", f"{error}.") from error
+            if self._waits_for_start:
+                raise NotReady(f"{url} cannot be reached.", f"{error}.") from error
+            raise NotFound(
+                f"No server answers at {self.root}.", f"{error}.", "Start it (again), or see to the address."
+            ) from error
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             broken = self._repeatable and not isinstance(error, TimeoutError)
             kind = NotReady if broken else ServerError

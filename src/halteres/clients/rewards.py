@@ -17,10 +17,7 @@ from halteres.clients.json_client import JsonClient
 from halteres.clients.trajectories.address import Address
 from halteres.config import environ
 from halteres.errors import NotReady, ServerError, boundary
-from halteres.rewards.scorer import Output, Score
-from halteres.rewards.scorer import Scorable as Scorable  # for rooms that know a reward server by this client alone
-from halteres.rewards.scorer import best_first as best_first
-from halteres.rewards.scorer import is_address as is_address
+from halteres.scores import Output, Scorable, Score
 from halteres.text import Message
 
 MOST_ITEMS = 256
@@ -48,6 +45,7 @@ class RewardClient(JsonClient):
         output: in which units scores come: `raw` of the head, `standardised` or `probability` by its calibration.
         model: which of its models; None: its first.
         timeout_s: of one call, however often its requests are sent again.
+        waits_for_start: whether a server that refuses connections is waited for; otherwise it is NotFound at once.
     """
 
     def __init__(
@@ -58,10 +56,18 @@ class RewardClient(JsonClient):
         key: str = "",
         model: str | None = None,
         timeout_s: float = 300,
+        waits_for_start: bool = True,
     ) -> None:
         address = Address.of(url, environ.reward_key)
         root, key = address.url.removesuffix("/v1"), key or address.token or ""
-        super().__init__(root, api_key=key, timeout_s=None, ready_within_s=timeout_s, repeatable=True)
+        super().__init__(
+            root,
+            api_key=key,
+            timeout_s=None,
+            ready_within_s=timeout_s,
+            repeatable=True,
+            waits_for_start=waits_for_start,
+        )
         self.name, self.output, self.model, self.timeout_s = root, output, model, timeout_s
 
     async def score(self, texts: Sequence[Scorable]) -> list[Score | None]:
@@ -69,6 +75,7 @@ class RewardClient(JsonClient):
 
         Raises:
             InvalidData: the server refuses the request.
+            NotFound: no server is there, and it is not waited for.
             NotReady: it cannot be reached, or is busy, until the deadline.
             ServerError: it failed.
         """
@@ -104,8 +111,7 @@ class RewardClient(JsonClient):
         return answer
 
     async def _score(self, texts: Sequence[Scorable]) -> list[Score | None]:
-        items = [{"prompt": _wire(text.prompt), "completion": _wire(text.completion)} for text in texts]
-        answer = await self._post("/score", {"items": items})
+        answer = await self._post("/score", {"items": [_item(text) for text in texts]})
         with boundary(ServerError, "Reading the answer of /score"):
             scores = [_score_of(item) for item in answer["items"]]
         if len(scores) != len(texts):
@@ -145,6 +151,16 @@ async def score(
 
 def _wire(text: str | Sequence[Message] | None) -> Any:
     return text if text is None or isinstance(text, str) else [dict(message) for message in text]
+
+
+def _item(text: Scorable) -> dict[str, Any]:
+    """What is not there is not sent: a server of an older version knows no tools."""
+    item: dict[str, Any] = {"prompt": _wire(text.prompt), "completion": _wire(text.completion)}
+    if text.tools:
+        item["tools"] = [dict(tool) for tool in text.tools]
+    if text.template_arguments:
+        item["chat_template_kwargs"] = dict(text.template_arguments)
+    return item
 
 
 def _score_of(item: Any) -> Score | None:

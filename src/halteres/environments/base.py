@@ -28,7 +28,7 @@ from halteres.environments.evaluating import AnswersOf, evaluate_items, write_ev
 from halteres.environments.records import Records
 from halteres.environments.scored import ScoredDataGroup, ScoredDataItem, finite, group_of, items_of
 from halteres.environments.scoring import GroupScoring, HeldOutScoring
-from halteres.errors import EnvironmentFailed, InvalidConfig, NotFound, boundary
+from halteres.errors import EnvironmentFailed, EnvironmentGaveUp, InvalidConfig, NotFound, UserError, boundary
 from halteres.models import builtin_path
 from halteres.rewards.reward_list import RewardList
 from halteres.rollouts.draws import Draw, one_rollout
@@ -77,7 +77,11 @@ class BaseEnv:
         self.curr_step = 0  # batches that the trainer has been given
         self.rng: random.Random = Draw(seed=config.seed, step=0, ordinal=0).rng()  # of the item being drawn now
         self.last_evaluation: dict[str, float] = {}
-        self.rewards = RewardList(config.all_rewards, config.reward_aggregation) if config.all_rewards else None
+        try:
+            self.rewards = RewardList(config.all_rewards, config.reward_aggregation) if config.all_rewards else None
+        except UserError as error:  # started again, it would fail at the same
+            self.records.end(EnvironmentGaveUp(error.what, error.why, error.next))
+            raise
 
     @classmethod
     def cli(cls, arguments: Sequence[str] | None = None) -> None:

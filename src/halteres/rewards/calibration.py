@@ -14,10 +14,13 @@ from pydantic import BaseModel
 from halteres.errors import InvalidData
 from halteres.rewards import metrics
 from halteres.rewards.metrics import Floats
-from halteres.rewards.scorer import Output
+from halteres.scores import Output
 
-FEW_PAIRS = 200
-"""Fewer make a calibration that is told to be uncertain."""
+FEW_PAIRS, LEAST_PAIRS = 200, 10
+"""Fewer make a calibration that is told to be uncertain; too few make none."""
+
+Side = Literal["chosen", "both"]
+"""Whose mean score an offset is."""
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
@@ -31,7 +34,7 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
     temperature: float = 1.0  # raw score units: P(a preferred to b) = s((a - b) / temperature)
     offset: float = 0.0  # raw score that is 0 when standardised
     scale: float = 1.0  # raw score units in one standardised
-    offset_from: Literal["chosen", "both"] = "chosen"  # whose mean the offset is
+    offset_from: Side = "chosen"  # whose mean the offset is
     num_pairs: int = 0
     data_digest: str = ""  # SHA-256 of the pairs' data
     template_digest: str = ""  # of the scoring template under which they were scored; empty: not known
@@ -79,26 +82,34 @@ def fit_calibration(
     *,
     data_digest: str,
     template_digest: str = "",
-    offset_from: Literal["chosen", "both"] = "chosen",
+    offset_from: Side = "chosen",
+    leads_P: Floats | None = None,
 ) -> Calibration:
     """The calibration of a model by its raw scores of held-out pairs.
 
     Args:
         chosen_P, rejected_P: raw scores, shape (P,).
         offset_from: the sides whose mean score becomes 0: the chosen (InstructGPT: demonstrations score 0), or both.
+        leads_P: which the pairs judge, where that is not the score: an objective's own; for the temperature.
 
     Raises:
-        InvalidData: no pairs, or all scores are equal.
+        InvalidData: fewer than LEAST_PAIRS pairs, or all scores are equal.
     """
+    if len(chosen_P) < LEAST_PAIRS:
+        raise InvalidData(
+            f"Too few ranked pairs to calibrate on: {len(chosen_P)}.",
+            f"It takes {LEAST_PAIRS} at least, and {FEW_PAIRS} for a certain temperature; ties and steps are no pairs.",
+            "Name more held-out pairs. A calibration that the model has is kept.",
+        )
     both = np.concatenate([chosen_P, rejected_P])
-    scale = float(both.std()) if len(both) else 0.0
+    scale = float(both.std())
     if scale == 0.0:
         raise InvalidData(
             "The model cannot be calibrated on these pairs.",
-            f"All {len(both)} scores are equal." if len(both) else "There are none.",
+            f"All {len(both)} scores are equal.",
             "Name held-out pairs that the model tells apart.",
         )
-    leads = chosen_P - rejected_P
+    leads = chosen_P - rejected_P if leads_P is None else leads_P
     temperature = _temperature(leads)
     before, after = (metrics.calibration_error(metrics.reliability(leads, each)) for each in (1.0, temperature))
     warnings: list[str] = []

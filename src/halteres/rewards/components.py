@@ -32,18 +32,22 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from halteres.config import environ
-from halteres.rewards.scorer import Combination, Output
+from halteres.rewards.scorer import Combination
+from halteres.scores import Output
 
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
 When = Literal["episode", "turn", "difference"]
 Method = Literal["ranking", "pairwise"]
 
-TOTAL = "total"
-RESERVED = ("mean", "std", "min", "max", "success", TOTAL)
-"""Names that a run's metrics use below `reward/`."""
+TOTAL, SHARE = "total", "share_of_gain"
+RESERVED = ("mean", "std", "min", "max", "success", TOTAL, SHARE)
+"""Names that a run's metrics use below `reward/` and `panel/`."""
 
 DISAGREEMENT, OUT_OF_RANGE = "disagreement", "out_of_range"
 """What comes with a model's value: how far an ensemble's members are apart; 1 where no calibrated score was like it."""
+
+RESERVED_PARTS = (DISAGREEMENT, OUT_OF_RANGE, SHARE)
+"""Names that metrics use below a component's, and that no criterion and no objective may have."""
 
 QUANTILE = "_q95"
 """After a metric's name: the value that 95 % of the answers do not exceed."""
@@ -104,7 +108,8 @@ class RewardSpec(_Spec):
     combination: Annotated[Combination, Field(description="of an ensemble's scores")] = "mean"
     output: Annotated[Output, Field(description="of a reward model")] = "standardised"
     rubric: Annotated[
-        str | dict[str, Any] | None, Field(description="a rubric's file, or the rubric itself; `judge` grades by it")
+        str | dict[str, Any] | list[dict[str, Any]] | None,
+        Field(description="a rubric's file, or the rubric itself; `judge` grades by it"),
     ] = None
     rubric_column: Annotated[str | None, Field(description="the task's field that holds its own rubric")] = None
     judge: Annotated[JudgeSpec | None, Field(description="grades by the rubric, or compares a group's answers")] = None

@@ -7,18 +7,21 @@ all members get wrong alike they do not see (arXiv 2312.09244).
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from halteres.errors import InvalidConfig
-from halteres.rewards.scorer import Combination, Scorable, Score, Scorer
+from halteres.rewards.scorer import Combination, Scorer
+from halteres.scores import Scorable, Score
 
 
 class Ensemble:
     """A `Scorer` of several, which score side by side.
 
-    A text that a member could not score has no score: the mean of the rest would be of another ensemble.
+    A text that a member could not score has no score: the mean of the rest would be of another ensemble. Of parts that
+    all members tell, it tells the mean.
 
     Args:
         members: two or more, in standardised units, or the one with the widest scores decides.
@@ -62,4 +65,9 @@ class Ensemble:
             ended_with_eos=all(score.ended_with_eos for score in known),
             out_of_range=any(out_of_range) if out_of_range else None,
             disagreement=spread,
+            parts={
+                name: math.fsum(score.parts[name] for score in known) / len(known)
+                for name in known[0].parts
+                if all(name in score.parts for score in known)
+            },
         )

@@ -15,10 +15,14 @@ import numpy as np
 from halteres.errors import InvalidData
 from halteres.rewards import metrics
 from halteres.rewards.benchmarks import Benchmark, rewardbench_2
+from halteres.rewards.calibration import LEAST_PAIRS, Calibration, Side, fit_calibration
+from halteres.rewards.ensembles import Ensemble
 from halteres.rewards.metrics import Bin, Floats, PairFigures, Share
 from halteres.rewards.preferences import Comparison, Preferences
-from halteres.rewards.scorer import Scorable, Score, Scorer
+from halteres.rewards.reward_file import RewardFile
+from halteres.rewards.scorer import Scorer
 from halteres.rewards.template import texts_of
+from halteres.scores import Scorable, Score
 from halteres.text import Message
 
 TEXTS_AT_ONCE = 256
@@ -29,6 +33,16 @@ MOST_MISTAKES = 20
 
 PROBED = 16
 """Comparisons that the probes look at."""
+
+FEW_PAIRS = 30
+"""Of fewer nothing is said to be no better than a coin: they are too few to say."""
+
+_OTHER_FORM = {
+    False: "The model was trained on steps with labels: its score says whether all is right so far, not which of two "
+    "whole answers is the better one.",
+    True: "The model was trained on ranked answers: a score above 0 does not mean that a step is right.",
+}
+"""Of a model, by whether it is evaluated on steps."""
 
 SAME = 1e-4
 """Two scores of one text differ by no more (fp32)."""
@@ -185,18 +199,15 @@ class Evaluation:
     leads: tuple[float, ...]
     mistakes: tuple[Pair | State, ...]  # the lowest leads below 0, lowest first
     judge: JudgeFigures | None = None  # of a judge
+    notes: tuple[str, ...] = ()  # what the figures do not mean
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a reader of the accuracy alone would miss."""
         kinds = {f"Kind '{name}'": figures for name, figures in self.by_kind.items()}
         objectives = {f"Objective '{name}'": figures for name, figures in self.by_objective.items()}
-        found = [
-            f"{what}: {figures.accuracy.value:.1%} of {figures.accuracy.count} pairs is no better than a coin "
-            f"({figures.accuracy.low:.1%} to {figures.accuracy.high:.1%})."
-            for what, figures in {**kinds, **objectives}.items()
-            if figures.accuracy.holds_half
-        ]
+        figures = {"Overall": self.overall, **kinds, **objectives}
+        found = [*self.notes, *(_coin(what, one.accuracy) for what, one in figures.items() if one.accuracy.holds_half)]
         if self.num_unscored:
             found.append(f"{self.num_unscored} comparisons could not be scored; they are in no figure.")
         if self.num_truncated:
@@ -215,8 +226,7 @@ async def evaluate(
     scorer: Scorer,
     preferences: Preferences,
     *,
-    temperature: float = 1.0,
-    eos_token: str | None = None,
+    stored: RewardFile | None = None,
     probe: bool = True,
 ) -> Evaluation:
     """Score every completion and work the figures out.
@@ -224,16 +234,34 @@ async def evaluate(
     Args:
         scorer: in raw units, so that leads are those that the loss is made of.
         preferences: held-out ones.
-        temperature: by which leads are divided to be probabilities; of the model's calibration.
-        eos_token: the model's end token, for the probe with it.
+        stored: what the model's folder says: its calibration's temperature, its end token, what it was trained on.
         probe: score some texts in other ways, too.
 
     Raises:
-        InvalidData: token ids instead of texts; not one ranked pair could be scored.
+        InvalidData: token ids instead of texts; not one ranked pair could be scored; steps, and an ensemble.
     """
+    in_steps = any(one.labels for one in preferences.comparisons)
+    if in_steps and isinstance(scorer, Ensemble):
+        raise InvalidData(
+            "An ensemble cannot be evaluated on steps with labels.",
+            "A step is told to be right by a raw score above 0, and the scores of its members are standardised.",
+            "Evaluate each member by itself.",
+        )
+    temperature = stored.calibration.temperature if stored is not None and stored.calibration is not None else 1.0
     scored = await score_comparisons(scorer, preferences)
     found = figures_of(scored, preferences, scorer=scorer.name, temperature=temperature)
-    return replace(found, probes=await probes(scorer, scored[:PROBED], eos_token)) if probe else found
+    if stored is not None and stored.data.get("in_steps", in_steps) != in_steps:
+        found = replace(found, notes=(_OTHER_FORM[in_steps],))
+    if not probe:
+        return found
+    return replace(found, probes=await probes(scorer, scored[:PROBED], stored.template.eos_token if stored else None))
+
+
+def _coin(what: str, accuracy: Share) -> str:
+    interval = f"({accuracy.low:.1%} to {accuracy.high:.1%})"
+    if accuracy.count < FEW_PAIRS:
+        return f"{what}: {accuracy.value:.1%} of {accuracy.count}, too few to tell from a coin {interval}."
+    return f"{what}: {accuracy.value:.1%} of {accuracy.count} is no better than a coin {interval}."
 
 
 def figures_of(
@@ -332,11 +360,28 @@ def leads_of(judged: Sequence[Pair | State]) -> Floats:
     return np.array([one.lead for one in judged], dtype=np.float64)
 
 
-def pair_scores(scored: Sequence[Scored]) -> tuple[Floats, Floats]:
-    """Scores of the better and of the worse side of every ranked pair, shape (P,)."""
-    pairs = [(one.values_K[better], one.values_K[worse]) for one in scored for better, worse in one.ranked_pairs]
-    both = np.array(pairs, dtype=np.float64).reshape(-1, 2)
-    return both[:, 0], both[:, 1]
+def calibration_of(
+    scored: Sequence[Scored], *, data_digest: str, template_digest: str = "", offset_from: Side = "chosen"
+) -> Calibration:
+    """The calibration by every ranked pair.
+
+    Of a model with several objectives the score is their weighted sum, which rows without an objective judge: where
+    those are enough, they alone count. Otherwise the temperature is that of each objective's own leads.
+
+    Raises:
+        InvalidData: too few pairs, or all scores are equal.
+    """
+    pairs = [Pair(scored=one, better=better, worse=worse) for one in scored for better, worse in one.ranked_pairs]
+    of_the_sum = [pair for pair in pairs if pair.scored.comparison.objective is None]
+    used = of_the_sum if len(of_the_sum) >= LEAST_PAIRS else pairs
+    return fit_calibration(
+        np.array([pair.scored.values_K[pair.better] for pair in used]),
+        np.array([pair.scored.values_K[pair.worse] for pair in used]),
+        leads_P=leads_of(used),
+        data_digest=data_digest,
+        template_digest=template_digest,
+        offset_from=offset_from,
+    )
 
 
 def lengths_of(scored: Scored) -> Floats:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from halteres.errors import InvalidConfig, NotReady
+from halteres.errors import InvalidConfig, InvalidData, NotReady
 from halteres.rewards import metrics
 from halteres.rewards.components import RewardSpec
 from halteres.rewards.evaluation import Evaluation, JudgeFigures, Scored, figures_of, scorables
@@ -21,7 +21,7 @@ from halteres.rewards.functions import Sample
 from halteres.rewards.judges import Judge
 from halteres.rewards.preferences import Comparison, Preferences
 from halteres.rewards.rubrics import Rubric, read_data, read_rubric
-from halteres.rewards.scorer import Score
+from halteres.scores import Score
 from halteres.text import Message
 
 SUFFIXES = (".json", ".toml", ".yaml", ".yml")
@@ -50,7 +50,7 @@ async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluati
 
     Raises:
         InvalidConfig: no judge, or its key or its rubric is not there.
-        InvalidData: token ids instead of texts; no ranked pair.
+        InvalidData: token ids instead of texts; steps; no ranked pair.
         NotReady: the judge gave a verdict on not one comparison.
     """
     if spec.judge is None or spec.rubric_column is not None:
@@ -59,8 +59,14 @@ async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluati
             "Preferences have no rubrics of their own." if spec.judge else "It has no table `judge`.",
             "Give it a table `judge`, and for grades a `rubric`.",
         )
+    if any(one.labels for one in preferences.comparisons):
+        raise InvalidData(
+            f"The judge '{spec.name}' cannot be evaluated on steps with labels.",
+            "A judge grades and compares whole answers.",
+            "Name preferences: rows with chosen and rejected.",
+        )
     rubric = None if spec.rubric is None else read_rubric(spec.rubric)
-    judge = Judge(spec.judge)
+    judge = Judge(spec.judge, waits_for_start=False)
     scored: list[Scored] = []
     try:
         for start in range(0, len(preferences.comparisons), COMPARISONS_AT_ONCE):
@@ -74,8 +80,10 @@ async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluati
         raise NotReady(
             f"The judge gave a verdict on none of {len(preferences.comparisons)} comparisons.",
             f"{did.failed} questions failed, {did.unreadable} answers could not be read, {did.over_budget} questions "
-            "were over its budget.",
-            f"See whether {spec.judge.base_url} answers, and whether its model is called {spec.judge.model}.",
+            "were over its budget." + (f" The last failure: {judge.last_failure}" if did.failed else ""),
+            f"See whether {spec.judge.base_url} answers, and whether its model is called {spec.judge.model}."
+            if did.failed
+            else "Take a judge that follows instructions, or raise max_new_tokens or its budget.",
         )
     return replace(figures_of(scored, preferences, scorer=spec.name), judge=did)
 

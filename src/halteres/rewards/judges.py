@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import math
 import re
 import string
@@ -28,7 +29,7 @@ from typing import Any, Final, Literal, TypeVar
 from halteres.clients.inference import Completion, InferenceClient, Sampling
 from halteres.clients.retries import Retries
 from halteres.config import environ
-from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotReady, ServerError
+from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotFound, NotReady, ServerError
 from halteres.rewards.components import JudgeSpec
 from halteres.rewards.functions import Sample
 from halteres.rewards.rubrics import Criterion, Rubric
@@ -64,6 +65,9 @@ PROMPTS: Final = hashlib.sha256("\0".join((RULE, _GRADE, _BY_LETTER, _BY_JSON, _
 """Of every word that a judge is shown beside what it judges."""
 
 _MARK = re.compile(r"<(?=\s*/?\s*(?:request|answer))", re.IGNORECASE)
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +137,9 @@ class Judge:
     and rankings answered in both orders, consistent: those of them whose verdict was the same.
     """
 
-    def __init__(self, spec: JudgeSpec, client: InferenceClient | None = None) -> None:
+    def __init__(self, spec: JudgeSpec, client: InferenceClient | None = None, *, waits_for_start: bool = True) -> None:
         self.spec = spec
+        self.last_failure = ""  # why a question got no answer
         self.budget = Budget(spec)
         self._client = client or InferenceClient(
             spec.base_url,
@@ -143,6 +148,7 @@ class Judge:
             timeout_s=spec.request_timeout_s,
             ready_within_s=spec.request_timeout_s,
             max_connections=spec.concurrency,
+            waits_for_start=waits_for_start,
         )
         self._retries = Retries(attempts=3, within_s=spec.request_timeout_s)
         self._slots = asyncio.Semaphore(spec.concurrency)
@@ -265,7 +271,10 @@ class Judge:
                 answer = await self._asked(words, by_letter=by_letter)
             except OverBudget:
                 return None, "over_budget"
-            except (InvalidData, NotReady, ServerError):
+            except (InvalidData, NotFound, NotReady, ServerError) as error:
+                if error.sentence != self.last_failure:
+                    log.warning("The judge %s gave no answer: %s", self.spec.model, error.sentence)
+                self.last_failure = error.sentence
                 return None, "failed"
             if (found := read(answer)) is not None:
                 if len(self._cache) < MOST_CACHED:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from halteres.rewards.components import TOTAL
+from halteres.rewards.components import SHARE, TOTAL
 
 PROXY, PANEL, GRADES = f"reward/{TOTAL}", "panel/", "reward/"
 """Names of an evaluation's metrics, without `eval/`."""
@@ -29,9 +29,6 @@ LEAST_SHARE = 0.5
 
 ERRORS = 2.0
 """Standard errors by which a share must be below that: few held-out answers raise no alarm by chance."""
-
-SHARE = "share_of_gain"
-"""Name of the metric, below the panel's and below each member's."""
 
 LEAST_MOVE = 0.05
 """Of a mean grade, 0 to 1: a smaller rise or fall is none."""

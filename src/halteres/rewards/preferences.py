@@ -19,6 +19,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from halteres.errors import InvalidConfig, InvalidData
+from halteres.rewards.components import RESERVED_PARTS
 from halteres.rewards.preference_rows import EXAMPLE, NumberedRows, Unreadable, read_rows
 from halteres.text import Message
 
@@ -265,6 +266,9 @@ def _comparison(row: Mapping[str, Any] | Unreadable, number: int, margin_from: M
     weight = _number(row, "weight", 1.0)
     if weight < 0:
         raise RowProblem("'weight' is negative")
+    objective = _optional(row, "objective", str, None) or None
+    if objective in RESERVED_PARTS:
+        raise RowProblem(f"the objective '{objective}' has the name of another metric")
     kind = _optional(row, "kind", str, None) or _optional(row, "subset", str, None)
     identifier = row.get("id")
     return Comparison(
@@ -275,7 +279,7 @@ def _comparison(row: Mapping[str, Any] | Unreadable, number: int, margin_from: M
         margin=margin,
         weight=weight,
         kind=kind,
-        objective=_optional(row, "objective", str, None) or None,
+        objective=objective,
         tools=_tools(row.get("tools")),
         template_arguments=_mapping(row.get("chat_template_kwargs")),
         id="" if identifier is None else str(identifier),

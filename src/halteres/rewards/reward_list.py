@@ -22,7 +22,8 @@ from halteres.rewards.components import DISAGREEMENT, OUT_OF_RANGE, Aggregation,
 from halteres.rewards.functions import RewardFunction, Sample, columns_of
 from halteres.rewards.judges import PROMPTS, Judge
 from halteres.rewards.rubrics import Rubric, read_rubric
-from halteres.rewards.scorer import Combination, LocalScorer, Scorable, Score, Scorer, open_scorer, places_of
+from halteres.rewards.scorer import Combination, LocalScorer, Scorer, open_scorer, places_of
+from halteres.scores import Scorable, Score
 
 READY_WITHIN_S = 300.0
 """How long a reward server may load its model before it is asked to score: a component's deadline begins after that."""
@@ -216,7 +217,7 @@ class _ModelScores:
     """A reward model, here or at an address, or an ensemble of several."""
 
     def __init__(self, spec: RewardSpec, places: Sequence[str]) -> None:
-        self._members = [open_scorer(place, output=spec.output) for place in places]
+        self._members = [open_scorer(place, output=spec.output, waits_for_start=True) for place in places]
         self._scorer = _combined(self._members, spec.combination)
         self._digests: list[str | None] = [None] * len(places)  # None: not known yet; empty: its server tells none
 

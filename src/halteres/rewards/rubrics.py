@@ -25,6 +25,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from halteres.errors import InvalidConfig
+from halteres.rewards.components import RESERVED_PARTS
 
 MOST_CHOICES = 11
 """Of one criterion: each has a letter of its own, and a likert scale seldom has more."""
@@ -79,6 +80,8 @@ class Rubric(BaseModel):
             raise ValueError("two criteria have the same name")
         if taken := set(names) & set(get_args(Aspect)):
             raise ValueError(f"'{taken.pop()}' is an aspect, and no name of a criterion")
+        if taken := set(names) & set(RESERVED_PARTS):
+            raise ValueError(f"'{taken.pop()}' is the name of another metric")
         if not any(one.weight for one in criteria):
             raise ValueError("every criterion has the weight 0")
         return criteria

@@ -3,47 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from halteres.errors import HalteresError, InvalidConfig, InvalidData
-from halteres.text import Message
-
-Output = Literal["raw", "standardised", "probability"]
-"""Units of a score: of the head; centred and scaled, or between 0 and 1, by the model's calibration (raw without)."""
-
+from halteres.scores import Output, Scorable, Score, is_address
 
 Device = Literal["auto", "cpu", "cuda"]
 """Where a model computes; `auto`: a GPU where there is one."""
 
 Combination = Literal["mean", "min", "mean_minus_std"]
 """What an ensemble makes of its members' scores."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scorable:
-    """A completion and its prompt, both strings or both messages; without a prompt, the completion holds everything."""
-
-    completion: str | Sequence[Message]
-    prompt: str | Sequence[Message] | None = None
-    tools: tuple[Mapping[str, Any], ...] = ()  # functions in OpenAI's form, for the chat template
-    template_arguments: Mapping[str, Any] = field(default_factory=dict)  # `chat_template_kwargs`
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """What a scorer gives a text."""
-
-    value: float  # in the scorer's own units; larger is better
-    num_tokens: int = 0  # that the scorer read; 0: it does not tell
-    truncated: bool = False  # the text was longer than the scorer reads
-    ended_with_eos: bool = True  # the scorer read an end token last
-    disagreement: float | None = None  # standard deviation of an ensemble's members; None: not an ensemble's
-    out_of_range: bool | None = None  # beyond every score that the calibration was made from; None: there is none
-    converted: bool = False  # the text came in another form than the scorer reads, and was put into its own
-    parts: Mapping[str, float] = field(default_factory=dict)  # raw, of each objective; `value` is their weighted sum
 
 
 class Scorer(Protocol):
@@ -164,11 +136,6 @@ def places_of(where: str) -> list[str]:
     return [place.strip() for place in where.split(",") if place.strip()]
 
 
-def is_address(place: str) -> bool:
-    """Whether it is a server's address; what is none is a folder."""
-    return place.startswith(("http://", "https://"))
-
-
 async def score_once(scorer: Scorer, texts: Sequence[Scorable]) -> list[Score | None]:
     """Score, and close the scorer."""
     try:
@@ -177,13 +144,20 @@ async def score_once(scorer: Scorer, texts: Sequence[Scorable]) -> list[Score | 
         await scorer.close()
 
 
-def best_first(values: Sequence[float | None]) -> list[int]:
-    """Places of the values, the best first; of equal ones, the earlier; what has no score, last."""
-    return sorted(range(len(values)), key=lambda place: (values[place] is None, -(values[place] or 0.0)))
-
-
-def open_scorer(where: str, *, output: Output = "standardised", combination: Combination = "mean") -> Scorer:
+def open_scorer(
+    where: str,
+    *,
+    output: Output = "standardised",
+    combination: Combination = "mean",
+    waits_for_start: bool = False,
+) -> Scorer:
     """The scorer at a folder, an address, or several of them joined by commas: an ensemble.
+
+    Args:
+        where: as above.
+        output: in which units scores come.
+        combination: of an ensemble's scores.
+        waits_for_start: whether a server that is not there yet is waited for.
 
     Raises:
         NotFound, InvalidData: a folder holds no reward model.
@@ -193,11 +167,12 @@ def open_scorer(where: str, *, output: Output = "standardised", combination: Com
     if len(places) > 1:
         from halteres.rewards.ensembles import Ensemble
 
-        return Ensemble(tuple(open_scorer(place, output=output) for place in places), combination)
+        members = [open_scorer(place, output=output, waits_for_start=waits_for_start) for place in places]
+        return Ensemble(members, combination)
     if is_address(where):
         from halteres.clients.rewards import RewardClient
 
-        return RewardClient(where, output=output)
+        return RewardClient(where, output=output, waits_for_start=waits_for_start)
     from halteres.rewards.torch.model import RewardModel
 
     return LocalScorer(RewardModel.load(where), output)

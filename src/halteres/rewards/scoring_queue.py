@@ -15,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from halteres.errors import HalteresError, ServerError, boundary
-from halteres.rewards.scorer import Model, Scorable, Score
+from halteres.rewards.scorer import Model
+from halteres.scores import Scorable, Score
 
 GATHER_S = 0.003
 """How long the first request waits for others to be computed with."""

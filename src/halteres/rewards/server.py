@@ -16,7 +16,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -30,8 +30,9 @@ from halteres.access_policy import AccessControl, AccessPolicy
 from halteres.errors import HalteresError, InvalidData, NotFound, UserError, as_http, unknown
 from halteres.loopback import HOST, body_within
 from halteres.observe.prometheus import MEDIA_TYPE, Metric, text_of
-from halteres.rewards.scorer import Model, Output, Scorable, Score, best_first, calibrated, output_of
+from halteres.rewards.scorer import Model, calibrated, output_of
 from halteres.rewards.scoring_queue import Result, ScoringQueue
+from halteres.scores import Output, Scorable, Score, best_first
 
 PORT = 8002
 
@@ -65,6 +66,8 @@ class Item(msgspec.Struct, kw_only=True):
     completion: Text
     prompt: Text | None = None
     id: str | int | None = None
+    tools: list[dict[str, Any]] | None = None  # for the chat template, as in preference data
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class RankRequest(msgspec.Struct, kw_only=True):
@@ -72,7 +75,7 @@ class RankRequest(msgspec.Struct, kw_only=True):
 
     completions: list[Any]
     prompt: Text | None = None
-    top_n: int | None = None
+    top_n: Annotated[int, msgspec.Meta(ge=1)] | None = None
     output: Output = "standardised"
     model: str | None = None
 
@@ -207,7 +210,7 @@ class RewardServer:
     async def _foreign(
         self, request: Request, kind: Literal["classify", "pool"], row: Callable[[int, float], dict[str, Any]]
     ) -> Response:
-        asked = await _body(request, ForeignRequest)
+        asked = await _body(request, ForeignRequest, strict=False)
         name, _ = self._model(request, asked.model)
         results = await self._results(name, [_scorable({"completion": text}) for text in _inputs(asked)])
         scores = list[Score]()
@@ -254,13 +257,24 @@ class RewardServer:
         ]
 
 
-async def _body(request: Request, kind: type[T]) -> T:
+async def _body(request: Request, kind: type[T], *, strict: bool = True) -> T:
+    """The body. An unknown field of ours is refused, with the nearest name: a misspelt one would change the answer."""
     too_large = TooLarge(f"The body has more than {MOST_BODY_BYTES} bytes.", next="Send fewer texts at once.")
     body = await body_within(request, MOST_BODY_BYTES, too_large)
     try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        content = msgspec.json.decode(body)
+        if strict:
+            _check_fields(content, kind)
+        return msgspec.convert(content, kind)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidData("The body cannot be read.", f"{error}.") from error
+
+
+def _check_fields(content: Any, kind: type[Any]) -> None:
+    known = [one.name for one in msgspec.structs.fields(kind)]
+    for name in content if isinstance(content, dict) else ():
+        if name not in known:
+            raise unknown(InvalidData, "field", str(name), known)
 
 
 def _items(asked: ScoreRequest) -> list[Any]:
@@ -283,14 +297,22 @@ def _check_number(texts: Sequence[Any]) -> None:
 
 def _scorable(item: Any) -> Scorable | UserError:
     try:
+        _check_fields(item, Item)
         read = msgspec.convert(item, Item)
+    except InvalidData as error:
+        return error
     except (msgspec.ValidationError, RecursionError) as error:
         return InvalidData("The item cannot be read.", f"{error}.")
     if read.prompt is not None and isinstance(read.prompt, str) != isinstance(read.completion, str):
         return InvalidData("Prompt and completion are not of one form.", "One is text, the other messages.")
     if [] in (read.prompt, read.completion):
         return InvalidData("The item cannot be read.", "A chat without a message is no text.")
-    return Scorable(completion=read.completion, prompt=read.prompt)
+    return Scorable(
+        completion=read.completion,
+        prompt=read.prompt,
+        tools=tuple(read.tools or ()),
+        template_arguments=read.chat_template_kwargs or {},
+    )
 
 
 def _inputs(asked: ForeignRequest) -> Sequence[Text]:

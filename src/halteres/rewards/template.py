@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field
 
 from halteres.errors import InvalidConfig, InvalidData
 from halteres.rewards.preferences import MOST_ROWS, Comparison, Text
-from halteres.rewards.scorer import Scorable
+from halteres.scores import Scorable
 from halteres.text import Message, Tokenizer
 
 Truncation = Literal["keep_end", "keep_start", "drop", "error"]

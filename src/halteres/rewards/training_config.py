@@ -130,6 +130,9 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
             given["pad_to_multiple_of"] = None
         if "warmup_ratio" in given:  # until transformers 5
             given["warmup_steps"] = given.pop("warmup_ratio")
+        for name in ("eval_strategy", "save_strategy"):
+            if given.get(name) is False:  # what YAML takes an unquoted no for
+                given[name] = "no"
         for name in given:
             if name not in cls.model_fields:
                 raise unknown(InvalidConfig, "setting", str(name), cls.model_fields)
@@ -149,24 +152,12 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
             raise InvalidConfig(f"The setting '{next(iter(missing))}' is missing.", "The preset is off.")
         return self.model_copy(update=missing)
 
-    def weights_of(self, objectives: Sequence[str], own: Mapping[str, float] | None = None) -> dict[str, float]:
-        """Of each objective what it counts in the score.
-
-        Args:
-            objectives: that the data name.
-            own: of the reward model that training goes on from; it keeps its objectives.
-
-        Raises:
-            InvalidConfig: as `settled_weights`.
-        """
-        return settled_weights(self.objective_weights or own, tuple(own or ()) or objectives)
-
 
 def settled_weights(asked: Mapping[str, float] | None, objectives: Sequence[str]) -> dict[str, float]:
     """Of each objective what it counts in the score, in order: as asked for, else equal shares of 1.
 
     Raises:
-        InvalidConfig: a weight of an objective that there is not; an objective without a weight.
+        InvalidConfig: a weight of an objective that there is not; an objective without a weight; no weight but 0.
     """
     if not asked:
         return {name: 1 / len(objectives) for name in objectives}
@@ -177,6 +168,12 @@ def settled_weights(asked: Mapping[str, float] | None, objectives: Sequence[str]
     if missing:
         raise InvalidConfig(
             f"objective_weights has none for '{missing[0]}'.", next="Give it a weight; 0 leaves it out of the score."
+        )
+    if not any(asked.values()):
+        raise InvalidConfig(
+            "Every weight of objective_weights is 0.",
+            "Every text would have the score 0.",
+            "Give one of them a weight.",
         )
     return {name: asked[name] for name in objectives}
 

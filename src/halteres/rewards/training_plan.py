@@ -1,6 +1,7 @@
 """A reward model's training as it is asked for: which model, which data, which settings; and what it will take.
 
-Owns: the form of a config file, which rows are trained on and which are held out, the forecast of a dry run.
+Owns: the form of a config file, which rows are trained on and which are held out, whether they fit model and settings,
+the forecast of a dry run.
 Never: loads weights, needs torch.
 """
 
@@ -16,12 +17,20 @@ import numpy as np
 import yaml
 from pydantic import BaseModel, Field, ValidationError
 
-from halteres.errors import InvalidConfig
+from halteres.errors import InvalidConfig, InvalidData, nearest
 from halteres.models.shape import ModelShape, read_shape
-from halteres.rewards.preferences import MarginFrom, OnIdentical, Preferences, hold_out, overlap, read_preferences
+from halteres.rewards.preferences import (
+    Comparison,
+    MarginFrom,
+    OnIdentical,
+    Preferences,
+    hold_out,
+    overlap,
+    read_preferences,
+)
 from halteres.rewards.reward_file import read_reward_file
 from halteres.rewards.template import Rendered, ScoringTemplate, template_for
-from halteres.rewards.training_config import RewardConfig
+from halteres.rewards.training_config import RewardConfig, TiePolicy, settled_weights
 from halteres.text import Tokenizer
 
 ADAM_BYTES, FROZEN_BYTES = 16, 4
@@ -98,6 +107,85 @@ def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:
     return found
 
 
+def taught_rows(preferences: Preferences, tie_policy: TiePolicy) -> list[Comparison]:
+    """The rows that there is something to learn from: not those of weight 0, nor ties alone where ties are dropped.
+
+    Raises:
+        InvalidData: there is none.
+    """
+    weighing = [one for one in preferences.comparisons if one.weight > 0]
+    found = [one for one in weighing if tie_policy != "drop" or one.labels or len(set(one.ranks)) > 1]
+    if not found:
+        num_idle = len(preferences.comparisons) - len(weighing)
+        raise InvalidData(
+            f"No row of {preferences.source} teaches anything.",
+            f"{num_idle} have the weight 0, {len(weighing)} are ties, which tie_policy 'drop' leaves out.",
+            "Give rows a weight above 0, or take another tie_policy.",
+        )
+    return found
+
+
+def objective_weights(
+    settings: RewardConfig, own: Mapping[str, float] | None, train: Preferences, held_out: Preferences | None
+) -> dict[str, float]:
+    """Of each objective what it counts in the score; empty: there is one output, without a name.
+
+    Args:
+        settings: may give weights.
+        own: those of the reward model that training goes on from, which keeps its objectives; None: a base model.
+        train: rows that may name objectives.
+        held_out: likewise.
+
+    Raises:
+        InvalidConfig: weights that do not fit the objectives.
+        InvalidData: a row names an objective that the model has no output for.
+    """
+    weights = settled_weights(settings.objective_weights or own, train.objectives if own is None else tuple(own))
+    parts = (train, held_out) if held_out is not None else (train,)
+    for one, source in [(one, rows.source) for rows in parts for one in rows.comparisons]:
+        if one.objective is not None and one.objective not in weights:
+            guess = nearest(one.objective, weights)
+            raise InvalidData(
+                f"Row {one.row} of {source} has the objective '{one.objective}', which the model has not.",
+                f"It has {', '.join(weights) or 'none'}.",
+                f"Did you mean '{guess}'?" if guess else "",
+            )
+    return weights
+
+
+def check_inputs(settings: RewardConfig, train: Preferences, held_out: Preferences | None) -> None:
+    """See that the rows have what the settings work on.
+
+    Raises:
+        InvalidConfig: a setting that could have no effect on these rows.
+    """
+    if settings.eval_strategy != "no" and held_out is None:
+        raise InvalidConfig(
+            f"eval_strategy is '{settings.eval_strategy}', and there is nothing to evaluate on.",
+            "No held-out rows are given.",
+            "Give eval_data (or hold_out), or leave eval_strategy out.",
+            field="eval_strategy",
+        )
+    if settings.tie_policy == "rao_kupper" and not any(_holds_tie(one) for one in train.comparisons):
+        raise InvalidConfig(
+            "tie_policy 'rao_kupper' learns from ties when a lead is one.",
+            f"{train.source} holds no tie.",
+            "Leave tie_policy out.",
+            field="tie_policy",
+        )
+    if settings.center_rewards_coefficient and all(one.labels for one in train.comparisons):
+        raise InvalidConfig(
+            "center_rewards_coefficient is for ranked completions.",
+            f"{train.source} holds steps with labels.",
+            "Leave it out.",
+            field="center_rewards_coefficient",
+        )
+
+
+def _holds_tie(comparison: Comparison) -> bool:
+    return not comparison.labels and len(set(comparison.ranks)) < len(comparison.ranks)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """What a training will take, from data and shape alone."""
@@ -128,14 +216,18 @@ def forecast(plan: TrainingPlan, folder: Path) -> Forecast:
     shape = _shape(folder)
     settings = plan.settings if shape is None else plan.settings.settled(shape.parameters)
     stored = read_reward_file(folder)
-    settings.weights_of(train.objectives, stored.objective_weights if stored is not None else None)
+    objective_weights(settings, stored.objective_weights if stored is not None else None, train, held_out)
+    check_inputs(settings, train, held_out)
     template = template_for(
         Tokenizer(folder), eos_token=settings.eos_token, max_length=settings.max_length, truncation=settings.truncation
     )
     tokenizer = Tokenizer(folder)
-    rendered, lengths, too_long = _rendered(train, template, tokenizer)
+    taught = taught_rows(train, settings.tie_policy)
+    rendered, lengths, too_long = _rendered(train.source, taught, template, tokenizer)
     if held_out is not None:
-        _rendered(held_out, template, tokenizer)
+        _rendered(held_out.source, taught_rows(held_out, settings.tie_policy), template, tokenizer)
+    if idle := len(train.comparisons) - len(taught):
+        warnings = (*warnings, f"{train.source} holds rows that teach nothing, ties alone or of weight 0: {idle}.")
     batch = settings.per_device_train_batch_size
     num_rows = len(rendered)
     per_epoch = math.ceil(num_rows / (batch * settings.gradient_accumulation_steps)) if batch else None
@@ -171,22 +263,22 @@ def _memory(shape: ModelShape, settings: RewardConfig, rendered: Sequence[Sequen
 
 
 def _rendered(
-    rows: Preferences, template: ScoringTemplate, tokenizer: Tokenizer
+    source: str, rows: Sequence[Comparison], template: ScoringTemplate, tokenizer: Tokenizer
 ) -> tuple[list[tuple[Rendered, ...]], list[int], list[int]]:
     """The texts of the rows that are used, every row's length, and the numbers of those that are too long.
 
     Raises:
         InvalidData: a row is too long where that is an error; no row is left.
     """
-    whole = [template.render_comparison(tokenizer, one) for one in rows.comparisons]
+    whole = [template.render_comparison(tokenizer, one) for one in rows]
     lengths = [max(len(text.tokens) + template.num_removed(text) for text in texts) for texts in whole]
     is_cut = [any(text.num_lost for text in texts) for texts in whole]
-    too_long = [one.row for one, cut in zip(rows.comparisons, is_cut, strict=True) if cut]
+    too_long = [one.row for one, cut in zip(rows, is_cut, strict=True) if cut]
     if too_long and template.truncation == "error":
-        raise template.too_long(rows.source, too_long, lengths)
+        raise template.too_long(source, too_long, lengths)
     used = [texts for texts, cut in zip(whole, is_cut, strict=True) if not (cut and template.truncation == "drop")]
     if not used:
-        raise template.none_left(rows.source, lengths)
+        raise template.none_left(source, lengths)
     return used, lengths, too_long
 
 

@@ -99,6 +99,12 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         return self.name if self.name != self.default_name else None
 
     @property
+    def resume_command(self) -> str:
+        """What goes on with it."""
+        verb = "reward train --resume-run" if self.kind == "reward" else "train --resume"
+        return f"halteres {verb} {self.run_id}"
+
+    @property
     def terminal(self) -> bool:
         """Whether the run has ended; it never changes again."""
         return self.status in TERMINAL

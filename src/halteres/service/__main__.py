@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-from halteres.clients.rewards import is_address
 from halteres.config import environ
 from halteres.engine.process import EngineCommand, EngineProcess
 from halteres.engine.protocol import BaseType
@@ -25,6 +24,7 @@ from halteres.errors import HalteresError, InvalidConfig
 from halteres.loopback import HOST, is_loopback, open_listener
 from halteres.models import TINY
 from halteres.process import begin, usable_cores
+from halteres.scores import is_address
 from halteres.service.base import BaseModel, base_model
 from halteres.service.fleet import Fleet
 from halteres.service.options import Options

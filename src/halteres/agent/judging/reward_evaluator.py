@@ -23,8 +23,10 @@ from halteres.redaction import Redactor
 from halteres.rewards import report
 from halteres.rewards.evaluation import evaluate
 from halteres.rewards.preferences import read_preferences
-from halteres.rewards.scorer import Scorable, best_first, open_scorer, score_once
+from halteres.rewards.reward_file import read_reward_file
+from halteres.rewards.scorer import open_scorer, score_once
 from halteres.runs import lock
+from halteres.scores import Scorable, best_first
 
 WITHIN_S = 3600
 """How long it may take."""
@@ -63,8 +65,9 @@ def _end_late(folder: TestFolder) -> None:
 async def _result(request: RewardRequest) -> dict[str, Any]:
     scorer = open_scorer(request.model, output="raw")
     if request.data is not None:
+        stored = read_reward_file(Path(request.model)) if Path(request.model).is_dir() else None
         try:
-            return report.as_json(await evaluate(scorer, read_preferences(request.data), probe=False))
+            return report.as_json(await evaluate(scorer, read_preferences(request.data), stored=stored, probe=False))
         finally:
             await scorer.close()
     texts = [Scorable(prompt=request.prompt, completion=completion) for completion in request.completions]

@@ -11,9 +11,11 @@ from dataclasses import asdict, dataclass
 from halteres.engine.torch.shared_prefix import SharedRow
 from halteres.rewards.preferences import MOST_ROWS, Preferences
 from halteres.rewards.template import ScoringTemplate
-from halteres.rewards.torch.losses import LossSettings, RankedTexts, teaches
+from halteres.rewards.torch.losses import RankedTexts
 from halteres.rewards.torch.model import rows_of
 from halteres.rewards.torch.network import ScoringNetwork
+from halteres.rewards.training_config import TiePolicy
+from halteres.rewards.training_plan import taught_rows
 from halteres.text import Tokenizer
 
 
@@ -69,6 +71,7 @@ class Examples:
             "source": preferences.source,
             "digest": preferences.digest,
             "rows": len(self.examples),
+            "in_steps": any(one.ranked.labels for one in self.examples),
             "truncation": asdict(self.report),
         }
 
@@ -79,28 +82,26 @@ def prepare(
     tokenizer: Tokenizer,
     network: ScoringNetwork,
     *,
-    settings: LossSettings,
+    tie_policy: TiePolicy,
     most: int,
     share: bool = True,
 ) -> Examples:
     """Tokenise every row and lay it out; `most` bounds the tokens of a shared row.
 
     Raises:
-        InvalidData: a row cannot be rendered or is too long where that is an error; no row is left.
+        InvalidData: a row cannot be rendered or is too long where that is an error; no row teaches, or is left.
     """
     found: list[Example] = []
     lengths: list[int] = []
     cut: list[int] = []
-    lost = dropped = ties = 0
-    for comparison in preferences.comparisons:
+    lost = dropped = 0
+    taught = taught_rows(preferences, tie_policy)
+    for comparison in taught:
         rendered = template.render_comparison(tokenizer, comparison)
         lengths.append(max(len(one.tokens) + template.num_removed(one) for one in rendered))
         ranked = RankedTexts(
             ranks=comparison.ranks, labels=comparison.labels, margin=comparison.margin, weight=comparison.weight
         )
-        if not teaches(ranked, settings):
-            ties += 1
-            continue
         if any(one.num_lost for one in rendered):
             cut.append(comparison.row)
             if template.truncation in ("drop", "error"):
@@ -119,7 +120,7 @@ def prepare(
     report = TruncationReport(
         rows_cut=len(cut) - dropped,
         rows_dropped=dropped,
-        ties_dropped=ties,
+        ties_dropped=len(preferences.comparisons) - len(taught),
         tokens_lost=lost,
         first_rows=tuple(cut[:MOST_ROWS]),
     )

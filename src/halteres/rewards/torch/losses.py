@@ -73,12 +73,6 @@ def pairs_of(comparisons: Sequence[RankedTexts], *, ties: bool = True) -> Pairs:
     return Pairs(better_P, worse_P, comparison_P, tied_P)
 
 
-def teaches(comparison: RankedTexts, settings: LossSettings) -> bool:
-    """Whether a comparison has anything to learn from: ties alone have not where they are dropped."""
-    decides = bool(comparison.labels) or len(set(comparison.ranks)) > 1
-    return comparison.weight > 0 and (settings.tie_policy != "drop" or decides)
-
-
 def comparison_loss(
     scores_T: Tensor, comparisons: Sequence[RankedTexts], settings: LossSettings, threshold: Tensor | None = None
 ) -> Tensor:

@@ -24,16 +24,17 @@ from halteres.config import environ
 from halteres.engine.folders import written
 from halteres.engine.torch.merge import COMPANIONS
 from halteres.engine.torch.shared_prefix import SharedRow, shared_row, sharing_pays, single_row
-from halteres.errors import InvalidData, boundary
+from halteres.errors import InvalidData, NotFound, boundary
 from halteres.models import known_folder
 from halteres.rewards.batches import forward_parts
 from halteres.rewards.calibration import Calibration
 from halteres.rewards.reward_file import SAVING, Probe, RewardFile, read_reward_file, write_reward_file
-from halteres.rewards.scorer import Device, Scorable, Score, best_first
+from halteres.rewards.scorer import Device
 from halteres.rewards.template import Rendered, ScoringTemplate, padding_token, template_for
 from halteres.rewards.torch import lora
 from halteres.rewards.torch.network import ScoringNetwork, open_network
 from halteres.rewards.training_config import settled_weights
+from halteres.scores import Scorable, Score, best_first
 from halteres.text import Message, Tokenizer
 
 PROBE_TOLERANCE = 1e-4
@@ -81,10 +82,16 @@ class RewardModel:
 
         Raises:
             InvalidConfig: `cuda` is asked for, and there is none.
-            NotFound: no model or no tokenizer is there.
+            NotFound: no such folder; no model or no tokenizer is there.
             InvalidData: it is no reward model, or it does not score its probes as it did when it was saved.
         """
         place = Path(folder)
+        if not place.is_dir():
+            raise NotFound(
+                f"There is no reward model in {place}.",
+                "There is no such folder.",
+                "Name one that `halteres reward train` has written, or a server's address.",
+            )
         file = read_reward_file(place)
         tokenizer = Tokenizer(place if (place / "tokenizer.json").is_file() else _base_of(place))
         template, padding, notes = _own(file, tokenizer) if file is not None else _assumed(place, tokenizer)

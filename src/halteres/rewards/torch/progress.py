@@ -24,7 +24,7 @@ class Interval:
     losses: list[float] = field(default_factory=list)  # of each step
     scores: list[float] = field(default_factory=list)
     leads: list[float] = field(default_factory=list)  # better minus worse, of each pair; of a state, towards its label
-    leads_of: dict[str, list[float]] = field(default_factory=dict)  # ... by kind, and by objective
+    leads_of: dict[str, list[float]] = field(default_factory=dict)  # ... by kind, and by objective: objective/NAME
     num_ties: int = 0
     num_pairs: int = 0
     useful_tokens: int = 0
@@ -52,8 +52,9 @@ class Interval:
 
     def _add_lead(self, example: Example, lead: float) -> None:
         self.leads.append(lead)
-        for name in {example.kind, example.objective} - {None, ""}:
-            self.leads_of.setdefault(str(name), []).append(lead)
+        for name in (example.kind, example.objective and f"objective/{example.objective}"):
+            if name:
+                self.leads_of.setdefault(name, []).append(lead)
 
     def metrics(self) -> dict[str, float]:
         """Of the interval."""

@@ -14,6 +14,7 @@ import io
 import math
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import weakref
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal, cast
 
 import torch
@@ -28,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from halteres.engine.folders import recover
-from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotFound, nearest
+from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotFound
 from halteres.rewards.batches import epoch_batches, forward_parts
 from halteres.rewards.preferences import Preferences, read_preferences
 from halteres.rewards.reward_file import read_reward_file
@@ -40,10 +42,11 @@ from halteres.rewards.torch.model import MAX_PROBES, Origin, RewardModel, model_
 from halteres.rewards.torch.network import ScoringNetwork, device_of, open_network
 from halteres.rewards.torch.progress import Interval, Progress
 from halteres.rewards.training_config import LoraSettings, RewardConfig
+from halteres.rewards.training_plan import check_inputs, objective_weights
 from halteres.text import Tokenizer
 
 StopReason = Literal["finished", "stopped", "terminated"]
-"""All steps were taken; `should_stop` said so; the process was asked to end (SIGTERM)."""
+"""All steps were taken; `should_stop` said so; the process was asked to end (SIGTERM, Ctrl-C)."""
 
 TRAINER_STATE = "trainer.pt"
 
@@ -113,7 +116,8 @@ class RewardTrainer:
             max_length=asked.max_length,
             truncation=asked.truncation,
         )
-        weights = _objective_weights(model, asked, preferences, held_out or preferences)
+        weights = objective_weights(asked, _own_weights(model), preferences, held_out)
+        check_inputs(asked, preferences, held_out)
         network = _network(model, tokenizer, template, asked, weights)
         self.args = asked.settled(network.num_parameters)
         self._loss = LossSettings(
@@ -326,7 +330,7 @@ class RewardTrainer:
             self.model.template,
             self.model.tokenizer,
             self.model.network,
-            settings=self._loss,
+            tie_policy=self.args.tie_policy,
             most=self.args.max_tokens_per_forward,
             share=self.args.share_prefixes,
         )
@@ -492,6 +496,7 @@ def _network(
 ) -> ScoringNetwork:
     padding = tokenizer.special_tokens[padding_token(tokenizer, template.eos_token)]
     if isinstance(model, RewardModel):
+        model.network.objective_weights = dict(weights)
         return model.network
     if isinstance(model, str | Path):
         return open_network(
@@ -521,29 +526,12 @@ def _network(
     )
 
 
-def _objective_weights(
-    model: Any, config: RewardConfig, train: Preferences, held_out: Preferences
-) -> Mapping[str, float]:
-    """Of each objective what it counts.
-
-    Raises:
-        InvalidConfig: weights that do not fit the objectives.
-        InvalidData: a row names an objective that the model has no output for.
-    """
+def _own_weights(model: Any) -> Mapping[str, float] | None:
+    """Of the objectives of a reward model that training goes on from; None: a base model."""
     if isinstance(model, RewardModel):
-        weights = model.network.objective_weights
-    else:
-        stored = read_reward_file(model_place(model)) if isinstance(model, str | Path) else None
-        weights = config.weights_of(train.objectives, stored.objective_weights if stored is not None else None)
-    for one, source in [(one, rows.source) for rows in (train, held_out) for one in rows.comparisons]:
-        if one.objective is not None and one.objective not in weights:
-            guess = nearest(one.objective, weights)
-            raise InvalidData(
-                f"Row {one.row} of {source} has the objective '{one.objective}', which the model has not.",
-                f"It has {', '.join(weights) or 'none'}.",
-                f"Did you mean '{guess}'?" if guess else "",
-            )
-    return weights
+        return model.network.objective_weights
+    stored = read_reward_file(model_place(model)) if isinstance(model, str | Path) else None
+    return stored.objective_weights if stored is not None else None
 
 
 def _preferences(source: Any, name: str) -> Preferences:
@@ -567,13 +555,24 @@ def _disable_dropout(model: nn.Module) -> None:
 
 @contextmanager
 def _termination() -> Iterator[threading.Event]:
-    """Set when the process is asked to end. Only a main thread can listen; another's process has its own ways."""
+    """Set when the process is asked to end; a second Ctrl-C ends it at once. Only a main thread can listen; another's
+    process has its own ways."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: asked.set())
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and asked.is_set():
+            raise KeyboardInterrupt
+        if number == signal.SIGINT:
+            sys.stderr.write("Ending after this step, with a checkpoint; Ctrl-C again ends at once.\n")
+        asked.set()
+
+    heard = [one for one in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(one) is not signal.SIG_IGN]
+    before = [(one, signal.signal(one, ask)) for one in heard]
     try:
         yield asked
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for one, handler in before:
+            signal.signal(one, handler)

@@ -162,7 +162,7 @@ def _then(run: RunDirectory) -> str:
     newest = run.newest_checkpoint()
     if newest is None:
         return "then start again"
-    return f"then go on from step {newest['step']}: {_resuming(run)}"
+    return f"then go on from step {newest['step']}: {read_state(run.path / 'run.json').resume_command}"
 
 
 def _short_of(run: RunDirectory, role: str, told: LastWords | None) -> Memory | None:
@@ -200,13 +200,7 @@ def next_after(run: RunDirectory, role: str) -> str:
     look = f"Its log: {run.log(role)}."
     if newest is None:
         return f"{look} There is no checkpoint to go on from: start the run again."
-    return f"{look} Go on from step {newest['step']}: {_resuming(run)}"
-
-
-def _resuming(run: RunDirectory) -> str:
-    """The command that goes on with it."""
-    verb = "reward train --resume-run" if read_state(run.path / "run.json").kind == "reward" else "train --resume"
-    return f"halteres {verb} {run.run_id}"
+    return f"{look} Go on from step {newest['step']}: {read_state(run.path / 'run.json').resume_command}"
 
 
 class LastWords(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 def verdict_over(run: RunDirectory, state: RunState) -> RunState:
     """The state of a run that was in `state` when its supervisor went."""
     newest = run.newest_checkpoint()
-    how = f"halteres train --resume {run.run_id}"
-    go_on = f"Go on from step {newest['step']}: {how}" if newest else "It has no checkpoint yet: start it again."
+    go_on = (
+        f"Go on from step {newest['step']}: {state.resume_command}"
+        if newest
+        else "It has no checkpoint yet: start it again."
+    )
     return msgspec.structs.replace(
         state,
         status="failed",

@@ -29,7 +29,7 @@ from halteres.runs.starting.base_model import RunModel, given_model, own_model
 from halteres.runs.starting.check import Check, attempt
 from halteres.runs.starting.footprint import Workload, workload_of
 from halteres.runs.starting.resume import ResumePoint, resume_point
-from halteres.runs.starting.reward_models import examine_reward_models, server_bytes
+from halteres.runs.starting.reward_models import examine_components, examine_reward_models, server_bytes
 from halteres.runs.state import read_state
 
 FREE_BYTES = 256 * 1024 * 1024
@@ -116,7 +116,7 @@ def examine(plan: Plan) -> Examined:
     checks += [*(_held(plan.policy, check) for check in (has_model, *fits)), _disk(plan, shape)]
     described, environment = attempt("environment", lambda: _environment(plan.settings))
     checks += [described, attempt("batch", lambda: check_batch(plan.settings))[0], *_room(plan.settings), *_caps(plan)]
-    checks += [*_rate(plan.settings, shape), *rewards]
+    checks += [*_rate(plan.settings, shape), *rewards, *examine_components(plan.settings.env)]
     ground = None
     if model and environment and not any(check.failure for check in checks):
         ground = Ground(environment=environment, model=model, resume=point)

@@ -1,12 +1,13 @@
-"""The reward models of a run's environment: those in local folders, which the run serves itself.
+"""The rewards of a run's environment: reward models in local folders, which the run serves itself; functions, rubrics.
 
 Owns: where in an environment's settings they are named (`rewards`, `panel`, `reward_model_path`); their check before
-the run; what is written in their place for the environment's process: addresses.
+the run; what is written in place of a reward model for the environment's process: addresses.
 Never: starts the server (`supervision`), knows what a reward is.
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from typing import Any
 import yaml
 
 from halteres.config.settings import Settings
-from halteres.errors import HalteresError
+from halteres.errors import HalteresError, InvalidConfig, NotFound, nearest
 from halteres.rewards.model_folder import ModelFolder, read_model_folder
-from halteres.rewards.scorer import is_address, places_of
-from halteres.runs.starting.check import Check
+from halteres.rewards.rubrics import read_rubric
+from halteres.rewards.scorer import places_of
+from halteres.runs.starting.check import Check, attempt
+from halteres.scores import is_address
 
 LISTS, SHORT = ("rewards", "panel"), "reward_model_path"
 FIELDS = (*LISTS, SHORT)
@@ -72,6 +75,24 @@ def examine_reward_models(env: Mapping[str, Any]) -> tuple[list[Check], list[Mod
     return checks, found
 
 
+def examine_components(env: Mapping[str, Any]) -> list[Check]:
+    """A check per function in a file and per rubric, which the environment would fail at as soon as it begins.
+
+    A function of a module is the environment's to find: its interpreter and its folder are others.
+    """
+    checks = list[Check]()
+    for name in LISTS:
+        for component in _components(env.get(name)):
+            function, rubric = component.get("function"), component.get("rubric")
+            if isinstance(function, str) and function.rpartition(":")[0].endswith(".py"):
+                checks.append(attempt("reward function", lambda named=function: _check_function(named))[0])
+            if rubric and (not isinstance(rubric, str) or "\n" in rubric or rubric.endswith(RUBRIC_FILES)):
+                checks.append(attempt("rubric", lambda given=rubric: read_rubric(given))[0])
+            for failure in (check.failure for check in checks if check.failure):
+                failure.details.setdefault("field", f"env.{name}")
+    return checks
+
+
 def server_bytes(models: Sequence[ModelFolder]) -> int:
     """What a run's reward server needs at its peak."""
     return SERVER_BYTES + WORKING_BYTES + sum(model.num_bytes for model in models) if models else 0
@@ -117,6 +138,36 @@ def _with_absolute_files(component: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(rubric, str) and Path(rubric).suffix in RUBRIC_FILES:
         absolute["rubric"] = str(Path(rubric).expanduser().absolute())
     return absolute
+
+
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def _check_function(function: str) -> None:
+    """NotFound or InvalidConfig where the file is not there, is no Python, or defines nothing of the name."""
+    place, _, name = function.rpartition(":")
+    file = Path(place).expanduser()
+    try:
+        tree = ast.parse(file.read_bytes())
+    except FileNotFoundError as error:
+        beside = nearest(file.name, [one.name for one in file.parent.glob("*.py")])
+        raise NotFound(
+            f"There is no file {file} for the reward function '{name}'.",
+            next=f"Did you mean {file.parent / beside}?" if beside else "Name the file that defines it.",
+        ) from error
+    except (OSError, SyntaxError, ValueError) as error:
+        raise InvalidConfig(f"The reward function '{function}' cannot be read.", f"{error}.", "Mend it.") from error
+    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    bound = {node.asname or node.name for node in ast.walk(tree) if isinstance(node, ast.alias)}
+    bound |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    bound |= {node.name for node in ast.walk(tree) if isinstance(node, _DEFINITIONS)}
+    if not bound & {name, "*"}:
+        guess = nearest(name, defined)
+        raise InvalidConfig(
+            f"There is no function '{name}' in {file}.",
+            f"It defines {', '.join(defined) or 'none'}.",
+            f"Did you mean '{guess}'?" if guess else "",
+        )
 
 
 def _field_of(env: Mapping[str, Any], folder: Path) -> str:

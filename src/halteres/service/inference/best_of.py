@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from halteres.clients import rewards
-from halteres.clients.rewards import Scorable, best_first
 from halteres.errors import HalteresError, InvalidData, NotReady, unknown
+from halteres.scores import Scorable, best_first
 from halteres.service.inference.written import Written
 
 SCORED_WITHIN_S = 120.0

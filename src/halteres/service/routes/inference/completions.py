@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from halteres.clients.rewards import Scorable
 from halteres.errors import HalteresError
+from halteres.scores import Scorable
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.asking import Ask, Call, Prompt
 from halteres.service.inference.written import Scores, Written

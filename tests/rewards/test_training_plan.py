@@ -1,0 +1,65 @@
+"""A dry run refuses what the training would be refused for, and loads no weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halteres.errors import HalteresError
+from halteres.models import builtin_path
+from halteres.rewards.reward_file import RewardFile, write_reward_file
+from halteres.rewards.template import ScoringTemplate
+from halteres.rewards.training_plan import Forecast, forecast, read_plan
+
+PAIR = {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}
+STEPS = {"prompt": "2 + 2?", "completions": ["It is", "4."], "labels": [True, False]}
+
+
+def planned(folder: Path, rows: list[Any], held_out: list[Any] | None = None, **settings: Any) -> Forecast:
+    files = {"data": rows, **({} if held_out is None else {"eval_data": held_out})}
+    for name, found in files.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in found))
+    base = builtin_path("halteres/tiny")
+    assert base is not None
+    places = {name: str(folder / f"{name}.jsonl") for name in files}
+    return forecast(read_plan(None, {"model": "halteres/tiny", **places, **settings}), base)
+
+
+@pytest.mark.parametrize(
+    ("rows", "held_out", "settings", "sentence"),
+    [
+        ([{**PAIR, "weight": 0}], None, {}, r"No row of data.jsonl teaches anything. 1 have the weight 0"),
+        ([{**PAIR, "tie": True}], None, {"tie_policy": "drop"}, "1 are ties"),
+        ([PAIR], [{**PAIR, "weight": 0}], {}, "No row of eval_data.jsonl teaches anything"),
+        ([{**PAIR, "objective": "safe"}], [{**PAIR, "objective": "saef"}], {}, "Row 1 of eval_data.jsonl .*'safe'"),
+        ([{**PAIR, "objective": "safe"}], None, {"objective_weights": {"safe": 0.0}}, "Every weight .* is 0"),
+        ([PAIR], None, {"eval_strategy": "epoch"}, "nothing to evaluate on"),
+        ([PAIR], None, {"tie_policy": "rao_kupper"}, "data.jsonl holds no tie"),
+        ([STEPS], None, {"center_rewards_coefficient": 0.1}, "for ranked completions"),
+    ],
+)
+def test_what_the_training_could_not_use_is_refused(
+    tmp_path: Path, rows: list[Any], held_out: list[Any] | None, settings: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(HalteresError, match=sentence):
+        planned(tmp_path, rows, held_out, **settings)
+
+
+def test_rows_that_teach_nothing_are_told_and_not_counted(tmp_path: Path) -> None:
+    found = planned(tmp_path, [PAIR, {**PAIR, "prompt": "?", "weight": 0}])
+    assert found.num_rows == 1 and "rows that teach nothing, ties alone or of weight 0: 1" in " ".join(found.warnings)
+
+
+def test_a_reward_model_of_one_score_takes_no_rows_of_objectives(tmp_path: Path) -> None:
+    base = builtin_path("halteres/tiny")
+    assert base is not None
+    (tmp_path / "data.jsonl").write_text(json.dumps({**PAIR, "objective": "safe"}))
+    for file in base.glob("*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    write_reward_file(tmp_path, RewardFile(template=ScoringTemplate(form="standard", eos_token="<|im_end|>")))
+    plan = read_plan(None, {"model": str(tmp_path), "data": str(tmp_path / "data.jsonl")})
+    with pytest.raises(HalteresError, match="the objective 'safe', which the model has not"):
+        forecast(plan, tmp_path)
