@@ -14,7 +14,7 @@ from halteres.service.durable.journal import Journal, Recorded
 from halteres.service.durable.promises import LOST_SAMPLE, SAMPLE, Promises, failure
 from halteres.service.sampling.samples import Samples
 from halteres.service.training.models import Job, Models
-from halteres.service.wire.requests import Request, read_request
+from halteres.service.wire.training import Request, read_request
 
 GENERATE = "generate"
 """Inference answered on its own connection, which ended with the earlier life."""

@@ -16,9 +16,9 @@ from halteres.service.durable.promises import LOST_SAMPLE, SAMPLE, Outcome, Plac
 from halteres.service.routes.answers import answer, body_of
 from halteres.service.service import Service
 from halteres.service.tenancy.tenants import tenant_of
-from halteres.service.wire import bodies, polls
+from halteres.service.wire import bodies
 from halteres.service.wire.codec import JSON, PROTOBUF
-from halteres.service.wire.json_outcomes import as_json
+from halteres.service.wire.results import as_json
 
 INLINE_BYTES = 256 * 1024
 """Up to here a result is answered at once; of a larger one a client is told the size first, if it asked to be."""
@@ -41,7 +41,7 @@ class PromiseRoutes:
 
     async def retrieve(self, request: Request) -> Response:
         """POST retrieve_future: the outcome, or after 30 s a 408 that says what the request waits for."""
-        asked = bodies.read(await body_of(request), polls.Retrieve)
+        asked = bodies.read(await body_of(request), bodies.Retrieve)
         found = await self._service.promises.redeem(asked.request_id, tenant_of(request))
         if isinstance(found, Outcome):
             return await self._told(request, found, sized=asked.allow_metadata_only)
@@ -54,7 +54,7 @@ class PromiseRoutes:
 
     async def retrieve_many(self, request: Request) -> Response:
         """POST retrieve_futures: which samples of a client of a sampling session were settled since it last asked."""
-        asked = bodies.read(await body_of(request), polls.RetrieveMany)
+        asked = bodies.read(await body_of(request), bodies.RetrieveMany)
         sampler = self._service.samplers.find(asked.target.sampling_session_id, tenant_of(request))
         poll_s = self._service.promises.poll_s
         hold_s = poll_s if asked.timeout is None else min(asked.timeout, poll_s)
@@ -65,7 +65,7 @@ class PromiseRoutes:
 
     async def cancel(self, request: Request) -> Response:
         """POST cancel_future: a sample that nobody waits for any more is not sampled further."""
-        asked = bodies.read(await body_of(request), polls.Retrieve)
+        asked = bodies.read(await body_of(request), bodies.Retrieve)
         found = self._service.promises.find(asked.request_id, tenant_of(request))
         if found is not None and found.kind == SAMPLE:
             self._service.samples.cancel(found.request_id)

@@ -19,7 +19,7 @@ from halteres.service.service import Service
 from halteres.service.sessions import Session
 from halteres.service.tenancy.tenants import tenant_of
 from halteres.service.wire import bodies
-from halteres.service.wire.searches import Search, StatusQuery
+from halteres.service.wire.bodies import Search, StatusQuery
 
 NO_PROJECT = "default"
 """The project of a session that names none: a summary must name one."""

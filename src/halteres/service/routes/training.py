@@ -26,8 +26,8 @@ from halteres.service.service import Service
 from halteres.service.tenancy.tenants import Tenant, tenant_of
 from halteres.service.tenancy.threads import LONG
 from halteres.service.training.models import Job, Model, model_id_of
-from halteres.service.wire import bodies, codec, passes
-from halteres.service.wire.requests import PASSES, Asked, Request, address_of, read_request
+from halteres.service.wire import bodies, codec, training
+from halteres.service.wire.training import PASSES, Asked, Request, address_of, read_request
 
 T = TypeVar("T")
 
@@ -110,7 +110,7 @@ class TrainingRoutes:
     async def run_pass(self, request: HttpRequest) -> Response:
         """POST forward_backward (protobuf, or JSON of SDKs before 0.25), forward (JSON)."""
         posted = await self._read(request)
-        asked = _of(passes.PassRequest, posted)
+        asked = _of(training.PassRequest, posted)
         model = self._service.models.find(asked.model_id, posted.tenant)
         response = await self._accept(posted, model, asked.seq_id)
         refused = self._service.options.refuse_stable_reinforce
@@ -154,7 +154,7 @@ class TrainingRoutes:
             waiting = self._service.promises.open_bytes(model.tenant)
             limits = self._service.options.limits.of(model.tenant)
             limits.check_waiting(waiting, is_next=seq == model.lane.settled + 1)
-        forward = isinstance(posted.asked, passes.PassRequest) and posted.asked.forward_only
+        forward = isinstance(posted.asked, training.PassRequest) and posted.asked.forward_only
         entry = Entry(
             id=new_id(),
             key=key,

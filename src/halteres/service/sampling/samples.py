@@ -33,7 +33,7 @@ from halteres.service.tenancy.threads import Threads
 from halteres.service.tenancy.turns import Turns
 from halteres.service.training.lanes import outcome_of
 from halteres.service.wire.bodies import Prompt, Sample, Sampling, read
-from halteres.service.wire.samples import wish_of, write_sample
+from halteres.service.wire.results import extra_outputs_of, write_sample
 
 PLACES, MOST_PLACES = 640, 576
 """Sequences in one engine at a time, and of one tenant: those that it decodes together (512), and the next ones, so
@@ -204,12 +204,12 @@ class Samples:
         refuse_lost(sampler)
         prompt, targets = prompt_of(asked.prompt), asked.target_prompt_logprobs
         size = TARGET_WORK * len(targets.data) if targets else 0
-        wish = await self._threads.run(sampler.tenant, size, lambda: wish_of(asked, len(prompt) // 4))
+        extra = await self._threads.run(sampler.tenant, size, lambda: extra_outputs_of(asked, len(prompt) // 4))
         params = params_of(asked.sampling_params, _number(drawn, "seed", asked.sampling_params.seed) or 0)
         params = msgspec.structs.replace(params, logprobs=self.logprobs)
         snapshot, tenant = self._samplers.at(sampler, _number(drawn, "weights")), sampler.tenant
-        sampled = await self.draw(snapshot, prompt, asked.num_samples, params, wish.wanted, tenant=tenant)
-        return binary_result(write_sample(sampled, wish))
+        sampled = await self.draw(snapshot, prompt, asked.num_samples, params, extra.wanted, tenant=tenant)
+        return binary_result(write_sample(sampled, extra))
 
 
 def _check_count(num_samples: int) -> None:

@@ -33,7 +33,7 @@ from halteres.service.training import calls
 from halteres.service.training.custom_losses import CustomLosses
 from halteres.service.training.models import Model, record_point
 from halteres.service.weights_budget import WeightsBudget
-from halteres.service.wire.requests import PASSES, Request, read_request
+from halteres.service.wire.training import PASSES, Request, read_request
 
 REPLAY_S = 1.0
 """Engine time after which a restore point is due: what bringing an adapter back may take, and what a point must be

@@ -16,8 +16,7 @@ from halteres.errors import InvalidData, UserError
 from halteres.service.training.custom_losses import CustomLosses
 from halteres.service.training.models import Model
 from halteres.service.wire.bodies import CreateModel, OptimStep
-from halteres.service.wire.passes import PassRequest
-from halteres.service.wire.requests import Request
+from halteres.service.wire.training import PassRequest, Request
 
 ADAM = ("adamw", "adam")
 """The optimiser's names; both mean decoupled decay."""

@@ -28,8 +28,8 @@ from halteres.service.training.adapters import Adapters
 from halteres.service.training.custom_losses import CustomLosses
 from halteres.service.training.models import Job, Model, record
 from halteres.service.wire.bodies import LoadWeights, SaveWeights
-from halteres.service.wire.passes import PassRequest, write_pass
-from halteres.service.wire.requests import Request
+from halteres.service.wire.results import write_pass
+from halteres.service.wire.training import PassRequest, Request
 
 T = TypeVar("T")
 

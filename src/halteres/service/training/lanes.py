@@ -21,7 +21,7 @@ from typing import Generic, Protocol, TypeVar
 
 from halteres.errors import HalteresError, InvalidData, NotReady, ServerError, boundary
 from halteres.service.durable.promises import Outcome, Place, Promise, Promises, failure
-from halteres.service.wire.requests import Request
+from halteres.service.wire.training import Request
 
 MAX_WAITING = 4096
 """Requests of one model that may wait for an earlier one."""

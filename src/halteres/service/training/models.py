@@ -23,7 +23,7 @@ from halteres.service.durable.tables import MODELS
 from halteres.service.tenancy.tenants import Tenant
 from halteres.service.training.lanes import Executor, Lane
 from halteres.service.training.residence import Residence
-from halteres.service.wire.requests import Request
+from halteres.service.wire.training import Request
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

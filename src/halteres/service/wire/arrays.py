@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from halteres.engine.protocol import Array
 from halteres.errors import InvalidData
+from halteres.service.wire.bodies import Tensor
 
 MAX_CELLS = 2**25
 """Cells of all sparse arrays of one request, written out: 256 MiB of token ids, as much as a dense body may hold."""
@@ -144,3 +145,30 @@ def unknown_dtype(what: str, dtype: str) -> InvalidData:
 
 def _short(shape: Sequence[int]) -> str:
     return f"[{', '.join(map(str, shape[:4]))}{', …' if len(shape) > 4 else ''}]"
+
+
+def tensor_of(what: str, tensor: Tensor, budget: Budget, pad: int = 0) -> Array:
+    """An array as JSON writes it; of a sparse one, cells that are not listed hold `pad`.
+
+    Raises:
+        InvalidData: it is broken, or too large.
+    """
+    values = numbers(what, tensor.data, tensor.dtype)
+    csr = csr_of(what, tensor)
+    if csr is None:
+        return dense(what, values, tensor.shape)
+    return written_out(what, values, tensor.shape or (), csr, budget, pad)
+
+
+def csr_of(what: str, tensor: Tensor) -> Csr | None:
+    """Where a sparse array's values lie; None for a dense one.
+
+    Raises:
+        InvalidData: half of it is missing.
+    """
+    crow, col = tensor.sparse_crow_indices, tensor.sparse_col_indices
+    if crow is None and col is None:
+        return None
+    if crow is None or col is None or tensor.shape is None:
+        raise InvalidData(f"{what} is sparse without its shape, rows or columns.", next="Send all of them, or none.")
+    return Csr(numbers(what, crow, "int64"), numbers(what, col, "int64"))
