@@ -109,7 +109,7 @@ class Scene:
             return response.status, await _content(response)
 
     async def redeem(self, request_id: str) -> Any:
-        """The outcome of a promise."""
+        """The outcome of a future."""
         async with asyncio.timeout(60):
             status, outcome = await self.post("retrieve_future", {"request_id": request_id})
             while status == 408:  # not yet: the client asks again

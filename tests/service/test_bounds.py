@@ -18,7 +18,7 @@ from halteres.models import TINY
 from halteres.service.inference import chats
 from halteres.service.options import Options
 from halteres.service.routes.inference import completions, logprobs
-from halteres.service.tenancy.threads import LONG, MOST_THREADS, Threads
+from halteres.service.tenancy.fair_queue import LONG, MOST_THREADS, Threads
 from halteres.service.wire import bodies, codec
 from halteres.text import Tokenizer
 

@@ -568,7 +568,7 @@ async def test_requests_behind_one_that_never_arrives_say_so_and_are_given_up(
 async def test_a_request_that_waits_for_one_that_has_not_arrived_says_so_in_words_that_the_sdk_shows(
     scene: Scene,
 ) -> None:
-    scene.service.promises.poll_s = 0.01
+    scene.service.futures.poll_s = 0.01
     model = await scene.model()
     waiting = await passed(scene, model, 2)
     status, place = await scene.post("retrieve_future", {"request_id": waiting})

@@ -15,8 +15,7 @@ from contract.requirements import proves
 
 from halteres.errors import InvalidConfig, NotFound
 from halteres.service.options import Options
-from halteres.service.tenancy.key_file import KeyFile, lifetime_s
-from halteres.service.tenancy.keys import KeyRefused, Keys
+from halteres.service.tenancy.keys import KeyFile, KeyRefused, Keys, lifetime_s
 from halteres.service.tenancy.tenants import LOCAL
 
 from .scenes import Scene, serving

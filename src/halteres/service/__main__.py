@@ -29,8 +29,8 @@ from halteres.service.base import BaseModel, base_model
 from halteres.service.fleet import Fleet
 from halteres.service.options import Options
 from halteres.service.server import Tls, serve
-from halteres.service.tenancy.key_file import KeyFile
-from halteres.service.tenancy.limits_file import read_allowances
+from halteres.service.tenancy.keys import KeyFile
+from halteres.service.tenancy.limits import read_allowances
 
 log = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 
 from halteres.errors import HalteresError
+from halteres.service.answers import on_bug, on_error, on_gone, on_missing
 from halteres.service.ending import Ending
 from halteres.service.inference.answering import Inference
 from halteres.service.routes.access import AccessRoutes
@@ -19,26 +20,24 @@ from halteres.service.routes.books import BookRoutes
 from halteres.service.routes.checkpoints import CheckpointRoutes
 from halteres.service.routes.connection import ConnectionRoutes
 from halteres.service.routes.downloads import DownloadRoutes
-from halteres.service.routes.failures import on_bug, on_error, on_gone, on_missing
+from halteres.service.routes.futures import FutureRoutes
+from halteres.service.routes.guard import Guard, Meter
 from halteres.service.routes.immediate import ImmediateRoutes
 from halteres.service.routes.inference.table import InferenceRoutes
-from halteres.service.routes.promises import PromiseRoutes
 from halteres.service.routes.records import RecordRoutes
 from halteres.service.routes.run_requests import CountRequests, RequestCounts
 from halteres.service.routes.sampling import SamplingRoutes
 from halteres.service.routes.searches import SearchRoutes
 from halteres.service.routes.training import TrainingRoutes
 from halteres.service.service import Service
-from halteres.service.tenancy.guard import Guard
 from halteres.service.tenancy.keys import Keys
-from halteres.service.tenancy.meter import Meter
 
 
 def create_app(service: Service, ending: Ending | None = None) -> Starlette:
     """The routes over an open service, those called most first; `ending` cuts answers short."""
     counts = RequestCounts()
     rooms = (
-        PromiseRoutes(service),
+        FutureRoutes(service),
         SamplingRoutes(service),
         InferenceRoutes(Inference(service)),
         TrainingRoutes(service),

@@ -1,6 +1,6 @@
 """One service answering on one socket until it is told to end.
 
-Owns: the order of start and end: socket, service, HTTP, engine; then promises, HTTP, engine, journal.
+Owns: the order of start and end: socket, service, HTTP, engine; then futures, HTTP, engine, journal.
 Never: parses arguments.
 """
 
@@ -87,7 +87,7 @@ class ServiceServer(Server):
 
     def end(self) -> None:
         """End in order."""
-        self._service.promises.close()
+        self._service.futures.close()
         self._ending.begin()
         super().end()
 

@@ -24,8 +24,8 @@ from pathlib import Path
 from halteres.errors import Conflict, ServerError
 from halteres.service.base import BaseModel
 from halteres.service.checkpoints.store import Checkpoints
+from halteres.service.durable.futures import Futures
 from halteres.service.durable.journal import Journal
-from halteres.service.durable.promises import Promises
 from halteres.service.exports.external import Exports
 from halteres.service.fleet import Fleet
 from halteres.service.options import Options
@@ -35,7 +35,7 @@ from halteres.service.sampling.samples import Samples
 from halteres.service.sampling.snapshots import Snapshots
 from halteres.service.sessions import Sessions
 from halteres.service.takeover import take_up
-from halteres.service.tenancy.threads import Threads
+from halteres.service.tenancy.fair_queue import Threads
 from halteres.service.training.adapters import Adapters
 from halteres.service.training.custom_losses import CustomLosses
 from halteres.service.training.execution import Training
@@ -53,7 +53,7 @@ class Service:
     fleet: Fleet
     options: Options
     journal: Journal
-    promises: Promises
+    futures: Futures
     sessions: Sessions
     losses: CustomLosses
     checkpoints: Checkpoints
@@ -114,12 +114,12 @@ async def opened(state: Path, base: BaseModel, fleet: Fleet, options: Options | 
             await service.losses.open()
             await service.models.open()
             await service.samplers.open(service.models)
-            await take_up(service.journal, service.promises, service.models, service.samples)
+            await take_up(service.journal, service.futures, service.models, service.samples)
             reaping = tasks.create_task(service.reaper.run(), name="reaper")
             try:
                 yield service
             finally:
-                service.promises.close()
+                service.futures.close()
                 reaping.cancel()
                 service.samples.stop()
                 service.threads.close()
@@ -132,7 +132,7 @@ async def opened(state: Path, base: BaseModel, fleet: Fleet, options: Options | 
 def _assembled(
     state: Path, base: BaseModel, fleet: Fleet, journal: Journal, tasks: asyncio.TaskGroup, options: Options
 ) -> Service:
-    promises, threads = Promises(journal), Threads()
+    futures, threads = Futures(journal), Threads()
     sessions = Sessions(journal)
     losses = CustomLosses(journal)
     checkpoints = Checkpoints(journal, state, options.limits)
@@ -152,14 +152,14 @@ def _assembled(
         exports=Exports(checkpoints, base),
         refuse_stable_reinforce=options.refuse_stable_reinforce,
     )
-    models = Models(journal, promises, tasks, training)
+    models = Models(journal, futures, tasks, training)
     return Service(
         options=options,
         state=state,
         base=base,
         fleet=fleet,
         journal=journal,
-        promises=promises,
+        futures=futures,
         sessions=sessions,
         losses=losses,
         checkpoints=checkpoints,
@@ -168,7 +168,7 @@ def _assembled(
         samplers=samplers,
         samples=Samples(
             fleet,
-            promises,
+            futures,
             samplers,
             snapshots,
             tasks,

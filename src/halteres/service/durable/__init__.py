@@ -1,1 +1,1 @@
-"""What was accepted: the journal, the promises given for it, what becomes of both when a process dies."""
+"""What was accepted: the journal, the futures given for it, what becomes of both when a process dies."""

@@ -1,7 +1,7 @@
 """Which samples of a sampling session are settled, for clients that ask once for the whole session.
 
 Owns: the order of their settling, as a cursor; waking those who wait for the next one.
-Never: holds a result (a client asks for each by its promise), forgets a sample that its client has not seen.
+Never: holds a result (a client asks for each by its future), forgets a sample that its client has not seen.
 
 A cursor is microseconds of unix time, no two the same. What was settled before a client first asked (also in an earlier
 life of the service), and what left the memory, the journal tells.
@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from halteres.process import steady_time
+from halteres.service.durable.futures import SAMPLE, Future, Futures
 from halteres.service.durable.journal import Journal
-from halteres.service.durable.promises import SAMPLE, Promise, Promises
 
 CLONE = 10**9
 """Sequence numbers of one client of a sampling session: a copy's begin at its own multiple of this."""
@@ -72,20 +72,20 @@ class Stream:
 class Completions:
     """The completions of all sampling sessions."""
 
-    def __init__(self, journal: Journal, promises: Promises) -> None:
-        self._journal, self._promises = journal, promises
+    def __init__(self, journal: Journal, futures: Futures) -> None:
+        self._journal, self._futures = journal, futures
         self._streams: OrderedDict[tuple[str, int], Stream] = OrderedDict()
-        promises.listen(self)
+        futures.listen(self)
 
-    def settled(self, promise: Promise) -> None:
-        """A promise was settled."""
-        if promise.kind != SAMPLE or promise.outcome is None:
+    def settled(self, future: Future) -> None:
+        """A future was settled."""
+        if future.kind != SAMPLE or future.outcome is None:
             return
-        stream = self._streams.get((promise.subject, (promise.seq or 0) // CLONE))
+        stream = self._streams.get((future.subject, (future.seq or 0) // CLONE))
         if stream is not None:
-            done = promise.outcome.state == "done"
-            size = len(promise.outcome.body) if done else None
-            stream.add(promise.settled_at, _completion(promise.request_id, done=done, size=size))
+            done = future.outcome.state == "done"
+            size = len(future.outcome.body) if done else None
+            stream.add(future.settled_at, _completion(future.request_id, done=done, size=size))
 
     def closing(self) -> None:
         """The service ends: who waits asks the next one."""
@@ -116,7 +116,7 @@ class Completions:
 
     async def _grown(self, stream: Stream, hold_s: float) -> None:
         stream.grown.clear()
-        if hold_s <= 0 or self._promises.closing:
+        if hold_s <= 0 or self._futures.closing:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(hold_s):

@@ -29,7 +29,7 @@ class Exports:
         self._checkpoints, self._base = checkpoints, base
 
     async def write(self, engine: Trains, model: Model, asked: SaveWeights, request_id: str) -> dict[str, Any]:
-        """Write a model's weights for others; returns the result of its promise: path, size_bytes."""
+        """Write a model's weights for others; returns the result of its future: path, size_bytes."""
         if model.lora is None:
             raise InvalidData(f"The training run {model.id} has no adapter.", next="Make a new training client.")
         path = self._checkpoints.place(

@@ -16,8 +16,8 @@ import msgspec
 from halteres.engine.protocol import SampleResult, SamplingParams
 from halteres.errors import HalteresError, InvalidData, ServerError
 from halteres.process import steady_time
+from halteres.service.durable.futures import Outcome, failure, new_id
 from halteres.service.durable.journal import Ended, Entry
-from halteres.service.durable.promises import Outcome, failure, new_id
 from halteres.service.fleet import running
 from halteres.service.inference.addresses import Addresses
 from halteres.service.inference.asking import Ask, Call, Prompt
@@ -28,7 +28,7 @@ from halteres.service.inference.written import Writer, Written, scores_of
 from halteres.service.sampling.samples import CANCELLED, checked_seed, drawn_seed, packed
 from halteres.service.service import Service
 from halteres.service.takeover import GENERATE
-from halteres.service.tenancy.threads import LONG
+from halteres.service.tenancy.fair_queue import LONG
 from halteres.service.wire.codec import JSON
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 Owns: holding back what is no whole character yet, and what may be the beginning of a stop string; the cut before it.
 Never: tells text that a later token would change.
-Promise: the pieces of an answer, joined, are the text of the whole.
+Guarantee: the pieces of an answer, joined, are the text of the whole.
 """
 
 from __future__ import annotations

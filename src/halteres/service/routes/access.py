@@ -13,9 +13,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from halteres.errors import UserError
-from halteres.service.routes.answers import answer
+from halteres.service.answers import answer
+from halteres.service.routes.guard import presented
 from halteres.service.service import Service
-from halteres.service.tenancy.guard import presented
 from halteres.service.tenancy.keys import Key, KeyFile
 from halteres.service.tenancy.tenants import tenant_of
 

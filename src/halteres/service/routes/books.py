@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from halteres.service.answers import answer
 from halteres.service.checkpoints.store import Checkpoint
-from halteres.service.routes.answers import answer
 from halteres.service.service import Service
 from halteres.service.tenancy.tenants import tenant_of
 

@@ -15,14 +15,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from halteres.errors import InvalidData
+from halteres.service.answers import answer, body_of, page_of, timestamp
 from halteres.service.checkpoints.copies import Copies
 from halteres.service.checkpoints.lifetimes import checked_ttl, end_of_life
 from halteres.service.checkpoints.paths import LOADABLE
 from halteres.service.checkpoints.sharing import refuse_token
 from halteres.service.checkpoints.store import Checkpoint
-from halteres.service.routes.answers import answer, body_of
 from halteres.service.routes.generations import listable
-from halteres.service.routes.pages import page_of, timestamp
 from halteres.service.service import Service
 from halteres.service.tenancy.tenants import Tenant, tenant_of
 from halteres.service.wire import bodies

@@ -14,9 +14,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import halteres
+from halteres.service.answers import answer, body_of
 from halteres.service.fleet import Host, running
 from halteres.service.holdings import refuse_session
-from halteres.service.routes.answers import answer, body_of
 from halteres.service.service import Service
 from halteres.service.tenancy.tenants import tenant_of
 from halteres.service.wire import bodies

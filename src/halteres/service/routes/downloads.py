@@ -15,13 +15,12 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from halteres.errors import InvalidData, NotFound
+from halteres.service.answers import answer, timestamp
 from halteres.service.checkpoints.store import Checkpoint
 from halteres.service.exports.archive import Archive
 from halteres.service.exports.peft_folders import FILES
 from halteres.service.exports.signing import SIGNED, VALID_S, Signer
-from halteres.service.routes.answers import answer
 from halteres.service.routes.checkpoints import CHECKPOINT, path_in
-from halteres.service.routes.pages import timestamp
 from halteres.service.service import Service
 from halteres.service.tenancy.tenants import tenant_of
 

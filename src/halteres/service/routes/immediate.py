@@ -9,10 +9,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from halteres.service.durable import immediate
+from halteres.service.answers import answer, body_of
+from halteres.service.durable.futures import (
+    CREATE_LOSS,
+    UNLOAD_MODEL,
+    Outcome,
+    loss_created,
+    new_id,
+    settled_at_once,
+    unloaded,
+)
 from halteres.service.durable.journal import Entry
-from halteres.service.durable.promises import Outcome, new_id
-from halteres.service.routes.answers import answer, body_of
 from halteres.service.service import Service
 from halteres.service.tenancy.tenants import tenant_of
 from halteres.service.wire import bodies
@@ -33,29 +40,27 @@ class ImmediateRoutes:
         ]
 
     async def create_custom_loss(self, request: Request) -> Response:
-        """POST create_custom_loss: what is wrong with the graph is its promise's failure."""
+        """POST create_custom_loss: what is wrong with the graph is its future's failure."""
         body, tenant = await body_of(request, PROMPT_BYTES), tenant_of(request)
         asked = await self._service.threads.run(tenant, len(body), lambda: bodies.read(body, bodies.CreateCustomLoss))
         session = self._service.sessions.find(asked.session_id, tenant)
 
         async def create() -> Outcome:
             seq, inputs = asked.custom_loss_seq_id, asked.inputs
-            return immediate.loss_created(
-                await self._service.losses.create(session.id, seq, asked.name, inputs, asked.graph)
-            )
+            return loss_created(await self._service.losses.create(session.id, seq, asked.name, inputs, asked.graph))
 
         entry = Entry(
             id=new_id(),
             key=f"{session.id}:loss:{asked.custom_loss_seq_id}",
-            kind=immediate.CREATE_LOSS,
+            kind=CREATE_LOSS,
             subject=session.id,
             tenant=session.tenant,
             seq=asked.custom_loss_seq_id,
             content_type=JSON,
             body=body,
         )
-        promise = await immediate.settled(self._service.promises, entry, create)
-        return answer({"request_id": promise.request_id})
+        future = await settled_at_once(self._service.futures, entry, create)
+        return answer({"request_id": future.request_id})
 
     async def unload_model(self, request: Request) -> Response:
         """POST unload_model: its adapter leaves the engine, and comes back when it is asked for."""
@@ -64,18 +69,18 @@ class ImmediateRoutes:
 
         async def unload() -> Outcome:
             await self._service.adapters.unload(model)
-            return immediate.unloaded(model.id)
+            return unloaded(model.id)
 
         name = new_id()
         entry = Entry(
             id=name,
             key=f"{model.id}/unload/{name}",
-            kind=immediate.UNLOAD,
+            kind=UNLOAD_MODEL,
             subject=f"{model.id}/unload",
             tenant=model.tenant,
             seq=None,
             content_type=JSON,
             body=body,
         )
-        promise = await immediate.settled(self._service.promises, entry, unload)
-        return answer({"request_id": promise.request_id, "model_id": model.id})
+        future = await settled_at_once(self._service.futures, entry, unload)
+        return answer({"request_id": future.request_id, "model_id": model.id})

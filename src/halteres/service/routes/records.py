@@ -12,9 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from halteres.service.routes.answers import answer
+from halteres.service.answers import answer, page_of, texts, timestamp
 from halteres.service.routes.checkpoints import described, run_without_model
-from halteres.service.routes.pages import page_of, texts, timestamp
 from halteres.service.service import Service
 from halteres.service.tenancy.tenants import tenant_of
 from halteres.service.training.models import Model

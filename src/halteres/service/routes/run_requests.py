@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from halteres.errors import shortened
-from halteres.service.routes.answers import answer
+from halteres.service.answers import answer
 from halteres.service.tenancy.tenants import LOCAL, SCOPE_KEY, Tenant, tenant_of
 
 RUN = re.compile(r"/runs/([^/]+)(/.*)")

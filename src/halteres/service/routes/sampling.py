@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from halteres.service.answers import answer, body_of
 from halteres.service.durable.completions import CLONE
+from halteres.service.durable.futures import SAMPLE, new_id
 from halteres.service.durable.journal import Entry
-from halteres.service.durable.promises import SAMPLE, new_id
 from halteres.service.holdings import refuse_sampler
-from halteres.service.routes.answers import answer, body_of
 from halteres.service.sampling.samples import MAX_SAMPLES, drawn_for
 from halteres.service.service import Service
 from halteres.service.tenancy.tenants import tenant_of
@@ -67,14 +67,14 @@ class SamplingRoutes:
         return answer({"sampler_id": sampler.id, "base_model": sampler.base_model, "model_path": sampler.model_path})
 
     async def asample(self, request: Request) -> Response:
-        """POST asample: a promise, and an id for each sequence that it will have."""
+        """POST asample: a future, and an id for each sequence that it will have."""
         body, tenant = await body_of(request, PROMPT_BYTES), tenant_of(request)
         asked = await self._service.threads.run(tenant, len(body), lambda: bodies.read(body, bodies.Sample))
         sampler = self._service.samplers.find(asked.sampling_session_id, tenant)
         key = f"{sampler.id}/{asked.seq_id}"
-        if self._service.promises.known(key) is None:
+        if self._service.futures.known(key) is None:
             self._service.samples.refuse_if_full(sampler.tenant)
-            waiting = self._service.promises.open_bytes(sampler.tenant)
+            waiting = self._service.futures.open_bytes(sampler.tenant)
             self._service.options.limits.of(sampler.tenant).check_waiting(waiting)
         entry = Entry(
             id=new_id(),
@@ -87,8 +87,8 @@ class SamplingRoutes:
             body=body,
             drawn=drawn_for(asked, sampler) or None,
         )
-        promise, new = await self._service.promises.accept(entry)
+        future, new = await self._service.futures.accept(entry)
         if new:
-            self._service.samples.start(promise, sampler, asked, entry.drawn)
+            self._service.samples.start(future, sampler, asked, entry.drawn)
         sequences = [f"{key}/{index}" for index in range(min(asked.num_samples, MAX_SAMPLES))]
-        return answer({"request_id": promise.request_id, "sample_sequence_ids": sequences})
+        return answer({"request_id": future.request_id, "sample_sequence_ids": sequences})

@@ -13,8 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from halteres.process import steady_time
-from halteres.service.routes.answers import answer, body_of
-from halteres.service.routes.pages import texts, timestamp
+from halteres.service.answers import answer, body_of, texts, timestamp
 from halteres.service.service import Service
 from halteres.service.sessions import Session
 from halteres.service.tenancy.tenants import tenant_of

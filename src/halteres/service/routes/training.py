@@ -1,6 +1,6 @@
 """Training: create_model, get_info, forward_backward, optim_step, saves and loads.
 
-Every parseable request of a sequence is accepted, and whatever is wrong with it is its promise's failure: a 4xx would
+Every parseable request of a sequence is accepted, and whatever is wrong with it is its future's failure: a 4xx would
 leave a gap that its client never fills.
 Source: tinker SDK 0.38.0, lib/public_interfaces/training_client.py; 0.9.0 to 0.24.1 for the JSON passes.
 """
@@ -17,14 +17,14 @@ from starlette.routing import Route
 
 from halteres.errors import HalteresError, InvalidData, NotFound
 from halteres.losses import STABLE_REINFORCE
+from halteres.service.answers import answer, body_of
+from halteres.service.durable.futures import new_id
 from halteres.service.durable.journal import Drawn, Entry
-from halteres.service.durable.promises import new_id
 from halteres.service.holdings import refuse_model
-from halteres.service.routes.answers import answer, body_of
 from halteres.service.sampling.samples import drawn_seed
 from halteres.service.service import Service
+from halteres.service.tenancy.fair_queue import LONG
 from halteres.service.tenancy.tenants import Tenant, tenant_of
-from halteres.service.tenancy.threads import LONG
 from halteres.service.training.models import Job, Model, model_id_of
 from halteres.service.wire import bodies, codec, training
 from halteres.service.wire.training import PASSES, Asked, Request, address_of, read_request
@@ -147,11 +147,11 @@ class TrainingRoutes:
         )
 
     async def _accept(self, posted: Posted, model: Model, seq: int, drawn: Drawn | None = None) -> Response:
-        """Record a request and put it in its model's lane; a repetition gets the same promise."""
+        """Record a request and put it in its model's lane; a repetition gets the same future."""
         key = f"{model.id}/{seq}"
-        if self._service.promises.known(key) is None:
+        if self._service.futures.known(key) is None:
             model.lane.refuse_if_full(seq)
-            waiting = self._service.promises.open_bytes(model.tenant)
+            waiting = self._service.futures.open_bytes(model.tenant)
             limits = self._service.options.limits.of(model.tenant)
             limits.check_waiting(waiting, is_next=seq == model.lane.settled + 1)
         forward = isinstance(posted.asked, training.PassRequest) and posted.asked.forward_only
@@ -166,11 +166,11 @@ class TrainingRoutes:
             body=posted.body,
             drawn=drawn,
         )
-        promise, new = await self._service.promises.accept(entry)
+        future, new = await self._service.futures.accept(entry)
         if new:
             asked = Request(id=entry.id, kind=entry.kind, seq=seq, asked=posted.asked, drawn=drawn or {})
-            model.lane.put(Job(model, asked, promise))
-        return answer({"request_id": promise.request_id, "model_id": model.id})
+            model.lane.put(Job(model, asked, future))
+        return answer({"request_id": future.request_id, "model_id": model.id})
 
     async def _read(self, request: HttpRequest) -> Posted:
         """The request, by its path and content type; a number that can be read of a broken one is used up."""

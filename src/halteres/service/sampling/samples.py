@@ -21,16 +21,16 @@ from halteres.engine import protocol
 from halteres.engine.link.pieces import PieceQueue
 from halteres.engine.protocol import Piece, SampleResult, SamplingParams, Wanted
 from halteres.errors import HalteresError, InvalidData, ServerError, UserError, boundary
+from halteres.service.durable.futures import Future, Futures, Outcome, binary_result, failure
 from halteres.service.durable.journal import Drawn, Recorded
-from halteres.service.durable.promises import Outcome, Promise, Promises, binary_result, failure
 from halteres.service.fleet import Fleet, survived
 from halteres.service.sampling.samplers import Sampler, Samplers, refuse_lost
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
 from halteres.service.sampling.streams import ended, outliving
+from halteres.service.tenancy.fair_queue import FairQueue as Turns
+from halteres.service.tenancy.fair_queue import Threads
 from halteres.service.tenancy.limits import Allowances
 from halteres.service.tenancy.tenants import Tenant
-from halteres.service.tenancy.threads import Threads
-from halteres.service.tenancy.turns import Turns
 from halteres.service.training.lanes import outcome_of
 from halteres.service.wire.bodies import Prompt, Sample, Sampling, read
 from halteres.service.wire.results import extra_outputs_of, write_sample
@@ -56,7 +56,7 @@ class Samples:
     def __init__(
         self,
         fleet: Fleet,
-        promises: Promises,
+        futures: Futures,
         samplers: Samplers,
         snapshots: Snapshots,
         tasks: asyncio.TaskGroup,
@@ -65,10 +65,10 @@ class Samples:
         logprobs: Literal["raw", "tempered"] = "raw",
         limits: Allowances = Allowances(),  # noqa: B008 - frozen
     ) -> None:
-        self._fleet, self._promises, self._samplers, self._snapshots = fleet, promises, samplers, snapshots
+        self._fleet, self._futures, self._samplers, self._snapshots = fleet, futures, samplers, snapshots
         self._tasks, self._threads, self.logprobs = tasks, threads, logprobs
         self._running: dict[str, asyncio.Task[None]] = {}  # by request id
-        promises.draw_again_by(self.again)
+        futures.draw_again_by(self.again)
         self._limits, self._under_way = limits, Counter[Tenant]()
         engines = len(fleet.samplers)
         self._turns = Turns(PLACES * engines, MOST_PLACES * engines)
@@ -158,18 +158,18 @@ class Samples:
         finally:
             self._under_way[tenant] -= 1
 
-    def start(self, promise: Promise, sampler: Sampler, asked: Sample, drawn: Drawn | None) -> None:
-        """Execute a client's request; its promise is settled when it is done.
+    def start(self, future: Future, sampler: Sampler, asked: Sample, drawn: Drawn | None) -> None:
+        """Execute a client's request; its future is settled when it is done.
 
         Args:
-            promise: given for it.
+            future: given for it.
             sampler: whose weights it means.
             asked: what it is.
             drawn: what was drawn and found out for it when it came: `drawn_for`.
         """
-        task = self._tasks.create_task(self._keep(promise, sampler, asked, drawn or {}), name="sample")
-        self._running[promise.request_id] = task
-        task.add_done_callback(lambda _: self._running.pop(promise.request_id, None))
+        task = self._tasks.create_task(self._keep(future, sampler, asked, drawn or {}), name="sample")
+        self._running[future.request_id] = task
+        task.add_done_callback(lambda _: self._running.pop(future.request_id, None))
 
     def cancel(self, request_id: str) -> None:
         """Stop a request that nobody waits for any more; unknown ones are fine."""
@@ -181,24 +181,24 @@ class Samples:
         for task in self._running.values():
             task.cancel()
 
-    async def again(self, row: Recorded) -> Promise:
+    async def again(self, row: Recorded) -> Future:
         """Execute a request of the journal again: the seed is in it, so the outcome is the same."""
-        promise = self._promises.adopt(row)
+        future = self._futures.adopt(row)
         try:
             asked = read(row.body, Sample)
             sampler = self._samplers.find(row.subject, row.tenant)
-            self.start(promise, sampler, asked, row.drawn)
+            self.start(future, sampler, asked, row.drawn)
         except HalteresError as error:
-            self._promises.settle(promise, failure(error))
-        return promise
+            self._futures.settle(future, failure(error))
+        return future
 
-    async def _keep(self, promise: Promise, sampler: Sampler, asked: Sample, drawn: Drawn) -> None:
+    async def _keep(self, future: Future, sampler: Sampler, asked: Sample, drawn: Drawn) -> None:
         try:
-            outcome = await outcome_of(promise, lambda: self._sample(sampler, asked, drawn))
+            outcome = await outcome_of(future, lambda: self._sample(sampler, asked, drawn))
         except asyncio.CancelledError:
-            self._promises.settle(promise, CANCELLED)
+            self._futures.settle(future, CANCELLED)
             raise
-        self._promises.settle(promise, outcome)
+        self._futures.settle(future, outcome)
 
     async def _sample(self, sampler: Sampler, asked: Sample, drawn: Drawn) -> Outcome:
         refuse_lost(sampler)

@@ -1,4 +1,4 @@
-"""Training requests, executed: what each of them asks of the engine, and the result its promise gets.
+"""Training requests, executed: what each of them asks of the engine, and the result its future gets.
 
 Owns: which request does what; naming and recording what was saved; the result of each.
 Never: decides when (a model's lane does), parses bodies, brings back what an engine lost (`adapters` does).
@@ -17,8 +17,8 @@ from halteres.losses import STABLE_REINFORCE
 from halteres.service.checkpoints.paths import TinkerPath
 from halteres.service.checkpoints.sharing import refuse_token
 from halteres.service.checkpoints.store import Checkpoints
+from halteres.service.durable.futures import Outcome, binary_result, result
 from halteres.service.durable.journal import Journal
-from halteres.service.durable.promises import Outcome, binary_result, result
 from halteres.service.exports.external import Exports
 from halteres.service.sampling.samplers import Samplers
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
@@ -66,12 +66,12 @@ class Training:
         }
 
     async def execute(self, job: Job) -> Outcome:
-        """What a request's promise is settled with."""
+        """What a request's future is settled with."""
         return await self._methods[job.request.kind](job.model, job.request)
 
     async def afterwards(self, job: Job) -> None:
         """A restore point, if one is due."""
-        outcome = job.promise.outcome
+        outcome = job.future.outcome
         if outcome is not None and outcome.state == "done":
             await self._adapters.consider_point(job.model, job.request.seq)
 

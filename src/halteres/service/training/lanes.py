@@ -20,7 +20,7 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from halteres.errors import HalteresError, InvalidData, NotReady, ServerError, boundary
-from halteres.service.durable.promises import Outcome, Place, Promise, Promises, failure
+from halteres.service.durable.futures import Future, Futures, Outcome, Place, failure
 from halteres.service.wire.training import Request
 
 MAX_WAITING = 4096
@@ -41,7 +41,7 @@ class Numbered(Protocol):
         ...
 
     @property
-    def promise(self) -> Promise:
+    def future(self) -> Future:
         """Given for it."""
         ...
 
@@ -54,7 +54,7 @@ class Executor(Protocol[J_contra]):
     """Who does the work of a lane."""
 
     async def execute(self, job: J_contra) -> Outcome:
-        """What the promise is settled with."""
+        """What the future is settled with."""
         ...
 
     async def afterwards(self, job: J_contra) -> None:
@@ -65,8 +65,8 @@ class Executor(Protocol[J_contra]):
 class Lane(Generic[J]):
     """One model's requests, by sequence number."""
 
-    def __init__(self, promises: Promises, tasks: asyncio.TaskGroup, work: Executor[J], next_seq: int = 0) -> None:
-        self._promises, self._tasks, self._work = promises, tasks, work
+    def __init__(self, futures: Futures, tasks: asyncio.TaskGroup, work: Executor[J], next_seq: int = 0) -> None:
+        self._futures, self._tasks, self._work = futures, tasks, work
         self._next = next_seq
         self._waiting: dict[int, J] = {}
         self._burnt: set[int] = set()
@@ -78,10 +78,10 @@ class Lane(Generic[J]):
         seq = job.request.seq
         if seq < self._next or seq in self._burnt:
             late = replace(failure(_late(seq, self._next)), state="refused")  # never executed, never replayed
-            self._promises.settle(job.promise, late)
+            self._futures.settle(job.future, late)
             return
         self._waiting[seq] = job
-        job.promise.place = partial(self._place, seq)
+        job.future.place = partial(self._place, seq)
         self._go_on()
         self._mind_the_gap()
 
@@ -144,7 +144,7 @@ class Lane(Generic[J]):
         jobs, self._waiting = self._waiting, {}
         self._next = max(jobs) + 1
         for job in jobs.values():
-            self._promises.settle(job.promise, replace(failure(_missing(missing)), state="refused"))
+            self._futures.settle(job.future, replace(failure(_missing(missing)), state="refused"))
 
     def _skip_burnt(self) -> None:
         while self._next in self._burnt:
@@ -153,9 +153,9 @@ class Lane(Generic[J]):
 
     async def _drain(self) -> None:
         try:
-            while not self._promises.closing and (job := self._waiting.pop(self._next, None)) is not None:
-                outcome = await outcome_of(job.promise, lambda job=job: self._work.execute(job))
-                self._promises.settle(job.promise, outcome)
+            while not self._futures.closing and (job := self._waiting.pop(self._next, None)) is not None:
+                outcome = await outcome_of(job.future, lambda job=job: self._work.execute(job))
+                self._futures.settle(job.future, outcome)
                 await self._afterwards(job)
                 self._next += 1
                 self._skip_burnt()
@@ -164,15 +164,15 @@ class Lane(Generic[J]):
             self._mind_the_gap()
 
     async def _afterwards(self, job: J) -> None:
-        """Whatever goes wrong now has no promise to fail, and must not stop the lane."""
+        """Whatever goes wrong now has no future to fail, and must not stop the lane."""
         try:
             with boundary(ServerError, "What follows a request"):
                 await self._work.afterwards(job)
         except HalteresError as error:
-            log.error("After request %s: %s", job.promise.request_id, error)
+            log.error("After request %s: %s", job.future.request_id, error)
 
 
-async def outcome_of(promise: Promise, run: Callable[[], Awaitable[Outcome]]) -> Outcome:
+async def outcome_of(future: Future, run: Callable[[], Awaitable[Outcome]]) -> Outcome:
     """The outcome of a request; what foreign code raises becomes a typed failure with an id that is also in the log."""
     try:
         return await run()
@@ -180,9 +180,9 @@ async def outcome_of(promise: Promise, run: Callable[[], Awaitable[Outcome]]) ->
         return failure(error)
     except Exception as error:  # the boundary: a bug in one request must not stop its model's lane
         name = uuid.uuid4().hex[:8]
-        log.exception("Request %s failed, error id %s.", promise.request_id, name)
+        log.exception("Request %s failed, error id %s.", future.request_id, name)
         why = f"{type(error).__name__}: {error}."
-        return failure(ServerError(f"The {promise.kind} request failed (error id {name}).", why, "See the log."))
+        return failure(ServerError(f"The {future.kind} request failed (error id {name}).", why, "See the log."))
 
 
 def _missing(seq: int) -> InvalidData:

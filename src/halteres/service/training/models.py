@@ -17,8 +17,8 @@ from sqlalchemy import update
 from halteres.engine.protocol import LoraConfig
 from halteres.errors import NotFound, unknown
 from halteres.process import steady_time
+from halteres.service.durable.futures import Future, Futures
 from halteres.service.durable.journal import Journal
-from halteres.service.durable.promises import Promise, Promises
 from halteres.service.durable.tables import MODELS
 from halteres.service.tenancy.tenants import Tenant
 from halteres.service.training.lanes import Executor, Lane
@@ -49,7 +49,7 @@ class Job:
 
     model: Model
     request: Request
-    promise: Promise
+    future: Future
 
 
 EVERY = 2**63 - 1
@@ -64,8 +64,8 @@ def model_id_of(session_id: str, seq: int) -> str:
 class Models:
     """All training runs of this state directory."""
 
-    def __init__(self, journal: Journal, promises: Promises, tasks: asyncio.TaskGroup, work: Executor[Job]) -> None:
-        self._journal, self._promises, self._tasks, self._work = journal, promises, tasks, work
+    def __init__(self, journal: Journal, futures: Futures, tasks: asyncio.TaskGroup, work: Executor[Job]) -> None:
+        self._journal, self._futures, self._tasks, self._work = journal, futures, tasks, work
         self._known: dict[str, Model] = {}
         self._of_session: defaultdict[str, list[Model]] = defaultdict(list)
 
@@ -92,7 +92,7 @@ class Models:
         return model
 
     def _lane(self, next_seq: int = 0) -> Lane[Job]:
-        return Lane(self._promises, self._tasks, self._work, next_seq)
+        return Lane(self._futures, self._tasks, self._work, next_seq)
 
     def find(self, model_id: str, tenant: Tenant) -> Model:
         """The training run of this id, asked for now.

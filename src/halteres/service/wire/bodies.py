@@ -97,7 +97,7 @@ class ModelId(msgspec.Struct, kw_only=True):
 
 
 class AdamParams(msgspec.Struct, kw_only=True):
-    """Of optim_step. Numbers are checked when the step is taken, so that its promise can say what is wrong.
+    """Of optim_step. Numbers are checked when the step is taken, so that its future can say what is wrong.
 
     Here null is not absent: no SDK, however old, sends null for a number of Adam that was not set; newer ones
     send it for NaN and infinity.
@@ -185,7 +185,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     """How to sample."""
 
     max_tokens: Small | None = None
-    seed: int | None = None  # one out of range fails the promise
+    seed: int | None = None  # one out of range fails the future
     stop: str | int | list[str | int] | None = None
     temperature: float = 1.0
     top_k: Small = -1
@@ -314,7 +314,7 @@ class Retrieve(msgspec.Struct, kw_only=True):
 
 
 class Target(msgspec.Struct, kw_only=True):
-    """Whose promises: those of one client of a sampling session."""
+    """Whose futures: those of one client of a sampling session."""
 
     sampling_session_id: str
     cloned_sampler_id: Counter = 0

@@ -42,7 +42,7 @@ class PassRequest:
     config: Mapping[str, float]
     loss_id: str | None  # of the loss named "custom"
     forward_only: bool
-    flaw: HalteresError | None  # why its data cannot be used: the promise's failure, not the request's
+    flaw: HalteresError | None  # why its data cannot be used: the future's failure, not the request's
 
 
 def datums_of(
@@ -313,7 +313,7 @@ PASSES = ("forward_backward", "forward")
 class Request:
     """One request of a training run's sequence."""
 
-    id: str  # of its promise
+    id: str  # of its future
     kind: str
     seq: int
     asked: Asked
@@ -355,7 +355,7 @@ def _read(kind: str, content_type: str, body: bytes) -> Asked:
 
 
 def _check_number(seq: int | None) -> None:
-    """Number 0 is the model's creation: a request that took it would be given that one's promise."""
+    """Number 0 is the model's creation: a request that took it would be given that one's future."""
     if seq is not None and seq < 1:
         raise InvalidData(f"seq_id is {seq}.", "The requests of a model are numbered from 1.", "Send its number.")
 

@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from halteres.errors import HalteresError, UserError
+from halteres.service.answers import body_of
 from halteres.service.ending import ending_of
 from halteres.service.inference.asking import Call
-from halteres.service.routes.answers import body_of
 from halteres.service.tenancy.tenants import tenant_of
 from halteres.service.wire.codec import PROMPT_BYTES
 

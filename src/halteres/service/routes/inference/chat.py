@@ -15,11 +15,11 @@ from starlette.responses import Response
 
 from halteres.clients.rewards import Scorable
 from halteres.errors import InvalidData
+from halteres.service.answers import answer
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.asking import Ask, Call, Prompt
 from halteres.service.inference.chats import Chat, flat
 from halteres.service.inference.written import Written
-from halteres.service.routes.answers import answer
 from halteres.service.routes.inference.completions import failed
 from halteres.service.routes.inference.envelope import Count, Envelope
 from halteres.service.routes.inference.events import DONE, Events, begun, data

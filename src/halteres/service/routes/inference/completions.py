@@ -15,14 +15,13 @@ from starlette.responses import Response
 
 from halteres.clients.rewards import Scorable
 from halteres.errors import HalteresError
+from halteres.service.answers import answer, encoded, openai_error
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.asking import Ask, Call, Prompt
 from halteres.service.inference.written import Scores, Written
-from halteres.service.routes.answers import answer, encoded
 from halteres.service.routes.inference.envelope import Count, Envelope
 from halteres.service.routes.inference.events import DONE, Events, begun, data
 from halteres.service.routes.inference.logprobs import completion_logprobs, names, vllm_prompt_logprobs
-from halteres.service.routes.inference.refused import openai_error
 from halteres.service.wire.inference.openai import Completions
 from halteres.service.wire.inference.refusals import COMPLETIONS, Refusals
 from halteres.text import Tokenizer

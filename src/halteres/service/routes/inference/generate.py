@@ -16,10 +16,10 @@ import msgspec
 from starlette.responses import Response
 
 from halteres.errors import HalteresError, InvalidData, as_http
+from halteres.service.answers import answer, encoded
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.asking import Ask, Call
 from halteres.service.inference.written import Row, Scores, Written
-from halteres.service.routes.answers import answer, encoded
 from halteres.service.routes.inference.envelope import Count
 from halteres.service.routes.inference.events import DONE, Events, begun, data
 from halteres.service.routes.inference.logprobs import by_id, sglang_row, sglang_top

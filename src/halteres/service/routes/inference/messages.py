@@ -15,15 +15,14 @@ import msgspec
 from starlette.responses import Response
 
 from halteres.errors import HalteresError
+from halteres.service.answers import answer, anthropic_error
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.asking import Ask, Call, Prompt
 from halteres.service.inference.chats import Chat
 from halteres.service.inference.written import Written
-from halteres.service.routes.answers import answer
 from halteres.service.routes.inference.chat import may_call
 from halteres.service.routes.inference.envelope import Count
 from halteres.service.routes.inference.events import Events, begun, named
-from halteres.service.routes.inference.refused import anthropic_error
 from halteres.service.wire.inference.anthropic import CountTokens, Messages
 from halteres.service.wire.inference.refusals import MESSAGES, Refusals
 from halteres.tool_calls import ToolCall, ToolReader

@@ -15,11 +15,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from halteres.errors import InvalidData, NotFound, NotReady, shortened
+from halteres.service.answers import answer
 from halteres.service.inference.addresses import SCHEME, Listed
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.asking import Call, Prompt
 from halteres.service.inference.chats import Chat
-from halteres.service.routes.answers import answer
 from halteres.service.sampling.samples import packed
 from halteres.service.tenancy.tenants import tenant_of
 from halteres.service.wire.inference.common import read

@@ -19,15 +19,14 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from halteres.errors import HalteresError
+from halteres.service.answers import anthropic_refusal, openai_refusal, refused
 from halteres.service.inference.answering import Inference
-from halteres.service.routes.answers import refused
 from halteres.service.routes.inference.calls import Handler, Refuse, endpoint
 from halteres.service.routes.inference.chat import ChatRoute
 from halteres.service.routes.inference.completions import CompletionRoute
 from halteres.service.routes.inference.generate import GenerateRoute
 from halteres.service.routes.inference.messages import MessageRoutes
 from halteres.service.routes.inference.names import NameRoutes
-from halteres.service.routes.inference.refused import anthropic_refusal, openai_refusal
 
 HEALTH = ("/health", "/health_generate", "/ping", "/v1/health")
 MODEL_INFO = ("/get_model_info", "/model_info")

@@ -1,4 +1,4 @@
-"""Redeeming promises: retrieve_future, retrieve_futures, cancel_future.
+"""Redeeming futures: retrieve_future, retrieve_futures, cancel_future.
 
 Source: tinker SDK 0.38.0, lib/api_future_impl.py: 408 is polled again silently, a 200 `try_again` is logged each time;
 lib/session_futures_poller.py.
@@ -11,9 +11,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from halteres.errors import NotFound
+from halteres.service.answers import answer, body_of
 from halteres.service.durable.completions import Completions
-from halteres.service.durable.promises import LOST_SAMPLE, SAMPLE, Outcome, Place
-from halteres.service.routes.answers import answer, body_of
+from halteres.service.durable.futures import LOST_SAMPLE, SAMPLE, Outcome, Place
 from halteres.service.service import Service
 from halteres.service.tenancy.tenants import tenant_of
 from halteres.service.wire import bodies
@@ -24,12 +24,12 @@ INLINE_BYTES = 256 * 1024
 """Up to here a result is answered at once; of a larger one a client is told the size first, if it asked to be."""
 
 
-class PromiseRoutes:
+class FutureRoutes:
     """Long polls."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._completions = Completions(service.journal, service.promises)
+        self._completions = Completions(service.journal, service.futures)
 
     def table(self) -> list[Route]:
         """The routes."""
@@ -42,7 +42,7 @@ class PromiseRoutes:
     async def retrieve(self, request: Request) -> Response:
         """POST retrieve_future: the outcome, or after 30 s a 408 that says what the request waits for."""
         asked = bodies.read(await body_of(request), bodies.Retrieve)
-        found = await self._service.promises.redeem(asked.request_id, tenant_of(request))
+        found = await self._service.futures.redeem(asked.request_id, tenant_of(request))
         if isinstance(found, Outcome):
             return await self._told(request, found, sized=asked.allow_metadata_only)
         if found is None:
@@ -56,7 +56,7 @@ class PromiseRoutes:
         """POST retrieve_futures: which samples of a client of a sampling session were settled since it last asked."""
         asked = bodies.read(await body_of(request), bodies.RetrieveMany)
         sampler = self._service.samplers.find(asked.target.sampling_session_id, tenant_of(request))
-        poll_s = self._service.promises.poll_s
+        poll_s = self._service.futures.poll_s
         hold_s = poll_s if asked.timeout is None else min(asked.timeout, poll_s)
         found, cursor = await self._completions.after(
             sampler.id, asked.target.cloned_sampler_id, asked.prev_cursor, hold_s
@@ -66,7 +66,7 @@ class PromiseRoutes:
     async def cancel(self, request: Request) -> Response:
         """POST cancel_future: a sample that nobody waits for any more is not sampled further."""
         asked = bodies.read(await body_of(request), bodies.Retrieve)
-        found = self._service.promises.find(asked.request_id, tenant_of(request))
+        found = self._service.futures.find(asked.request_id, tenant_of(request))
         if found is not None and found.kind == SAMPLE:
             self._service.samples.cancel(found.request_id)
         return Response(status_code=204)
@@ -83,7 +83,7 @@ class PromiseRoutes:
 
 
 def _unknown(request: Request, request_id: str) -> Response:
-    """No such promise: a sampling client, which says that it is one, submits its sample again by itself."""
+    """No such future: a sampling client, which says that it is one, submits its sample again by itself."""
     if request.headers.get("x-tinker-request-type") == "Sample":
         return Response(LOST_SAMPLE.body, LOST_SAMPLE.status, media_type=LOST_SAMPLE.content_type)
     raise NotFound(f"There is no promise '{request_id[:100]}' here.", next="Send the request again.")

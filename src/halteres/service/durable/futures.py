@@ -1,11 +1,14 @@
-"""Promises: a request id given at once, redeemed by long poll.
+"""Futures: a request id given at once, redeemed by long poll.
 
-Owns: which request has which id, that the same dedupe key gets the same promise, outcomes for a while after they are
+Owns: which request has which id, that the same dedupe key gets the same future, outcomes for a while after they are
 settled (so that a retried poll gets the same bytes), waking those who wait.
 Never: executes anything; sleeps to find out whether something is done.
 
     accepted (a row in the journal) ─▶ settled: a result | a failure
          └── the service ends ─▶ adopted by the next one, under the same id
+
+create_custom_loss and unload_model need no engine: they are settled before they are answered. Their work is done before
+the row is in the journal, and may be repeated: a row that is open when the service ends tells of work that was done.
 """
 
 from __future__ import annotations
@@ -19,10 +22,12 @@ from typing import Any, Protocol
 
 import msgspec
 
+from halteres.engine.graphs.checked import checked
 from halteres.errors import HalteresError, UserError, as_promise
 from halteres.process import steady_time
 from halteres.service.durable.journal import Ended, Entry, Journal, Recorded, State
 from halteres.service.tenancy.tenants import Tenant
+from halteres.service.wire.bodies import CreateCustomLoss, read
 from halteres.service.wire.codec import JSON, PROTOBUF
 
 POLL_S = 30.0
@@ -72,7 +77,7 @@ class Place:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Promise:
+class Future:
     """One accepted request."""
 
     request_id: str
@@ -90,10 +95,10 @@ class Promise:
 
 
 class Listener(Protocol):
-    """Who hears of promises."""
+    """Who hears of futures."""
 
-    def settled(self, promise: Promise) -> None:
-        """A promise was settled."""
+    def settled(self, future: Future) -> None:
+        """A future was settled."""
         ...
 
     def closing(self) -> None:
@@ -101,118 +106,118 @@ class Listener(Protocol):
         ...
 
 
-class Promises:
-    """All promises that are open, and those settled of late."""
+class Futures:
+    """All futures that are open, and those settled of late."""
 
     def __init__(self, journal: Journal, *, keep_s: float = 900.0, keep_bytes: int = 256 * 2**20) -> None:
         self._journal = journal
         self.poll_s = POLL_S
         self._keep_s, self._keep_bytes = keep_s, keep_bytes
-        self._by_id: dict[str, Promise] = {}
-        self._by_key: dict[str, Promise] = {}
-        self._settled: deque[Promise] = deque()
+        self._by_id: dict[str, Future] = {}
+        self._by_key: dict[str, Future] = {}
+        self._settled: deque[Future] = deque()
         self._settled_bytes = 0
         self._open_bytes: Counter[Tenant] = Counter()
         self._last_settled_at = 0.0
         self._closing = False
-        self._redraw: Callable[[Recorded], Awaitable[Promise]] | None = None
+        self._redraw: Callable[[Recorded], Awaitable[Future]] | None = None
         self._listener: Listener | None = None
 
     def listen(self, listener: Listener) -> None:
-        """Tell somebody of every promise that is settled, and of the end."""
+        """Tell somebody of every future that is settled, and of the end."""
         self._listener = listener
 
-    def draw_again_by(self, redraw: Callable[[Recorded], Awaitable[Promise]]) -> None:
+    def draw_again_by(self, redraw: Callable[[Recorded], Awaitable[Future]]) -> None:
         """Who executes a settled sample once more when its result is asked for after it left the memory."""
         self._redraw = redraw
 
-    def known(self, key: str) -> Promise | None:
-        """The promise that this key was given."""
+    def known(self, key: str) -> Future | None:
+        """The future that this key was given."""
         return self._by_key.get(key)
 
-    async def accept(self, entry: Entry) -> tuple[Promise, bool]:
-        """Record a request; returns its promise, and whether it is new and now to be executed.
+    async def accept(self, entry: Entry) -> tuple[Future, bool]:
+        """Record a request; returns its future, and whether it is new and now to be executed.
 
         Raises:
             NotReady: the journal cannot be written. The request was not accepted.
         """
-        while (promise := self._by_key.get(entry.key)) is not None:
-            await promise.recorded.wait()  # an id may be given only once its row is there
-            if self._by_key.get(entry.key) is promise:
-                return promise, False
-        promise = self._enter(entry)
+        while (future := self._by_key.get(entry.key)) is not None:
+            await future.recorded.wait()  # an id may be given only once its row is there
+            if self._by_key.get(entry.key) is future:
+                return future, False
+        future = self._enter(entry)
         try:
             recorded_id = await self._journal.accept(entry)
         except BaseException:
-            self._forget(promise)
+            self._forget(future)
             raise
         else:
-            if recorded_id == promise.request_id:
-                return promise, True
-            self._forget(promise)  # its key was used in an earlier life of the service
-            return _promise(entry, recorded_id), False
+            if recorded_id == future.request_id:
+                return future, True
+            self._forget(future)  # its key was used in an earlier life of the service
+            return _future_of(entry, recorded_id), False
         finally:
-            promise.recorded.set()  # a repetition that waited goes on: with this promise, or for itself
+            future.recorded.set()  # a repetition that waited goes on: with this future, or for itself
 
-    def adopt(self, row: Entry) -> Promise:
-        """The promise of a row of the journal that is to be executed, now or again."""
-        promise = self._enter(row)
-        promise.recorded.set()
-        return promise
+    def adopt(self, row: Entry) -> Future:
+        """The future of a row of the journal that is to be executed, now or again."""
+        future = self._enter(row)
+        future.recorded.set()
+        return future
 
-    def settle(self, promise: Promise, outcome: Outcome) -> None:
+    def settle(self, future: Future, outcome: Outcome) -> None:
         """Give the outcome to everybody who waits. A service that ends leaves what is open to its successor."""
-        if self._closing or promise.outcome is not None:
+        if self._closing or future.outcome is not None:
             return
-        promise.outcome = outcome
-        self._open_bytes[promise.tenant] -= promise.size
-        promise.settled_at = self._last_settled_at = max(steady_time(), self._last_settled_at + 1e-6)
-        promise.wake.set()
-        self._settled.append(promise)
+        future.outcome = outcome
+        self._open_bytes[future.tenant] -= future.size
+        future.settled_at = self._last_settled_at = max(steady_time(), self._last_settled_at + 1e-6)
+        future.wake.set()
+        self._settled.append(future)
         self._settled_bytes += len(outcome.body)
-        kept = None if promise.kind == SAMPLE and outcome.state == "done" else outcome.body
+        kept = None if future.kind == SAMPLE and outcome.state == "done" else outcome.body
         ended = Ended(
-            id=promise.request_id,
+            id=future.request_id,
             state=outcome.state,
-            settled_at=promise.settled_at,
+            settled_at=future.settled_at,
             outcome_type=outcome.content_type,
             outcome=kept,
         )
         self._journal.settle(ended)
         if self._listener is not None:
-            self._listener.settled(promise)
+            self._listener.settled(future)
         self._sweep()
 
-    async def redeem(self, request_id: str, tenant: Tenant) -> Promise | Outcome | None:
+    async def redeem(self, request_id: str, tenant: Tenant) -> Future | Outcome | None:
         """Wait up to `poll_s`.
 
         Returns:
-            The outcome; or the promise, still open; or None for an id that was never given to this tenant.
+            The outcome; or the future, still open; or None for an id that was never given to this tenant.
         """
-        promise = self._by_id.get(request_id)
-        if promise is None:
+        future = self._by_id.get(request_id)
+        if future is None:
             recalled = await self._recall(request_id, tenant)
-            if not isinstance(recalled, Promise):
+            if not isinstance(recalled, Future):
                 return recalled
-            promise = recalled
-        if promise.tenant != tenant:
+            future = recalled
+        if future.tenant != tenant:
             return None
-        if not promise.wake.is_set() and not self._closing:
+        if not future.wake.is_set() and not self._closing:
             try:
                 async with asyncio.timeout(self.poll_s):
-                    await promise.wake.wait()
+                    await future.wake.wait()
             except TimeoutError:
-                return promise
-        return promise.outcome or promise
+                return future
+        return future.outcome or future
 
-    def find(self, request_id: str, tenant: Tenant) -> Promise | None:
-        """The promise of this id, if it is open or was settled of late."""
+    def find(self, request_id: str, tenant: Tenant) -> Future | None:
+        """The future of this id, if it is open or was settled of late."""
         found = self._by_id.get(request_id)
         return found if found is not None and found.tenant == tenant else None
 
-    def open(self) -> Iterator[Promise]:
+    def open(self) -> Iterator[Future]:
         """Those not settled yet."""
-        return (promise for promise in self._by_id.values() if promise.outcome is None)
+        return (future for future in self._by_id.values() if future.outcome is None)
 
     def open_bytes(self, tenant: Tenant) -> int:
         """Of the bodies of a tenant's requests that are not settled yet."""
@@ -226,12 +231,12 @@ class Promises:
     def close(self) -> None:
         """End every poll now; the client asks again, of whoever comes next."""
         self._closing = True
-        for promise in self.open():
-            promise.wake.set()
+        for future in self.open():
+            future.wake.set()
         if self._listener is not None:
             self._listener.closing()
 
-    async def _recall(self, request_id: str, tenant: Tenant) -> Outcome | Promise | None:
+    async def _recall(self, request_id: str, tenant: Tenant) -> Outcome | Future | None:
         recorded = await self._journal.recall(request_id)
         if recorded is None or recorded.tenant != tenant:
             return None
@@ -240,27 +245,27 @@ class Promises:
         known = self._by_id.get(request_id)  # somebody else recalled it meanwhile
         return known or (await self._redraw(recorded) if recorded.kind == SAMPLE and self._redraw else LOST_SAMPLE)
 
-    def _enter(self, entry: Entry) -> Promise:
-        promise = self._by_id[entry.id] = self._by_key[entry.key] = _promise(entry, entry.id)
-        self._open_bytes[promise.tenant] += promise.size
-        return promise
+    def _enter(self, entry: Entry) -> Future:
+        future = self._by_id[entry.id] = self._by_key[entry.key] = _future_of(entry, entry.id)
+        self._open_bytes[future.tenant] += future.size
+        return future
 
     def _sweep(self) -> None:
         oldest = steady_time() - self._keep_s
         while self._settled and (self._settled[0].settled_at < oldest or self._settled_bytes > self._keep_bytes):
-            promise = self._settled.popleft()
-            self._settled_bytes -= len(promise.outcome.body) if promise.outcome else 0
-            self._forget(promise)
+            future = self._settled.popleft()
+            self._settled_bytes -= len(future.outcome.body) if future.outcome else 0
+            self._forget(future)
 
-    def _forget(self, promise: Promise) -> None:
-        if promise.outcome is None:
-            self._open_bytes[promise.tenant] -= promise.size
-        self._by_id.pop(promise.request_id, None)
-        self._by_key.pop(promise.key, None)
+    def _forget(self, future: Future) -> None:
+        if future.outcome is None:
+            self._open_bytes[future.tenant] -= future.size
+        self._by_id.pop(future.request_id, None)
+        self._by_key.pop(future.key, None)
 
 
-def _promise(entry: Entry, request_id: str) -> Promise:
-    return Promise(
+def _future_of(entry: Entry, request_id: str) -> Future:
+    return Future(
         request_id=request_id,
         key=entry.key,
         kind=entry.kind,
@@ -274,3 +279,45 @@ def _promise(entry: Entry, request_id: str) -> Promise:
 def new_id() -> str:
     """The id of a request."""
     return uuid.uuid4().hex
+
+
+CREATE_LOSS, UNLOAD_MODEL = "create_custom_loss", "unload_model"
+AT_ONCE = (CREATE_LOSS, UNLOAD_MODEL)
+
+
+async def settled_at_once(futures: Futures, entry: Entry, work: Callable[[], Awaitable[Outcome]]) -> Future:
+    """Do the work; the future of its outcome.
+
+    Raises:
+        NotReady: the journal cannot be written.
+    """
+    try:
+        outcome = await work()
+    except HalteresError as error:
+        outcome = failure(error)
+    future, new = await futures.accept(entry)
+    if new:
+        futures.settle(future, outcome)
+    return future
+
+
+def outcome_of_earlier(row: Entry) -> Outcome:
+    """The outcome of a request whose work an earlier life of the service did."""
+    if row.kind == UNLOAD_MODEL:
+        return unloaded(row.subject)
+    try:
+        asked = read(row.body, CreateCustomLoss)
+        checked(asked.graph, asked.inputs)
+    except HalteresError as error:
+        return failure(error)
+    return loss_created(row.key)
+
+
+def loss_created(loss_id: str) -> Outcome:
+    """Of create_custom_loss."""
+    return result({"type": CREATE_LOSS, "loss_id": loss_id})
+
+
+def unloaded(model_id: str) -> Outcome:
+    """Of unload_model."""
+    return result({"type": UNLOAD_MODEL, "model_id": model_id.removesuffix("/unload")})

@@ -1,9 +1,9 @@
-"""Places in the engine, given to tenants in turn.
+"""A fair queue: places in the engine, or in threads, given to tenants in turn.
 
-Owns: how many there are, how many a tenant may hold, who waits for one, who gets the next: the tenant that holds the
-fewest.
+Owns: how many places there are, how many a tenant may hold, who waits for one, who gets the next: the tenant that holds
+the fewest; which work is long enough for a thread.
 Never: knows what is done in a place.
-Promise: a tenant that holds none gets its place before anything that another has waiting, and at once as long as one
+Guarantees: a tenant that holds none gets its place before anything that another has waiting, and at once as long as one
 other tenant alone is busy, whatever that one does with its places.
 """
 
@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from typing import TypeVar
 
 from halteres.service.tenancy.tenants import Tenant
 
 
-class Turns:
+class FairQueue:
     """A number of places, of which no tenant holds more than `most`."""
 
     def __init__(self, places: int, most: int) -> None:
@@ -77,3 +79,39 @@ class Turns:
                 del self._waiting[tenant]
         allowed = (one for one, own in self._waiting.items() if self._held[one] + own[0][0] <= self._most)
         return min(allowed, key=lambda one: (self._held[one], self._served[one]), default=None)
+
+
+T = TypeVar("T")
+
+LONG = 2**15
+"""Bytes, or as much work: a text of this length takes the tokenizer some 30 ms."""
+
+THREADS, MOST_THREADS = 4, 3
+"""Threads, and those of one tenant. More would only take Python's lock from each other."""
+
+
+class Threads:
+    """The threads of one service."""
+
+    def __init__(self) -> None:
+        self._turns, self._pool = FairQueue(THREADS, MOST_THREADS), ThreadPoolExecutor(THREADS, "aside")
+
+    async def run(self, tenant: Tenant, size: int, make: Callable[[], T]) -> T:
+        """What `make` makes; of less than LONG it is made at once, of more when it is the tenant's turn."""
+        if size < LONG:
+            return make()
+        async with self._turns.places(tenant, 1):
+            working = asyncio.get_running_loop().run_in_executor(self._pool, make)
+            try:
+                await asyncio.wait((working,))
+            except asyncio.CancelledError:
+                while not working.done():  # nobody can end a thread: its place is free when it has ended
+                    with suppress(asyncio.CancelledError):  # one cancellation more
+                        await asyncio.wait((working,))
+                working.exception()
+                raise
+            return working.result()
+
+    def close(self) -> None:
+        """Nothing new begins."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
