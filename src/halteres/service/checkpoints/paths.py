@@ -1,7 +1,7 @@
-"""tinker:// paths: what names weights.
+"""tinker:// paths: what names weights, how long such a name may live.
 
-Owns: `tinker://{training run}/{weights|sampler_weights|external_weights}/{name}`, which runs and names can be, and
-their place on disk.
+Owns: `tinker://{training run}/{weights|sampler_weights|external_weights}/{name}`, which runs and names can be, their
+place on disk, the bounds of a time to live.
 Never: touches the disk, knows which weights there are.
 
     STATE/checkpoints/<training run, ':' as '_'>/<kind>/<name>/
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from halteres.errors import InvalidData
+from halteres.errors import InvalidData, UserError
 
 Kind = Literal["weights", "sampler_weights", "external_weights"]
 
@@ -105,3 +105,38 @@ def checked_run(run: str) -> str:
 
 def _shown(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+SHORTEST_S = 3600
+LONGEST_S = 10 * 366 * 24 * 3600
+"""Ten years, however many of them are leap years."""
+
+
+def checked_ttl(ttl_s: int | None) -> int | None:
+    """A time to live in seconds; None is for ever.
+
+    Raises:
+        InvalidData: shorter than an hour or longer than ten years.
+    """
+    if ttl_s is not None and not SHORTEST_S <= ttl_s <= LONGEST_S:
+        raise InvalidData(
+            f"A checkpoint cannot expire after {ttl_s} s.",
+            f"ttl_seconds is {SHORTEST_S} (an hour) to {LONGEST_S} (ten years).",
+            "Choose another, or leave it out: the checkpoint then stays until it is deleted.",
+        )
+    return ttl_s
+
+
+def end_of_life(ttl_s: int | None, now: float) -> float | None:
+    """When a checkpoint that is made now expires, unix s; None: never."""
+    return None if ttl_s is None else now + ttl_s
+
+
+def refuse_token(token: str | None) -> None:
+    """Weights are shared by publishing them; there are no access tokens, and none is ignored."""
+    if token:
+        raise UserError(
+            "This service has no weights access tokens.",
+            "Weights of another owner can be read here only while they are public.",
+            "Ask their owner to publish them (tinker checkpoint publish PATH), and send no token.",
+        )

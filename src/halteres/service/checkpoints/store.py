@@ -1,6 +1,7 @@
 """Checkpoints: the named weights of one service.
 
-Owns: what is known of each of them, who may use it, how it comes to be listed and how it goes.
+Owns: what is known of each of them, who may use it, how it comes to be listed and how it goes; that a folder is there
+whole, or is not there.
 Never: writes or reads weights (the engine does).
 
     STATE/checkpoints/<training run, ':' as '_'>/weights/<name>/            PEFT folder, optimiser, state.json
@@ -12,28 +13,156 @@ Never: writes or reads weights (the engine does).
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
-from collections.abc import Callable
-from dataclasses import replace
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from sqlalchemy import delete
 
 from halteres.engine.folders import copy_linked, put, recover, waiting
 from halteres.engine.protocol import LoraConfig, Saved
-from halteres.errors import Conflict, InvalidData, NotFound, UserError, nearest, shortened
-from halteres.service.checkpoints import unlisted
-from halteres.service.checkpoints.checkpoint import Checkpoint, age
-from halteres.service.checkpoints.lifetimes import checked_ttl, end_of_life
-from halteres.service.checkpoints.paths import KINDS, LOADABLE, Kind, TinkerPath, checked_name, parse
-from halteres.service.checkpoints.room import refuse_save
-from halteres.service.checkpoints.trash import Trash
+from halteres.errors import Conflict, InvalidData, NotFound, ServerError, UserError, nearest, shortened
+from halteres.service.checkpoints import added
+from halteres.service.checkpoints.paths import (
+    KINDS,
+    LOADABLE,
+    Kind,
+    TinkerPath,
+    checked_name,
+    checked_ttl,
+    end_of_life,
+    parse,
+)
 from halteres.service.durable.journal import Journal
 from halteres.service.durable.tables import CHECKPOINTS
 from halteres.service.tenancy.limits import Allowances
 from halteres.service.tenancy.tenants import Tenant
+
+
+class Trash:
+    """A folder beside those that are deleted, on the same disk."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+
+    def take(self, folder: Path) -> None:
+        """From here on the folder's name is free; one that is missing is gone already.
+
+        Raises:
+            ServerError: it cannot be moved; it is then still there.
+        """
+        try:
+            self._place.mkdir(exist_ok=True)
+            with suppress(FileNotFoundError):
+                folder.rename(self._place / uuid.uuid4().hex)
+        except OSError as error:
+            raise ServerError(f"The folder {folder} cannot be deleted.", f"{error.strerror}.") from error
+
+    def empty(self) -> None:
+        """Remove what was taken; what cannot be removed now is removed the next time."""
+        for folder in self._place.glob("*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+LONGEST_RENAMED = 118
+"""Characters of a name that leave room for a number behind it."""
+
+_COLUMNS = (
+    "tenant",
+    "public",
+    "request_id",
+    "version",
+    "size_bytes",
+    "base_model",
+    "user_metadata",
+    "created_at",
+    "expires_at",
+)
+"""Of the table `checkpoints`, those that are told as they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What is known of named weights."""
+
+    path: TinkerPath
+    folder: Path
+    version: int  # optimiser steps
+    size_bytes: int
+    base_model: str
+    lora: LoraConfig
+    tenant: Tenant
+    public: bool = False  # everybody may load it
+    request_id: str | None = None  # whose outcome it is
+    created_at: float  # unix s
+    expires_at: float | None = None  # unix s
+    user_metadata: dict[str, Any] = field(default_factory=dict)
+
+    def expired(self, now: float) -> bool:
+        """Whether its time is over."""
+        return self.expires_at is not None and self.expires_at <= now
+
+    def can_be_renamed(self, tenant: Tenant) -> bool:
+        """Whether newer weights of its training run may have its path, and it a numbered one: a request of that run
+        saved it. Others' weights, publications and exports stay where they are."""
+        own = self.tenant == tenant and self.request_id is not None
+        return own and not self.public and self.path.kind in LOADABLE and len(self.path.name) <= LONGEST_RENAMED
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """Of the table `checkpoints`."""
+        facts = {name: getattr(self, name) for name in _COLUMNS}
+        return {**facts, "path": str(self.path), "model_id": self.path.run, "lora": msgspec.to_builtins(self.lora)}
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any], state: Path) -> Checkpoint:
+        """The checkpoint that a row tells of; its folder may be gone."""
+        path = parse(row["path"])
+        lora = msgspec.convert(row["lora"], LoraConfig)
+        return cls(path=path, folder=path.folder(state), lora=lora, **{name: row[name] for name in _COLUMNS})
+
+    @classmethod
+    def of_folder(cls, path: TinkerPath, state: Path) -> Checkpoint | None:
+        """The checkpoint that a folder tells of, which no journal lists; None where it tells too little."""
+        found = added.read(path, state)
+        if found is None:
+            return None
+        return cls(
+            path=path,
+            folder=path.folder(state),
+            version=found.card.version,
+            size_bytes=found.size_bytes,
+            base_model=found.card.base_model,
+            lora=found.card.lora,
+            tenant=found.card.tenant,
+            created_at=found.created_at,
+        )
+
+
+def age(checkpoint: Checkpoint) -> float:
+    """By which the newest of several is found."""
+    return checkpoint.created_at
+
+
+def refuse_save(
+    allowances: Allowances, held: Sequence[Checkpoint], tenant: Tenant, path: TinkerPath, *, kept: bool
+) -> None:
+    """Raise LimitReached if a tenant, which holds these, has no room for a further checkpoint at `path`.
+
+    How large it will be is known from the last one of its training run: adapters do not grow. The first is saved where
+    there is room at all. One that takes another's place needs no room, unless that other one is `kept`.
+    """
+    sizes = {str(found.path): found.size_bytes for found in held}
+    alike = [one for one in held if (one.path.run, one.path.kind) == (path.run, path.kind)]
+    used = sum(sizes.values()) - (0 if kept else sizes.get(str(path), 0))
+    allowances.of(tenant).check_storage(used, alike[-1].size_bytes if alike else 1, sizes)
 
 
 class NotOwner(UserError):
@@ -61,7 +190,7 @@ class Checkpoints:
 
     async def look_again(self) -> None:
         """Know those that were put here meanwhile (`halteres checkpoints add`)."""
-        for path in await asyncio.to_thread(lambda: list(unlisted.put_here(self._state))):
+        for path in await asyncio.to_thread(lambda: list(added.put_here(self._state))):
             if str(path) not in self._known:
                 self._take_in(path)
 

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from halteres.errors import HalteresError, shortened
 from halteres.loopback import FOREIGN, Foreign, is_foreign, is_local
 from halteres.service.answers import refusal_at
+from halteres.service.routes.downloads import SIGNED
 from halteres.service.tenancy.keys import KeyRefused, Keys
 from halteres.service.tenancy.limits import Allowances, Limits, TooLarge, overloaded, size_text
 from halteres.service.tenancy.tenants import LOCAL, NOBODY, SCOPE_KEY, Tenant
@@ -115,9 +116,6 @@ class Meter:
 
 HEALTH = "/api/v1/healthz"
 
-SIGNED = "/halteres/v1/files/"
-"""Downloads, whose addresses are signed: the SDK fetches them without headers of its own."""
-
 _BEARER = "bearer "
 
 
@@ -150,7 +148,7 @@ class Guard:
                 raise FOREIGN
             return LOCAL
         _refuse_foreign_page(headers)
-        if path == HEALTH or path.startswith(SIGNED):
+        if path == HEALTH or path.startswith(f"{SIGNED}/"):
             return NOBODY
         return self._keys.tenant(presented(headers))
 

@@ -14,18 +14,17 @@ from typing import Any, TypeVar
 from halteres.engine.protocol import PassResult, Saved, StepResult, Trains
 from halteres.errors import InvalidData, UserError
 from halteres.losses import STABLE_REINFORCE
-from halteres.service.checkpoints.paths import TinkerPath
-from halteres.service.checkpoints.sharing import refuse_token
+from halteres.service.checkpoints.paths import TinkerPath, refuse_token
 from halteres.service.checkpoints.store import Checkpoints
 from halteres.service.durable.futures import Outcome, binary_result, result
 from halteres.service.durable.journal import Journal
-from halteres.service.exports.external import Exports
 from halteres.service.sampling.samplers import Samplers
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
 from halteres.service.sessions import Sessions
 from halteres.service.training import calls
 from halteres.service.training.adapters import Adapters
 from halteres.service.training.custom_losses import CustomLosses
+from halteres.service.training.exports import Exports
 from halteres.service.training.models import Job, Model, record
 from halteres.service.wire.bodies import LoadWeights, SaveWeights
 from halteres.service.wire.results import write_pass

@@ -19,7 +19,7 @@ from halteres.engine.process import EngineCommand, EngineProcess
 from halteres.engine.protocol import MergedType
 from halteres.errors import Conflict, NotFound, ProcessFailed
 from halteres.service.base import BaseModel
-from halteres.service.exports.peft_folders import check_adapter, copy_adapter
+from halteres.service.checkpoints.peft_folders import check_adapter, copy_adapter
 
 CONVERTERS = ("convert_hf_to_gguf.py", "convert_hf_to_gguf", "convert-hf-to-gguf.py", "convert-hf-to-gguf")
 """Names that llama.cpp's converter is installed under."""

@@ -1,25 +1,82 @@
-"""Exports: weights as files for others.
+"""Exports: weights as files for others, which only their recipients can read where that is asked for.
 
-Owns: the folder that save_weights_external writes, its encryption.
-Never: serves the files (`routes.downloads` does).
+Owns: the folder that save_weights_external writes; whom it is encrypted to, and that it never falls back to plain text.
+Never: serves the files (`routes.downloads` does), holds a key.
+Source: age-encryption.org/v1, by the library pyrage (the extra `age`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from halteres.engine.folders import size_of, written
 from halteres.engine.protocol import Saved, Trains
-from halteres.errors import InvalidData
+from halteres.errors import InvalidData, ServerError, UserError, boundary
 from halteres.service.base import BaseModel
+from halteres.service.checkpoints.peft_folders import FILES, copy_for_tinker
 from halteres.service.checkpoints.store import Checkpoints
-from halteres.service.exports.encryption import SUFFIX, Recipients
-from halteres.service.exports.peft_folders import FILES, copy_for_tinker
 from halteres.service.training.models import Model
 from halteres.service.wire.bodies import SaveWeights
+
+MAX_RECIPIENTS = 10
+
+SUFFIX = ".age"
+
+MAX_SHOWN = 24
+"""Characters of a recipient that a message repeats."""
+
+
+class Recipients:
+    """Whom files are encrypted to: native `age1…` keys (X25519) or SSH public keys.
+
+    Raises:
+        InvalidData: none, too many, or one is no public key.
+        UserError: pyrage is not installed.
+    """
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        if not 1 <= len(keys) <= MAX_RECIPIENTS:
+            raise InvalidData(
+                f"An export cannot be encrypted to {len(keys)} recipients.",
+                f"It has 1 to {MAX_RECIPIENTS}.",
+                "Leave age_encryption_recipients out for plain files.",
+            )
+        self._pyrage = _pyrage()
+        self._recipients = [self._recipient(key) for key in keys]
+
+    def encrypt(self, source: Path, target: Path) -> None:
+        """Write `target`, which everybody but the recipients finds unreadable."""
+        with boundary(ServerError, "pyrage.encrypt_file"):
+            self._pyrage.encrypt_file(str(source), str(target), self._recipients)
+
+    def _recipient(self, key: str) -> Any:
+        native = key.strip().startswith("age1")
+        kind = self._pyrage.x25519.Recipient if native else self._pyrage.ssh.Recipient
+        try:
+            return kind.from_str(key.strip())
+        except self._pyrage.RecipientError as error:
+            raise InvalidData(
+                f"'{key[:MAX_SHOWN]}' is no age recipient.",
+                f"{error}.",
+                "Send a public key: one that begins with age1 (age-keygen prints it), or an SSH public key.",
+            ) from error
+
+
+def _pyrage() -> ModuleType:
+    try:
+        return importlib.import_module("pyrage")
+    except ImportError as error:
+        raise UserError(
+            "This service cannot encrypt an export.",
+            "The package pyrage is not installed beside it.",
+            "Run `pip install 'halteres[age]'` there, or leave age_encryption_recipients out.",
+        ) from error
 
 
 class Exports:
