@@ -322,7 +322,7 @@ def bound_snapshots(scene: Scene, count: int) -> None:
 
 def held(scene: Scene) -> list[Snapshot]:
     known = [sampler.snapshot for sampler in scene.service.samplers._known.values()]
-    return [snapshot for snapshot in known if snapshot is not None and scene.engine in snapshot.homes]
+    return [snapshot for snapshot in known if snapshot is not None and scene.engine in snapshot.engines]
 
 
 def test_the_base_model_is_known_by_name_and_by_folder() -> None:

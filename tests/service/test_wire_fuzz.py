@@ -136,7 +136,7 @@ async def never_a_500(scene: Scene, run: str, path: str, body: bytes, **headers:
     """The status: it is refused with a sentence, or accepted and executed in its turn."""
     model = scene.service.models.of_id(run)
     assert model is not None
-    number = model.lane._next
+    number = model.queue._next
     body = body.replace(str(NEXT).encode(), str(number).encode())
     status, answer = await scene.post(path, body, **{"Content-Type": "application/json", **headers})
     assert status < 500, (path, body[:300], answer)
@@ -171,7 +171,7 @@ async def test_protobuf_that_nobody_means_never_breaks_anything(scene: Scene) ->
     run = scene.service.models.of_id(model)
     assert run is not None
     for _ in range(120):
-        whole = pass_body(model, run.lane._next)
+        whole = pass_body(model, run.queue._next)
         packed = zstandard.compress(whole)
         flipped = bytearray(whole)
         for _ in range(dice.randrange(1, 4)):

@@ -4,8 +4,8 @@ Owns: which engine a request goes to; waiting for it with a deadline; asking its
 Never: starts or restarts one (`halteres.engine.process.EngineProcess` is the host of every real service); knows what an
 engine holds.
 
-What an engine held dies with it. Whoever keeps something in an engine therefore remembers the engine itself as its
-home, and compares: `home is host.engine`.
+What an engine held dies with it. Whoever keeps something in an engine therefore remembers the engine itself,
+and compares: `placement.engine is host.engine`.
 """
 
 from __future__ import annotations

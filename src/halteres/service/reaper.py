@@ -14,11 +14,11 @@ from halteres.errors import HalteresError, ServerError, boundary
 from halteres.process import steady_time
 from halteres.service.checkpoints.store import Checkpoints
 from halteres.service.durable.journal import Journal
+from halteres.service.models import Models
 from halteres.service.options import Options
 from halteres.service.sampling.samplers import Samplers
 from halteres.service.sessions import Session, Sessions
 from halteres.service.training.adapters import Adapters
-from halteres.service.training.models import Models
 
 FULL_KEEP_S = 60.0
 """How long a settled request may be asked for again of a journal that has grown too large."""
@@ -62,7 +62,7 @@ class Reaper:
             for model in self._models.of_session(session.id):
                 silent_s = now - max(session.finished_at or session.last_seen, model.last_request_at)
                 if (
-                    model.residence.home is not None
+                    model.placement.engine is not None
                 ):  # forgotten in a later look: a client may have been held as we were
                     if session.finished is not None or silent_s > self._options.silent_s:
                         await self._adapters.unload(model)

@@ -27,6 +27,7 @@ from halteres.service.checkpoints.store import Checkpoints
 from halteres.service.durable.futures import Futures
 from halteres.service.durable.journal import Journal
 from halteres.service.fleet import Fleet
+from halteres.service.models import Models
 from halteres.service.options import Options
 from halteres.service.reaper import Reaper
 from halteres.service.sampling.samplers import Samplers
@@ -39,7 +40,6 @@ from halteres.service.training.adapters import Adapters
 from halteres.service.training.custom_losses import CustomLosses
 from halteres.service.training.execution import Training
 from halteres.service.training.exports import Exports
-from halteres.service.training.models import Models
 from halteres.service.weights_budget import WeightsBudget
 from halteres.text import Tokenizer, load_tokenizer
 

@@ -1,6 +1,6 @@
 """Taking up what an earlier life of the service accepted and did not settle.
 
-Owns: each open request finds its future, under the id its client knows, and its place: a lane, or the sampler.
+Owns: each open request finds its future, under the id its client knows, and its place: a queue, or the sampler.
 Never: decides whether a request is executed: every accepted one is.
 """
 
@@ -11,8 +11,8 @@ import logging
 from halteres.errors import HalteresError, NotFound
 from halteres.service.durable.futures import AT_ONCE, LOST_SAMPLE, SAMPLE, Futures, failure, outcome_of_earlier
 from halteres.service.durable.journal import Journal, Recorded
+from halteres.service.models import Job, Models
 from halteres.service.sampling.samples import Samples
-from halteres.service.training.models import Job, Models
 from halteres.service.wire.training import Request, read_request
 
 GENERATE = "generate"
@@ -47,6 +47,6 @@ def _into_lane(row: Recorded, futures: Futures, models: Models) -> None:
     except HalteresError as error:
         futures.settle(future, failure(error))
         return
-    model.lane.put(
+    model.queue.put(
         Job(model, Request(id=row.id, kind=row.kind, seq=row.seq, asked=asked, drawn=row.drawn or {}), future)
     )

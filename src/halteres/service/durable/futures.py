@@ -14,6 +14,7 @@ the row is in the journal, and may be repeated: a row that is open when the serv
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator
@@ -23,7 +24,7 @@ from typing import Any, Protocol
 import msgspec
 
 from halteres.engine.graphs.checked import checked
-from halteres.errors import HalteresError, UserError, as_promise
+from halteres.errors import HalteresError, ServerError, UserError, as_promise
 from halteres.process import steady_time
 from halteres.service.durable.journal import Ended, Entry, Journal, Recorded, State
 from halteres.service.tenancy.tenants import Tenant
@@ -35,6 +36,8 @@ POLL_S = 30.0
 
 SAMPLE = "sample"
 """The one kind whose results are not kept in the journal: a sample is drawn again from its request and seed."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,3 +324,16 @@ def loss_created(loss_id: str) -> Outcome:
 def unloaded(model_id: str) -> Outcome:
     """Of unload_model."""
     return result({"type": UNLOAD_MODEL, "model_id": model_id.removesuffix("/unload")})
+
+
+async def outcome_of(future: Future, run: Callable[[], Awaitable[Outcome]]) -> Outcome:
+    """The outcome of a request; what foreign code raises becomes a typed failure with an id that is also in the log."""
+    try:
+        return await run()
+    except HalteresError as error:
+        return failure(error)
+    except Exception as error:  # the boundary: a bug in one request must not stop its model's queue
+        name = uuid.uuid4().hex[:8]
+        log.exception("Request %s failed, error id %s.", future.request_id, name)
+        why = f"{type(error).__name__}: {error}."
+        return failure(ServerError(f"The {future.kind} request failed (error id {name}).", why, "See the log."))

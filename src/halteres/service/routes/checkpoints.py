@@ -27,10 +27,10 @@ from halteres.service.checkpoints.added import CARD
 from halteres.service.checkpoints.paths import LOADABLE, TinkerPath, checked_ttl, end_of_life, refuse_token
 from halteres.service.checkpoints.store import Checkpoint, Checkpoints
 from halteres.service.durable.journal import Journal
+from halteres.service.models import Model, Models, model_id_of, record
 from halteres.service.service import Service
 from halteres.service.sessions import Session, Sessions
 from halteres.service.tenancy.tenants import Tenant, tenant_of
-from halteres.service.training.models import Model, Models, model_id_of, record
 from halteres.service.wire import bodies
 from halteres.service.wire.bodies import CopyWeights
 

@@ -13,10 +13,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from halteres.service.answers import answer, page_of, texts, timestamp
+from halteres.service.models import Model
 from halteres.service.routes.checkpoints import described, run_without_model
 from halteres.service.service import Service
 from halteres.service.tenancy.tenants import tenant_of
-from halteres.service.training.models import Model
 
 
 class RecordRoutes:

@@ -21,11 +21,11 @@ from halteres.service.answers import answer, body_of
 from halteres.service.durable.futures import new_id
 from halteres.service.durable.journal import Drawn, Entry
 from halteres.service.holdings import refuse_model
+from halteres.service.models import Job, Model, model_id_of
 from halteres.service.sampling.samples import drawn_seed
 from halteres.service.service import Service
 from halteres.service.tenancy.fair_queue import LONG
 from halteres.service.tenancy.tenants import Tenant, tenant_of
-from halteres.service.training.models import Job, Model, model_id_of
 from halteres.service.wire import bodies, codec, training
 from halteres.service.wire.training import PASSES, Asked, Request, address_of, read_request
 
@@ -147,13 +147,13 @@ class TrainingRoutes:
         )
 
     async def _accept(self, posted: Posted, model: Model, seq: int, drawn: Drawn | None = None) -> Response:
-        """Record a request and put it in its model's lane; a repetition gets the same future."""
+        """Record a request and put it in its model's queue; a repetition gets the same future."""
         key = f"{model.id}/{seq}"
         if self._service.futures.known(key) is None:
-            model.lane.refuse_if_full(seq)
+            model.queue.refuse_if_full(seq)
             waiting = self._service.futures.open_bytes(model.tenant)
             limits = self._service.options.limits.of(model.tenant)
-            limits.check_waiting(waiting, is_next=seq == model.lane.settled + 1)
+            limits.check_waiting(waiting, is_next=seq == model.queue.settled + 1)
         forward = isinstance(posted.asked, training.PassRequest) and posted.asked.forward_only
         entry = Entry(
             id=new_id(),
@@ -169,7 +169,7 @@ class TrainingRoutes:
         future, new = await self._service.futures.accept(entry)
         if new:
             asked = Request(id=entry.id, kind=entry.kind, seq=seq, asked=posted.asked, drawn=drawn or {})
-            model.lane.put(Job(model, asked, future))
+            model.queue.put(Job(model, asked, future))
         return answer({"request_id": future.request_id, "model_id": model.id})
 
     async def _read(self, request: HttpRequest) -> Posted:

@@ -1,8 +1,10 @@
-"""Sampling requests, executed.
+"""Sampling requests, executed: whole or as a stream, which outlives its engine.
 
 Owns: the translation of sampling parameters, seeds drawn where the client sent none, the bound on each tenant's
-requests under way, their turns in the engine.
-Never: lets one tenant's requests wait for another's that wait too.
+requests under way, their turns in the engine; asking the next engine when one dies under a stream, and leaving out what
+was sent before.
+Never: lets one tenant's requests wait for another's that wait too; puts one draw's end behind another's beginning: a
+stream of an engine that is not exact ends with it, once something was sent.
 """
 
 from __future__ import annotations
@@ -11,29 +13,104 @@ import asyncio
 import secrets
 from array import array
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
-from typing import Literal
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from typing import Literal, TypeVar
 
 import msgspec
 
 from halteres.engine import protocol
 from halteres.engine.link.pieces import PieceQueue
-from halteres.engine.protocol import Piece, SampleResult, SamplingParams, Wanted
+from halteres.engine.protocol import EngineGone, Piece, SampleResult, SamplingParams, TopK, Wanted
 from halteres.errors import HalteresError, InvalidData, ServerError, UserError, boundary
-from halteres.service.durable.futures import Future, Futures, Outcome, binary_result, failure
+from halteres.service.durable.futures import Future, Futures, Outcome, binary_result, failure, outcome_of
 from halteres.service.durable.journal import Drawn, Recorded
-from halteres.service.fleet import Fleet, survived
+from halteres.service.fleet import Fleet, Host, successors, survived
 from halteres.service.sampling.samplers import Sampler, Samplers, refuse_lost
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
-from halteres.service.sampling.streams import ended, outliving
 from halteres.service.tenancy.fair_queue import FairQueue as Turns
 from halteres.service.tenancy.fair_queue import Threads
 from halteres.service.tenancy.limits import Allowances
 from halteres.service.tenancy.tenants import Tenant
-from halteres.service.training.lanes import outcome_of
 from halteres.service.wire.bodies import Prompt, Sample, Sampling, read
 from halteres.service.wire.results import extra_outputs_of, write_sample
+
+
+class StreamBroken(ServerError):
+    """A stream that no engine can go on with."""
+
+    code = "stream_broken"
+
+
+T = TypeVar("T")
+
+TOKEN_BYTES = 4
+
+
+async def surviving_stream(
+    pick: Callable[[], Host[protocol.Samples]], begin: Callable[[protocol.Samples], AsyncGenerator[Piece, None]]
+) -> AsyncGenerator[Piece, None]:
+    """The pieces of a stream that needs nothing an engine held before; if that engine dies, the next one goes on.
+
+    Raises:
+        StreamBroken: an engine died that had sent something, and the next would write something else.
+        EngineDied: engines keep dying under this one stream.
+        NotReady: no engine is running.
+    """
+    sent: Counter[int] = Counter()  # tokens of each sequence
+    async with aclosing(successors(pick)) as engines:
+        async for engine in engines:
+            written: Counter[int] = Counter()  # by this engine
+            try:
+                if sent and not (await engine.info()).exact:
+                    raise StreamBroken(
+                        "The engine died under this stream.",
+                        "Its successor would not write the same tokens again.",
+                        "Send the request again, with what has come as its prompt where that will do.",
+                    )
+                async with aclosing(begin(engine)) as pieces:
+                    async for piece in pieces:
+                        known = sent[piece.sample] - written[piece.sample]
+                        written[piece.sample] += len(piece.tokens) // TOKEN_BYTES
+                        if (news := without(piece, max(0, known))) is not None:
+                            sent[piece.sample] = written[piece.sample]
+                            yield news
+                return
+            except EngineGone:
+                continue
+
+
+def without(piece: Piece, known: int) -> Piece | None:
+    """A piece without its first `known` tokens; None if that leaves nothing."""
+    if known == 0:
+        return piece
+    skipped = known * TOKEN_BYTES
+    if skipped >= len(piece.tokens):
+        return None
+    return Piece(
+        sample=piece.sample,
+        tokens=piece.tokens[skipped:],
+        logprobs=piece.logprobs[skipped:],
+        version=piece.version,
+        top=None if piece.top is None else _rows_after(piece.top, known),
+        stop_reason=piece.stop_reason,
+    )
+
+
+def _rows_after(top: TopK, known: int) -> TopK:
+    skipped = known * top.k * TOKEN_BYTES
+    return TopK(k=top.k, length=top.length - known, ids=top.ids[skipped:], logprobs=top.logprobs[skipped:])
+
+
+@asynccontextmanager
+async def closing(items: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
+    """The items; whoever leaves the block early ends what makes them, at once."""
+    try:
+        yield items
+    finally:
+        if isinstance(items, AsyncGenerator):
+            await items.aclose()
+
 
 PLACES, MOST_PLACES = 640, 576
 """Sequences in one engine at a time, and of one tenant: those that it decodes together (512), and the next ones, so
@@ -71,7 +148,7 @@ class Samples:
         futures.draw_again_by(self.again)
         self._limits, self._under_way = limits, Counter[Tenant]()
         engines = len(fleet.samplers)
-        self._turns = Turns(PLACES * engines, MOST_PLACES * engines)
+        self._queue = Turns(PLACES * engines, MOST_PLACES * engines)
 
     def refuse_if_full(self, tenant: Tenant) -> None:
         """Raise Overloaded rather than take more work of a tenant than it may have."""
@@ -98,7 +175,7 @@ class Samples:
                 return await engine.sample(name, prompt, num_samples, params, wanted)
 
         with self._counted(tenant):
-            async with self._turns.places(tenant, num_samples):
+            async with self._queue.places(tenant, num_samples):
                 return await survived(lambda: self._fleet.pick(name, prompt), call)
 
     async def stream(
@@ -111,7 +188,7 @@ class Samples:
         *,
         tenant: Tenant,
     ) -> AsyncGenerator[Piece, None]:
-        """As `draw`, told while it is written; a reader that goes away frees the rows.
+        """As `draw`, sent while it is written; a reader that goes away frees the rows.
 
         The places are held until the rows are done, however slowly they are read.
         """
@@ -122,7 +199,7 @@ class Samples:
         async def begin(engine: protocol.Samples) -> AsyncGenerator[Piece, None]:
             async with (
                 self._snapshots.resident(snapshot, engine),
-                ended(engine.stream(name, prompt, num_samples, params, wanted)) as pieces,
+                closing(engine.stream(name, prompt, num_samples, params, wanted)) as pieces,
             ):
                 async for piece in pieces:
                     yield piece
@@ -131,8 +208,8 @@ class Samples:
 
         async def fill() -> None:
             try:
-                written = outliving(lambda: self._fleet.pick(name, prompt), begin)
-                async with self._turns.places(tenant, num_samples), aclosing(written) as pieces:
+                written = surviving_stream(lambda: self._fleet.pick(name, prompt), begin)
+                async with self._queue.places(tenant, num_samples), aclosing(written) as pieces:
                     with boundary(ServerError, "The stream"):
                         async for piece in pieces:
                             waiting.put(piece)

@@ -94,13 +94,13 @@ class Threads:
     """The threads of one service."""
 
     def __init__(self) -> None:
-        self._turns, self._pool = FairQueue(THREADS, MOST_THREADS), ThreadPoolExecutor(THREADS, "aside")
+        self._queue, self._pool = FairQueue(THREADS, MOST_THREADS), ThreadPoolExecutor(THREADS, "aside")
 
     async def run(self, tenant: Tenant, size: int, make: Callable[[], T]) -> T:
         """What `make` makes; of less than LONG it is made at once, of more when it is the tenant's turn."""
         if size < LONG:
             return make()
-        async with self._turns.places(tenant, 1):
+        async with self._queue.places(tenant, 1):
             working = asyncio.get_running_loop().run_in_executor(self._pool, make)
             try:
                 await asyncio.wait((working,))

@@ -1,7 +1,7 @@
 """Training requests, executed: what each of them asks of the engine, and the result its future gets.
 
 Owns: which request does what; naming and recording what was saved; the result of each.
-Never: decides when (a model's lane does), parses bodies, brings back what an engine lost (`adapters` does).
+Never: decides when (a model's queue does), parses bodies, brings back what an engine lost (`adapters` does).
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from halteres.service.checkpoints.paths import TinkerPath, refuse_token
 from halteres.service.checkpoints.store import Checkpoints
 from halteres.service.durable.futures import Outcome, binary_result, result
 from halteres.service.durable.journal import Journal
+from halteres.service.models import Job, Model, record
 from halteres.service.sampling.samplers import Samplers
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
 from halteres.service.sessions import Sessions
-from halteres.service.training import calls
-from halteres.service.training.adapters import Adapters
+from halteres.service.training.adapters import Adapters, check_optimizer, create_adapter, run_pass, step
 from halteres.service.training.custom_losses import CustomLosses
 from halteres.service.training.exports import Exports
-from halteres.service.training.models import Job, Model, record
 from halteres.service.wire.bodies import LoadWeights, SaveWeights
 from halteres.service.wire.results import write_pass
 from halteres.service.wire.training import PassRequest, Request
@@ -77,7 +76,7 @@ class Training:
     async def create(self, model: Model, request: Request) -> Outcome:
         """A new adapter."""
         made = await self._adapters.surviving(
-            model, lambda engine: calls.create(engine, model, request), made_here=True
+            model, lambda engine: create_adapter(engine, model, request), made_here=True
         )
         model.lora = made
         await record(self._journal, model)
@@ -89,7 +88,7 @@ class Training:
         asked = _of(LoadWeights, request)
         refuse_token(asked.weights_access_token)
         if not asked.optimizer:  # a saved optimiser is restored whatever is asked for
-            calls.check_optimizer(asked.optimizer_config.type)
+            check_optimizer(asked.optimizer_config.type)
         found = self._checkpoints.find(asked.path, model.tenant)
 
         async def load(engine: Trains) -> None:
@@ -98,7 +97,7 @@ class Training:
 
         await self._adapters.surviving(model, load, made_here=True)
         with self._adapters.replaced(model):
-            model.lora, model.residence.gradient = found.lora, False
+            model.lora, model.placement.gradient = found.lora, False
             await record(self._journal, model)
             await self._adapters.point_written(model, request.seq)
         return result({"type": "load_weights", "path": asked.path, "model_id": model.id})
@@ -113,20 +112,20 @@ class Training:
             )
 
         async def run(engine: Trains) -> PassResult:
-            return await calls.run_pass(engine, model, request, self._losses)
+            return await run_pass(engine, model, request, self._losses)
 
         passed = await self._adapters.surviving(model, run)
-        model.residence.gradient = model.residence.gradient or request.kind == "forward_backward"
+        model.placement.gradient = model.placement.gradient or request.kind == "forward_backward"
         return binary_result(write_pass(passed))
 
     async def step(self, model: Model, request: Request) -> Outcome:
         """One step of Adam."""
 
         async def run(engine: Trains) -> StepResult:
-            return await calls.step(engine, model, request)
+            return await step(engine, model, request)
 
         stepped = await self._adapters.surviving(model, run)
-        model.residence.gradient = False
+        model.placement.gradient = False
         finite = {name: value for name, value in stepped.metrics.items() if math.isfinite(value)}  # JSON has no others
         return result({"type": "optim_step", "metrics": {**finite, "policy_version:max": float(stepped.version)}})
 

@@ -21,7 +21,7 @@ from halteres.errors import InvalidData, ServerError, UserError, boundary
 from halteres.service.base import BaseModel
 from halteres.service.checkpoints.peft_folders import FILES, copy_for_tinker
 from halteres.service.checkpoints.store import Checkpoints
-from halteres.service.training.models import Model
+from halteres.service.models import Model
 from halteres.service.wire.bodies import SaveWeights
 
 MAX_RECIPIENTS = 10
