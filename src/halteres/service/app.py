@@ -13,8 +13,9 @@ from starlette.requests import ClientDisconnect
 
 from halteres.errors import HalteresError
 from halteres.service.answers import on_bug, on_error, on_gone, on_missing
-from halteres.service.ending import Ending
 from halteres.service.inference.answering import Inference
+from halteres.service.inference.http import Shutdown
+from halteres.service.inference.routes import InferenceRoutes
 from halteres.service.routes.access import AccessRoutes
 from halteres.service.routes.books import BookRoutes
 from halteres.service.routes.checkpoints import CheckpointRoutes
@@ -23,7 +24,6 @@ from halteres.service.routes.downloads import DownloadRoutes
 from halteres.service.routes.futures import FutureRoutes
 from halteres.service.routes.guard import Guard, Meter
 from halteres.service.routes.immediate import ImmediateRoutes
-from halteres.service.routes.inference.table import InferenceRoutes
 from halteres.service.routes.records import RecordRoutes
 from halteres.service.routes.run_requests import CountRequests, RequestCounts
 from halteres.service.routes.sampling import SamplingRoutes
@@ -33,8 +33,8 @@ from halteres.service.service import Service
 from halteres.service.tenancy.keys import Keys
 
 
-def create_app(service: Service, ending: Ending | None = None) -> Starlette:
-    """The routes over an open service, those called most first; `ending` cuts answers short."""
+def create_app(service: Service, shutdown: Shutdown | None = None) -> Starlette:
+    """The routes over an open service, those called most first; `shutdown` cuts answers short."""
     counts = RequestCounts()
     rooms = (
         FutureRoutes(service),
@@ -65,5 +65,5 @@ def create_app(service: Service, ending: Ending | None = None) -> Starlette:
             Exception: on_bug,
         },
     )
-    app.state.ending = ending or Ending()
+    app.state.shutdown = shutdown or Shutdown()
     return app

@@ -24,8 +24,8 @@ from halteres.files import replace_file
 from halteres.loopback import MOST_HEAD_BYTES, Server, url_of
 from halteres.service.app import create_app
 from halteres.service.base import BaseModel
-from halteres.service.ending import Ending
 from halteres.service.fleet import Fleet, Host
+from halteres.service.inference.http import Shutdown
 from halteres.service.options import Options
 from halteres.service.service import Service, locked, opened
 from halteres.service.uvicorn_log import quieten
@@ -66,11 +66,11 @@ class ServiceServer(Server):
     """A server that ends open polls, and answers under way, before it waits for connections."""
 
     def __init__(self, service: Service, tls: Tls | None = None) -> None:
-        self._service, self._ending = service, Ending()
+        self._service, self._shutdown = service, Shutdown()
         quieten()
         super().__init__(
             uvicorn.Config(
-                create_app(service, self._ending),
+                create_app(service, self._shutdown),
                 http="h11",
                 ws="none",
                 lifespan="off",
@@ -88,7 +88,7 @@ class ServiceServer(Server):
     def end(self) -> None:
         """End in order."""
         self._service.futures.close()
-        self._ending.begin()
+        self._shutdown.begin()
         super().end()
 
 

@@ -1,29 +1,33 @@
 """Inference: requests of any shape, answered whole or while they are written.
 
-Owns: the journal's row of each request, the seeds of its prompts, which engine calls it takes.
-Never: knows HTTP, shapes an answer (`routes.inference` does).
+Owns: the journal's row of each request, the seeds of its prompts, which engine calls it takes; the order of the best of
+several, by a reward model that the operator named, else by mean log-probability per token.
+Never: knows HTTP, shapes an answer; asks an address that a request brings, or says where a reward model
+is served.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+import logging
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
 
+from halteres.clients import rewards
+from halteres.clients.rewards import Scorable, best_first
 from halteres.engine.protocol import SampleResult, SamplingParams
-from halteres.errors import HalteresError, InvalidData, ServerError
+from halteres.errors import HalteresError, InvalidData, NotReady, ServerError, unknown
 from halteres.process import steady_time
 from halteres.service.durable.futures import Outcome, failure, new_id
 from halteres.service.durable.journal import Ended, Entry
 from halteres.service.fleet import running
-from halteres.service.inference.addresses import Addresses
-from halteres.service.inference.asking import Ask, Call, Prompt
-from halteres.service.inference.best_of import BestOf
 from halteres.service.inference.chats import Chat, render
-from halteres.service.inference.merging import merged
+from halteres.service.inference.requests import Addresses, Ask, Call, Prompt
 from halteres.service.inference.written import Writer, Written, scores_of
 from halteres.service.sampling.samples import CANCELLED, checked_seed, drawn_seed, packed
 from halteres.service.service import Service
@@ -32,6 +36,106 @@ from halteres.service.tenancy.fair_queue import LONG
 from halteres.service.wire.codec import JSON
 
 T = TypeVar("T")
+
+
+async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    """The items of all streams as they come, each with its stream's number; the first failure ends all."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for item in only:
+                yield 0, item
+        return
+    asked = {asyncio.create_task(_next(stream)): at for at, stream in enumerate(streams)}
+    try:
+        while asked:
+            done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                at = asked.pop(task)
+                for item in task.result():
+                    asked[asyncio.create_task(_next(streams[at]))] = at
+                    yield at, item
+    finally:
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        for stream in streams:
+            await stream.aclose()
+
+
+async def _next(stream: AsyncGenerator[T, None]) -> tuple[T, ...]:
+    """The next item, or nothing at the end."""
+    try:
+        return (await anext(stream),)
+    except StopAsyncIteration:
+        return ()
+
+
+SCORED_WITHIN_S = 120.0
+
+log = logging.getLogger(__name__)
+
+
+class BestOf:
+    """The choice, by reward models that are served elsewhere: name -> address."""
+
+    def __init__(self, reward_models: Mapping[str, str]) -> None:
+        self._addresses = reward_models
+
+    def check(self, reward_model: str | None) -> None:
+        """See that there is such a reward model, before anything is sampled.
+
+        Raises:
+            InvalidData: there is none of this name; the message names those that there are.
+        """
+        if reward_model is None or reward_model in self._addresses:
+            return
+        if not self._addresses:
+            raise InvalidData(
+                "This service has no reward models.",
+                "It is started with them: halteres serve --reward-model NAME=URL.",
+                "Leave `reward_model` out: `best_of` then goes by log-probability.",
+                param="reward_model",
+            )
+        raise unknown(InvalidData, "reward model", reward_model, self._addresses)
+
+    async def chosen(
+        self, written: Sequence[Written], count: int, reward_model: str | None, text_of: Callable[[Written], Scorable]
+    ) -> list[Written]:
+        """So many sequences of each prompt, the best first; one that could not be scored comes behind all that could.
+
+        Raises:
+            NotReady: the reward model could not be asked, or scored no sequence at all.
+        """
+        if reward_model is None:
+            values = [_mean_logprob(one) for one in written]
+        else:
+            values = await self._scores(reward_model, [text_of(one) for one in written])
+        of_prompt: dict[int, list[int]] = {}
+        for at, one in enumerate(written):
+            of_prompt.setdefault(one.place - one.sample, []).append(at)
+        return [
+            replace(written[places[rank]], place=number * count + place, sample=place)
+            for number, places in enumerate(of_prompt.values())
+            for place, rank in enumerate(best_first([values[at] for at in places])[:count])
+        ]
+
+    async def _scores(self, name: str, texts: Sequence[Scorable]) -> list[float | None]:
+        try:
+            scores = await rewards.score(self._addresses[name], texts, timeout_s=SCORED_WITHIN_S)
+        except HalteresError as error:  # it may name the operator's address: that is for the log
+            log.warning("The reward model '%s' could not be asked: %s", name, error.sentence)
+            raise NotReady(
+                f"The reward model '{name}' could not be asked.", next="Try again, or leave `reward_model` out."
+            ) from error
+        if not any(scores):
+            raise NotReady(f"The reward model '{name}' could not score one of {len(texts)} answers.")
+        return [None if score is None else score.value for score in scores]
+
+
+def _mean_logprob(one: Written) -> float | None:
+    """Per token; None of a sequence without tokens."""
+    return math.fsum(one.logprobs) / len(one.logprobs) if one.logprobs else None
+
 
 MAX_PROMPTS, MAX_SEQUENCES = 1024, 4096
 """Of one request."""

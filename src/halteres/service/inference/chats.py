@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from halteres.errors import InvalidData, shortened
-from halteres.service.wire.inference.openai import Tool
 from halteres.text import Tokenizer
 
 OURS = frozenset(("messages", "tools", "add_generation_prompt", "tokenize", "chat_template"))
@@ -140,3 +139,18 @@ def _open_end(text: str) -> str:
             "Send continue_final_message=false.",
         )
     return text[:at]
+
+
+class Function(msgspec.Struct, kw_only=True):
+    """What a tool does."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    """A tool that the model may call."""
+
+    function: Function
+    type: Literal["function"] = "function"

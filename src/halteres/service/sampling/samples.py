@@ -28,7 +28,7 @@ from halteres.service.durable.journal import Drawn, Recorded
 from halteres.service.fleet import Fleet, Host, successors, survived
 from halteres.service.sampling.samplers import Sampler, Samplers, refuse_lost
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
-from halteres.service.tenancy.fair_queue import FairQueue as Turns
+from halteres.service.tenancy.fair_queue import FairQueue
 from halteres.service.tenancy.fair_queue import Threads
 from halteres.service.tenancy.limits import Allowances
 from halteres.service.tenancy.tenants import Tenant
@@ -148,7 +148,7 @@ class Samples:
         futures.draw_again_by(self.again)
         self._limits, self._under_way = limits, Counter[Tenant]()
         engines = len(fleet.samplers)
-        self._queue = Turns(PLACES * engines, MOST_PLACES * engines)
+        self._queue = FairQueue(PLACES * engines, MOST_PLACES * engines)
 
     def refuse_if_full(self, tenant: Tenant) -> None:
         """Raise Overloaded rather than take more work of a tenant than it may have."""

@@ -1,7 +1,8 @@
-"""Which weights a `model` means.
+"""A request for inference, whatever its shape: which weights a `model` means, prompts as tokens, how to sample.
 
-Owns: the names by which inference may call weights, and the list of them.
-Never: samples; loads weights (`snapshots` does, when they are first sampled from).
+Owns: the names by which inference may call weights, and the list of them; what a request wants of the engine beside
+tokens.
+Never: samples; loads weights (`snapshots` does, when they are first sampled from); knows HTTP.
 
     halteres/tiny, its folder, its aliases      the base model
     tinker://RUN/sampler_weights/NAME           named weights; …/weights/NAME too
@@ -14,13 +15,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from halteres.errors import HalteresError, NotFound, nearest, shortened
+from halteres.engine.protocol import Wanted
+from halteres.errors import HalteresError, InvalidData, NotFound, nearest, shortened
 from halteres.service.base import BaseModel
 from halteres.service.checkpoints.store import Checkpoints
+from halteres.service.inference.bodies import Sampled
 from halteres.service.sampling.samplers import Samplers
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
 from halteres.service.sessions import Sessions
 from halteres.service.tenancy.tenants import Tenant
+from halteres.text import Tokenizer
 
 SCHEME = "tinker://"
 
@@ -112,3 +116,81 @@ class Addresses:
             did_you_mean=nearest(model, known),
             param="model",
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What is to be continued. `text` is None where tokens were sent."""
+
+    tokens: list[int]
+    text: str | None = None
+
+    @staticmethod
+    def of(given: str | list[int], tokenizer: Tokenizer, longest: int, special: bool | None = None) -> Prompt:
+        """A text or tokens.
+
+        Args:
+            given: as it was sent.
+            tokenizer: the model's.
+            longest: characters that a text may have.
+            special: whether a text gets the tokens that begin and end one; None: unless it begins so already.
+
+        Raises:
+            InvalidData: the text is longer than any model reads.
+        """
+        if not isinstance(given, str):
+            return Prompt(tokens=given)
+        if len(given) > longest:
+            raise InvalidData(f"A prompt has {len(given)} characters.", f"{longest} are the limit.", "Shorten it.")
+        begins = tokenizer.specials.get("bos_token")
+        added = not (begins and given.startswith(begins)) if special is None else special
+        return Prompt(tokens=tokenizer.encode(given, add_special_tokens=added), text=given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What a request brings."""
+
+    run: str | None  # of the URL
+    tenant: Tenant
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A request for inference."""
+
+    call: Call
+    weights: Weights
+    prompts: tuple[Prompt, ...]
+    sampled: Sampled
+    max_tokens: int | None  # None: up to the context limit; 0: score the prompt, write nothing
+    seed: int | None  # None: drawn; prompt i uses seed + i
+    top: int = 0  # most likely tokens at each sampled position
+    prompt_top: int | None = None  # ... and at each position of the prompt; None: nothing is told of the prompt
+    prompt_start: int = 0  # the first position of the prompt that is told of
+
+    @property
+    def subject(self) -> str:
+        """Whom the journal's row concerns: the run, or the name of the weights."""
+        return self.call.run or self.weights.name
+
+    @property
+    def wanted(self) -> Wanted:
+        """For the engine."""
+        if self.prompt_top is None:
+            return Wanted(topk_sampled=self.top)
+        return Wanted(topk_sampled=self.top, prompt_logprobs=True, topk_prompt=self.prompt_top)
+
+    @property
+    def scores(self) -> int:
+        """Log-probabilities of prompts in the answer, where those of a prompt may stand beside each sequence."""
+        if self.prompt_top is None:
+            return 0
+        positions = sum(max(0, len(prompt.tokens) - self.prompt_start) for prompt in self.prompts)
+        return self.sampled.n * positions * (1 + self.prompt_top)
+
+    @property
+    def scores_only(self) -> bool:
+        """Whether the prompt's log-probabilities are all that is wanted."""
+        return self.max_tokens == 0 and self.prompt_top is not None

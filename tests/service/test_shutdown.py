@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from deadlines import until
 
-from halteres.service.ending import Ending, ServiceEnds
+from halteres.service.inference.http import ServiceEnds, Shutdown
 from halteres.service.uvicorn_log import EVERY_S, Seldom
 
 from .scenes import Scene
@@ -49,14 +49,14 @@ async def test_what_has_not_begun_is_refused_with_503(scene: Scene, call: str, m
 
 
 async def test_a_block_with_a_deadline_of_its_own_keeps_its_own_error() -> None:
-    ending = Ending()
+    shutdown = Shutdown()
     with pytest.raises(TimeoutError):
-        async with ending.heard():
+        async with shutdown.cuts_short():
             raise TimeoutError
-    ending.begin()
-    ending.begin()
+    shutdown.begin()
+    shutdown.begin()
     with pytest.raises(ServiceEnds):
-        async with ending.heard():
+        async with shutdown.cuts_short():
             await asyncio.Event().wait()
 
 

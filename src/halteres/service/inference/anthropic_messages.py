@@ -1,7 +1,7 @@
 """POST v1/messages and v1/messages/count_tokens, in Anthropic's shape.
 
-Owns: that shape, whole and as events.
-Never: knows weights or seeds.
+Owns: their bodies, read as a chat of OpenAI's shape, which chat templates know; the answer, whole and as events.
+Never: renders a chat, knows weights or seeds.
 Source: Anthropic's API reference, messages and streaming (version 2023-06-01).
 """
 
@@ -14,18 +14,136 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from halteres.errors import HalteresError
+from halteres.errors import HalteresError, InvalidData
 from halteres.service.answers import answer, anthropic_error
 from halteres.service.inference.answering import Inference
-from halteres.service.inference.asking import Ask, Call, Prompt
+from halteres.service.inference.bodies import MESSAGES, Refusals, Sampled, TokenCount
 from halteres.service.inference.chats import Chat
+from halteres.service.inference.http import Events, begun, named
+from halteres.service.inference.openai import Count
+from halteres.service.inference.openai_chat import may_call
+from halteres.service.inference.requests import Ask, Call, Prompt
 from halteres.service.inference.written import Written
-from halteres.service.routes.inference.chat import may_call
-from halteres.service.routes.inference.envelope import Count
-from halteres.service.routes.inference.events import Events, begun, named
-from halteres.service.wire.inference.anthropic import CountTokens, Messages
-from halteres.service.wire.inference.refusals import MESSAGES, Refusals
 from halteres.tool_calls import ToolCall, ToolReader
+
+UNREAD_BLOCKS = ("thinking", "redacted_thinking")
+"""Of earlier turns; the API leaves them out of the prompt too."""
+
+
+class MessagesTool(msgspec.Struct, kw_only=True):
+    """A tool that the model may call."""
+
+    name: str
+    input_schema: dict[str, Any] = {}
+    description: str | None = None
+    type: str | None = None
+
+
+class ToolChoice(msgspec.Struct, kw_only=True):
+    """Whether it may."""
+
+    type: str = "auto"
+    disable_parallel_tool_use: bool = False
+
+
+class Turn(msgspec.Struct, kw_only=True):
+    """One message."""
+
+    role: str
+    content: str | list[dict[str, Any]]
+
+
+class CountTokens(Sampled, kw_only=True):
+    """POST v1/messages/count_tokens."""
+
+    messages: list[Turn]
+    model: str | None = None
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[MessagesTool] | None = None
+    tool_choice: ToolChoice | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def chat(self) -> list[dict[str, Any]]:
+        """The conversation in OpenAI's shape.
+
+        Raises:
+            InvalidData: a block that is no text, tool call or tool result.
+        """
+        system = [] if self.system is None else [{"role": "system", "content": _text(self.system)}]
+        return system + [message for turn in self.messages for message in _translated(turn)]
+
+    @property
+    def openai_tools(self) -> list[dict[str, Any]]:
+        """The tools in OpenAI's shape.
+
+        Raises:
+            InvalidData: a tool that Anthropic's own servers would run.
+        """
+        return [_tool(one) for one in self.tools or ()]
+
+    @property
+    def openai_choice(self) -> str:
+        """In OpenAI's words."""
+        return self.tool_choice.type if self.tool_choice else "auto"
+
+
+class Messages(CountTokens, kw_only=True):
+    """POST v1/messages."""
+
+    max_tokens: TokenCount
+    stop_sequences: list[str] | None = None
+    stream: bool = False
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """Texts that end the answer."""
+        return tuple(text for text in self.stop_sequences or () if text)
+
+
+def _tool(tool: MessagesTool) -> dict[str, Any]:
+    if tool.type not in (None, "custom"):
+        raise InvalidData(f"The tool type '{tool.type}' is not supported.", "Nobody here runs it.", param="tools")
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    return {"type": "function", "function": function}
+
+
+def _translated(turn: Turn) -> list[dict[str, Any]]:
+    """One message, or several: results of tools are messages of their own."""
+    if isinstance(turn.content, str):
+        return [{"role": turn.role, "content": turn.content}]
+    results = [block for block in turn.content if block.get("type") == "tool_result"]
+    calls = [block for block in turn.content if block.get("type") == "tool_use"]
+    rest = [block for block in turn.content if block.get("type") not in ("tool_result", "tool_use", *UNREAD_BLOCKS)]
+    messages: list[dict[str, Any]] = [
+        {"role": "tool", "tool_call_id": block.get("tool_use_id", ""), "content": _text(block.get("content") or "")}
+        for block in results
+    ]
+    if rest or calls or not results:
+        message: dict[str, Any] = {"role": turn.role, "content": _text(rest)}
+        messages.append(message | ({"tool_calls": [_call(block) for block in calls]} if calls else {}))
+    return messages
+
+
+def _call(block: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(block.get("name"), str):
+        raise InvalidData("A tool_use block has no name.", param="messages")
+    function = {"name": block["name"], "arguments": block.get("input") or {}}
+    return {"id": block.get("id", ""), "type": "function", "function": function}
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    blocks = content if isinstance(content, list) else [content]
+    for block in blocks:
+        if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
+            kind = block.get("type") if isinstance(block, dict) else type(block).__name__
+            raise InvalidData(f"A block of type '{kind}' is not supported.", "The model reads text only.", "Send text.")
+    return "".join(block["text"] for block in blocks)
+
 
 REFUSALS = Refusals(MESSAGES)
 
@@ -49,7 +167,7 @@ class MessageRoutes:
         tools = _tools(asked)
         prompt = await self._inference.chat_prompt(call, lambda: self._chat(asked, tools))
         ask = self._ask(call, asked, prompt)
-        message = Message(ask.weights.name, asked, calls=bool(tools))
+        message = Answer(ask.weights.name, asked, calls=bool(tools))
         if asked.stream:
             return Events(await begun(self._inference.stream(ask)), message.events, failed)
         return await self._inference.write(ask, lambda written: answer(message.whole(written[0])))
@@ -78,7 +196,7 @@ def _tools(asked: CountTokens) -> Sequence[dict[str, Any]]:
     return may_call(asked.openai_tools, asked.openai_choice)
 
 
-class Message:
+class Answer:
     """The shape of one answer."""
 
     def __init__(self, model: str, asked: Messages, *, calls: bool) -> None:

@@ -1,29 +1,62 @@
-"""What there is to sample from, and whether it can be: models, health, facts that clients probe for.
+"""The routes of inference: which paths answer in whose shape, and what there is to sample from.
 
-Owns: these answers; text to tokens and back for clients without the model's tokenizer.
+Owns: the paths, with and without a run before them, and the hosted service's prefixes; models, health, facts that
+clients probe for, text to tokens and back for clients without the model's tokenizer.
 Never: samples.
-Source: OpenAI's API reference (models); vLLM 0.11 (/health, /ping, /version, /tokenize, /detokenize); sglang 0.5
-(/health_generate, /get_model_info).
+Source: public documentation of the hosted service for /oai/api/v1 and /anthropic/api/v1; OpenAI's API reference
+(models); vLLM 0.11 (/health, /ping, /version, /tokenize, /detokenize); sglang 0.5 (/health_generate, /get_model_info).
+
+    /v1/…, /generate, …        weights by `model`; without one, the base model
+    /runs/RUN/…                the same; without a name that means others, the newest policy of RUN
+    /oai/api/v1/…              as /v1/…
+    /anthropic/api/v1/…        as /v1/messages
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route
 
-from halteres.errors import InvalidData, NotFound, NotReady, shortened
-from halteres.service.answers import answer
-from halteres.service.inference.addresses import SCHEME, Listed
+from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, shortened
+from halteres.service.answers import answer, anthropic_refusal, openai_refusal, refused
 from halteres.service.inference.answering import Inference
-from halteres.service.inference.asking import Call, Prompt
+from halteres.service.inference.anthropic_messages import MessageRoutes
+from halteres.service.inference.bodies import read
 from halteres.service.inference.chats import Chat
+from halteres.service.inference.generate import GenerateRoute
+from halteres.service.inference.http import Handler, Refuse, endpoint
+from halteres.service.inference.openai_chat import ChatRoute
+from halteres.service.inference.openai_completions import CompletionRoute
+from halteres.service.inference.requests import SCHEME, Call, Listed, Prompt
 from halteres.service.sampling.samples import packed
 from halteres.service.tenancy.tenants import tenant_of
-from halteres.service.wire.inference.common import read
-from halteres.service.wire.inference.tokens import Detokenize, Tokenize
+
+
+class Tokenize(msgspec.Struct, kw_only=True):
+    """POST tokenize: a prompt or a chat."""
+
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    model: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool = False
+
+
+class Detokenize(msgspec.Struct, kw_only=True):
+    """POST detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
 
 
 class NameRoutes:
@@ -137,3 +170,68 @@ class NameRoutes:
         if strange is not None:
             raise InvalidData(f"`tokens` holds {strange}, which is no token of this model.", param="tokens")
         return self._tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+HEALTH = ("/health", "/health_generate", "/ping", "/v1/health")
+MODEL_INFO = ("/get_model_info", "/model_info")
+
+
+class InferenceRoutes:
+    """What environments, agents and people call."""
+
+    def __init__(self, inference: Inference) -> None:
+        self._completions, self._chat = CompletionRoute(inference), ChatRoute(inference)
+        self._generate, self._messages = GenerateRoute(inference), MessageRoutes(inference)
+        self._names = NameRoutes(inference)
+
+    def table(self) -> list[BaseRoute]:
+        """The routes."""
+        return [
+            Mount("/runs/{run_id}", routes=self._all()),
+            Mount("/oai/api", routes=self._openai()),
+            Mount("/anthropic/api", routes=self._anthropic()),
+            *self._all(),
+        ]
+
+    def _all(self) -> list[BaseRoute]:
+        names = self._names
+        return [
+            _post("/generate", self._generate, refused),
+            *self._openai(),
+            *self._anthropic(),
+            _post("/tokenize", names.tokenize, openai_refusal),
+            _post("/detokenize", names.detokenize, openai_refusal),
+            *(Route(path, names.health) for path in HEALTH),
+            *(Route(path, names.model_info) for path in MODEL_INFO),
+            Route("/version", names.version),
+        ]
+
+    def _openai(self) -> list[BaseRoute]:
+        return [
+            _post("/v1/completions", self._completions, openai_refusal),
+            _post("/v1/chat/completions", self._chat, openai_refusal),
+            Route("/v1/models", _refusing(self._names.models)),
+            Route("/v1/models/{model:path}", _refusing(self._names.model)),
+        ]
+
+    def _anthropic(self) -> list[BaseRoute]:
+        return [
+            _post("/v1/messages", self._messages.create, anthropic_refusal),
+            _post("/v1/messages/count_tokens", self._messages.count, anthropic_refusal),
+        ]
+
+
+def _post(path: str, handler: Handler, refuse: Refuse) -> Route:
+    return Route(path, endpoint(handler, refuse), methods=["POST"])
+
+
+def _refusing(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """A route whose errors are told in OpenAI's shape."""
+
+    async def answered(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except HalteresError as error:
+            return openai_refusal(error)
+
+    return answered

@@ -1,9 +1,9 @@
-"""POST generate, in sglang's shape and in vLLM's.
+"""POST generate, in sglang's shape and in vLLM's, told apart by their fields.
 
-Owns: these shapes, whole and streamed.
+Owns: these bodies and their answers, whole and streamed.
 Never: knows weights or seeds.
-Source: sglang 0.5 `tokenizer_manager`; vLLM 0.11 `entrypoints/api_server.py`; the extra fields that atroposlib 0.4
-reads of the latter (spec/trajectory-api.md §8).
+Source: sglang 0.5 `GenerateReqInput` and `tokenizer_manager`; vLLM 0.11 `entrypoints/api_server.py`; what
+atroposlib 0.4 sends it, and the extra fields that it reads (spec/trajectory-api.md §8).
 """
 
 from __future__ import annotations
@@ -18,14 +18,120 @@ from starlette.responses import Response
 from halteres.errors import HalteresError, InvalidData, as_http
 from halteres.service.answers import answer, encoded
 from halteres.service.inference.answering import Inference
-from halteres.service.inference.asking import Ask, Call
+from halteres.service.inference.bodies import SGLANG, Refusals, Sampled, TokenCount, TopCount, read, several
+from halteres.service.inference.http import DONE, Events, begun, data
+from halteres.service.inference.openai import Count
+from halteres.service.inference.requests import Ask, Call
 from halteres.service.inference.written import Row, Scores, Written
-from halteres.service.routes.inference.envelope import Count
-from halteres.service.routes.inference.events import DONE, Events, begun, data
-from halteres.service.routes.inference.logprobs import by_id, sglang_row, sglang_top
-from halteres.service.wire.inference.generate import Sglang, Vllm, read_generate
-from halteres.service.wire.inference.refusals import SGLANG, Refusals
 from halteres.text import Tokenizer
+
+
+class SglangParams(Sampled, kw_only=True):
+    """sglang's sampling parameters."""
+
+    max_new_tokens: TokenCount | None = 128
+    sampling_seed: int | None = None
+    no_stop_trim: bool = False
+
+    @property
+    def keeps_stop(self) -> bool:
+        """Whether the text holds what stopped it."""
+        return self.no_stop_trim or self.include_stop_str_in_output
+
+    @property
+    def chosen_seed(self) -> int | None:
+        """Under either name."""
+        return self.sampling_seed if self.seed is None else self.seed
+
+
+class Sglang(msgspec.Struct, kw_only=True):
+    """POST generate, sglang's."""
+
+    input_ids: list[int | list[int]] | None = None
+    text: str | list[str] | None = None
+    sampling_params: SglangParams = msgspec.field(default_factory=SglangParams)
+    return_logprob: bool = False
+    logprob_start_len: int = -1
+    top_logprobs_num: TopCount = 0
+    return_text_in_logprobs: bool = False
+    stream: bool = False
+    model: str | None = None
+    policy_version: int | None = None  # ours: exactly these weights of the run; None: its newest
+
+    @property
+    def many(self) -> bool:
+        """Whether the answer is a list whatever its length: several prompts were sent."""
+        given = self.text if self.input_ids is None else self.input_ids
+        return isinstance(given, list) and bool(given) and not isinstance(given[0], int)
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One or several.
+
+        Raises:
+            InvalidData: none, or texts and tokens at once.
+        """
+        given = self.text if self.input_ids is None else self.input_ids
+        if given is None or (self.input_ids is not None and self.text is not None):
+            raise InvalidData("The request names no prompt, or two.", next="Send input_ids, text or prompt.")
+        return several(given, "input_ids" if self.text is None else "text")
+
+
+class PromptParts(msgspec.Struct, kw_only=True):
+    """A prompt as vLLM's object."""
+
+    prompt: str | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class Vllm(Sampled, kw_only=True):
+    """POST generate, vLLM's."""
+
+    prompt: str | list[int] | PromptParts | None = None
+    prompt_token_ids: list[int] | None = None
+    max_tokens: TokenCount | None = 16
+    logprobs: TopCount | None = None
+    prompt_logprobs: TopCount | None = None
+    best_of: int | None = None
+    stream: bool = False
+    model: str | None = None
+
+    @property
+    def one_prompt(self) -> str | list[int]:
+        """A text or tokens.
+
+        Raises:
+            InvalidData: none, or several.
+        """
+        parts = self.prompt if isinstance(self.prompt, PromptParts) else PromptParts()
+        given = (None if isinstance(self.prompt, PromptParts) else self.prompt, parts.prompt, parts.prompt_token_ids)
+        found = [one for one in (*given, self.prompt_token_ids) if one is not None]
+        if len(found) != 1:
+            raise InvalidData("The request names no prompt, or two.", next="Send prompt, or prompt_token_ids.")
+        return found[0]
+
+
+NOTHING = msgspec.Raw(b"null")
+
+
+class _Fields(msgspec.Struct, kw_only=True):
+    prompt: msgspec.Raw = NOTHING
+    prompt_token_ids: msgspec.Raw = NOTHING
+    input_ids: msgspec.Raw = NOTHING
+    text: msgspec.Raw = NOTHING
+
+
+def read_generate(body: bytes) -> Sglang | Vllm:
+    """A body in either shape: `prompt` and `prompt_token_ids` are vLLM's, `text` and `input_ids` sglang's.
+
+    Raises:
+        InvalidData: it is neither.
+    """
+    named = read(body, _Fields)
+    of_sglang = named.input_ids != NOTHING or named.text != NOTHING
+    of_vllm = named.prompt != NOTHING or named.prompt_token_ids != NOTHING
+    return read(body, Vllm) if of_vllm and not of_sglang else read(body, Sglang)
+
 
 REFUSALS = Refusals(SGLANG)
 
@@ -239,3 +345,18 @@ def _failed_event(error: HalteresError) -> bytes:
 
 def _failed_line(error: HalteresError) -> bytes:
     return msgspec.json.encode({"error": as_http(error)["detail"]}) + b"\n"
+
+
+def by_id(token: int, logprob: float, row: Row) -> dict[str, float]:
+    """The token that stands there first, then the most likely ones."""
+    return {str(token): logprob} | {str(one): value for one, value in row if one != token}
+
+
+def sglang_row(tokenizer: Tokenizer, logprob: float | None, token: int, *, text: bool) -> list[Any]:
+    """[log-probability, token, its text or null]."""
+    return [logprob, token, tokenizer.token(token) if text else None]
+
+
+def sglang_top(tokenizer: Tokenizer, row: Row, *, text: bool) -> list[list[Any]] | None:
+    """The most likely tokens of one position; null where nothing was computed."""
+    return [sglang_row(tokenizer, logprob, token, text=text) for token, logprob in row] or None

@@ -1,30 +1,53 @@
 """POST v1/completions, in OpenAI's shape.
 
-Owns: that shape, whole and in chunks.
+Owns: its body, its answer, whole and in chunks.
 Never: knows weights or seeds.
 Source: OpenAI's API reference; vLLM 0.11 for token ids and prompt_logprobs.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
 from halteres.clients.rewards import Scorable
-from halteres.errors import HalteresError
-from halteres.service.answers import answer, encoded, openai_error
+from halteres.service.answers import answer, encoded
 from halteres.service.inference.answering import Inference
-from halteres.service.inference.asking import Ask, Call, Prompt
-from halteres.service.inference.written import Scores, Written
-from halteres.service.routes.inference.envelope import Count, Envelope
-from halteres.service.routes.inference.events import DONE, Events, begun, data
-from halteres.service.routes.inference.logprobs import completion_logprobs, names, vllm_prompt_logprobs
-from halteres.service.wire.inference.openai import Completions
-from halteres.service.wire.inference.refusals import COMPLETIONS, Refusals
+from halteres.service.inference.bodies import COMPLETIONS, Refusals, TokenCount, TopCount, several
+from halteres.service.inference.http import DONE, Events, begun, data
+from halteres.service.inference.openai import Answered, Count, Envelope, Name, failed, names, vllm_prompt_logprobs
+from halteres.service.inference.requests import Ask, Call, Prompt
+from halteres.service.inference.written import Row, Scores, Written
 from halteres.text import Tokenizer
+
+
+class Completions(Answered, kw_only=True):
+    """POST v1/completions."""
+
+    prompt: str | list[str | int | list[int]]
+    max_tokens: TokenCount | None = 16
+    logprobs: bool | TopCount | None = None
+    echo: bool = False
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One or several prompts, each a text or tokens.
+
+        Raises:
+            InvalidData: token ids stand beside texts or lists.
+        """
+        return several(self.prompt, "prompt")
+
+    @property
+    def top(self) -> int | None:
+        """How many of the most likely tokens are wanted at each position; None: no log-probabilities at all."""
+        if self.logprobs is None or self.logprobs is False:
+            return None
+        return 0 if self.logprobs is True else self.logprobs
+
 
 REFUSALS = Refusals(COMPLETIONS)
 
@@ -161,6 +184,30 @@ def text_of(tokenizer: Tokenizer, prompt: Prompt) -> str:
     return tokenizer.decode(prompt.tokens, skip_special_tokens=False) if prompt.text is None else prompt.text
 
 
-def failed(error: HalteresError) -> bytes:
-    """How a stream ends that fails under way."""
-    return data(openai_error(error)) + DONE
+def completion_logprobs(
+    name: Name,
+    tokens: Sequence[int],
+    logprobs: Sequence[float | None],
+    top: Sequence[Row] | None,
+    offset: int = 0,
+) -> dict[str, Any]:
+    """Of /v1/completions; `offset` is where the first token's text begins."""
+    texts = [name(token) for token in tokens]
+    offsets: list[int] = []
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    chosen = (
+        None if top is None else [_by_name(name, *position) for position in zip(tokens, logprobs, top, strict=True)]
+    )
+    return {"tokens": texts, "token_logprobs": list(logprobs), "top_logprobs": chosen, "text_offset": offsets}
+
+
+def _by_name(name: Name, token: int, logprob: float | None, top: Row) -> dict[str, float] | None:
+    """The most likely tokens and the one that stands there; of tokens with equal text the likeliest."""
+    if logprob is None:
+        return None
+    named: dict[str, float] = {}
+    for one, value in [*top, (token, logprob)]:
+        named.setdefault(name(one), value)
+    return named

@@ -1,6 +1,6 @@
 """POST v1/chat/completions, in OpenAI's shape.
 
-Owns: that shape, whole and in chunks, with calls of tools.
+Owns: its body, its answer, whole and in chunks, with calls of tools.
 Never: knows weights or seeds.
 Source: OpenAI's API reference; vLLM 0.11 for token ids, chat templates and prompt_logprobs.
 """
@@ -17,17 +17,50 @@ from halteres.clients.rewards import Scorable
 from halteres.errors import InvalidData
 from halteres.service.answers import answer
 from halteres.service.inference.answering import Inference
-from halteres.service.inference.asking import Ask, Call, Prompt
+from halteres.service.inference.bodies import CHAT, Refusals, TokenCount, TopCount
 from halteres.service.inference.chats import Chat, flat
-from halteres.service.inference.written import Written
-from halteres.service.routes.inference.completions import failed
-from halteres.service.routes.inference.envelope import Count, Envelope
-from halteres.service.routes.inference.events import DONE, Events, begun, data
-from halteres.service.routes.inference.logprobs import chat_logprobs, names, vllm_prompt_logprobs
-from halteres.service.wire.inference.openai import ChatCompletions
-from halteres.service.wire.inference.refusals import CHAT, Refusals
+from halteres.service.inference.http import DONE, Events, begun, data
+from halteres.service.inference.openai import Answered, Count, Envelope, Name, failed, names, vllm_prompt_logprobs
+from halteres.service.inference.requests import Ask, Call, Prompt
+from halteres.service.inference.written import Row, Written
 from halteres.text import Tokenizer
 from halteres.tool_calls import ToolCall, ToolReader
+
+
+class ChatCompletions(Answered, kw_only=True):
+    """POST v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    max_tokens: TokenCount | None = None
+    max_completion_tokens: TokenCount | None = None
+    logprobs: bool = False
+    top_logprobs: TopCount | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool = True
+    add_generation_prompt: bool | None = None  # absent: unless the last message is continued
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens that an answer may have; None: up to the context limit."""
+        return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+
+    @property
+    def top(self) -> int | None:
+        """As `Completions.top`.
+
+        Raises:
+            InvalidData: top_logprobs without logprobs.
+        """
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidData("`top_logprobs` needs `logprobs`.", next="Send logprobs=true.", param="top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 REFUSALS = Refusals(CHAT)
 
@@ -205,3 +238,19 @@ class Chunks:
 
 def _shaped(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments_json}}
+
+
+def chat_logprobs(
+    name: Name, tokens: Sequence[int], logprobs: Sequence[float], top: Sequence[Row]
+) -> list[dict[str, Any]]:
+    """Of /v1/chat/completions."""
+    rows = top or [[] for _ in tokens]
+    return [
+        {**_entry(name(token), logprob), "top_logprobs": [_entry(name(one), value) for one, value in row]}
+        for token, logprob, row in zip(tokens, logprobs, rows, strict=True)
+    ]
+
+
+def _entry(text: str, logprob: float) -> dict[str, Any]:
+    """A token with its bytes; null where it is part of a character only."""
+    return {"token": text, "logprob": logprob, "bytes": None if BROKEN in text else list(text.encode())}
