@@ -22,9 +22,8 @@ from halteres.loopback import open_listener
 from halteres.models import TINY
 from halteres.service.base import base_model
 from halteres.service.fleet import Fleet
-from halteres.service.options import Options
 from halteres.service.server import ServiceServer
-from halteres.service.service import Service, locked, opened
+from halteres.service.service import Options, Service, locked, opened
 
 KEY = "tml-test"
 BASE = base_model(TINY)

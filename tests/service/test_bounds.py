@@ -16,7 +16,7 @@ from halteres import errors
 from halteres.errors import nearest
 from halteres.models import TINY
 from halteres.service.inference import chats, openai_completions
-from halteres.service.options import Options
+from halteres.service.service import Options
 from halteres.service.tenancy.fair_queue import LONG, MOST_THREADS, Threads
 from halteres.service.wire import bodies, codec
 from halteres.text import Tokenizer

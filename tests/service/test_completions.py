@@ -15,7 +15,7 @@ from tinker import types
 
 from halteres.models import TINY
 from halteres.service.durable import completions
-from halteres.service.options import Options
+from halteres.service.service import Options
 
 from .scenes import Scene, closing, prompt, serving
 

@@ -19,8 +19,8 @@ from tinker import types
 
 from halteres.errors import NotReady, ServerError, UserError
 from halteres.service.durable.tables import MODELS
-from halteres.service.options import Options
 from halteres.service.sampling.snapshots import MAX_SPILLED
+from halteres.service.service import Options
 
 from .scenes import DATA, STEP, Scene, closing, prompt, serving, trainer
 from .test_order import passed, stepped

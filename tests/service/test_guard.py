@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from halteres.service.options import Options
+from halteres.service.service import Options
 from halteres.service.tenancy.keys import KeyFile
 from halteres.service.tenancy.limits import Allowances, Limits
 

@@ -10,7 +10,7 @@ import pytest
 from rewards.standin_model import StandIn, listening
 
 from halteres.rewards.server import create_app
-from halteres.service.options import Options
+from halteres.service.service import Options
 
 from .scenes import Scene, serving
 

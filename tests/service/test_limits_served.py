@@ -17,8 +17,8 @@ from deadlines import until
 from halteres.engine.protocol import SampleResult
 from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.models import TINY
-from halteres.service.options import Options
 from halteres.service.sampling.samples import MOST_PLACES, PLACES
+from halteres.service.service import Options
 from halteres.service.tenancy.keys import KeyFile
 from halteres.service.tenancy.limits import Allowances, Limits
 

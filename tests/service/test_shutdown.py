@@ -14,7 +14,7 @@ import pytest
 from deadlines import until
 
 from halteres.service.inference.http import ServiceEnds, Shutdown
-from halteres.service.uvicorn_log import EVERY_S, Seldom
+from halteres.service.server import EVERY_S, Seldom
 
 from .scenes import Scene
 from .test_inference_streams import BODY, PATHS

@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 from halteres.cli import serve
 from halteres.errors import InvalidData
 from halteres.service import __main__ as process
-from halteres.service.options import Options
 from halteres.service.routes.training import STAND_IN
+from halteres.service.service import Options
 from halteres.service.wire.training import PassRequest, read_json_pass, read_pass
 
 from .scenes import Scene, closing, prompt, serving, trainer

@@ -27,8 +27,8 @@ from halteres.models import TINY
 from halteres.process import begin, usable_cores
 from halteres.service.base import BaseModel, base_model
 from halteres.service.fleet import Fleet
-from halteres.service.options import Options
 from halteres.service.server import Tls, serve
+from halteres.service.service import Options
 from halteres.service.tenancy.keys import KeyFile
 from halteres.service.tenancy.limits import read_allowances
 

@@ -1,7 +1,9 @@
 """The training service as one value: its parts, opened and closed in order.
 
-Owns: the state directory's lock and layout, the parts' lifetimes.
-Never: knows HTTP.
+Owns: what an operator may choose; the state directory's lock and layout, the parts' lifetimes; how requests that an
+earlier life of the service left open go on; when what has ended makes room; which sessions and training runs count
+against a tenant's limits.
+Never: knows HTTP; decides whether a request is executed: every accepted one is.
 
     STATE/lock               held by flock while a service runs here
     STATE/journal.sqlite     accepted requests, sessions, models, samplers, checkpoints
@@ -15,33 +17,150 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-from halteres.errors import Conflict, ServerError
-from halteres.service.base import BaseModel
+from halteres.errors import Conflict, HalteresError, NotFound, ServerError, boundary
+from halteres.process import steady_time
+from halteres.service.base import BaseModel, WeightsBudget
 from halteres.service.checkpoints.store import Checkpoints
-from halteres.service.durable.futures import Futures
-from halteres.service.durable.journal import Journal
+from halteres.service.durable.futures import AT_ONCE, LOST_SAMPLE, SAMPLE, Futures, failure, outcome_of_earlier
+from halteres.service.durable.journal import Journal, Recorded
 from halteres.service.fleet import Fleet
-from halteres.service.models import Models
-from halteres.service.options import Options
-from halteres.service.reaper import Reaper
-from halteres.service.sampling.samplers import Samplers
+from halteres.service.models import Job, Models
+from halteres.service.sampling.samplers import Samplers, sampler_id
 from halteres.service.sampling.samples import Samples
 from halteres.service.sampling.snapshots import Snapshots
-from halteres.service.sessions import Sessions
-from halteres.service.takeover import take_up
+from halteres.service.sessions import Session, Sessions
 from halteres.service.tenancy.fair_queue import Threads
+from halteres.service.tenancy.limits import Allowances
+from halteres.service.tenancy.tenants import Tenant
 from halteres.service.training.adapters import Adapters
 from halteres.service.training.custom_losses import CustomLosses
 from halteres.service.training.execution import Training
 from halteres.service.training.exports import Exports
-from halteres.service.weights_budget import WeightsBudget
+from halteres.service.wire.training import Request, read_request
 from halteres.text import Tokenizer, load_tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The choices of one service."""
+
+    own_key: str | None = field(default=None, repr=False)  # of its one user, beside those of its file
+    require_keys: bool = False  # also where none was made; beyond the loopback always
+    limits: Allowances = Allowances()  # noqa: RUF009 - frozen
+    sample_logprobs: Literal["raw", "tempered"] = "raw"  # of sampled tokens: at temperature 1, or at the sampling one
+    refuse_stable_reinforce: bool = False  # rather than compute it by a formula of ours
+    replay_s: float = 1.0  # engine time after which a restore point is due; 0: after every request
+    reward_models: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # name -> server: for best_of
+    weights_bytes: int | None = None  # for adapters and snapshots in the engine; None: by what memory is free
+    silent_s: float = 600.0  # without a word from its client: a session's adapters leave the engine
+    keep_requests_s: float = 3600.0  # how long a settled request may be asked for again
+    journal_bytes: int = 16 * 2**30  # a larger journal keeps settled requests for a minute
+    keep_points_s: float = 24 * 3600.0  # how long the adapters of a finished or silent session can be brought back
+    reap_s: float = 30.0  # between two looks at what has ended
+    client_flags: Mapping[str, bool] = field(default_factory=dict[str, bool])  # other than `routes.connection` has them
+
+
+FULL_KEEP_S = 60.0
+"""How long a settled request may be asked for again of a journal that has grown too large."""
+
+log = logging.getLogger(__name__)
+
+
+class Reaper:
+    """Looks again and again for what has ended."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        sessions: Sessions,
+        models: Models,
+        adapters: Adapters,
+        samplers: Samplers,
+        checkpoints: Checkpoints,
+        options: Options,
+    ) -> None:
+        self._journal, self._sessions, self._models, self._adapters = journal, sessions, models, adapters
+        self._samplers, self._checkpoints, self._options = samplers, checkpoints, options
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(self._options.reap_s)
+            await self.reap(steady_time())
+
+    async def reap(self, now: float) -> None:
+        """One look; what cannot be cleared away now stays until the next."""
+        for clear in (self._checkpoints.expire, self._clear_adapters, self._clear_requests):
+            try:
+                with boundary(ServerError, "Clearing away"):
+                    await clear(now)
+            except HalteresError as error:
+                log.warning("What has ended could not be cleared away: %s", error)
+
+    async def _clear_adapters(self, now: float) -> None:
+        for session in self._sessions.all():
+            for model in self._models.of_session(session.id):
+                silent_s = now - max(session.finished_at or session.last_seen, model.last_request_at)
+                if (
+                    model.placement.engine is not None
+                ):  # forgotten in a later look: a client may have been held as we were
+                    if session.finished is not None or silent_s > self._options.silent_s:
+                        await self._adapters.unload(model)
+                elif silent_s > self._options.keep_points_s:
+                    await self._adapters.forget(model)
+                    await self._samplers.forget(model)
+
+    async def _clear_requests(self, now: float) -> None:
+        full = await self._journal.used_bytes() > self._options.journal_bytes
+        await self._journal.forget(now - (FULL_KEEP_S if full else self._options.keep_requests_s))
+
+    async def retire(self, session: Session) -> None:
+        """The adapters of a session that nothing runs or waits for leave the engine; they come back when asked for."""
+        for model in self._models.of_session(session.id):
+            await self._adapters.unload(model)
+
+
+GENERATE = "generate"
+"""Inference answered on its own connection, which ended with the earlier life."""
+
+
+async def take_up(journal: Journal, futures: Futures, models: Models, samples: Samples) -> None:
+    """Go on with every open request, oldest first."""
+    rows = await journal.left_open()
+    for row in rows:
+        if row.kind == GENERATE:
+            futures.settle(futures.adopt(row), LOST_SAMPLE)
+        elif row.kind == SAMPLE:
+            await samples.again(row)
+        elif row.kind in AT_ONCE:
+            futures.settle(futures.adopt(row), outcome_of_earlier(row))
+        else:
+            _into_queue(row, futures, models)
+    if rows:
+        log.info("%d requests that were open are taken up again.", len(rows))
+
+
+def _into_queue(row: Recorded, futures: Futures, models: Models) -> None:
+    future = futures.adopt(row)
+    try:
+        model = models.of_id(row.subject)
+        if model is None or row.seq is None:
+            raise NotFound(f"There is no training run '{row.subject}' here.", next="Make a new training client.")
+        asked = read_request(row.kind, row.content_type, row.body)
+    except HalteresError as error:
+        futures.settle(future, failure(error))
+        return
+    model.queue.put(
+        Job(model, Request(id=row.id, kind=row.kind, seq=row.seq, asked=asked, drawn=row.drawn or {}), future)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +184,33 @@ class Service:
     reaper: Reaper
     tokenizer: Tokenizer
     threads: Threads
+
+    def refuse_session(self, tenant: Tenant) -> None:
+        """Raise LimitReached if a tenant has as many sessions as it may have."""
+        self.options.limits.of(tenant).check_sessions(len(self._alive(tenant)))
+
+    def refuse_model(self, session: Session, model_id: str, rank: int | None = None) -> None:
+        """Raise LimitReached if a tenant has as many training runs as it may have, or none of this rank; a repetition
+        of what made one is not refused."""
+        if self.models.of_id(model_id) is not None:
+            return
+        limits, alive = self.options.limits.of(session.tenant), self._alive(session.tenant)
+        limits.check_models(sum(model.session_id in alive for model in self.models.all(session.tenant)))
+        if rank is not None:
+            limits.check_rank(rank)
+
+    def refuse_sampler(self, session: Session, seq: int) -> None:
+        """Raise LimitReached if a tenant has as many sampling sessions as it may have; a repetition is not refused."""
+        of_session = self.samplers.of_session
+        if sampler_id(session.id, seq) not in of_session(session.id):
+            alive = self._alive(session.tenant) | {session.id}
+            self.options.limits.of(session.tenant).check_samplers(sum(len(of_session(one)) for one in alive))
+
+    def _alive(self, tenant: Tenant) -> set[str]:
+        """The ids of sessions that have not finished, nor fallen silent."""
+        oldest = steady_time() - self.options.silent_s
+        known = self.sessions.all(tenant)
+        return {session.id for session in known if session.finished is None and session.last_seen >= oldest}
 
 
 @contextmanager

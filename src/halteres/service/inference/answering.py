@@ -30,8 +30,7 @@ from halteres.service.inference.chats import Chat, render
 from halteres.service.inference.requests import Addresses, Ask, Call, Prompt
 from halteres.service.inference.written import Writer, Written, scores_of
 from halteres.service.sampling.samples import CANCELLED, checked_seed, drawn_seed, packed
-from halteres.service.service import Service
-from halteres.service.takeover import GENERATE
+from halteres.service.service import GENERATE, Service
 from halteres.service.tenancy.fair_queue import LONG
 from halteres.service.wire.codec import JSON
 

@@ -15,7 +15,6 @@ from halteres.service.answers import answer, body_of
 from halteres.service.durable.completions import CLONE
 from halteres.service.durable.futures import SAMPLE, new_id
 from halteres.service.durable.journal import Entry
-from halteres.service.holdings import refuse_sampler
 from halteres.service.sampling.samples import MAX_SAMPLES, drawn_for
 from halteres.service.service import Service
 from halteres.service.tenancy.tenants import tenant_of
@@ -45,7 +44,7 @@ class SamplingRoutes:
         """POST create_sampling_session: answered at once."""
         asked = bodies.read(await body_of(request), bodies.CreateSamplingSession)
         session = self._service.sessions.find(asked.session_id, tenant_of(request))
-        refuse_sampler(self._service, session, asked.sampling_session_seq_id)
+        self._service.refuse_sampler(session, asked.sampling_session_seq_id)
         sampler = await self._service.samplers.create(
             session, asked.sampling_session_seq_id, asked.base_model, asked.model_path
         )

@@ -1,8 +1,9 @@
-"""Training: create_model, get_info, forward_backward, optim_step, saves and loads.
+"""Training: create_model, get_info, forward_backward, optim_step, saves and loads; custom losses; unload_model.
 
 Every parseable request of a sequence is accepted, and whatever is wrong with it is its future's failure: a 4xx would
 leave a gap that its client never fills.
-Source: tinker SDK 0.38.0, lib/public_interfaces/training_client.py; 0.9.0 to 0.24.1 for the JSON passes.
+Source: tinker SDK 0.38.0, lib/public_interfaces/training_client.py and custom_loss.py; 0.9.0 to 0.24.1 for the JSON
+passes; 0.3.0 to 0.22, resources/models.py, for unload_model.
 """
 
 from __future__ import annotations
@@ -18,16 +19,85 @@ from starlette.routing import Route
 from halteres.errors import HalteresError, InvalidData, NotFound
 from halteres.losses import STABLE_REINFORCE
 from halteres.service.answers import answer, body_of
-from halteres.service.durable.futures import new_id
+from halteres.service.durable.futures import (
+    CREATE_LOSS,
+    UNLOAD_MODEL,
+    Outcome,
+    loss_created,
+    new_id,
+    settled_at_once,
+    unloaded,
+)
 from halteres.service.durable.journal import Drawn, Entry
-from halteres.service.holdings import refuse_model
 from halteres.service.models import Job, Model, model_id_of
 from halteres.service.sampling.samples import drawn_seed
 from halteres.service.service import Service
 from halteres.service.tenancy.fair_queue import LONG
 from halteres.service.tenancy.tenants import Tenant, tenant_of
 from halteres.service.wire import bodies, codec, training
+from halteres.service.wire.codec import JSON, PROMPT_BYTES
 from halteres.service.wire.training import PASSES, Asked, Request, address_of, read_request
+
+
+class ImmediateRoutes:
+    """Requests that are settled at once."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def table(self) -> list[Route]:
+        """The routes."""
+        return [
+            Route("/api/v1/create_custom_loss", self.create_custom_loss, methods=["POST"]),
+            Route("/api/v1/unload_model", self.unload_model, methods=["POST"]),
+        ]
+
+    async def create_custom_loss(self, request: HttpRequest) -> Response:
+        """POST create_custom_loss: what is wrong with the graph is its future's failure."""
+        body, tenant = await body_of(request, PROMPT_BYTES), tenant_of(request)
+        asked = await self._service.threads.run(tenant, len(body), lambda: bodies.read(body, bodies.CreateCustomLoss))
+        session = self._service.sessions.find(asked.session_id, tenant)
+
+        async def create() -> Outcome:
+            seq, inputs = asked.custom_loss_seq_id, asked.inputs
+            return loss_created(await self._service.losses.create(session.id, seq, asked.name, inputs, asked.graph))
+
+        entry = Entry(
+            id=new_id(),
+            key=f"{session.id}:loss:{asked.custom_loss_seq_id}",
+            kind=CREATE_LOSS,
+            subject=session.id,
+            tenant=session.tenant,
+            seq=asked.custom_loss_seq_id,
+            content_type=JSON,
+            body=body,
+        )
+        future = await settled_at_once(self._service.futures, entry, create)
+        return answer({"request_id": future.request_id})
+
+    async def unload_model(self, request: HttpRequest) -> Response:
+        """POST unload_model: its adapter leaves the engine, and comes back when it is asked for."""
+        body = await body_of(request)
+        model = self._service.models.find(bodies.read(body, bodies.ModelId).model_id, tenant_of(request))
+
+        async def unload() -> Outcome:
+            await self._service.adapters.unload(model)
+            return unloaded(model.id)
+
+        name = new_id()
+        entry = Entry(
+            id=name,
+            key=f"{model.id}/unload/{name}",
+            kind=UNLOAD_MODEL,
+            subject=f"{model.id}/unload",
+            tenant=model.tenant,
+            seq=None,
+            content_type=JSON,
+            body=body,
+        )
+        future = await settled_at_once(self._service.futures, entry, unload)
+        return answer({"request_id": future.request_id, "model_id": model.id})
+
 
 T = TypeVar("T")
 
@@ -79,7 +149,7 @@ class TrainingRoutes:
         base = self._service.base.check(asked.base_model)
         drawn = {"seed": drawn_seed()} if asked.lora_config.seed is None else None
         model_id = model_id_of(session.id, asked.model_seq_id)
-        refuse_model(self._service, session, model_id, asked.lora_config.rank)
+        self._service.refuse_model(session, model_id, asked.lora_config.rank)
         model = await self._service.models.add(model_id, session.id, session.tenant, base, asked.user_metadata)
         return await self._accept(posted, model, 0, drawn)
 
@@ -97,7 +167,7 @@ class TrainingRoutes:
         session = self._service.sessions.find(asked.session_id or "", tenant)
         base = self._service.base.check(asked.base_model or self._base_of(asked.path, tenant))
         model_id = model_id_of(session.id, asked.model_seq_id or 0)
-        refuse_model(self._service, session, model_id)
+        self._service.refuse_model(session, model_id)
         return await self._service.models.add(model_id, session.id, tenant, base, asked.user_metadata)
 
     def _base_of(self, path: str, tenant: Tenant) -> str:

@@ -28,8 +28,7 @@ from halteres.service.durable.journal import Drawn, Recorded
 from halteres.service.fleet import Fleet, Host, successors, survived
 from halteres.service.sampling.samplers import Sampler, Samplers, refuse_lost
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
-from halteres.service.tenancy.fair_queue import FairQueue
-from halteres.service.tenancy.fair_queue import Threads
+from halteres.service.tenancy.fair_queue import FairQueue, Threads
 from halteres.service.tenancy.limits import Allowances
 from halteres.service.tenancy.tenants import Tenant
 from halteres.service.wire.bodies import Prompt, Sample, Sampling, read

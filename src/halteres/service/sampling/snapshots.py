@@ -26,10 +26,10 @@ from weakref import WeakKeyDictionary
 from halteres.engine.protocol import EngineGone, LoraConfig, Samples, Trains, Weights, WeightsDamaged
 from halteres.errors import HalteresError, ServerError, UserError
 from halteres.files import linked
+from halteres.service.base import WeightsBudget
 from halteres.service.checkpoints.store import Checkpoint
 from halteres.service.fleet import Fleet, survived
 from halteres.service.models import Model
-from halteres.service.weights_budget import WeightsBudget
 
 MAX_SPILLED = 32
 """Unnamed snapshots of one training run on disk; a trainer makes one with every step and seldom goes back to one."""

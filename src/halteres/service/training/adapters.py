@@ -29,12 +29,12 @@ import msgspec
 
 from halteres.engine.protocol import Adam, LoraConfig, LossSpec, PassResult, StepResult, Trains
 from halteres.errors import HalteresError, InvalidData, NotReady, ServerError, UserError, boundary
+from halteres.service.base import WeightsBudget
 from halteres.service.durable.journal import Journal, Recorded
 from halteres.service.fleet import Fleet, survived
 from halteres.service.models import Model, record_point
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
 from halteres.service.training.custom_losses import CustomLosses
-from halteres.service.weights_budget import WeightsBudget
 from halteres.service.wire.bodies import CreateModel, OptimStep
 from halteres.service.wire.training import PASSES, PassRequest, Request, read_request
 
