@@ -1,8 +1,4 @@
-"""The service's process: `python -m halteres.service --state DIR --port P --engine torch|scripted ...`.
-
-Owns: its arguments and exit codes.
-Never: loads torch (the engine's process does).
-"""
+"""The service's process: `python -m halteres.service --state DIR --port P --engine torch|scripted ...`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """How answers look, also those to requests that no route answers: there is none, it raised, or the guard refused it.
 
-Owns: JSON by msgspec, errors in the shape that a path's clients read, pages, times and metadata of lists.
-Never: knows a route, decides a status (an error's class does).
 Source: OpenAI's and Anthropic's API references, errors.
 
     /v1/…, /runs/RUN/v1/…, /oai/api/…             OpenAI's, /tokenize and /detokenize too

@@ -1,9 +1,5 @@
 """The base model that a service serves, and how much memory of the engine its adapters and snapshots may take.
 
-Owns: by which names clients may call it; the bytes of an adapter and of a snapshot, by the model's shape; the default
-budget, by what memory is free.
-Never: reads weights; makes anything leave (`service.training.adapters` and `service.sampling.snapshots` do).
-
 Each half of the budget is one kind's: many publishes push no adapter out.
 """
 

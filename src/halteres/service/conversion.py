@@ -1,8 +1,4 @@
-"""Adapters in other forms: alone, merged into their base model, in one GGUF file.
-
-Owns: the engine that merges, for as long as it takes; running a converter that somebody installed.
-Never: writes over a folder that has something in it; downloads or brings a converter.
-"""
+"""Adapters in other forms: alone, merged into their base model, in one GGUF file."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """The engines of one service: one trains, one or more sample. Ours do both, so that one may be all of them.
 
-Owns: which engine a request goes to; waiting for it with a deadline; asking its successor when it dies under a call.
-Never: starts or restarts one (`halteres.engine.process.EngineProcess` is the host of every real service); knows what an
-engine holds.
-
 What an engine held dies with it. Whoever keeps something in an engine therefore remembers the engine itself,
 and compares: `placement.engine is host.engine`.
 """

@@ -1,13 +1,8 @@
 """Training runs: who owns one, where its adapter is, and the order of its requests.
 
-Owns: every model of this state directory; strict execution of a model's requests by sequence number, whatever order
-they arrive in (of parallel chunks the first comes last); numbers that a refused request used up; late ones.
-Never: knows what a request does (`service.training.execution` does), moves an adapter (`service.training.adapters`
-does). Models are served fairly because each has one request in the engine at a time.
-
-    put(7) put(8)      gap at 6: both wait
-    put(6)             6, 7, 8 run, one after the other
-    burn(9) put(10)    9 was refused with a 4xx: 10 runs
+put(7) put(8)      gap at 6: both wait
+put(6)             6, 7, 8 run, one after the other
+burn(9) put(10)    9 was refused with a 4xx: 10 runs
 """
 
 from __future__ import annotations

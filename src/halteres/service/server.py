@@ -1,9 +1,4 @@
-"""One service answering on one socket until it is told to end.
-
-Owns: which routes there are; the order of start and end: socket, service, HTTP, engine; then futures, HTTP, engine,
-journal; how often a warning of uvicorn's that anybody can cause is written.
-Never: parses arguments; hides an error of ours.
-"""
+"""One service answering on one socket until it is told to end."""
 
 from __future__ import annotations
 

@@ -1,16 +1,11 @@
 """The training service as one value: its parts, opened and closed in order.
 
-Owns: what an operator may choose; the state directory's lock and layout, the parts' lifetimes; how requests that an
-earlier life of the service left open go on; when what has ended makes room; which sessions and training runs count
-against a tenant's limits.
-Never: knows HTTP; decides whether a request is executed: every accepted one is.
-
-    STATE/lock               held by flock while a service runs here
-    STATE/journal.sqlite     accepted requests, sessions, models, samplers, checkpoints
-    STATE/checkpoints/       named weights
-    STATE/points/            restore points of training runs
-    STATE/spill/             unnamed snapshots that had to leave the engine, or go to another one
-    STATE/engine.log         the engine's standard error; STATE/sampler-1.log and on, those of engines that only sample
+STATE/lock               held by flock while a service runs here
+STATE/journal.sqlite     accepted requests, sessions, models, samplers, checkpoints
+STATE/checkpoints/       named weights
+STATE/points/            restore points of training runs
+STATE/spill/             unnamed snapshots that had to leave the engine, or go to another one
+STATE/engine.log         the engine's standard error; STATE/sampler-1.log and on, those of engines that only sample
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Sessions: one client's connection to the service, kept alive by heartbeats.
-
-Owns: their ids, owners, metadata and ends; which run a session belongs to (`user_metadata.halteres_run`).
-Never: ends a silent session: what it made stays usable (its adapters leave the engine, and come back when asked for).
-"""
+"""Sessions: one client's connection to the service, kept alive by heartbeats."""
 
 from __future__ import annotations
 

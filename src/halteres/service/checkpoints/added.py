@@ -1,10 +1,5 @@
 """Checkpoints that no journal lists: known by their folder alone; and how somebody else's adapter becomes one.
 
-Owns: what such a folder tells: `state.json`, which an engine writes beside weights, or `checkpoint.json`, which
-`halteres checkpoints add` writes beside somebody else's.
-Never: talks to a service (one that runs finds the folder by itself), reads the tensors (the engine checks them when
-they are loaded).
-
 Folders come without a journal when they were copied here from another service's state, or put here while the service
 runs. They belong to the tenant that `checkpoint.json` names, else to the one tenant of a service without keys.
 """

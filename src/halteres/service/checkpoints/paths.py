@@ -1,10 +1,6 @@
 """tinker:// paths: what names weights, how long such a name may live.
 
-Owns: `tinker://{training run}/{weights|sampler_weights|external_weights}/{name}`, which runs and names can be, their
-place on disk, the bounds of a time to live.
-Never: touches the disk, knows which weights there are.
-
-    STATE/checkpoints/<training run, ':' as '_'>/<kind>/<name>/
+STATE/checkpoints/<training run, ':' as '_'>/<kind>/<name>/
 """
 
 from __future__ import annotations

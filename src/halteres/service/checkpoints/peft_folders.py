@@ -1,8 +1,5 @@
 """PEFT folders, and the names of tensors in safetensors files.
 
-Owns: which files of a checkpoint are the adapter, and under which name the unembedding's tensors are known outside;
-writing a file again under other names, the data copied as it is, whatever its type.
-Never: reads a tensor, writes an adapter's values (the engine does), encrypts.
 Source: the format's description, https://huggingface.co/docs/safetensors: 8 bytes with the header's length (little
 endian), a JSON header padded with spaces, the data that the header's offsets count from.
 

@@ -1,13 +1,9 @@
 """Checkpoints: the named weights of one service.
 
-Owns: what is known of each of them, who may use it, how it comes to be listed and how it goes; that a folder is there
-whole, or is not there.
-Never: writes or reads weights (the engine does).
-
-    STATE/checkpoints/<training run, ':' as '_'>/weights/<name>/            PEFT folder, optimiser, state.json
-                                                /sampler_weights/<name>/    PEFT folder
-                                                /external_weights/<name>/   files for others, perhaps encrypted
-    STATE/trash/        folders that were deleted, for an instant: half a checkpoint never exists
+STATE/checkpoints/<training run, ':' as '_'>/weights/<name>/            PEFT folder, optimiser, state.json
+                                            /sampler_weights/<name>/    PEFT folder
+                                            /external_weights/<name>/   files for others, perhaps encrypted
+STATE/trash/        folders that were deleted, for an instant: half a checkpoint never exists
 """
 
 from __future__ import annotations

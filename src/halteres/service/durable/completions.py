@@ -1,8 +1,5 @@
 """Which samples of a sampling session are settled, for clients that ask once for the whole session.
 
-Owns: the order of their settling, as a cursor; waking those who wait for the next one.
-Never: holds a result (a client asks for each by its future), forgets a sample that its client has not seen.
-
 A cursor is microseconds of unix time, no two the same. What was settled before a client first asked (also in an earlier
 life of the service), and what left the memory, the journal tells.
 """

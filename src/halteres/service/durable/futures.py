@@ -1,9 +1,5 @@
 """Futures: a request id given at once, redeemed by long poll.
 
-Owns: which request has which id, that the same dedupe key gets the same future, outcomes for a while after they are
-settled (so that a retried poll gets the same bytes), waking those who wait.
-Never: executes anything; sleeps to find out whether something is done.
-
     accepted (a row in the journal) ─▶ settled: a result | a failure
          └── the service ends ─▶ adopted by the next one, under the same id
 

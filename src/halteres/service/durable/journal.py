@@ -1,9 +1,7 @@
 """The journal: every accepted request is a row before it is executed.
 
-Owns: one SQLite file (WAL, synchronous NORMAL: it survives kill -9) and the one thread that touches it; that
-transactions which arrive while another is being committed share the next commit, and what a failed one means for those
-that shared it; the rows of requests: recorded, settled, found again, forgotten.
-Never: knows what a request means (`adapters` replays training requests, `sampling` draws samples again).
+One SQLite file (WAL, synchronous NORMAL: it survives kill -9). Transactions that arrive while another is being committed
+share the next commit.
 """
 
 from __future__ import annotations

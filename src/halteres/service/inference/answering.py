@@ -1,10 +1,4 @@
-"""Inference: requests of any shape, answered whole or while they are written.
-
-Owns: the journal's row of each request, the seeds of its prompts, which engine calls it takes; the order of the best of
-several, by a reward model that the operator named, else by mean log-probability per token.
-Never: knows HTTP, shapes an answer; asks an address that a request brings, or says where a reward model
-is served.
-"""
+"""Inference: requests of any shape, answered whole or while they are written."""
 
 from __future__ import annotations
 

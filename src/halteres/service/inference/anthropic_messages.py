@@ -1,7 +1,5 @@
 """POST v1/messages and v1/messages/count_tokens, in Anthropic's shape.
 
-Owns: their bodies, read as a chat of OpenAI's shape, which chat templates know; the answer, whole and as events.
-Never: renders a chat, knows weights or seeds.
 Source: Anthropic's API reference, messages and streaming (version 2023-06-01).
 """
 

@@ -1,8 +1,8 @@
-"""What bodies for inference have in common, whoever's shape they have.
+"""What bodies for inference have in common: sampling fields, and fields that nobody here reads.
 
-Owns: the sampling fields and their translation to the engine's parameters, reading a body with a struct per route;
-fields that would change an answer and that nobody here reads: refused by name, never passed over.
-Never: samples; refuses what is harmless (`user`, `metadata`, `store`, ...), or what a route's own struct reads.
+A field that would change an answer is refused by name, never passed over; one that is harmless (`user`, `metadata`,
+`store`, ...) is ignored.
+
 Source: OpenAI's and Anthropic's API references, vLLM 0.11 `SamplingParams` and its protocol, sglang 0.5
 `GenerateReqInput` and `SamplingParams`.
 """

@@ -1,8 +1,4 @@
-"""From a chat to the prompt's tokens, by the model's own template.
-
-Owns: the form in which templates expect messages and tools, what they cannot be given, the open end of a last message.
-Never: changes what a message says.
-"""
+"""From a chat to the prompt's tokens, by the model's own template."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """POST generate, in sglang's shape and in vLLM's, told apart by their fields.
 
-Owns: these bodies and their answers, whole and streamed.
-Never: knows weights or seeds.
 Source: sglang 0.5 `GenerateReqInput` and `tokenizer_manager`; vLLM 0.11 `entrypoints/api_server.py`; what
 atroposlib 0.4 sends it, and the extra fields that it reads (spec/trajectory-api.md §8).
 """

@@ -1,9 +1,4 @@
-"""One HTTP call for inference: what it brings, who learns of its errors, answers that are sent while they are written.
-
-Owns: the tenant and the run of the URL; server-sent events: the first piece before the status (what cannot be begun is
-refused with one), errors in band; the end of the work when its client leaves or the service shuts down.
-Never: knows a shape, waits for an answer under way.
-"""
+"""One HTTP call for inference: what it brings, its errors, answers that are sent while they are written."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """What answers in OpenAI's shape have in common, completions and chats.
 
-Owns: the fields that both routes read; id, time, model, usage and policy version around choices, the same id in every
-chunk of a stream; names of tokens, and vLLM's log-probabilities of a prompt.
-Never: shapes a choice.
 Source: OpenAI's API reference; vLLM 0.11 for token ids, prompt_logprobs, chat templates.
 """
 

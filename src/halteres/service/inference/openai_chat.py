@@ -1,7 +1,5 @@
 """POST v1/chat/completions, in OpenAI's shape.
 
-Owns: its body, its answer, whole and in chunks, with calls of tools.
-Never: knows weights or seeds.
 Source: OpenAI's API reference; vLLM 0.11 for token ids, chat templates and prompt_logprobs.
 """
 

@@ -1,7 +1,5 @@
 """POST v1/completions, in OpenAI's shape.
 
-Owns: its body, its answer, whole and in chunks.
-Never: knows weights or seeds.
 Source: OpenAI's API reference; vLLM 0.11 for token ids and prompt_logprobs.
 """
 

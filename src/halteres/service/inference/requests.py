@@ -1,14 +1,10 @@
 """A request for inference, whatever its shape: which weights a `model` means, prompts as tokens, how to sample.
 
-Owns: the names by which inference may call weights, and the list of them; what a request wants of the engine beside
-tokens.
-Never: samples; loads weights (`snapshots` does, when they are first sampled from); knows HTTP.
-
-    halteres/tiny, its folder, its aliases      the base model
-    tinker://RUN/sampler_weights/NAME           named weights; …/weights/NAME too
-    halteres/tiny;tinker://…                    the same, with the base model said
-    NAME                                        the newest policy of the tenant's run of that name
-    nothing                                     the run in the URL; without one, the base model
+halteres/tiny, its folder, its aliases      the base model
+tinker://RUN/sampler_weights/NAME           named weights; …/weights/NAME too
+halteres/tiny;tinker://…                    the same, with the base model said
+NAME                                        the newest policy of the tenant's run of that name
+nothing                                     the run in the URL; without one, the base model
 """
 
 from __future__ import annotations

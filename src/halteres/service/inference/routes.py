@@ -1,8 +1,5 @@
 """The routes of inference: which paths answer in whose shape, and what there is to sample from.
 
-Owns: the paths, with and without a run before them, and the hosted service's prefixes; models, health, facts that
-clients probe for, text to tokens and back for clients without the model's tokenizer.
-Never: samples.
 Source: public documentation of the hosted service for /oai/api/v1 and /anthropic/api/v1; OpenAI's API reference
 (models); vLLM 0.11 (/health, /ping, /version, /tokenize, /detokenize); sglang 0.5 (/health_generate, /get_model_info).
 

@@ -1,8 +1,5 @@
 """What inference writes: from tokens to text, whole or in pieces while they come.
 
-Owns: `Written`, and how it comes to be from an engine's sequence or piece; holding back what is no whole character yet,
-and what may be the beginning of a stop string; the cut before it.
-Never: shapes an answer, sends text that a later token would change.
 Guarantees: the pieces of an answer, joined, are the text of the whole.
 """
 

@@ -2,9 +2,6 @@
 
 A URL carries its own proof: whoever has one may read one file for an hour, without a key.
 
-Owns: the secret in the state directory, what a signature covers, when it ends; the tar's bytes and its size, which is
-known before the first of them.
-Never: keeps an archive on disk; names anything outside its folder.
 Source: tinker SDK 0.38.0, cli/commands/checkpoint.py (files), 0.25.0, resources/weights.py (archives, up to 0.35).
 """
 

@@ -1,11 +1,7 @@
 """Who may ask, from where, and how much: what is settled before any route is reached.
 
-Owns: the keys that requests bring, the paths that need none, the check against pages of other origins, the count of
-requests per second and of bytes that are being received; 401, 403, 413 and 429 as answers.
-Never: knows what is asked for; writes a key anywhere.
-
-    a service without keys    Host, and Origin where there is one, name this machine; everybody is the tenant "local"
-    a service with keys       X-API-Key, or Authorization: Bearer; an Origin names this machine, or the server asked
+a service without keys    Host, and Origin where there is one, name this machine; everybody is the tenant "local"
+a service with keys       X-API-Key, or Authorization: Bearer; an Origin names this machine, or the server asked
 """
 
 from __future__ import annotations

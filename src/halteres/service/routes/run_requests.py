@@ -1,9 +1,6 @@
 """What became of the requests that a run's environment sends: how many were answered, how many refused, in which words.
 
-Owns: the counts of each run, in memory alone; GET /halteres/v1/runs/RUN/requests, for whoever watches that run.
-Never: changes an answer.
-
-    POST /runs/RUN/…    below 400: answered    408, 429, 499, 503: come again, or gone: neither    other: refused
+POST /runs/RUN/…    below 400: answered    408, 429, 499, 503: come again, or gone: neither    other: refused
 """
 
 from __future__ import annotations

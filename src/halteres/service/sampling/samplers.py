@@ -1,8 +1,4 @@
-"""Sampling sessions, and the policy that each run samples from.
-
-Owns: sampling session ids and the snapshot behind each; the newest snapshot of every run.
-Never: samples.
-"""
+"""Sampling sessions, and the policy that each run samples from."""
 
 from __future__ import annotations
 

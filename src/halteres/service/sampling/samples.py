@@ -1,11 +1,4 @@
-"""Sampling requests, executed: whole or as a stream, which outlives its engine.
-
-Owns: the translation of sampling parameters, seeds drawn where the client sent none, the bound on each tenant's
-requests under way, their turns in the engine; asking the next engine when one dies under a stream, and leaving out what
-was sent before.
-Never: lets one tenant's requests wait for another's that wait too; puts one draw's end behind another's beginning: a
-stream of an engine that is not exact ends with it, once something was sent.
-"""
+"""Sampling requests, executed: whole or as a stream, which outlives its engine."""
 
 from __future__ import annotations
 

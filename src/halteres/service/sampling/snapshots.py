@@ -1,13 +1,8 @@
 """Snapshots: immutable weights for sampling, in engines or on disk.
 
-Owns: which snapshots each engine holds, giving those that have a folder to whoever is to sample from them, a bound on
-the memory that they take in each (the ones unused for longest leave; those without a folder are written to one first).
-Unnamed ones that no folder holds come back with their adapter (`adapters`), which takes them again.
-Never: changes weights; removes one that is being sampled from.
-
-    the engine that trains also samples       snapshot ─▶ it has them
-    another one samples                       snapshot ─▶ trainer writes a folder, tells its digest ─▶ sampler reads it
-    a folder that was damaged on its way      refused, and written again while the trainer has them
+the engine that trains also samples       snapshot ─▶ it has them
+another one samples                       snapshot ─▶ trainer writes a folder, tells its digest ─▶ sampler reads it
+a folder that was damaged on its way      refused, and written again while the trainer has them
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """A fair queue: places in the engine, or in threads, given to tenants in turn.
 
-Owns: how many places there are, how many a tenant may hold, who waits for one, who gets the next: the tenant that holds
-the fewest; which work is long enough for a thread.
-Never: knows what is done in a place.
 Guarantees: a tenant that holds none gets its place before anything that another has waiting, and at once as long as one
 other tenant alone is busy, whatever that one does with its places.
 """

@@ -1,8 +1,5 @@
 """Keys: their making, the file that says whose they are, and the check of one that a request brings.
 
-Owns: the form of a key, what is kept of it, whether keys are asked for at all.
-Never: keeps a key (a hash of it is all that is written), knows HTTP.
-
     tml-ID-SECRET      ID: 8 hex digits, public; SECRET: 43 characters that hold 256 random bits
     STATE/keys.json    what is known of every key ever made here; its owner alone may read it
 

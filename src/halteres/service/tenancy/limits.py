@@ -1,14 +1,11 @@
 """Limits: what one tenant may have, so that none takes from the others.
 
-Owns: the figures and their defaults, the sentence for each that is reached, an operator's changes to them.
-Never: counts anything (`service.routes.guard` counts requests and bodies, `service.service` what is kept).
+halteres serve --limit requests_per_s=50 --limit checkpoint_bytes=200G
 
-    halteres serve --limit requests_per_s=50 --limit checkpoint_bytes=200G
-
-    STATE/limits.yaml:
-        default: {requests_per_s: 50}
-        tenants:
-          alice: {models: 8, checkpoint_bytes: 20G}
+STATE/limits.yaml:
+    default: {requests_per_s: 50}
+    tenants:
+      alice: {models: 8, checkpoint_bytes: 20G}
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Tenants: who owns a session, and with it models, samplers and checkpoints.
-
-Owns: what a tenant may be called; the name of the one tenant of a service without keys; whom a request comes from.
-Never: checks a key (`guard` does, before any route is reached).
-"""
+"""Tenants: who owns a session, and with it models, samplers and checkpoints."""
 
 from __future__ import annotations
 

@@ -1,10 +1,5 @@
 """Adapters in the engine, and how one comes back that an engine lost.
 
-Owns: which engine holds which adapter, restore points, replay of the journal, the bound on the memory that adapters
-take: those unused for longest leave, and come back when they are asked for; the engine calls of requests that change an
-adapter, the same when a request is executed and when it is executed again.
-Never: answers a client; keeps anything that the journal and the restore points do not hold.
-
 What an engine holds dies with it, and with the service. An adapter is brought back by its newest restore point (adapter
 and optimiser on disk, taken where no gradient waits) and by executing again, in order, the settled requests after it.
 A request under way when its engine dies is executed again after that: the outcome is what it would have been, because

@@ -1,8 +1,4 @@
-"""Custom losses: graphs of operations that clients wrote, by session.
-
-Owns: their ids and their table; which session may use which.
-Never: executes one (an engine does); keeps one that `engine.graphs` refuses.
-"""
+"""Custom losses: graphs of operations that clients wrote, by session."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Training requests, executed: what each of them asks of the engine, and the result its future gets.
-
-Owns: which request does what; naming and recording what was saved; the result of each.
-Never: decides when (a model's queue does), parses bodies, brings back what an engine lost (`adapters` does).
-"""
+"""Training requests, executed: what each of them asks of the engine, and the result its future gets."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Exports: weights as files for others, which only their recipients can read where that is asked for.
 
-Owns: the folder that save_weights_external writes; whom it is encrypted to, and that it never falls back to plain text.
-Never: serves the files (`routes.downloads` does), holds a key.
 Source: age-encryption.org/v1, by the library pyrage (the extra `age`).
 """
 

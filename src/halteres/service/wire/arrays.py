@@ -1,8 +1,5 @@
 """Arrays of the Tinker API, dense or sparse, as the engine's values.
 
-Owns: dtypes, shapes checked against what is there, CSR written out, with a bound on what that may become.
-Never: knows which array is whose, or what its values mean.
-
 N rows of K cells.
 """
 

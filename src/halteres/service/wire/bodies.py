@@ -1,8 +1,5 @@
-"""JSON bodies of the Tinker API.
+"""JSON bodies of the Tinker API, with its defaults; null means absent (not in AdamParams), unknown fields are ignored.
 
-Owns: one struct per request, with the API's defaults; null means absent (not in AdamParams); unknown fields
-are ignored.
-Never: checks what a field means.
 Source: tinker SDK 0.38.0, types/.
 """
 

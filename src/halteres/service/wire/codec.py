@@ -1,8 +1,4 @@
-"""What every body of the Tinker API has in common: its content type, its size, its compression.
-
-Owns: the names of content types, zstd with a cap on what it may grow to.
-Never: knows a message.
-"""
+"""What every body of the Tinker API has in common: its content type, its size, its compression."""
 
 from __future__ import annotations
 

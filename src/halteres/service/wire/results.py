@@ -1,7 +1,5 @@
 """Results of passes and samples: protobuf messages, and JSON for clients that read JSON.
 
-Owns: `SampleResponse` and `ForwardBackwardOutput` both ways; what a sampling request wants beside tokens.
-Never: decides who gets which form, samples.
 Source: tinker SDK 0.38.0, types/sample_request.py and proto/response_conv.py; for the JSON that SDKs up to 0.24 read,
 0.9.0 and 0.22.7, types/sample_response.py and types/forward_backward_output.py; newer fields are named as the SDK's
 classes name them.

@@ -1,8 +1,5 @@
 """Requests of a training sequence, as their clients wrote them and as they are executed.
 
-Owns: which kind of request is read by which codec, by content type; a request's value, the same whether it has just
-come or is read from the journal again; passes as protobuf and, of SDKs up to 0.24, as JSON.
-Never: executes one, looks at values (an engine refuses a token outside the vocabulary).
 Source: tinker SDK 0.38.0, proto/request_conv.py; 0.9.0, 0.18.2 and 0.22.7, types/ and resources/training.py. Up to 0.14
 a chunk has no type, and what the user did not set is null.
 """
