@@ -69,116 +69,52 @@ FULL_KEEP_S = 60.0
 log = logging.getLogger(__name__)
 
 
-class Reaper:
-    """Looks again and again for what has ended."""
-
-    def __init__(
-        self,
-        journal: Journal,
-        sessions: Sessions,
-        models: Models,
-        adapters: Adapters,
-        samplers: Samplers,
-        checkpoints: Checkpoints,
-        options: Options,
-    ) -> None:
-        self._journal, self._sessions, self._models, self._adapters = journal, sessions, models, adapters
-        self._samplers, self._checkpoints, self._options = samplers, checkpoints, options
-
-    async def run(self) -> None:
-        """Until cancelled."""
-        while True:
-            await asyncio.sleep(self._options.reap_s)
-            await self.reap(steady_time())
-
-    async def reap(self, now: float) -> None:
-        """One look; what cannot be cleared away now stays until the next."""
-        for clear in (self._checkpoints.expire, self._clear_adapters, self._clear_requests):
-            try:
-                with boundary(ServerError, "Clearing away"):
-                    await clear(now)
-            except HalteresError as error:
-                log.warning("What has ended could not be cleared away: %s", error)
-
-    async def _clear_adapters(self, now: float) -> None:
-        for session in self._sessions.all():
-            for model in self._models.of_session(session.id):
-                silent_s = now - max(session.finished_at or session.last_seen, model.last_request_at)
-                if (
-                    model.placement.engine is not None
-                ):  # forgotten in a later look: a client may have been held as we were
-                    if session.finished is not None or silent_s > self._options.silent_s:
-                        await self._adapters.unload(model)
-                elif silent_s > self._options.keep_points_s:
-                    await self._adapters.forget(model)
-                    await self._samplers.forget(model)
-
-    async def _clear_requests(self, now: float) -> None:
-        full = await self._journal.used_bytes() > self._options.journal_bytes
-        await self._journal.forget(now - (FULL_KEEP_S if full else self._options.keep_requests_s))
-
-    async def retire(self, session: Session) -> None:
-        """The adapters of a session that nothing runs or waits for leave the engine; they come back when asked for."""
-        for model in self._models.of_session(session.id):
-            await self._adapters.unload(model)
-
-
 GENERATE = "generate"
 """Inference answered on its own connection, which ended with the earlier life."""
 
 
-async def take_up(journal: Journal, futures: Futures, models: Models, samples: Samples) -> None:
-    """Go on with every open request, oldest first."""
-    rows = await journal.left_open()
-    for row in rows:
-        if row.kind == GENERATE:
-            futures.settle(futures.adopt(row), LOST_SAMPLE)
-        elif row.kind == SAMPLE:
-            await samples.again(row)
-        elif row.kind in AT_ONCE:
-            futures.settle(futures.adopt(row), outcome_of_earlier(row))
-        else:
-            _into_queue(row, futures, models)
-    if rows:
-        log.info("%d requests that were open are taken up again.", len(rows))
-
-
-def _into_queue(row: Recorded, futures: Futures, models: Models) -> None:
-    future = futures.adopt(row)
-    try:
-        model = models.of_id(row.subject)
-        if model is None or row.seq is None:
-            raise NotFound(f"There is no training run '{row.subject}' here.", next="Make a new training client.")
-        asked = read_request(row.kind, row.content_type, row.body)
-    except HalteresError as error:
-        futures.settle(future, failure(error))
-        return
-    model.queue.put(
-        Job(model, Request(id=row.id, kind=row.kind, seq=row.seq, asked=asked, drawn=row.drawn or {}), future)
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """Everything behind the routes."""
+    """Everything behind the routes; `opened` opens and closes it."""
 
-    state: Path
-    base: BaseModel
-    fleet: Fleet
-    options: Options
-    journal: Journal
-    futures: Futures
-    sessions: Sessions
-    losses: CustomLosses
-    checkpoints: Checkpoints
-    snapshots: Snapshots
-    adapters: Adapters
-    samplers: Samplers
-    samples: Samples
-    models: Models
-    reaper: Reaper
-    tokenizer: Tokenizer
-    threads: Threads
+    def __init__(
+        self, state: Path, base: BaseModel, fleet: Fleet, journal: Journal, tasks: asyncio.TaskGroup, options: Options
+    ) -> None:
+        self.state, self.base, self.fleet, self.journal, self.options = state, base, fleet, journal, options
+        self.tokenizer: Tokenizer = load_tokenizer(str(base.folder))
+        self.futures, self.threads = Futures(journal), Threads()
+        self.sessions = Sessions(journal)
+        self.losses = CustomLosses(journal)
+        self.checkpoints = Checkpoints(journal, state, options.limits)
+        budget = WeightsBudget.of(base.folder, options.weights_bytes)
+        self.snapshots = Snapshots(fleet, state / "spill", tasks, budget)
+        self.checkpoints.on_removed = self.snapshots.forget
+        self.adapters = Adapters(
+            fleet, journal, self.snapshots, self.losses, state / "points", tasks, budget, replay_s=options.replay_s
+        )
+        self.samplers = Samplers(journal, self.sessions, self.checkpoints, self.snapshots, base)
+        self.samples = Samples(
+            fleet,
+            self.futures,
+            self.samplers,
+            self.snapshots,
+            tasks,
+            self.threads,
+            logprobs=options.sample_logprobs,
+            limits=options.limits,
+        )
+        training = Training(
+            journal=journal,
+            adapters=self.adapters,
+            checkpoints=self.checkpoints,
+            sessions=self.sessions,
+            samplers=self.samplers,
+            snapshots=self.snapshots,
+            losses=self.losses,
+            exports=Exports(self.checkpoints, base),
+            refuse_stable_reinforce=options.refuse_stable_reinforce,
+        )
+        self.models = Models(journal, self.futures, tasks, training)
+        self.reaper = Reaper(self)
 
     def refuse_session(self, tenant: Tenant) -> None:
         """Raise LimitReached if a tenant has as many sessions as it may have."""
@@ -206,6 +142,81 @@ class Service:
         oldest = steady_time() - self.options.silent_s
         known = self.sessions.all(tenant)
         return {session.id for session in known if session.finished is None and session.last_seen >= oldest}
+
+
+class Reaper:
+    """Looks again and again for what has ended."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(self._service.options.reap_s)
+            await self.reap(steady_time())
+
+    async def reap(self, now: float) -> None:
+        """One look; what cannot be cleared away now stays until the next."""
+        for clear in (self._service.checkpoints.expire, self._clear_adapters, self._clear_requests):
+            try:
+                with boundary(ServerError, "Clearing away"):
+                    await clear(now)
+            except HalteresError as error:
+                log.warning("What has ended could not be cleared away: %s", error)
+
+    async def _clear_adapters(self, now: float) -> None:
+        for session in self._service.sessions.all():
+            for model in self._service.models.of_session(session.id):
+                silent_s = now - max(session.finished_at or session.last_seen, model.last_request_at)
+                # An adapter that leaves now is forgotten in a later look: a client may have been held as we were.
+                if model.placement.engine is not None:
+                    if session.finished is not None or silent_s > self._service.options.silent_s:
+                        await self._service.adapters.unload(model)
+                elif silent_s > self._service.options.keep_points_s:
+                    await self._service.adapters.forget(model)
+                    await self._service.samplers.forget(model)
+
+    async def _clear_requests(self, now: float) -> None:
+        full = await self._service.journal.used_bytes() > self._service.options.journal_bytes
+        await self._service.journal.forget(now - (FULL_KEEP_S if full else self._service.options.keep_requests_s))
+
+    async def retire(self, session: Session) -> None:
+        """The adapters of a session that nothing runs or waits for leave the engine; they come back when asked for."""
+        for model in self._service.models.of_session(session.id):
+            await self._service.adapters.unload(model)
+
+
+async def take_up(service: Service) -> None:
+    """Go on with every request that an earlier life of the service accepted and did not settle, oldest first."""
+    futures = service.futures
+    rows = await service.journal.left_open()
+    for row in rows:
+        if row.kind == GENERATE:
+            futures.settle(futures.adopt(row), LOST_SAMPLE)
+        elif row.kind == SAMPLE:
+            await service.samples.again(row)
+        elif row.kind in AT_ONCE:
+            futures.settle(futures.adopt(row), outcome_of_earlier(row))
+        else:
+            _into_queue(row, futures, service.models)
+    if rows:
+        log.info("%d requests that were open are taken up again.", len(rows))
+
+
+def _into_queue(row: Recorded, futures: Futures, models: Models) -> None:
+    future = futures.adopt(row)
+    try:
+        model = models.of_id(row.subject)
+        if model is None or row.seq is None:
+            raise NotFound(f"There is no training run '{row.subject}' here.", next="Make a new training client.")
+        asked = read_request(row.kind, row.content_type, row.body)
+    except HalteresError as error:
+        futures.settle(future, failure(error))
+        return
+    model.queue.put(
+        Job(model, Request(id=row.id, kind=row.kind, seq=row.seq, asked=asked, drawn=row.drawn or {}), future)
+    )
 
 
 @contextmanager
@@ -249,13 +260,13 @@ async def opened(state: Path, base: BaseModel, fleet: Fleet, options: Options | 
     await journal.open()
     try:
         async with asyncio.TaskGroup() as tasks:
-            service = _assembled(state, base, fleet, journal, tasks, options or Options())
+            service = Service(state, base, fleet, journal, tasks, options or Options())
             await service.sessions.open()
             await service.checkpoints.open()
             await service.losses.open()
             await service.models.open()
             await service.samplers.open(service.models)
-            await take_up(service.journal, service.futures, service.models, service.samples)
+            await take_up(service)
             reaping = tasks.create_task(service.reaper.run(), name="reaper")
             try:
                 yield service
@@ -268,57 +279,3 @@ async def opened(state: Path, base: BaseModel, fleet: Fleet, options: Options | 
                     await host.stop()  # whatever waits for the engine fails now, and is not settled
     finally:
         await journal.close()
-
-
-def _assembled(
-    state: Path, base: BaseModel, fleet: Fleet, journal: Journal, tasks: asyncio.TaskGroup, options: Options
-) -> Service:
-    futures, threads = Futures(journal), Threads()
-    sessions = Sessions(journal)
-    losses = CustomLosses(journal)
-    checkpoints = Checkpoints(journal, state, options.limits)
-    budget = WeightsBudget.of(base.folder, options.weights_bytes)
-    snapshots = Snapshots(fleet, state / "spill", tasks, budget)
-    checkpoints.on_removed = snapshots.forget
-    adapters = Adapters(fleet, journal, snapshots, losses, state / "points", tasks, budget, replay_s=options.replay_s)
-    samplers = Samplers(journal, sessions, checkpoints, snapshots, base)
-    training = Training(
-        journal=journal,
-        adapters=adapters,
-        checkpoints=checkpoints,
-        sessions=sessions,
-        samplers=samplers,
-        snapshots=snapshots,
-        losses=losses,
-        exports=Exports(checkpoints, base),
-        refuse_stable_reinforce=options.refuse_stable_reinforce,
-    )
-    models = Models(journal, futures, tasks, training)
-    return Service(
-        options=options,
-        state=state,
-        base=base,
-        fleet=fleet,
-        journal=journal,
-        futures=futures,
-        sessions=sessions,
-        losses=losses,
-        checkpoints=checkpoints,
-        snapshots=snapshots,
-        adapters=adapters,
-        samplers=samplers,
-        samples=Samples(
-            fleet,
-            futures,
-            samplers,
-            snapshots,
-            tasks,
-            threads,
-            logprobs=options.sample_logprobs,
-            limits=options.limits,
-        ),
-        models=models,
-        reaper=Reaper(journal, sessions, models, adapters, samplers, checkpoints, options),
-        tokenizer=load_tokenizer(str(base.folder)),
-        threads=threads,
-    )

@@ -1,7 +1,7 @@
 """The journal: every accepted request is a row before it is executed.
 
-One SQLite file (WAL, synchronous NORMAL: it survives kill -9). Transactions that arrive while another is being committed
-share the next commit.
+One SQLite file (WAL, synchronous NORMAL: it survives kill -9). Transactions that arrive while another is being
+committed share the next commit.
 """
 
 from __future__ import annotations
