@@ -39,11 +39,6 @@ def encoded(value: Any) -> msgspec.Raw:
     return msgspec.Raw(_encode(value))
 
 
-def refused(error: HalteresError) -> Response:
-    """An error's answer."""
-    return with_status(as_http(error), error)
-
-
 def with_status(body: dict[str, Any], error: HalteresError) -> Response:
     """An error told in this body."""
     headers = {"Retry-After": str(error.details.get("retry_after_s", 1))} if error.status in (429, 503) else None
@@ -60,47 +55,30 @@ async def body_of(request: Request, most: int = SMALL_BYTES) -> bytes:
     return await body_within(request, most, too_large)
 
 
-OPENAI_TYPES = {
+_ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
     429: "rate_limit_error",
-    503: "service_unavailable_error",
-}
-
-ANTHROPIC_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-    503: "overloaded_error",
 }
 
 
 def openai_error(error: HalteresError) -> dict[str, Any]:
-    """The body."""
-    fallback = "invalid_request_error" if error.status < 500 else "api_error"
-    told = {"message": error.sentence, "type": OPENAI_TYPES.get(error.status, fallback)}
+    """The body of an error in OpenAI's shape."""
     param = error.details.get("param")
     code = "model_not_found" if error.status == 404 and param == "model" else error.code
-    return {"error": {**told, "param": param, "code": code}}
-
-
-def openai_refusal(error: HalteresError) -> Response:
-    """The answer."""
-    return with_status(openai_error(error), error)
+    kind = _error_type(error, "service_unavailable_error")
+    return {"error": {"message": error.sentence, "type": kind, "param": param, "code": code}}
 
 
 def anthropic_error(error: HalteresError) -> dict[str, Any]:
-    """The body."""
+    """The body of an error in Anthropic's shape."""
+    return {"type": "error", "error": {"type": _error_type(error, "overloaded_error"), "message": error.sentence}}
+
+
+def _error_type(error: HalteresError, unavailable: str) -> str:
     fallback = "invalid_request_error" if error.status < 500 else "api_error"
-    kind = ANTHROPIC_TYPES.get(error.status, fallback)
-    return {"type": "error", "error": {"type": kind, "message": error.sentence}}
-
-
-def anthropic_refusal(error: HalteresError) -> Response:
-    """The answer."""
-    return with_status(anthropic_error(error), error)
+    return unavailable if error.status == 503 else _ERROR_TYPES.get(error.status, fallback)
 
 
 ANTHROPIC = re.compile(r"/anthropic/api(/|$)|(/runs/[^/]+)?/v1/messages(/|$)")
@@ -120,7 +98,7 @@ class NoMethod(UserError):
 def refusal_at(path: str, error: HalteresError) -> Response:
     """The answer to a request for this path, in the shape that its clients read."""
     shape = anthropic_error if ANTHROPIC.match(path) else openai_error if OPENAI.match(path) else None
-    return refused(error) if shape is None else with_status({"detail": error.sentence, **shape(error)}, error)
+    return with_status(as_http(error) if shape is None else {"detail": error.sentence, **shape(error)}, error)
 
 
 async def on_error(request: Request, error: Exception) -> Response:

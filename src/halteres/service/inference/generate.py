@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -210,23 +211,7 @@ class Whole:
         self.text += one.text
         self.tokens, self.logprobs = self.tokens + one.tokens, self.logprobs + one.logprobs
         self.top = self.top + one.top
-        return _replaced(one, self)
-
-
-def _replaced(one: Written, whole: Whole) -> Written:
-    return Written(
-        place=one.place,
-        sample=one.sample,
-        prompt=one.prompt,
-        scores=one.scores,
-        tokens=whole.tokens,
-        logprobs=whole.logprobs,
-        top=whole.top,
-        text=whole.text,
-        finish=one.finish,
-        matched=one.matched,
-        version=one.version,
-    )
+        return replace(one, text=self.text, tokens=self.tokens, logprobs=self.logprobs, top=self.top)
 
 
 class SglangShape:

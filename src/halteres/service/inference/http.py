@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from halteres.errors import HalteresError, NotReady, ServerError, UserError, boundary
-from halteres.service.answers import body_of
+from halteres.service.answers import body_of, with_status
 from halteres.service.inference.requests import Call
 from halteres.service.tenancy.tenants import tenant_of
 from halteres.service.wire.codec import PROMPT_BYTES
@@ -83,10 +83,11 @@ class ClientGone(UserError):
 
 
 Handler = Callable[[Call], Coroutine[Any, Any, Response]]
-Refuse = Callable[[HalteresError], Response]
+Shape = Callable[[HalteresError], dict[str, Any]]
+"""How an error's body looks."""
 
 
-def endpoint(handler: Handler, refuse: Refuse) -> Callable[[Request], Awaitable[Response]]:
+def endpoint(handler: Handler, shape: Shape) -> Callable[[Request], Awaitable[Response]]:
     """A route that answers errors in its own shape, and ends the handler's work when its client leaves or the
     service ends."""
 
@@ -100,7 +101,7 @@ def endpoint(handler: Handler, refuse: Refuse) -> Callable[[Request], Awaitable[
             async with shutdown_of(request.scope).cuts_short():
                 return await while_connected(request, handler(call))
         except HalteresError as error:
-            return refuse(error)
+            return with_status(shape(error), error)
 
     return answered
 

@@ -20,14 +20,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
-from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, shortened
-from halteres.service.answers import answer, anthropic_refusal, openai_refusal, refused
+from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, as_http, shortened
+from halteres.service.answers import answer, anthropic_error, openai_error, with_status
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.anthropic_messages import MessageRoutes
 from halteres.service.inference.bodies import read
 from halteres.service.inference.chats import Chat
 from halteres.service.inference.generate import GenerateRoute
-from halteres.service.inference.http import Handler, Refuse, endpoint
+from halteres.service.inference.http import Handler, Shape, endpoint
 from halteres.service.inference.openai_chat import ChatRoute
 from halteres.service.inference.openai_completions import CompletionRoute
 from halteres.service.inference.requests import SCHEME, Call, Listed, Prompt
@@ -193,11 +193,11 @@ class InferenceRoutes:
     def _all(self) -> list[BaseRoute]:
         names = self._names
         return [
-            _post("/generate", self._generate, refused),
+            _post("/generate", self._generate, as_http),
             *self._openai(),
             *self._anthropic(),
-            _post("/tokenize", names.tokenize, openai_refusal),
-            _post("/detokenize", names.detokenize, openai_refusal),
+            _post("/tokenize", names.tokenize, openai_error),
+            _post("/detokenize", names.detokenize, openai_error),
             *(Route(path, names.health) for path in HEALTH),
             *(Route(path, names.model_info) for path in MODEL_INFO),
             Route("/version", names.version),
@@ -205,21 +205,21 @@ class InferenceRoutes:
 
     def _openai(self) -> list[BaseRoute]:
         return [
-            _post("/v1/completions", self._completions, openai_refusal),
-            _post("/v1/chat/completions", self._chat, openai_refusal),
+            _post("/v1/completions", self._completions, openai_error),
+            _post("/v1/chat/completions", self._chat, openai_error),
             Route("/v1/models", _refusing(self._names.models)),
             Route("/v1/models/{model:path}", _refusing(self._names.model)),
         ]
 
     def _anthropic(self) -> list[BaseRoute]:
         return [
-            _post("/v1/messages", self._messages.create, anthropic_refusal),
-            _post("/v1/messages/count_tokens", self._messages.count, anthropic_refusal),
+            _post("/v1/messages", self._messages.create, anthropic_error),
+            _post("/v1/messages/count_tokens", self._messages.count, anthropic_error),
         ]
 
 
-def _post(path: str, handler: Handler, refuse: Refuse) -> Route:
-    return Route(path, endpoint(handler, refuse), methods=["POST"])
+def _post(path: str, handler: Handler, shape: Shape) -> Route:
+    return Route(path, endpoint(handler, shape), methods=["POST"])
 
 
 def _refusing(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
@@ -229,6 +229,6 @@ def _refusing(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Re
         try:
             return await handler(request)
         except HalteresError as error:
-            return openai_refusal(error)
+            return with_status(openai_error(error), error)
 
     return answered

@@ -56,9 +56,7 @@ class Limits:
     samples: int = 2048  # sampling requests under way; one client of the SDK sends up to 2000
     body_bytes: int = 256 * 2**20  # of one request
     incoming_bytes: int = 2**30  # bodies that are being received at a time
-    waiting_bytes: int = (
-        2**30
-    )  # bodies of accepted requests that are not settled; twice as much of those that others wait for
+    waiting_bytes: int = 2**30  # bodies of accepted requests, not settled; twice that of those that others wait for
     sessions: int = 1024  # that are alive
     samplers: int = 65536  # sampling sessions of sessions that are alive, those of published weights too
     models: int = 256  # training runs of sessions that are alive
@@ -89,31 +87,18 @@ class Limits:
 
     def check_samplers(self, alive: int) -> None:
         """Raise LimitReached if no further sampling session can be made beside those alive."""
-        if alive >= self.samplers:
-            raise LimitReached(
-                f"{alive} sampling sessions of yours are alive.",
-                f"{self.samplers} is the limit.",
-                "Use one again: the same weights need no second one; close clients that are done"
-                " (ServiceClient.close()).",
-            )
+        remedy = "Use one again: the same weights need no second one; close clients that are done"
+        _check_alive("sampling sessions", alive, self.samplers, f"{remedy} (ServiceClient.close()).")
 
     def check_sessions(self, alive: int) -> None:
         """Raise LimitReached if no further session can begin beside those alive."""
-        if alive >= self.sessions:
-            raise LimitReached(
-                f"{alive} sessions of yours are alive.",
-                f"{self.sessions} is the limit.",
-                "Close clients that are done (ServiceClient.close()); silent ones count no more after a while.",
-            )
+        remedy = "Close clients that are done (ServiceClient.close()); silent ones count no more after a while."
+        _check_alive("sessions", alive, self.sessions, remedy)
 
     def check_models(self, alive: int) -> None:
         """Raise LimitReached if no further training run can begin beside those alive."""
-        if alive >= self.models:
-            raise LimitReached(
-                f"{alive} training runs of yours are alive.",
-                f"{self.models} is the limit.",
-                "Close clients that are done (ServiceClient.close()), or ask the operator for more.",
-            )
+        remedy = "Close clients that are done (ServiceClient.close()), or ask the operator for more."
+        _check_alive("training runs", alive, self.models, remedy)
 
     def check_rank(self, rank: int) -> None:
         """Raise LimitReached for an adapter larger than a tenant may have."""
@@ -141,6 +126,11 @@ class Limits:
             "Delete what is not needed (RestClient.delete_checkpoint_from_tinker_path)"
             + (f"; the largest: {named}." if named else "."),
         )
+
+
+def _check_alive(what: str, alive: int, most: int, remedy: str) -> None:
+    if alive >= most:
+        raise LimitReached(f"{alive} {what} of yours are alive.", f"{most} is the limit.", remedy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import shutil
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from halteres.engine.protocol import PassResult, Saved, StepResult, Trains
+from halteres.engine.protocol import Saved, Trains
 from halteres.errors import InvalidData, UserError
 from halteres.losses import STABLE_REINFORCE
 from halteres.service.checkpoints.paths import TinkerPath, refuse_token
@@ -28,27 +29,23 @@ from halteres.service.wire.training import PassRequest, Request
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """The training calls of the Tinker API over one engine."""
 
-    def __init__(
-        self,
-        *,
-        journal: Journal,
-        adapters: Adapters,
-        checkpoints: Checkpoints,
-        sessions: Sessions,
-        samplers: Samplers,
-        snapshots: Snapshots,
-        losses: CustomLosses,
-        exports: Exports,
-        refuse_stable_reinforce: bool,
-    ) -> None:
-        self._journal, self._adapters, self._checkpoints = journal, adapters, checkpoints
-        self._sessions, self._samplers, self._snapshots = sessions, samplers, snapshots
-        self._losses, self._exports = losses, exports
-        self._refuse_stable_reinforce = refuse_stable_reinforce
-        self._methods = {
+    journal: Journal
+    adapters: Adapters
+    checkpoints: Checkpoints
+    sessions: Sessions
+    samplers: Samplers
+    snapshots: Snapshots
+    losses: CustomLosses
+    exports: Exports
+    refuse_stable_reinforce: bool
+
+    async def execute(self, job: Job) -> Outcome:
+        """What a request's future is settled with."""
+        methods = {
             "create_model": self.create,
             "load_weights": self.load,
             "forward_backward": self.run_pass,
@@ -58,24 +55,21 @@ class Training:
             "save_weights_for_sampler": self.publish,
             "save_weights_external": self.export,
         }
-
-    async def execute(self, job: Job) -> Outcome:
-        """What a request's future is settled with."""
-        return await self._methods[job.request.kind](job.model, job.request)
+        return await methods[job.request.kind](job.model, job.request)
 
     async def afterwards(self, job: Job) -> None:
         """A restore point, if one is due."""
         outcome = job.future.outcome
         if outcome is not None and outcome.state == "done":
-            await self._adapters.consider_point(job.model, job.request.seq)
+            await self.adapters.consider_point(job.model, job.request.seq)
 
     async def create(self, model: Model, request: Request) -> Outcome:
         """A new adapter."""
-        made = await self._adapters.surviving(
+        made = await self.adapters.surviving(
             model, lambda engine: create_adapter(engine, model, request), made_here=True
         )
         model.lora = made
-        await record(self._journal, model)
+        await record(self.journal, model)
         return result({"type": "create_model", "model_id": model.id})
 
     async def load(self, model: Model, request: Request) -> Outcome:
@@ -85,42 +79,34 @@ class Training:
         refuse_token(asked.weights_access_token)
         if not asked.optimizer:  # a saved optimiser is restored whatever is asked for
             check_optimizer(asked.optimizer_config.type)
-        found = self._checkpoints.find(asked.path, model.tenant)
+        found = self.checkpoints.find(asked.path, model.tenant)
 
         async def load(engine: Trains) -> None:
             await engine.load(model.id, str(found.folder), asked.optimizer)
-            await self._adapters.write_point(model, engine, request.seq)
+            await self.adapters.write_point(model, engine, request.seq)
 
-        await self._adapters.surviving(model, load, made_here=True)
-        with self._adapters.replaced(model):
+        await self.adapters.surviving(model, load, made_here=True)
+        with self.adapters.replaced(model):
             model.lora, model.placement.gradient = found.lora, False
-            await record(self._journal, model)
-            await self._adapters.point_written(model, request.seq)
+            await record(self.journal, model)
+            await self.adapters.point_written(model, request.seq)
         return result({"type": "load_weights", "path": asked.path, "model_id": model.id})
 
     async def run_pass(self, model: Model, request: Request) -> Outcome:
         """A pass; its gradient is added to the model's, unless it is a forward pass alone."""
-        if self._refuse_stable_reinforce and _of(PassRequest, request).loss == STABLE_REINFORCE:
+        if self.refuse_stable_reinforce and _of(PassRequest, request).loss == STABLE_REINFORCE:
             raise InvalidData(
                 f"The loss '{STABLE_REINFORCE}' is refused here.",
                 "Its formula is not public, and the operator wants none of ours under its name.",
                 "Use 'importance_sampling', 'cispo' or 'gspo'.",
             )
-
-        async def run(engine: Trains) -> PassResult:
-            return await run_pass(engine, model, request, self._losses)
-
-        passed = await self._adapters.surviving(model, run)
+        passed = await self.adapters.surviving(model, lambda engine: run_pass(engine, model, request, self.losses))
         model.placement.gradient = model.placement.gradient or request.kind == "forward_backward"
         return binary_result(write_pass(passed))
 
     async def step(self, model: Model, request: Request) -> Outcome:
         """One step of Adam."""
-
-        async def run(engine: Trains) -> StepResult:
-            return await step(engine, model, request)
-
-        stepped = await self._adapters.surviving(model, run)
+        stepped = await self.adapters.surviving(model, lambda engine: step(engine, model, request))
         model.placement.gradient = False
         finite = {name: value for name, value in stepped.metrics.items() if math.isfinite(value)}  # JSON has no others
         return result({"type": "optim_step", "metrics": {**finite, "policy_version:max": float(stepped.version)}})
@@ -128,7 +114,7 @@ class Training:
     async def save(self, model: Model, request: Request) -> Outcome:
         """State to go on from: adapter, optimiser, step."""
         asked = _of(SaveWeights, request)
-        path = self._checkpoints.place(
+        path = self.checkpoints.place(
             model.id,
             "weights",
             asked.path,
@@ -137,13 +123,9 @@ class Training:
             tenant=model.tenant,
             request_id=request.id,
         )
-        if self._checkpoints.outcome_of(request.id, model.tenant) is None:
-            folder = str(self._checkpoints.waiting_folder(path, request.id))
-
-            async def save(engine: Trains) -> Saved:
-                return await engine.save(model.id, folder, True)
-
-            saved = await self._adapters.surviving(model, save)
+        if self.checkpoints.outcome_of(request.id, model.tenant) is None:
+            folder = str(self.checkpoints.waiting_folder(path, request.id))
+            saved = await self.adapters.surviving(model, lambda engine: engine.save(model.id, folder, True))
             await self._add(path, saved, model, request, overwrite=asked.overwrite)
         return result({"type": "save_weights", "path": str(path)})
 
@@ -154,24 +136,24 @@ class Training:
             raise UserError(f"There are no sampler weights of kind '{asked.kind}'.", next="Use snapshot or inflight.")
         if asked.path is None:
             return await self._publish_unnamed(model, request, asked)
-        path = self._checkpoints.place(
+        path = self.checkpoints.place(
             model.id, "sampler_weights", asked.path, ttl_s=asked.ttl_seconds, tenant=model.tenant, request_id=request.id
         )
-        if self._checkpoints.outcome_of(request.id, model.tenant) is None:
+        if self.checkpoints.outcome_of(request.id, model.tenant) is None:
             await self._publish_named(path, model, request)
         return result({"type": "save_weights_for_sampler", "path": str(path)})
 
     async def _publish_named(self, path: TinkerPath, model: Model, request: Request) -> None:
-        folder = str(self._checkpoints.waiting_folder(path, request.id))
+        folder = str(self.checkpoints.waiting_folder(path, request.id))
 
         async def publish(engine: Trains) -> tuple[Snapshot, Saved]:
-            snapshot = await self._snapshots.publish(engine, model, request.seq)
+            snapshot = await self.snapshots.publish(engine, model, request.seq)
             return snapshot, await engine.save_snapshot(snapshot.name, folder)
 
-        snapshot, saved = await self._adapters.surviving(model, publish)
+        snapshot, saved = await self.adapters.surviving(model, publish)
         await self._add(path, saved, model, request)
-        self._snapshots.name(snapshot, str(path), self._checkpoints.folder(path), saved.sha256)
-        self._samplers.published(self._sessions.of_model(model.session_id), snapshot)
+        self.snapshots.name(snapshot, str(path), self.checkpoints.folder(path), saved.sha256)
+        self.samplers.published(self.sessions.of_model(model.session_id), snapshot)
 
     async def _add(
         self, path: TinkerPath, saved: Saved, model: Model, request: Request, *, overwrite: bool = False
@@ -180,12 +162,12 @@ class Training:
         there; those that are overwritten live on with whoever samples from them."""
         try:
             if overwrite:
-                await self._snapshots.detach(str(path))
-                self._snapshots.forget(str(path))  # whoever asked meanwhile means the new ones
-            elif (kept := await self._checkpoints.keep(path, model.tenant)) is not None:
-                await self._samplers.rename(str(path), str(kept.path))
-                await self._snapshots.rename(str(path), kept)
-            await self._checkpoints.add(path, saved, **_facts(model, request))
+                await self.snapshots.detach(str(path))
+                self.snapshots.forget(str(path))  # whoever asked meanwhile means the new ones
+            elif (kept := await self.checkpoints.keep(path, model.tenant)) is not None:
+                await self.samplers.rename(str(path), str(kept.path))
+                await self.snapshots.rename(str(path), kept)
+            await self.checkpoints.add(path, saved, **_facts(model, request))
         finally:
             await asyncio.to_thread(shutil.rmtree, saved.folder, ignore_errors=True)  # unless it has its place
 
@@ -193,24 +175,21 @@ class Training:
         seq = asked.sampling_session_seq_id
         if seq is None:
             raise InvalidData("The sampler weights have no name and no sampling session.", next="Send path.")
-
-        async def publish(engine: Trains) -> Snapshot:
-            return await self._snapshots.publish(engine, model, request.seq)
-
-        snapshot = await self._adapters.surviving(model, publish)
-        session = self._sessions.of_model(model.session_id)
-        sampler = await self._samplers.add_unnamed(session, seq, snapshot, inflight=asked.kind == "inflight")
-        self._samplers.published(session, snapshot)
+        snapshot = await self.adapters.surviving(
+            model, lambda engine: self.snapshots.publish(engine, model, request.seq)
+        )
+        session = self.sessions.of_model(model.session_id)
+        sampler = await self.samplers.add_unnamed(session, seq, snapshot, inflight=asked.kind == "inflight")
+        self.samplers.published(session, snapshot)
         return result({"type": "save_weights_for_sampler", "sampling_session_id": sampler.id, "path": None})
 
     async def export(self, model: Model, request: Request) -> Outcome:
         """Files for others: a PEFT folder, encrypted where that is asked for."""
         asked = _of(SaveWeights, request)
-
-        async def write(engine: Trains) -> dict[str, Any]:
-            return await self._exports.write(engine, model, asked, request.id)
-
-        return result({"type": "save_weights_external", **await self._adapters.surviving(model, write)})
+        written = await self.adapters.surviving(
+            model, lambda engine: self.exports.write(engine, model, asked, request.id)
+        )
+        return result({"type": "save_weights_external", **written})
 
 
 def _facts(model: Model, request: Request) -> dict[str, Any]:
