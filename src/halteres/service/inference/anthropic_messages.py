@@ -20,7 +20,7 @@ from halteres.service.inference.chats import Chat
 from halteres.service.inference.http import Events, begun, named
 from halteres.service.inference.openai import Count
 from halteres.service.inference.openai_chat import may_call
-from halteres.service.inference.requests import Ask, Call, Prompt
+from halteres.service.inference.requests import Ask, Call
 from halteres.service.inference.written import Written
 from halteres.tool_calls import ToolCall, ToolReader
 
@@ -146,48 +146,40 @@ def _text(content: Any) -> str:
 REFUSALS = Refusals(MESSAGES)
 
 
-class MessageRoutes:
-    """The handlers."""
+async def count_tokens(inference: Inference, call: Call) -> Response:
+    """POST v1/messages/count_tokens."""
+    asked = await inference.read(call, lambda body: REFUSALS.read(body, CountTokens))
+    inference.addresses.find(asked.model, call.run, call.tenant)
+    prompt = await inference.chat_prompt(call, lambda: _chat(asked, _tools(asked)))
+    return answer({"input_tokens": len(prompt.tokens)})
 
-    def __init__(self, inference: Inference) -> None:
-        self._inference, self._tokenizer = inference, inference.tokenizer
 
-    async def count(self, call: Call) -> Response:
-        """POST v1/messages/count_tokens."""
-        asked = await self._inference.read(call, lambda body: REFUSALS.read(body, CountTokens))
-        self._inference.addresses.find(asked.model, call.run, call.tenant)
-        prompt = await self._inference.chat_prompt(call, lambda: self._chat(asked, _tools(asked)))
-        return answer({"input_tokens": len(prompt.tokens)})
+async def messages(inference: Inference, call: Call) -> Response:
+    """POST v1/messages."""
+    asked = await inference.read(call, lambda body: REFUSALS.read(body, Messages))
+    tools = _tools(asked)
+    prompt = await inference.chat_prompt(call, lambda: _chat(asked, tools))
+    ask = Ask(
+        call=call,
+        weights=inference.addresses.find(asked.model, call.run, call.tenant),
+        prompts=(prompt,),
+        sampled=msgspec.structs.replace(asked, n=1),
+        max_tokens=asked.max_tokens,
+        seed=asked.seed,
+    )
+    shape = Answer(ask.weights.name, asked, calls=bool(tools))
+    if asked.stream:
+        return Events(await begun(inference.stream(ask)), shape.events, failed)
+    return await inference.write(ask, lambda written: answer(shape.whole(written[0])))
 
-    async def create(self, call: Call) -> Response:
-        """POST v1/messages."""
-        asked = await self._inference.read(call, lambda body: REFUSALS.read(body, Messages))
-        tools = _tools(asked)
-        prompt = await self._inference.chat_prompt(call, lambda: self._chat(asked, tools))
-        ask = self._ask(call, asked, prompt)
-        message = Answer(ask.weights.name, asked, calls=bool(tools))
-        if asked.stream:
-            return Events(await begun(self._inference.stream(ask)), message.events, failed)
-        return await self._inference.write(ask, lambda written: answer(message.whole(written[0])))
 
-    def _ask(self, call: Call, asked: Messages, prompt: Prompt) -> Ask:
-        weights = self._inference.addresses.find(asked.model, call.run, call.tenant)
-        return Ask(
-            call=call,
-            weights=weights,
-            prompts=(prompt,),
-            sampled=msgspec.structs.replace(asked, n=1),
-            max_tokens=asked.max_tokens,
-            seed=asked.seed,
-        )
-
-    def _chat(self, asked: CountTokens, tools: Sequence[dict[str, Any]]) -> Chat:
-        return Chat(
-            messages=asked.chat,
-            tools=tools,
-            template_kwargs=asked.chat_template_kwargs or {},
-            continue_final_message=bool(asked.messages) and asked.messages[-1].role == "assistant",
-        )
+def _chat(asked: CountTokens, tools: Sequence[dict[str, Any]]) -> Chat:
+    return Chat(
+        messages=asked.chat,
+        tools=tools,
+        template_kwargs=asked.chat_template_kwargs or {},
+        continue_final_message=bool(asked.messages) and asked.messages[-1].role == "assistant",
+    )
 
 
 def _tools(asked: CountTokens) -> Sequence[dict[str, Any]]:

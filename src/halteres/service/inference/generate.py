@@ -137,67 +137,61 @@ REFUSALS = Refusals(SGLANG)
 LINES = "application/x-ndjson"
 
 
-class GenerateRoute:
-    """The handler."""
+async def generate(inference: Inference, call: Call) -> Response:
+    """Answer one call, in the shape of its fields."""
 
-    def __init__(self, inference: Inference) -> None:
-        self._inference, self._tokenizer = inference, inference.tokenizer
+    def read_checked(body: bytes) -> Sglang | Vllm:
+        asked = read_generate(body)
+        REFUSALS.check(body)
+        return asked
 
-    async def __call__(self, call: Call) -> Response:
-        """Answer one call, in the shape of its fields."""
-        asked = await self._inference.read(call, _read)
-        return await (self._sglang(call, asked) if isinstance(asked, Sglang) else self._vllm(call, asked))
-
-    async def _sglang(self, call: Call, asked: Sglang) -> Response:
-        weights = self._inference.addresses.find(asked.model, call.run, call.tenant, asked.policy_version)
-        params = asked.sampling_params
-        prompts = await self._inference.prompts(call, asked.prompts)
-        of_prompt = asked.return_logprob and asked.logprob_start_len >= 0
-        ask = Ask(
-            call=call,
-            weights=weights,
-            prompts=prompts,
-            sampled=params,
-            max_tokens=params.max_new_tokens,
-            seed=params.chosen_seed,
-            top=asked.top_logprobs_num if asked.return_logprob else 0,
-            prompt_top=asked.top_logprobs_num if of_prompt else None,
-            prompt_start=max(0, asked.logprob_start_len),
-        )
-        shape = SglangShape(self._tokenizer, asked)
-        if asked.stream:
-            return Events(await begun(self._inference.stream(ask)), shape.events, _failed_event)
-        alone = not asked.many and params.n == 1
-        return await self._inference.write(
-            ask,
-            lambda written: answer(shape.item(written[0]) if alone else [encoded(shape.item(one)) for one in written]),
-        )
-
-    async def _vllm(self, call: Call, asked: Vllm) -> Response:
-        if asked.best_of not in (None, asked.n):
-            raise InvalidData("`best_of` is not `n`.", "Sequences are not ranked.", param="best_of")
-        weights = self._inference.addresses.find(asked.model, call.run, call.tenant)
-        prompts = await self._inference.prompts(call, [asked.one_prompt])
-        ask = Ask(
-            call=call,
-            weights=weights,
-            prompts=prompts,
-            sampled=asked,
-            max_tokens=asked.max_tokens,
-            seed=asked.seed,
-            top=asked.logprobs or 0,
-            prompt_top=asked.prompt_logprobs,
-        )
-        shape = VllmShape(self._tokenizer, asked)
-        if asked.stream:
-            return Events(await begun(self._inference.stream(ask)), shape.lines, _failed_line, LINES)
-        return await self._inference.write(ask, lambda written: answer(shape.whole(written)))
+    asked = await inference.read(call, read_checked)
+    return await (_sglang(inference, call, asked) if isinstance(asked, Sglang) else _vllm(inference, call, asked))
 
 
-def _read(body: bytes) -> Sglang | Vllm:
-    asked = read_generate(body)
-    REFUSALS.check(body)
-    return asked
+async def _sglang(inference: Inference, call: Call, asked: Sglang) -> Response:
+    weights = inference.addresses.find(asked.model, call.run, call.tenant, asked.policy_version)
+    params = asked.sampling_params
+    prompts = await inference.prompts(call, asked.prompts)
+    of_prompt = asked.return_logprob and asked.logprob_start_len >= 0
+    ask = Ask(
+        call=call,
+        weights=weights,
+        prompts=prompts,
+        sampled=params,
+        max_tokens=params.max_new_tokens,
+        seed=params.chosen_seed,
+        top=asked.top_logprobs_num if asked.return_logprob else 0,
+        prompt_top=asked.top_logprobs_num if of_prompt else None,
+        prompt_start=max(0, asked.logprob_start_len),
+    )
+    shape = SglangShape(inference.tokenizer, asked)
+    if asked.stream:
+        return Events(await begun(inference.stream(ask)), shape.events, _failed_event)
+    alone = not asked.many and params.n == 1
+    return await inference.write(
+        ask, lambda written: answer(shape.item(written[0]) if alone else [encoded(shape.item(one)) for one in written])
+    )
+
+
+async def _vllm(inference: Inference, call: Call, asked: Vllm) -> Response:
+    if asked.best_of not in (None, asked.n):
+        raise InvalidData("`best_of` is not `n`.", "Sequences are not ranked.", param="best_of")
+    weights = inference.addresses.find(asked.model, call.run, call.tenant)
+    ask = Ask(
+        call=call,
+        weights=weights,
+        prompts=await inference.prompts(call, [asked.one_prompt]),
+        sampled=asked,
+        max_tokens=asked.max_tokens,
+        seed=asked.seed,
+        top=asked.logprobs or 0,
+        prompt_top=asked.prompt_logprobs,
+    )
+    shape = VllmShape(inference.tokenizer, asked)
+    if asked.stream:
+        return Events(await begun(inference.stream(ask)), shape.lines, _failed_line, LINES)
+    return await inference.write(ask, lambda written: answer(shape.whole(written)))
 
 
 class Whole:

@@ -12,11 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from starlette.responses import Response
 
+from halteres.clients.rewards import Scorable
 from halteres.errors import HalteresError, InvalidData
 from halteres.service.answers import openai_error
+from halteres.service.inference.answering import Inference
 from halteres.service.inference.bodies import Sampled, TopCount
 from halteres.service.inference.http import DONE, data
+from halteres.service.inference.requests import Ask, Call, Prompt
 from halteres.service.inference.written import Row, Scores, Written
 from halteres.text import Tokenizer
 
@@ -157,3 +161,41 @@ def _ranked(token: int, logprob: float, row: Row) -> list[tuple[int, float, int 
     ranks = {one: rank for rank, (one, _) in enumerate(row, start=1)}
     others = [(one, value, ranks[one]) for one, value in row if one != token]
     return [(token, logprob, ranks.get(token)), *others]
+
+
+def ask_of(
+    inference: Inference,
+    call: Call,
+    asked: Answered,
+    prompts: tuple[Prompt, ...],
+    *,
+    max_tokens: int | None,
+    top: int | None,
+    prompt_top: int | None,
+) -> Ask:
+    """The request as the service executes it; `top` is that of `Ask`, None where no log-probabilities are wanted."""
+    return Ask(
+        call=call,
+        weights=inference.addresses.find(asked.model, call.run, call.tenant),
+        prompts=prompts,
+        sampled=msgspec.structs.replace(asked, n=asked.num_sampled),
+        max_tokens=max_tokens,
+        seed=asked.seed,
+        top=top or 0,
+        prompt_top=prompt_top,
+    )
+
+
+async def whole_answer(
+    inference: Inference,
+    ask: Ask,
+    asked: Answered,
+    scorable: Callable[[Written], Scorable],
+    shape: Callable[[list[Written], list[Written]], Response],
+) -> Response:
+    """What `shape` makes of the sequences that are answered, and of all that were sampled."""
+    if not asked.is_ranked:
+        return await inference.write(ask, lambda written: shape(written, written))
+    written = await inference.write(ask, list)
+    best = await inference.best_of.chosen(written, asked.n, asked.reward_model, scorable)
+    return await inference.aside(ask.call, lambda: shape(best, written))

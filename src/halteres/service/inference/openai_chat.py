@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-import msgspec
 from starlette.responses import Response
 
 from halteres.clients.rewards import Scorable
@@ -18,8 +17,18 @@ from halteres.service.inference.answering import Inference
 from halteres.service.inference.bodies import CHAT, Refusals, TokenCount, TopCount
 from halteres.service.inference.chats import Chat, flat
 from halteres.service.inference.http import DONE, Events, begun, data
-from halteres.service.inference.openai import Answered, Count, Envelope, Name, failed, names, vllm_prompt_logprobs
-from halteres.service.inference.requests import Ask, Call, Prompt
+from halteres.service.inference.openai import (
+    Answered,
+    Count,
+    Envelope,
+    Name,
+    ask_of,
+    failed,
+    names,
+    vllm_prompt_logprobs,
+    whole_answer,
+)
+from halteres.service.inference.requests import Call
 from halteres.service.inference.written import Row, Written
 from halteres.text import Tokenizer
 from halteres.tool_calls import ToolCall, ToolReader
@@ -63,75 +72,52 @@ BROKEN = "\N{REPLACEMENT CHARACTER}"
 REFUSALS = Refusals(CHAT)
 
 
-class ChatRoute:
-    """The handler."""
+async def chat_completions(inference: Inference, call: Call) -> Response:
+    """Answer one call."""
+    asked = await inference.read(call, lambda body: REFUSALS.read(body, ChatCompletions))
+    inference.best_of.check(asked.reward_model)
+    tools = may_call(asked.tools, asked.tool_choice)
+    chat = _chat(inference.tokenizer, asked, tools)
+    prompt = await inference.chat_prompt(call, lambda: chat, asked.add_special_tokens)
+    limit, of_prompt = asked.limit, asked.prompt_logprobs
+    ask = ask_of(inference, call, asked, (prompt,), max_tokens=limit, top=asked.top, prompt_top=of_prompt)
+    choices = Choices(inference.tokenizer, asked, calls=bool(tools))
+    kind = "chat.completion.chunk" if asked.stream else "chat.completion"
+    envelope = Envelope("chatcmpl", kind, ask.weights.name)
+    if asked.stream:
+        return Events(await begun(inference.stream(ask)), lambda written: choices.chunks(written, envelope), failed)
 
-    def __init__(self, inference: Inference) -> None:
-        self._inference, self._tokenizer = inference, inference.tokenizer
+    def shape(chosen: list[Written], written: list[Written]) -> Response:
+        whole = envelope.whole([choices.whole(one) for one in chosen], Count.of(written))
+        return answer({**whole, **choices.of_prompt(written[0]), "prompt_token_ids": prompt.tokens})
 
-    async def __call__(self, call: Call) -> Response:
-        """Answer one call."""
-        asked = await self._inference.read(call, lambda body: REFUSALS.read(body, ChatCompletions))
-        self._inference.best_of.check(asked.reward_model)
-        tools = may_call(asked.tools, asked.tool_choice)
-        chat = self._chat(asked, tools)
-        prompt = await self._inference.chat_prompt(call, lambda: chat, asked.add_special_tokens)
-        ask = self._ask(call, asked, prompt)
-        choices = Choices(self._tokenizer, asked, calls=bool(tools))
-        if asked.stream:
-            envelope = Envelope("chatcmpl", "chat.completion.chunk", ask.weights.name)
-            return Events(await begun(self._inference.stream(ask)), Chunks(asked, choices, envelope), failed)
-        envelope = Envelope("chatcmpl", "chat.completion", ask.weights.name)
+    return await whole_answer(inference, ask, asked, lambda one: _scorable(chat, one), shape)
 
-        def shape(chosen: list[Written], written: list[Written]) -> Response:
-            whole = envelope.whole([choices.whole(one) for one in chosen], Count.of(written))
-            return answer({**whole, **choices.of_prompt(written[0]), "prompt_token_ids": ask.prompts[0].tokens})
 
-        if asked.is_ranked:
-            written = await self._inference.write(ask, list)
-            best = await self._inference.best_of.chosen(
-                written, asked.n, asked.reward_model, lambda one: _scorable(chat, one)
-            )
-            return await self._inference.aside(call, lambda: shape(best, written))
-        return await self._inference.write(ask, lambda written: shape(written, written))
-
-    def _ask(self, call: Call, asked: ChatCompletions, prompt: Prompt) -> Ask:
-        weights = self._inference.addresses.find(asked.model, call.run, call.tenant)
-        return Ask(
-            call=call,
-            weights=weights,
-            prompts=(prompt,),
-            sampled=msgspec.structs.replace(asked, n=asked.num_sampled),
-            max_tokens=asked.limit,
-            seed=asked.seed,
-            top=asked.top or 0,
-            prompt_top=asked.prompt_logprobs,
-        )
-
-    def _chat(self, asked: ChatCompletions, tools: Sequence[dict[str, Any]]) -> Chat:
-        kwargs = asked.chat_template_kwargs or {}
-        if asked.reasoning_effort is not None:
-            if not self._tokenizer.template_reads("reasoning_effort"):
-                raise InvalidData(
-                    "`reasoning_effort` is not supported by this model.",
-                    "Its chat template does not read it.",
-                    "Leave it out.",
-                    param="reasoning_effort",
-                )
-            kwargs = {"reasoning_effort": asked.reasoning_effort, **kwargs}
-        if asked.continue_final_message and asked.add_generation_prompt:
+def _chat(tokenizer: Tokenizer, asked: ChatCompletions, tools: Sequence[dict[str, Any]]) -> Chat:
+    kwargs = asked.chat_template_kwargs or {}
+    if asked.reasoning_effort is not None:
+        if not tokenizer.template_reads("reasoning_effort"):
             raise InvalidData(
-                "An answer cannot both begin and go on.",
-                "continue_final_message goes on with the last message; add_generation_prompt begins another.",
-                "Send add_generation_prompt=false.",
+                "`reasoning_effort` is not supported by this model.",
+                "Its chat template does not read it.",
+                "Leave it out.",
+                param="reasoning_effort",
             )
-        return Chat(
-            messages=asked.messages,
-            tools=tools,
-            template_kwargs=kwargs,
-            add_generation_prompt=asked.add_generation_prompt is not False,
-            continue_final_message=asked.continue_final_message,
+        kwargs = {"reasoning_effort": asked.reasoning_effort, **kwargs}
+    if asked.continue_final_message and asked.add_generation_prompt:
+        raise InvalidData(
+            "An answer cannot both begin and go on.",
+            "continue_final_message goes on with the last message; add_generation_prompt begins another.",
+            "Send add_generation_prompt=false.",
         )
+    return Chat(
+        messages=asked.messages,
+        tools=tools,
+        template_kwargs=kwargs,
+        add_generation_prompt=asked.add_generation_prompt is not False,
+        continue_final_message=asked.continue_final_message,
+    )
 
 
 def _scorable(chat: Chat, one: Written) -> Scorable:
@@ -161,9 +147,26 @@ class Choices:
     """The shape of one choice, or of its next piece."""
 
     def __init__(self, tokenizer: Tokenizer, asked: ChatCompletions, *, calls: bool) -> None:
-        self._tokenizer, self._asked, self._calls = tokenizer, asked, calls
+        self._asked, self._calls = asked, calls
         self._name = names(tokenizer, as_ids=asked.return_tokens_as_token_ids)
         self._readers: dict[int, ToolReader] = {}
+
+    async def chunks(self, written: AsyncIterator[Written], envelope: Envelope) -> AsyncIterator[bytes]:
+        """A stream's events: one per piece that holds something."""
+        count, asked = Count(), self._asked
+        async for one in written:
+            first = not count.versions
+            count.add(one)
+            choice = self.piece(one)
+            chunk = envelope.chunk(choice, count)
+            if first:
+                chunk |= self.of_prompt(one)
+                chunk |= {"prompt_token_ids": one.prompt.tokens} if asked.return_token_ids else {}
+            if choice["delta"] or asked.logprobs or asked.return_token_ids or one.finish is not None:
+                yield data(chunk)
+        if asked.streams_usage:
+            yield data(envelope.usage(count))
+        yield DONE
 
     def of_prompt(self, one: Written) -> dict[str, Any]:
         """What was asked of the prompt."""
@@ -207,31 +210,6 @@ class Choices:
             "stop_reason": one.matched,
             "logprobs": {"content": content, "refusal": None} if wants else None,
         }
-
-
-class Chunks:
-    """A stream's events."""
-
-    def __init__(self, asked: ChatCompletions, choices: Choices, envelope: Envelope) -> None:
-        self._asked, self._choices, self._envelope = asked, choices, envelope
-        self._told = asked.logprobs or asked.return_token_ids
-
-    async def __call__(self, written: AsyncIterator[Written]) -> AsyncIterator[bytes]:
-        """One event per piece that tells something."""
-        count = Count()
-        async for one in written:
-            first = not count.versions
-            count.add(one)
-            choice = self._choices.piece(one)
-            chunk = self._envelope.chunk(choice, count)
-            if first:
-                chunk |= self._choices.of_prompt(one)
-                chunk |= {"prompt_token_ids": one.prompt.tokens} if self._asked.return_token_ids else {}
-            if choice["delta"] or self._told or one.finish is not None:
-                yield data(chunk)
-        if self._asked.streams_usage:
-            yield data(self._envelope.usage(count))
-        yield DONE
 
 
 def _shaped(call: ToolCall) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-import msgspec
 from starlette.responses import Response
 
 from halteres.clients.rewards import Scorable
@@ -16,8 +15,18 @@ from halteres.service.answers import answer, encoded
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.bodies import COMPLETIONS, Refusals, TokenCount, TopCount, several
 from halteres.service.inference.http import DONE, Events, begun, data
-from halteres.service.inference.openai import Answered, Count, Envelope, Name, failed, names, vllm_prompt_logprobs
-from halteres.service.inference.requests import Ask, Call, Prompt
+from halteres.service.inference.openai import (
+    Answered,
+    Count,
+    Envelope,
+    Name,
+    ask_of,
+    failed,
+    names,
+    vllm_prompt_logprobs,
+    whole_answer,
+)
+from halteres.service.inference.requests import Call, Prompt
 from halteres.service.inference.written import Row, Scores, Written
 from halteres.text import Tokenizer
 
@@ -50,54 +59,29 @@ class Completions(Answered, kw_only=True):
 REFUSALS = Refusals(COMPLETIONS)
 
 
-class CompletionRoute:
-    """The handler."""
+async def completions(inference: Inference, call: Call) -> Response:
+    """Answer one call."""
+    asked = await inference.read(call, lambda body: REFUSALS.read(body, Completions))
+    inference.best_of.check(asked.reward_model)
+    prompts = await inference.prompts(call, asked.prompts, asked.add_special_tokens)
+    of_prompt = asked.prompt_logprobs
+    if asked.echo and asked.top is not None:
+        of_prompt = max(asked.top, of_prompt or 0)
+    elif asked.echo and asked.max_tokens == 0:
+        of_prompt = of_prompt or 0  # nothing is written: the prompt alone comes back
+    ask = ask_of(inference, call, asked, prompts, max_tokens=asked.max_tokens, top=asked.top, prompt_top=of_prompt)
+    choices = Choices(inference.tokenizer, asked)
+    envelope = Envelope("cmpl", "text_completion", ask.weights.name)
+    if asked.stream:
+        return Events(await begun(inference.stream(ask)), lambda written: choices.chunks(written, envelope), failed)
 
-    def __init__(self, inference: Inference) -> None:
-        self._inference, self._tokenizer = inference, inference.tokenizer
+    def scorable(one: Written) -> Scorable:
+        return Scorable(prompt=text_of(inference.tokenizer, one.prompt), completion=one.text)
 
-    async def __call__(self, call: Call) -> Response:
-        """Answer one call."""
-        asked = await self._inference.read(call, lambda body: REFUSALS.read(body, Completions))
-        self._inference.best_of.check(asked.reward_model)
-        prompts = await self._inference.prompts(call, asked.prompts, asked.add_special_tokens)
-        ask = self._ask(call, asked, prompts)
-        choices = Choices(self._tokenizer, asked)
-        envelope = Envelope("cmpl", "text_completion", ask.weights.name)
-        if asked.stream:
-            return Events(await begun(self._inference.stream(ask)), Chunks(asked, choices, envelope), failed)
-        if asked.is_ranked:
-            written = await self._inference.write(ask, list)
-            best = await self._inference.best_of.chosen(written, asked.n, asked.reward_model, self._scorable)
-            return await self._inference.aside(
-                call,
-                lambda: answer(envelope.whole([encoded(choices.shape(one)) for one in best], Count.of(written))),
-            )
-        return await self._inference.write(
-            ask,
-            lambda written: answer(envelope.whole([encoded(choices.shape(one)) for one in written], Count.of(written))),
-        )
+    def shape(chosen: list[Written], written: list[Written]) -> Response:
+        return answer(envelope.whole([encoded(choices.shape(one)) for one in chosen], Count.of(written)))
 
-    def _ask(self, call: Call, asked: Completions, prompts: tuple[Prompt, ...]) -> Ask:
-        weights = self._inference.addresses.find(asked.model, call.run, call.tenant)
-        of_prompt = asked.prompt_logprobs
-        if asked.echo and asked.top is not None:
-            of_prompt = max(asked.top, of_prompt or 0)
-        elif asked.echo and asked.max_tokens == 0:
-            of_prompt = of_prompt or 0  # nothing is written: the prompt alone comes back
-        return Ask(
-            call=call,
-            weights=weights,
-            prompts=prompts,
-            sampled=msgspec.structs.replace(asked, n=asked.num_sampled),
-            max_tokens=asked.max_tokens,
-            seed=asked.seed,
-            top=asked.top or 0,
-            prompt_top=of_prompt,
-        )
-
-    def _scorable(self, one: Written) -> Scorable:
-        return Scorable(prompt=text_of(self._tokenizer, one.prompt), completion=one.text)
+    return await whole_answer(inference, ask, asked, scorable, shape)
 
 
 class Choices:
@@ -111,13 +95,27 @@ class Choices:
         self._of_prompt: dict[int, dict[str, Any]] = {}  # logprobs of a prompt, by the place of its first sequence
         self._vllm_of_prompt: dict[int, list[dict[str, Any] | None]] = {}
 
+    async def chunks(self, written: AsyncIterator[Written], envelope: Envelope) -> AsyncIterator[bytes]:
+        """A stream's events: one per piece that holds something."""
+        count, asked = Count(), self._asked
+        async for one in written:
+            count.add(one)
+            choice = self.shape(one)
+            if not asked.return_token_ids:
+                del choice["token_ids"]
+            if choice["text"] or asked.top is not None or asked.return_token_ids or one.finish is not None:
+                yield data(envelope.chunk(choice, count))
+        if asked.streams_usage:
+            yield data(envelope.usage(count))
+        yield DONE
+
     def shape(self, one: Written) -> dict[str, Any]:
         """The first piece of a choice brings what was asked of the prompt."""
         first = one.place not in self._begun
         self._begun.add(one.place)
         choice: dict[str, Any] = {
             "index": one.place,
-            "text": (self._echo(one) if first and self._asked.echo else "") + one.text,
+            "text": (text_of(self._tokenizer, one.prompt) if first and self._asked.echo else "") + one.text,
             "finish_reason": one.finish,
             "stop_reason": one.matched,
             "token_ids": one.tokens,
@@ -131,9 +129,6 @@ class Choices:
                 of_prompt[prompt] = vllm_prompt_logprobs(self._name, one.prompt.tokens, one.scores)
             choice["prompt_logprobs"] = of_prompt[prompt]
         return choice
-
-    def _echo(self, one: Written) -> str:
-        return text_of(self._tokenizer, one.prompt)
 
     def _logprobs(self, one: Written, *, with_prompt: bool) -> dict[str, Any] | None:
         if self._asked.top is None:
@@ -153,28 +148,6 @@ class Choices:
             top = [row[: self._asked.top] for row in scores.top] if self._asked.top else None
             self._of_prompt[prompt] = completion_logprobs(self._name, told.tokens, scores.logprobs, top)
         return self._of_prompt.get(prompt)
-
-
-class Chunks:
-    """A stream's events."""
-
-    def __init__(self, asked: Completions, choices: Choices, envelope: Envelope) -> None:
-        self._asked, self._choices, self._envelope = asked, choices, envelope
-        self._told = asked.top is not None or asked.return_token_ids
-
-    async def __call__(self, written: AsyncIterator[Written]) -> AsyncIterator[bytes]:
-        """One event per piece that tells something."""
-        count = Count()
-        async for one in written:
-            count.add(one)
-            choice = self._choices.shape(one)
-            if not self._asked.return_token_ids:
-                del choice["token_ids"]
-            if choice["text"] or self._told or one.finish is not None:
-                yield data(self._envelope.chunk(choice, count))
-        if self._asked.streams_usage:
-            yield data(self._envelope.usage(count))
-        yield DONE
 
 
 def text_of(tokenizer: Tokenizer, prompt: Prompt) -> str:

@@ -11,7 +11,8 @@ Source: public documentation of the hosted service for /oai/api/v1 and /anthropi
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -23,13 +24,13 @@ from starlette.routing import BaseRoute, Mount, Route
 from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, as_http, shortened
 from halteres.service.answers import answer, anthropic_error, openai_error, with_status
 from halteres.service.inference.answering import Inference
-from halteres.service.inference.anthropic_messages import MessageRoutes
+from halteres.service.inference.anthropic_messages import count_tokens, messages
 from halteres.service.inference.bodies import read
 from halteres.service.inference.chats import Chat
-from halteres.service.inference.generate import GenerateRoute
-from halteres.service.inference.http import Handler, Shape, endpoint
-from halteres.service.inference.openai_chat import ChatRoute
-from halteres.service.inference.openai_completions import CompletionRoute
+from halteres.service.inference.generate import generate
+from halteres.service.inference.http import Shape, endpoint
+from halteres.service.inference.openai_chat import chat_completions
+from halteres.service.inference.openai_completions import completions
 from halteres.service.inference.requests import SCHEME, Call, Listed, Prompt
 from halteres.service.sampling.samples import packed
 from halteres.service.tenancy.tenants import tenant_of
@@ -177,9 +178,7 @@ class InferenceRoutes:
     """What environments, agents and people call."""
 
     def __init__(self, inference: Inference) -> None:
-        self._completions, self._chat = CompletionRoute(inference), ChatRoute(inference)
-        self._generate, self._messages = GenerateRoute(inference), MessageRoutes(inference)
-        self._names = NameRoutes(inference)
+        self._inference, self._names = inference, NameRoutes(inference)
 
     def table(self) -> list[BaseRoute]:
         """The routes."""
@@ -193,11 +192,11 @@ class InferenceRoutes:
     def _all(self) -> list[BaseRoute]:
         names = self._names
         return [
-            _post("/generate", self._generate, as_http),
+            self._post("/generate", generate, as_http),
             *self._openai(),
             *self._anthropic(),
-            _post("/tokenize", names.tokenize, openai_error),
-            _post("/detokenize", names.detokenize, openai_error),
+            Route("/tokenize", endpoint(names.tokenize, openai_error), methods=["POST"]),
+            Route("/detokenize", endpoint(names.detokenize, openai_error), methods=["POST"]),
             *(Route(path, names.health) for path in HEALTH),
             *(Route(path, names.model_info) for path in MODEL_INFO),
             Route("/version", names.version),
@@ -205,21 +204,22 @@ class InferenceRoutes:
 
     def _openai(self) -> list[BaseRoute]:
         return [
-            _post("/v1/completions", self._completions, openai_error),
-            _post("/v1/chat/completions", self._chat, openai_error),
+            self._post("/v1/completions", completions, openai_error),
+            self._post("/v1/chat/completions", chat_completions, openai_error),
             Route("/v1/models", _refusing(self._names.models)),
             Route("/v1/models/{model:path}", _refusing(self._names.model)),
         ]
 
     def _anthropic(self) -> list[BaseRoute]:
         return [
-            _post("/v1/messages", self._messages.create, anthropic_error),
-            _post("/v1/messages/count_tokens", self._messages.count, anthropic_error),
+            self._post("/v1/messages", messages, anthropic_error),
+            self._post("/v1/messages/count_tokens", count_tokens, anthropic_error),
         ]
 
-
-def _post(path: str, handler: Handler, shape: Shape) -> Route:
-    return Route(path, endpoint(handler, shape), methods=["POST"])
+    def _post(
+        self, path: str, handler: Callable[[Inference, Call], Coroutine[Any, Any, Response]], shape: Shape
+    ) -> Route:
+        return Route(path, endpoint(partial(handler, self._inference), shape), methods=["POST"])
 
 
 def _refusing(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
