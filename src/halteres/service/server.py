@@ -30,15 +30,14 @@ from halteres.service.inference.answering import Inference
 from halteres.service.inference.http import Shutdown
 from halteres.service.inference.routes import InferenceRoutes
 from halteres.service.routes.checkpoints import CheckpointRoutes
-from halteres.service.routes.connection import AccessRoutes, ConnectionRoutes
+from halteres.service.routes.connection import ConnectionRoutes
 from halteres.service.routes.downloads import DownloadRoutes
 from halteres.service.routes.futures import FutureRoutes
 from halteres.service.routes.guard import Guard, Meter
-from halteres.service.routes.records import RecordRoutes, SearchRoutes
-from halteres.service.routes.records import UsageRoutes as BookRoutes
+from halteres.service.routes.records import RecordRoutes
 from halteres.service.routes.run_requests import CountRequests, RequestCounts
 from halteres.service.routes.sampling import SamplingRoutes
-from halteres.service.routes.training import ImmediateRoutes, TrainingRoutes
+from halteres.service.routes.training import TrainingRoutes
 from halteres.service.service import Options, Service, locked, opened
 from halteres.service.tenancy.keys import Keys
 
@@ -94,14 +93,10 @@ def create_app(service: Service, shutdown: Shutdown | None = None) -> Starlette:
         SamplingRoutes(service),
         InferenceRoutes(Inference(service)),
         TrainingRoutes(service),
-        ImmediateRoutes(service),
         ConnectionRoutes(service),
-        AccessRoutes(service),
         CheckpointRoutes(service),
         DownloadRoutes(service),
-        SearchRoutes(service),
         RecordRoutes(service),
-        BookRoutes(service),
         counts,
     )
     keys = Keys(service.state, required=service.options.require_keys, own=service.options.own_key)

@@ -38,7 +38,6 @@ from halteres.service.tenancy.tenants import Tenant
 from halteres.service.training.adapters import Adapters
 from halteres.service.training.custom_losses import CustomLosses
 from halteres.service.training.execution import Training
-from halteres.service.training.exports import Exports
 from halteres.service.wire.training import Request, read_request
 from halteres.text import Tokenizer, load_tokenizer
 
@@ -110,7 +109,7 @@ class Service:
             samplers=self.samplers,
             snapshots=self.snapshots,
             losses=self.losses,
-            exports=Exports(self.checkpoints, base),
+            base=base,
             refuse_stable_reinforce=options.refuse_stable_reinforce,
         )
         self.models = Models(journal, self.futures, tasks, training)

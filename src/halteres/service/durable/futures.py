@@ -275,11 +275,6 @@ def _future_of(entry: Entry, request_id: str) -> Future:
     )
 
 
-def new_id() -> str:
-    """The id of a request."""
-    return uuid.uuid4().hex
-
-
 CREATE_LOSS, UNLOAD_MODEL = "create_custom_loss", "unload_model"
 AT_ONCE = (CREATE_LOSS, UNLOAD_MODEL)
 

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -25,6 +25,7 @@ from halteres.errors import Conflict, HalteresError, NotReady, ServerError
 from halteres.process import steady_time
 from halteres.service.durable.tables import BURNT, LAYOUT, MODELS, REQUESTS, SCHEMA
 from halteres.service.tenancy.tenants import LOCAL, Tenant
+from halteres.service.wire.codec import JSON
 
 T = TypeVar("T")
 
@@ -207,17 +208,22 @@ RETRY_S = 1.0
 """Between two attempts to record what has ended."""
 
 
+def new_id() -> str:
+    """The id of a request."""
+    return uuid.uuid4().hex
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """A request as the journal takes it."""
 
-    id: str
-    key: str
+    id: str = field(default_factory=new_id)
+    key: str  # a request that is sent again has the same
     kind: str
-    subject: str
+    subject: str  # whom it concerns
     tenant: Tenant = LOCAL
-    seq: int | None
-    content_type: str
+    seq: int | None = None
+    content_type: str = JSON
     body: bytes
     drawn: Drawn | None = None
 
@@ -250,13 +256,13 @@ _SETTLE = (
     .where(REQUESTS.c.id == bindparam("id_"))
     .values({name: bindparam(name) for name in ("state", "settled_at", "outcome_type", "outcome")})
 )
-_ROWS = select(*(REQUESTS.c[field.name] for field in fields(Recorded)))
+_ROWS = select(*(REQUESTS.c[one.name] for one in fields(Recorded)))
 _RECALL = _ROWS.where(REQUESTS.c.id == bindparam("recalled_id"))
 _OPEN = _ROWS.where(REQUESTS.c.state == "accepted").order_by(REQUESTS.c.accepted_at)
 _REPLAYED = ("create_model", "forward_backward", "optim_step", "save_weights_for_sampler")
 """Kinds that change an adapter, or take weights from it."""
 _SINCE = (
-    select(*(REQUESTS.c[field.name] for field in fields(Entry)), REQUESTS.c.state)
+    select(*(REQUESTS.c[one.name] for one in fields(Entry)), REQUESTS.c.state)
     .where(REQUESTS.c.subject == bindparam("of"), REQUESTS.c.seq > bindparam("after"))
     .where(REQUESTS.c.state.in_(("done", "failed_user")), REQUESTS.c.kind.in_(_REPLAYED))
     .order_by(REQUESTS.c.seq)
@@ -394,7 +400,7 @@ class Journal(Commits):
 
 
 def _accept(connection: Connection, entry: Entry) -> str:
-    values = {field.name: getattr(entry, field.name) for field in fields(Entry)}
+    values = {one.name: getattr(entry, one.name) for one in fields(Entry)}
     values |= {"accepted_at": steady_time(), "state": "accepted"}
     if connection.execute(_ACCEPT, values).rowcount:
         return entry.id
@@ -402,5 +408,5 @@ def _accept(connection: Connection, entry: Entry) -> str:
 
 
 def _values(ended: Ended) -> dict[str, Any]:
-    values = {field.name: getattr(ended, field.name) for field in fields(Ended)}
+    values = {one.name: getattr(ended, one.name) for one in fields(Ended)}
     return {**values, "id_": values.pop("id")}

@@ -17,8 +17,8 @@ from halteres.clients.rewards import Scorable, best_first
 from halteres.engine.protocol import SampleResult, SamplingParams
 from halteres.errors import HalteresError, InvalidData, NotReady, ServerError, unknown
 from halteres.process import steady_time
-from halteres.service.durable.futures import Outcome, failure, new_id
-from halteres.service.durable.journal import Ended, Entry
+from halteres.service.durable.futures import Outcome, failure
+from halteres.service.durable.journal import Ended, Entry, new_id
 from halteres.service.fleet import running
 from halteres.service.inference.chats import Chat, render
 from halteres.service.inference.requests import Addresses, Ask, Call, Prompt
@@ -296,18 +296,12 @@ class Inference:
         return drawn_seed() if ask.seed is None else checked_seed(ask.seed)
 
     async def _accept(self, name: str, ask: Ask, seed: int) -> None:
-        entry = Entry(
-            id=name,
-            key=name,
-            kind=GENERATE,
-            subject=ask.subject,
-            tenant=ask.call.tenant,
-            seq=None,
-            content_type=JSON,
-            body=ask.call.body,
-            drawn=None if ask.seed is not None else {"seed": seed},
+        drawn, call = None if ask.seed is not None else {"seed": seed}, ask.call
+        await self._journal.accept(
+            Entry(
+                id=name, key=name, kind=GENERATE, subject=ask.subject, tenant=call.tenant, body=call.body, drawn=drawn
+            )
         )
-        await self._journal.accept(entry)
 
     @contextmanager
     def _settled(self, name: str) -> Iterator[None]:

@@ -26,16 +26,46 @@ from halteres.service.tenancy.tenants import tenant_of
 from halteres.service.wire import bodies
 from halteres.service.wire.codec import PROMPT_BYTES
 
+CLIENT_FLAGS = {
+    "pjwt_auth_enabled": False,  # the plain key goes on every request
+    "parallel_fwdbwd_chunks": True,  # lanes put the chunks in order; one after another they would wait for the network
+    "proto_compress_fwdbwd": False,  # on one machine compressing costs more than it saves
+    # It doubles the time of a sample (3.5 to 7 ms; 512 at once gain nothing), and SDK 0.38.0 may hang in
+    # ServiceClient.close(): its poller loses a cancellation that comes in the middle of a poll.
+    "sample_use_retrieve_futures": False,
+    "sample_join_sampling_session": False,  # the number that a copy draws by itself is as good, and costs no request
+    "custom_loss_server_side": True,  # one pass instead of two, and no torch needed by the client
+}
+"""What steers a client for its life; everything else keeps the SDK's defaults. Older SDKs know fewer of them."""
 
-class AccessRoutes:
-    """What `tinker auth` calls."""
+DYNAMIC_FLAGS = {"sample_cancel_enabled": True}  # what nobody waits for makes room at once
+"""What a client asks for again and again."""
+
+REFRESH_S = 300
+"""Between two of those questions."""
+
+_TEMPERATURES = {"raw": "temperature 1, whatever they were drawn at", "tempered": "the temperature they were drawn at"}
+
+
+class ConnectionRoutes:
+    """What a client calls before and beside its work."""
 
     def __init__(self, service: Service) -> None:
+        self._service = service
         self._keys = KeyFile(service.state)
 
     def table(self) -> list[Route]:
         """The routes."""
         return [
+            Route("/api/v1/session_heartbeat", self.heartbeat, methods=["POST"]),
+            Route("/api/v1/telemetry", self.telemetry, methods=["POST"]),
+            Route("/api/v1/healthz", self.health),
+            Route("/api/v1/client/config", self.client_config, methods=["POST"]),
+            Route("/api/v1/client/dynamic_config", self.dynamic_config, methods=["POST"]),
+            Route("/api/v1/get_server_capabilities", self.capabilities),
+            Route("/api/v1/create_session", self.create_session, methods=["POST"]),
+            Route("/api/v1/sessions/{session_id}/finish", self.finish, methods=["POST"]),
+            Route("/halteres/v1/info", self.info),
             Route("/api/v1/auth/token", self.token, methods=["POST"]),
             Route("/api/v1/auth/apikey/me", self.key),
             Route("/api/v1/auth/apikey/me", self.revoke, methods=["DELETE"]),
@@ -73,48 +103,6 @@ class AccessRoutes:
         key_id, tenant = (presented(request.headers) or "").split("-")[1:2], tenant_of(request)
         known = await asyncio.to_thread(self._keys.read)
         return next((key for key in known if [key.id] == key_id and key.tenant == tenant), None)
-
-
-CLIENT_FLAGS = {
-    "pjwt_auth_enabled": False,  # the plain key goes on every request
-    "parallel_fwdbwd_chunks": True,  # lanes put the chunks in order; one after another they would wait for the network
-    "proto_compress_fwdbwd": False,  # on one machine compressing costs more than it saves
-    # It doubles the time of a sample (3.5 to 7 ms; 512 at once gain nothing), and SDK 0.38.0 may hang in
-    # ServiceClient.close(): its poller loses a cancellation that comes in the middle of a poll.
-    "sample_use_retrieve_futures": False,
-    "sample_join_sampling_session": False,  # the number that a copy draws by itself is as good, and costs no request
-    "custom_loss_server_side": True,  # one pass instead of two, and no torch needed by the client
-}
-"""What steers a client for its life; everything else keeps the SDK's defaults. Older SDKs know fewer of them."""
-
-DYNAMIC_FLAGS = {"sample_cancel_enabled": True}  # what nobody waits for makes room at once
-"""What a client asks for again and again."""
-
-REFRESH_S = 300
-"""Between two of those questions."""
-
-_TEMPERATURES = {"raw": "temperature 1, whatever they were drawn at", "tempered": "the temperature they were drawn at"}
-
-
-class ConnectionRoutes:
-    """What a client calls before and beside its work."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    def table(self) -> list[Route]:
-        """The routes."""
-        return [
-            Route("/api/v1/session_heartbeat", self.heartbeat, methods=["POST"]),
-            Route("/api/v1/telemetry", self.telemetry, methods=["POST"]),
-            Route("/api/v1/healthz", self.health),
-            Route("/api/v1/client/config", self.client_config, methods=["POST"]),
-            Route("/api/v1/client/dynamic_config", self.dynamic_config, methods=["POST"]),
-            Route("/api/v1/get_server_capabilities", self.capabilities),
-            Route("/api/v1/create_session", self.create_session, methods=["POST"]),
-            Route("/api/v1/sessions/{session_id}/finish", self.finish, methods=["POST"]),
-            Route("/halteres/v1/info", self.info),
-        ]
 
     async def client_config(self, _: Request) -> Response:
         """POST client/config."""

@@ -16,7 +16,6 @@ from starlette.routing import Route
 
 from halteres.process import steady_time
 from halteres.service.answers import answer, body_of, page_of, texts, timestamp
-from halteres.service.checkpoints.store import Checkpoint
 from halteres.service.models import Model
 from halteres.service.routes.checkpoints import described, run_without_model
 from halteres.service.service import Service
@@ -28,8 +27,35 @@ from halteres.service.wire.bodies import Search, StatusQuery
 GIGABYTE = 10**9
 
 
-class UsageRoutes:
-    """What an AdminClient calls."""
+NO_PROJECT = "default"
+"""The project of a session that names none: a summary must name one."""
+
+
+def _named(session: Session, asked: Search) -> bool:
+    """By its id or by its name: with both, either will do; with neither, every session."""
+    words = (asked.display_name or "").lower().split()
+    name = (session.display_name or "").lower()
+    by_name = bool(words) and all(word in name for word in words)
+    return by_name or session.id == asked.session_id or (asked.session_id is None and not words)
+
+
+def _stands(status: dict[str, Any] | None, query: StatusQuery) -> bool:
+    if status is None or status["type"] != query.type:
+        return False
+    return query.reasons is None or query.type != "client_finished" or status["reason"]["type"] in query.reasons
+
+
+def _place(session: Session) -> tuple[datetime.datetime, str]:
+    """Where a session lies in the order of the pages."""
+    return datetime.datetime.fromtimestamp(session.created_at, datetime.UTC), session.id
+
+
+def _cursor(session: Session) -> dict[str, str]:
+    return {"last_created_at": timestamp(session.created_at), "last_session_id": session.id}
+
+
+class RecordRoutes:
+    """What a RestClient and an AdminClient call."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -37,10 +63,16 @@ class UsageRoutes:
     def table(self) -> list[Route]:
         """The routes."""
         return [
+            Route("/api/v1/training_runs", self.training_runs),
+            Route("/api/v1/training_runs/{run_id}", self.training_run),
+            Route("/api/v1/sessions", self.sessions),
+            Route("/api/v1/sessions/{session_id}", self.session),
             Route("/api/v1/audit", self.audit),
             Route("/api/v1/billing/usage/events", self.usage),
             Route("/api/v1/billing/usage/checkpoints/current", self.storage),
             Route("/api/v1/sessions/{session_id}/trace_export", self.trace),
+            Route("/api/v1/sessions/search", self.search, methods=["POST"]),
+            Route("/api/v1/sessions/{session_id}/project", self.move, methods=["PUT"]),
         ]
 
     async def audit(self, _: Request) -> Response:
@@ -56,7 +88,8 @@ class UsageRoutes:
         tenant, wanted = tenant_of(request), request.query_params.get("project_id")
         by_project: defaultdict[str | None, list[int]] = defaultdict(list)
         for found in self._service.checkpoints.all(tenant=tenant):
-            by_project[self._project_of(found)].append(found.size_bytes)
+            model = self._service.models.of_id(found.path.run)
+            by_project[None if model is None else self._project(model)].append(found.size_bytes)
         data = [
             {
                 "project_id": project,
@@ -70,10 +103,6 @@ class UsageRoutes:
         ]
         return answer({"data": data})
 
-    def _project_of(self, found: Checkpoint) -> str | None:
-        model = self._service.models.of_id(found.path.run)
-        return None if model is None else self._service.sessions.of_model(model.session_id).project_id
-
     async def trace(self, request: Request) -> Response:
         """GET sessions/{id}/trace_export."""
         session = self._service.sessions.find(request.path_params["session_id"], tenant_of(request))
@@ -82,24 +111,6 @@ class UsageRoutes:
             f" of {self._service.state / 'journal.sqlite'}."
         )
         return answer({"status": "failed", "error": why})
-
-
-NO_PROJECT = "default"
-"""The project of a session that names none: a summary must name one."""
-
-
-class SearchRoutes:
-    """What a RestClient calls to find a session again."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    def table(self) -> list[Route]:
-        """The routes."""
-        return [
-            Route("/api/v1/sessions/search", self.search, methods=["POST"]),
-            Route("/api/v1/sessions/{session_id}/project", self.move, methods=["PUT"]),
-        ]
 
     async def search(self, request: Request) -> Response:
         """POST sessions/search, newest first."""
@@ -151,45 +162,6 @@ class SearchRoutes:
             "display_name": session.display_name,
             "user_metadata": texts(session.user_metadata),
         }
-
-
-def _named(session: Session, asked: Search) -> bool:
-    """By its id or by its name: with both, either will do; with neither, every session."""
-    words = (asked.display_name or "").lower().split()
-    name = (session.display_name or "").lower()
-    by_name = bool(words) and all(word in name for word in words)
-    return by_name or session.id == asked.session_id or (asked.session_id is None and not words)
-
-
-def _stands(status: dict[str, Any] | None, query: StatusQuery) -> bool:
-    if status is None or status["type"] != query.type:
-        return False
-    return query.reasons is None or query.type != "client_finished" or status["reason"]["type"] in query.reasons
-
-
-def _place(session: Session) -> tuple[datetime.datetime, str]:
-    """Where a session lies in the order of the pages."""
-    return datetime.datetime.fromtimestamp(session.created_at, datetime.UTC), session.id
-
-
-def _cursor(session: Session) -> dict[str, str]:
-    return {"last_created_at": timestamp(session.created_at), "last_session_id": session.id}
-
-
-class RecordRoutes:
-    """What a RestClient calls."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    def table(self) -> list[Route]:
-        """The routes."""
-        return [
-            Route("/api/v1/training_runs", self.training_runs),
-            Route("/api/v1/training_runs/{run_id}", self.training_run),
-            Route("/api/v1/sessions", self.sessions),
-            Route("/api/v1/sessions/{session_id}", self.session),
-        ]
 
     async def training_runs(self, request: Request) -> Response:
         """GET training_runs, newest first; with `project_id` those of its sessions."""

@@ -13,13 +13,13 @@ from starlette.routing import Route
 
 from halteres.service.answers import answer, body_of
 from halteres.service.durable.completions import CLONE
-from halteres.service.durable.futures import SAMPLE, new_id
+from halteres.service.durable.futures import SAMPLE
 from halteres.service.durable.journal import Entry
 from halteres.service.sampling.samples import MAX_SAMPLES, drawn_for
 from halteres.service.service import Service
 from halteres.service.tenancy.tenants import tenant_of
 from halteres.service.wire import bodies
-from halteres.service.wire.codec import JSON, PROMPT_BYTES
+from halteres.service.wire.codec import PROMPT_BYTES
 
 MAX_CLIENTS = 2**63 // CLONE
 """Copies of one sampling client, so that the number of each one's requests fits 64 bits."""
@@ -75,17 +75,8 @@ class SamplingRoutes:
             self._service.samples.refuse_if_full(sampler.tenant)
             waiting = self._service.futures.open_bytes(sampler.tenant)
             self._service.options.limits.of(sampler.tenant).check_waiting(waiting)
-        entry = Entry(
-            id=new_id(),
-            key=key,
-            kind=SAMPLE,
-            subject=sampler.id,
-            tenant=sampler.tenant,
-            seq=asked.seq_id,
-            content_type=JSON,
-            body=body,
-            drawn=drawn_for(asked, sampler) or None,
-        )
+        drawn, seq = drawn_for(asked, sampler) or None, asked.seq_id
+        entry = Entry(key=key, kind=SAMPLE, subject=sampler.id, tenant=tenant, seq=seq, body=body, drawn=drawn)
         future, new = await self._service.futures.accept(entry)
         if new:
             self._service.samples.start(future, sampler, asked, entry.drawn)

@@ -24,80 +24,18 @@ from halteres.service.durable.futures import (
     UNLOAD_MODEL,
     Outcome,
     loss_created,
-    new_id,
     settled_at_once,
     unloaded,
 )
-from halteres.service.durable.journal import Drawn, Entry
+from halteres.service.durable.journal import Drawn, Entry, new_id
 from halteres.service.models import Job, Model, model_id_of
 from halteres.service.sampling.samples import drawn_seed
 from halteres.service.service import Service
 from halteres.service.tenancy.fair_queue import LONG
 from halteres.service.tenancy.tenants import Tenant, tenant_of
 from halteres.service.wire import bodies, codec, training
-from halteres.service.wire.codec import JSON, PROMPT_BYTES
+from halteres.service.wire.codec import PROMPT_BYTES
 from halteres.service.wire.training import PASSES, Asked, Request, address_of, read_request
-
-
-class ImmediateRoutes:
-    """Requests that are settled at once."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    def table(self) -> list[Route]:
-        """The routes."""
-        return [
-            Route("/api/v1/create_custom_loss", self.create_custom_loss, methods=["POST"]),
-            Route("/api/v1/unload_model", self.unload_model, methods=["POST"]),
-        ]
-
-    async def create_custom_loss(self, request: HttpRequest) -> Response:
-        """POST create_custom_loss: what is wrong with the graph is its future's failure."""
-        body, tenant = await body_of(request, PROMPT_BYTES), tenant_of(request)
-        asked = await self._service.threads.run(tenant, len(body), lambda: bodies.read(body, bodies.CreateCustomLoss))
-        session = self._service.sessions.find(asked.session_id, tenant)
-
-        async def create() -> Outcome:
-            seq, inputs = asked.custom_loss_seq_id, asked.inputs
-            return loss_created(await self._service.losses.create(session.id, seq, asked.name, inputs, asked.graph))
-
-        entry = Entry(
-            id=new_id(),
-            key=f"{session.id}:loss:{asked.custom_loss_seq_id}",
-            kind=CREATE_LOSS,
-            subject=session.id,
-            tenant=session.tenant,
-            seq=asked.custom_loss_seq_id,
-            content_type=JSON,
-            body=body,
-        )
-        future = await settled_at_once(self._service.futures, entry, create)
-        return answer({"request_id": future.request_id})
-
-    async def unload_model(self, request: HttpRequest) -> Response:
-        """POST unload_model: its adapter leaves the engine, and comes back when it is asked for."""
-        body = await body_of(request)
-        model = self._service.models.find(bodies.read(body, bodies.ModelId).model_id, tenant_of(request))
-
-        async def unload() -> Outcome:
-            await self._service.adapters.unload(model)
-            return unloaded(model.id)
-
-        name = new_id()
-        entry = Entry(
-            id=name,
-            key=f"{model.id}/unload/{name}",
-            kind=UNLOAD_MODEL,
-            subject=f"{model.id}/unload",
-            tenant=model.tenant,
-            seq=None,
-            content_type=JSON,
-            body=body,
-        )
-        future = await settled_at_once(self._service.futures, entry, unload)
-        return answer({"request_id": future.request_id, "model_id": model.id})
-
 
 T = TypeVar("T")
 
@@ -138,6 +76,8 @@ class TrainingRoutes:
             "load_weights": self.load_weights,
             "create_model": self.create_model,
             "get_info": self.get_info,
+            "create_custom_loss": self.create_custom_loss,
+            "unload_model": self.unload_model,
         }
         return [Route(f"/api/v1/{name}", handler, methods=["POST"]) for name, handler in handlers.items()]
 
@@ -216,6 +156,36 @@ class TrainingRoutes:
             }
         )
 
+    async def create_custom_loss(self, request: HttpRequest) -> Response:
+        """POST create_custom_loss: what is wrong with the graph is its future's failure."""
+        body, tenant = await body_of(request, PROMPT_BYTES), tenant_of(request)
+        asked = await self._service.threads.run(tenant, len(body), lambda: bodies.read(body, bodies.CreateCustomLoss))
+        session = self._service.sessions.find(asked.session_id, tenant)
+
+        async def create() -> Outcome:
+            losses, name = self._service.losses, asked.name
+            return loss_created(await losses.create(session.id, seq, name, asked.inputs, asked.graph))
+
+        key, seq = f"{session.id}:loss:{asked.custom_loss_seq_id}", asked.custom_loss_seq_id
+        entry = Entry(key=key, kind=CREATE_LOSS, subject=session.id, tenant=tenant, seq=seq, body=body)
+        future = await settled_at_once(self._service.futures, entry, create)
+        return answer({"request_id": future.request_id})
+
+    async def unload_model(self, request: HttpRequest) -> Response:
+        """POST unload_model: its adapter leaves the engine, and comes back when it is asked for."""
+        body = await body_of(request)
+        model = self._service.models.find(bodies.read(body, bodies.ModelId).model_id, tenant_of(request))
+
+        async def unload() -> Outcome:
+            await self._service.adapters.unload(model)
+            return unloaded(model.id)
+
+        subject = f"{model.id}/unload"
+        key = f"{subject}/{new_id()}"
+        entry = Entry(key=key, kind=UNLOAD_MODEL, subject=subject, tenant=model.tenant, body=body)
+        future = await settled_at_once(self._service.futures, entry, unload)
+        return answer({"request_id": future.request_id, "model_id": model.id})
+
     async def _accept(self, posted: Posted, model: Model, seq: int, drawn: Drawn | None = None) -> Response:
         """Record a request and put it in its model's queue; a repetition gets the same future."""
         key = f"{model.id}/{seq}"
@@ -226,7 +196,6 @@ class TrainingRoutes:
             limits.check_waiting(waiting, is_next=seq == model.queue.settled + 1)
         forward = isinstance(posted.asked, training.PassRequest) and posted.asked.forward_only
         entry = Entry(
-            id=new_id(),
             key=key,
             kind="forward" if forward else posted.kind,
             subject=model.id,

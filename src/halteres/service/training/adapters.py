@@ -39,8 +39,7 @@ ADAM = ("adamw", "adam")
 
 async def create_adapter(engine: Trains, model: Model, request: Request) -> LoraConfig:
     """Make the adapter that a create_model asks for; returns its shape, with the seed drawn for it."""
-    asked = request.asked
-    assert isinstance(asked, CreateModel)  # noqa: S101 - for the type checker
+    asked = request.of(CreateModel)
     check_optimizer(asked.optimizer_config.type)
     fields: dict[str, Any] = {**msgspec.structs.asdict(asked.lora_config), **request.drawn}
     lora = LoraConfig(**fields)
@@ -56,8 +55,7 @@ def check_optimizer(kind: str) -> None:
 
 async def run_pass(engine: Trains, model: Model, request: Request, losses: CustomLosses) -> PassResult:
     """A forward-backward or forward pass."""
-    asked = request.asked
-    assert isinstance(asked, PassRequest)  # noqa: S101 - for the type checker
+    asked = request.of(PassRequest)
     if asked.flaw is not None:
         raise asked.flaw
     custom = losses.find(model.session_id, asked.loss_id) if asked.loss == "custom" else None
@@ -67,9 +65,7 @@ async def run_pass(engine: Trains, model: Model, request: Request, losses: Custo
 
 async def step(engine: Trains, model: Model, request: Request) -> StepResult:
     """One step of the optimiser."""
-    asked = request.asked
-    assert isinstance(asked, OptimStep)  # noqa: S101 - for the type checker
-    return await engine.optim_step(model.id, _adam(asked))
+    return await engine.optim_step(model.id, _adam(request.of(OptimStep)))
 
 
 def _adam(asked: OptimStep) -> Adam:
@@ -91,10 +87,6 @@ def _other_optimizer(kind: str) -> UserError:
     why = "Its constants are not public." if kind == "dimuon" else "This service trains with AdamW."
     return UserError(f"There is no optimiser '{kind}' here.", why, "Leave optimizer_config out and send AdamParams.")
 
-
-REPLAY_S = 1.0
-"""Engine time after which a restore point is due: what bringing an adapter back may take, and what a point must be
-cheap against."""
 
 POINT_SHARE = 20
 """A restore point is taken only after so many times its own cost."""
@@ -123,7 +115,7 @@ class Adapters:
         tasks: asyncio.TaskGroup,
         budget: WeightsBudget,
         *,
-        replay_s: float = REPLAY_S,
+        replay_s: float,
     ) -> None:
         self._fleet, self._journal, self._snapshots, self._losses = fleet, journal, snapshots, losses
         self._points, self._tasks, self._budget = points, tasks, budget

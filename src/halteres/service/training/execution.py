@@ -6,12 +6,13 @@ import asyncio
 import math
 import shutil
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from halteres.engine.protocol import Saved, Trains
 from halteres.errors import InvalidData, UserError
 from halteres.losses import STABLE_REINFORCE
-from halteres.service.checkpoints.paths import TinkerPath, refuse_token
+from halteres.service.base import BaseModel
+from halteres.service.checkpoints.paths import Kind, TinkerPath, refuse_token
 from halteres.service.checkpoints.store import Checkpoints
 from halteres.service.durable.futures import Outcome, binary_result, result
 from halteres.service.durable.journal import Journal
@@ -21,12 +22,10 @@ from halteres.service.sampling.snapshots import Snapshot, Snapshots
 from halteres.service.sessions import Sessions
 from halteres.service.training.adapters import Adapters, check_optimizer, create_adapter, run_pass, step
 from halteres.service.training.custom_losses import CustomLosses
-from halteres.service.training.exports import Exports
+from halteres.service.training.exports import Recipients, write_export
 from halteres.service.wire.bodies import LoadWeights, SaveWeights
 from halteres.service.wire.results import write_pass
 from halteres.service.wire.training import PassRequest, Request
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +39,7 @@ class Training:
     samplers: Samplers
     snapshots: Snapshots
     losses: CustomLosses
-    exports: Exports
+    base: BaseModel
     refuse_stable_reinforce: bool
 
     async def execute(self, job: Job) -> Outcome:
@@ -75,7 +74,7 @@ class Training:
     async def load(self, model: Model, request: Request) -> Outcome:
         """Make or replace the adapter from saved state; the restore point is part of it, for what lies at the path may
         change."""
-        asked = _of(LoadWeights, request)
+        asked = request.of(LoadWeights)
         refuse_token(asked.weights_access_token)
         if not asked.optimizer:  # a saved optimiser is restored whatever is asked for
             check_optimizer(asked.optimizer_config.type)
@@ -94,7 +93,7 @@ class Training:
 
     async def run_pass(self, model: Model, request: Request) -> Outcome:
         """A pass; its gradient is added to the model's, unless it is a forward pass alone."""
-        if self.refuse_stable_reinforce and _of(PassRequest, request).loss == STABLE_REINFORCE:
+        if self.refuse_stable_reinforce and request.of(PassRequest).loss == STABLE_REINFORCE:
             raise InvalidData(
                 f"The loss '{STABLE_REINFORCE}' is refused here.",
                 "Its formula is not public, and the operator wants none of ours under its name.",
@@ -113,16 +112,7 @@ class Training:
 
     async def save(self, model: Model, request: Request) -> Outcome:
         """State to go on from: adapter, optimiser, step."""
-        asked = _of(SaveWeights, request)
-        path = self.checkpoints.place(
-            model.id,
-            "weights",
-            asked.path,
-            overwrite=asked.overwrite,
-            ttl_s=asked.ttl_seconds,
-            tenant=model.tenant,
-            request_id=request.id,
-        )
+        asked, path = request.of(SaveWeights), self._place(model, request, "weights")
         if self.checkpoints.outcome_of(request.id, model.tenant) is None:
             folder = str(self.checkpoints.waiting_folder(path, request.id))
             saved = await self.adapters.surviving(model, lambda engine: engine.save(model.id, folder, True))
@@ -131,14 +121,12 @@ class Training:
 
     async def publish(self, model: Model, request: Request) -> Outcome:
         """Immutable weights to sample from, on disk if they are named."""
-        asked = _of(SaveWeights, request)
+        asked = request.of(SaveWeights)
         if asked.kind not in ("snapshot", "inflight"):
             raise UserError(f"There are no sampler weights of kind '{asked.kind}'.", next="Use snapshot or inflight.")
         if asked.path is None:
             return await self._publish_unnamed(model, request, asked)
-        path = self.checkpoints.place(
-            model.id, "sampler_weights", asked.path, ttl_s=asked.ttl_seconds, tenant=model.tenant, request_id=request.id
-        )
+        path = self._place(model, request, "sampler_weights")
         if self.checkpoints.outcome_of(request.id, model.tenant) is None:
             await self._publish_named(path, model, request)
         return result({"type": "save_weights_for_sampler", "path": str(path)})
@@ -185,15 +173,30 @@ class Training:
 
     async def export(self, model: Model, request: Request) -> Outcome:
         """Files for others: a PEFT folder, encrypted where that is asked for."""
-        asked = _of(SaveWeights, request)
-        written = await self.adapters.surviving(
-            model, lambda engine: self.exports.write(engine, model, asked, request.id)
+        path, keys = self._place(model, request, "external_weights"), request.of(SaveWeights).age_encryption_recipients
+        folder, recipients = self.checkpoints.folder(path), None if keys is None else Recipients(keys)
+        saved = await self.adapters.surviving(
+            model, lambda engine: write_export(engine, model.id, folder, self.base.folder, recipients)
         )
-        return result({"type": "save_weights_external", **written})
+        await self.checkpoints.add(path, saved, **_facts(model, request))
+        return result({"type": "save_weights_external", "path": str(path), "size_bytes": saved.size_bytes})
+
+    def _place(self, model: Model, request: Request, kind: Kind) -> TinkerPath:
+        """Where a save goes; raises what `Checkpoints.place` raises."""
+        asked = request.of(SaveWeights)
+        return self.checkpoints.place(
+            model.id,
+            kind,
+            asked.path,
+            overwrite=asked.overwrite and kind == "weights",
+            ttl_s=asked.ttl_seconds,
+            tenant=model.tenant,
+            request_id=request.id,
+        )
 
 
 def _facts(model: Model, request: Request) -> dict[str, Any]:
-    asked = _of(SaveWeights, request)
+    asked = request.of(SaveWeights)
     return {
         "tenant": model.tenant,
         "base_model": model.base_model,
@@ -202,8 +205,3 @@ def _facts(model: Model, request: Request) -> dict[str, Any]:
         "user_metadata": asked.user_metadata,
         "request_id": request.id,
     }
-
-
-def _of(kind: type[T], request: Request) -> T:
-    assert isinstance(request.asked, kind)  # noqa: S101 - for the type checker
-    return request.asked

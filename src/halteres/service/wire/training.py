@@ -316,6 +316,11 @@ class Request:
     asked: Asked
     drawn: Mapping[str, int | list[int]] = field(default_factory=dict[str, "int | list[int]"])
 
+    def of(self, kind: type[T]) -> T:
+        """What is asked, as the request's kind has it."""
+        assert isinstance(self.asked, kind)  # noqa: S101 - for the type checker
+        return self.asked
+
 
 def _reader(kind: type[Asked]) -> Callable[[bytes], Asked]:
     return lambda body: bodies.read(body, kind)
