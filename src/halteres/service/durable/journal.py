@@ -300,7 +300,8 @@ class Journal(Commits):
     def settle(self, ended: Ended) -> None:
         """Record how a request ended. What cannot be written now is written with the next one, or a second later."""
         self._ended[ended.id] = ended
-        self._write_ended()
+        if self._recorder is None or self._recorder.done():  # else all of it goes in one statement
+            self._recorder = asyncio.create_task(self._keep_recording(), name="journal outcomes")
 
     async def caught_up(self) -> None:
         """Every request that has ended is recorded.
@@ -310,11 +311,6 @@ class Journal(Commits):
         """
         while self._ended:
             await self._record_ended()
-
-    def _write_ended(self) -> None:
-        """Start to record what has ended, unless somebody is about to: all of it goes in one statement."""
-        if self._recorder is None or self._recorder.done():
-            self._recorder = asyncio.create_task(self._keep_recording(), name="journal outcomes")
 
     async def _keep_recording(self) -> None:
         while self._ended:

@@ -14,7 +14,7 @@ import msgspec
 
 from halteres.clients import rewards
 from halteres.clients.rewards import Scorable, best_first
-from halteres.engine.protocol import SampleResult, SamplingParams
+from halteres.engine.protocol import SampleResult
 from halteres.errors import HalteresError, InvalidData, NotReady, ServerError, unknown
 from halteres.process import steady_time
 from halteres.service.durable.futures import Outcome, failure
@@ -23,7 +23,7 @@ from halteres.service.fleet import running
 from halteres.service.inference.chats import Chat, render
 from halteres.service.inference.requests import Addresses, Ask, Call, Prompt
 from halteres.service.inference.written import Writer, Written, scores_of
-from halteres.service.sampling.samples import CANCELLED, checked_seed, drawn_seed, packed
+from halteres.service.sampling.samples import CANCELLED, Draw, checked_seed, drawn_seed, packed
 from halteres.service.service import GENERATE, Service
 from halteres.service.tenancy.fair_queue import LONG
 from halteres.service.wire.codec import JSON
@@ -215,17 +215,7 @@ class Inference:
         seed = self._checked(ask, MAX_SCORES)
         with self._settled(name := new_id()):
             await self._accept(name, ask, seed)
-            results = await _all(
-                self._samples.draw(
-                    ask.weights.snapshot,
-                    packed(prompt.tokens),
-                    ask.sampled.n,
-                    params,
-                    ask.wanted,
-                    tenant=ask.call.tenant,
-                )
-                for prompt, params in zip(ask.prompts, self._params(ask, seed), strict=True)
-            )
+            results = await _all(map(self._samples.draw, self._draws(ask, seed)))
             return await self._threads.run(
                 ask.call.tenant,
                 TOKEN_WORK * (ask.scores + sum(map(_cells, results))),
@@ -253,22 +243,27 @@ class Inference:
         ]
         with self._settled(name := new_id()):
             await self._accept(name, ask, seed)
-            streams = [
-                self._samples.stream(
-                    ask.weights.snapshot, packed(prompt.tokens), n, params, ask.wanted, tenant=ask.call.tenant
-                )
-                for prompt, params in zip(ask.prompts, self._params(ask, seed), strict=True)
-            ]
-            async with aclosing(merged(streams)) as pieces:
+            streams = map(self._samples.stream, self._draws(ask, seed))
+            async with aclosing(merged(list(streams))) as pieces:
                 async for at, piece in pieces:
                     writer = writers[at * n + piece.sample]
                     yield writer.add(piece.tokens, piece.logprobs, piece.top, piece.stop_reason, piece.version)
 
-    def _params(self, ask: Ask, seed: int) -> list[SamplingParams]:
+    def _draws(self, ask: Ask, seed: int) -> list[Draw]:
+        """One for each prompt."""
         limit = 1 if ask.scores_only else ask.max_tokens
         first = ask.sampled.params(limit, self.tokenizer.eos_token_ids, seed)
-        kind = self._samples.logprobs
-        return [msgspec.structs.replace(first, seed=seed + at, logprobs=kind) for at in range(len(ask.prompts))]
+        return [
+            Draw(
+                snapshot=ask.weights.snapshot,
+                prompt=packed(prompt.tokens),
+                num_samples=ask.sampled.n,
+                params=msgspec.structs.replace(first, seed=seed + at, logprobs=self._samples.logprobs),
+                wanted=ask.wanted,
+                tenant=ask.call.tenant,
+            )
+            for at, prompt in enumerate(ask.prompts)
+        ]
 
     def _written(self, ask: Ask, at: int, result: SampleResult) -> Iterator[Written]:
         scores, n = scores_of(result), ask.sampled.n
@@ -317,14 +312,8 @@ class Inference:
             outcome = CANCELLED
             raise
         finally:
-            told = Ended(
-                id=name,
-                state=outcome.state,
-                settled_at=steady_time(),
-                outcome_type=JSON,
-                outcome=outcome.body or None,
-            )
-            self._journal.settle(told)
+            body, now = outcome.body or None, steady_time()
+            self._journal.settle(Ended(id=name, state=outcome.state, settled_at=now, outcome_type=JSON, outcome=body))
 
 
 def _cells(result: SampleResult) -> int:

@@ -142,12 +142,12 @@ class Choices:
             return shaped
         return {name: None if rows is None else before[name] + rows for name, rows in shaped.items()}
 
-    def _prompt_logprobs(self, prompt: int, told: Prompt, scores: Scores | None) -> dict[str, Any] | None:
+    def _prompt_logprobs(self, place: int, prompt: Prompt, scores: Scores | None) -> dict[str, Any] | None:
         """Of the prompt at this place; made once for all its sequences."""
-        if scores is not None and prompt not in self._of_prompt:
+        if scores is not None and place not in self._of_prompt:
             top = [row[: self._asked.top] for row in scores.top] if self._asked.top else None
-            self._of_prompt[prompt] = completion_logprobs(self._name, told.tokens, scores.logprobs, top)
-        return self._of_prompt.get(prompt)
+            self._of_prompt[place] = completion_logprobs(self._name, prompt.tokens, scores.logprobs, top)
+        return self._of_prompt.get(place)
 
 
 def text_of(tokenizer: Tokenizer, prompt: Prompt) -> str:

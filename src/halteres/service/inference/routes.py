@@ -132,16 +132,16 @@ class NameRoutes:
         asked = await self._inference.read(call, lambda body: read(body, Tokenize))
         self._inference.addresses.find(asked.model, call.run, call.tenant)
         tokens = (await self._prompt(call, asked)).tokens
-        told: dict[str, Any] = {
+        found: dict[str, Any] = {
             "count": len(tokens),
             "max_model_len": await self._inference.context_length(),
             "tokens": tokens,
         }
         if asked.return_token_strs:
-            told["token_strs"] = await self._inference.read(
+            found["token_strs"] = await self._inference.read(
                 call, lambda _: [self._tokenizer.token(token) for token in tokens]
             )
-        return answer(told)
+        return answer(found)
 
     async def _prompt(self, call: Call, asked: Tokenize) -> Prompt:
         if (asked.prompt is None) == (asked.messages is None):
@@ -223,7 +223,7 @@ class InferenceRoutes:
 
 
 def _refusing(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """A route whose errors are told in OpenAI's shape."""
+    """A route whose errors are found in OpenAI's shape."""
 
     async def answered(request: Request) -> Response:
         try:

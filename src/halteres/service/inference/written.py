@@ -32,18 +32,18 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer, self._skip = tokenizer, skip_special_tokens
         self._window: list[int] = []  # the newest tokens
-        self._told = 0  # characters of the window's text
+        self._sent = 0  # characters of the window's text
 
     def add(self, tokens: Sequence[int], *, last: bool = False) -> str:
         """The text that is certain now; with the last tokens, all of it."""
         self._window += tokens
         text = self._decoded()
-        news = text[self._told : None if last else _certain(text)]
-        self._told += len(news)
+        news = text[self._sent : None if last else _certain(text)]
+        self._sent += len(news)
         if len(self._window) > WINDOW_TOKENS:
-            untold = len(text) - self._told
+            unsent = len(text) - self._sent
             self._window = self._window[-CONTEXT_TOKENS:]
-            self._told = max(0, len(self._decoded()) - untold)
+            self._sent = max(0, len(self._decoded()) - unsent)
         return news
 
     def _decoded(self) -> str:
@@ -74,8 +74,8 @@ class Cut:
             at, self.matched = found
             return self._held[: at + (len(self.matched) if self._keep else 0)]
         whole = len(self._held) if last else beginning(self._held, self._stops)
-        told, self._held = self._held[:whole], self._held[whole:]
-        return told
+        sent, self._held = self._held[:whole], self._held[whole:]
+        return sent
 
 
 Finish = Literal["stop", "length"]

@@ -43,8 +43,8 @@ def sdk_version(request: Request) -> tuple[int, ...] | None:
 
     Source: recorded traffic of tinker 0.9.0 to 0.38.0, header User-Agent.
     """
-    told = re.match(r"AsyncTinker/Python (\d{1,6})\.(\d{1,6})\.(\d{1,6})", request.headers.get("user-agent", ""))
-    return tuple(int(part) for part in told.groups()) if told else None
+    found = re.match(r"AsyncTinker/Python (\d{1,6})\.(\d{1,6})\.(\d{1,6})", request.headers.get("user-agent", ""))
+    return tuple(int(part) for part in found.groups()) if found else None
 
 
 def listable(found: Sequence[Checkpoint], request: Request) -> Sequence[Checkpoint]:
@@ -100,9 +100,9 @@ class Copies:
         model_id = model_id_of(session.id, seq)
         if self._models.of_id(model_id) is not None:
             raise Conflict(f"The training run {model_id} is in use.", next="Send a model_seq_id that is free.")
-        told = {"copied_from": str(source.path)}
+        metadata = {"copied_from": str(source.path)}
         base = source.base_model or self._base.name
-        model = await self._models.add(model_id, session.id, tenant, base, told)
+        model = await self._models.add(model_id, session.id, tenant, base, metadata)
         model.lora = source.lora
         await record(self._journal, model)
         return model

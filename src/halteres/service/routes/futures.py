@@ -44,7 +44,7 @@ class FutureRoutes:
         asked = bodies.read(await body_of(request), bodies.Retrieve)
         found = await self._service.futures.redeem(asked.request_id, tenant_of(request))
         if isinstance(found, Outcome):
-            return await self._told(request, found, sized=asked.allow_metadata_only)
+            return await self._response(request, found, sized=asked.allow_metadata_only)
         if found is None:
             return _unknown(request, asked.request_id)
         away = self._service.fleet.trouble
@@ -71,7 +71,7 @@ class FutureRoutes:
             self._service.samples.cancel(found.request_id)
         return Response(status_code=204)
 
-    async def _told(self, request: Request, found: Outcome, *, sized: bool) -> Response:
+    async def _response(self, request: Request, found: Outcome, *, sized: bool) -> Response:
         """An outcome, as JSON where the client reads JSON: SDKs before 0.18 read only that, since 0.25 none."""
         body, content_type = found.body, found.content_type
         if content_type == PROTOBUF and JSON in request.headers.get("accept", ""):

@@ -8,6 +8,7 @@ from array import array
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import msgspec
@@ -119,6 +120,23 @@ TARGET_WORK = 8
 CANCELLED = failure(UserError("The request was cancelled by its client."))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """What one engine call samples. The seed is in it: another engine draws the same."""
+
+    snapshot: Snapshot | None  # None: the base model
+    prompt: bytes  # int32 token ids
+    num_samples: int
+    params: SamplingParams
+    wanted: Wanted
+    tenant: Tenant
+
+    @property
+    def name(self) -> str | None:
+        """Of the snapshot in the engine."""
+        return None if self.snapshot is None else self.snapshot.name
+
+
 class Samples:
     """Sampling from snapshots."""
 
@@ -131,8 +149,8 @@ class Samples:
         tasks: asyncio.TaskGroup,
         threads: Threads,
         *,
-        logprobs: Literal["raw", "tempered"] = "raw",
-        limits: Allowances = Allowances(),  # noqa: B008 - frozen
+        logprobs: Literal["raw", "tempered"],
+        limits: Allowances,
     ) -> None:
         self._fleet, self._futures, self._samplers, self._snapshots = fleet, futures, samplers, snapshots
         self._tasks, self._threads, self.logprobs = tasks, threads, logprobs
@@ -146,52 +164,29 @@ class Samples:
         """Raise Overloaded rather than take more work of a tenant than it may have."""
         self._limits.of(tenant).check_samples(self._under_way[tenant])
 
-    async def draw(
-        self,
-        snapshot: Snapshot | None,
-        prompt: bytes,
-        num_samples: int,
-        params: SamplingParams,
-        wanted: Wanted = Wanted(),  # noqa: B008 - frozen
-        *,
-        tenant: Tenant,
-    ) -> SampleResult:
-        """Sample from a snapshot, or from the base model (None), when it is the tenant's turn. The seed is given:
-        another engine draws the same."""
-        _check_count(num_samples)
-
-        name = None if snapshot is None else snapshot.name
+    async def draw(self, draw: Draw) -> SampleResult:
+        """Sample when it is the tenant's turn."""
+        _check_count(draw.num_samples)
 
         async def call(engine: protocol.Samples) -> SampleResult:
-            async with self._snapshots.resident(snapshot, engine):
-                return await engine.sample(name, prompt, num_samples, params, wanted)
+            async with self._snapshots.resident(draw.snapshot, engine):
+                return await engine.sample(draw.name, draw.prompt, draw.num_samples, draw.params, draw.wanted)
 
-        with self._counted(tenant):
-            async with self._queue.places(tenant, num_samples):
-                return await survived(lambda: self._fleet.pick(name, prompt), call)
+        with self._counted(draw.tenant):
+            async with self._queue.places(draw.tenant, draw.num_samples):
+                return await survived(lambda: self._fleet.pick(draw.name, draw.prompt), call)
 
-    async def stream(
-        self,
-        snapshot: Snapshot | None,
-        prompt: bytes,
-        num_samples: int,
-        params: SamplingParams,
-        wanted: Wanted = Wanted(),  # noqa: B008 - frozen
-        *,
-        tenant: Tenant,
-    ) -> AsyncGenerator[Piece, None]:
+    async def stream(self, draw: Draw) -> AsyncGenerator[Piece, None]:
         """As `draw`, sent while it is written; a reader that goes away frees the rows.
 
         The places are held until the rows are done, however slowly they are read.
         """
-        _check_count(num_samples)
-
-        name = None if snapshot is None else snapshot.name
+        _check_count(draw.num_samples)
 
         async def begin(engine: protocol.Samples) -> AsyncGenerator[Piece, None]:
             async with (
-                self._snapshots.resident(snapshot, engine),
-                closing(engine.stream(name, prompt, num_samples, params, wanted)) as pieces,
+                self._snapshots.resident(draw.snapshot, engine),
+                closing(engine.stream(draw.name, draw.prompt, draw.num_samples, draw.params, draw.wanted)) as pieces,
             ):
                 async for piece in pieces:
                     yield piece
@@ -200,8 +195,8 @@ class Samples:
 
         async def fill() -> None:
             try:
-                written = surviving_stream(lambda: self._fleet.pick(name, prompt), begin)
-                async with self._queue.places(tenant, num_samples), aclosing(written) as pieces:
+                written = surviving_stream(lambda: self._fleet.pick(draw.name, draw.prompt), begin)
+                async with self._queue.places(draw.tenant, draw.num_samples), aclosing(written) as pieces:
                     with boundary(ServerError, "The stream"):
                         async for piece in pieces:
                             waiting.put(piece)
@@ -209,7 +204,7 @@ class Samples:
             except HalteresError as error:
                 waiting.end(error)
 
-        with self._counted(tenant):
+        with self._counted(draw.tenant):
             filling = asyncio.create_task(fill(), name="stream")
             try:
                 async for piece in waiting.read():
@@ -277,7 +272,15 @@ class Samples:
         params = params_of(asked.sampling_params, _number(drawn, "seed", asked.sampling_params.seed) or 0)
         params = msgspec.structs.replace(params, logprobs=self.logprobs)
         snapshot, tenant = self._samplers.at(sampler, _number(drawn, "weights")), sampler.tenant
-        sampled = await self.draw(snapshot, prompt, asked.num_samples, params, extra.wanted, tenant=tenant)
+        draw = Draw(
+            snapshot=snapshot,
+            prompt=prompt,
+            num_samples=asked.num_samples,
+            params=params,
+            wanted=extra.wanted,
+            tenant=tenant,
+        )
+        sampled = await self.draw(draw)
         return binary_result(write_sample(sampled, extra))
 
 

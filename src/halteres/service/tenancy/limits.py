@@ -146,7 +146,7 @@ class Allowances:
 
 
 def overloaded(what: str, why: str, wait_s: float) -> Overloaded:
-    """The same request will be taken in `wait_s`; told in whole seconds, as HTTP wants it."""
+    """The same request will be taken in `wait_s`; given in whole seconds, as HTTP wants it."""
     after_s = min(MAX_RETRY_AFTER_S, max(1, math.ceil(wait_s)))
     return Overloaded(what, why, f"Send it again in {after_s} s.", retry_after_s=after_s)
 
@@ -175,28 +175,28 @@ def read_allowances(state: Path, options: Sequence[str] = ()) -> Allowances:
     Raises:
         InvalidConfig: a limit is unknown or no number, or the file is none.
     """
-    told = _read(state / FILE)
-    default = _changed(Limits(), {**_part(told, "default"), **dict(map(_named, options))})
-    tenants = {name: _changed(default, _part({name: own}, name)) for name, own in _part(told, "tenants").items()}
-    if strange := set(told) - {"default", "tenants"}:
+    given = _read(state / FILE)
+    default = _changed(Limits(), {**_part(given, "default"), **dict(map(_named, options))})
+    tenants = {name: _changed(default, _part({name: own}, name)) for name, own in _part(given, "tenants").items()}
+    if strange := set(given) - {"default", "tenants"}:
         raise unknown(InvalidConfig, f"part of {FILE}", sorted(strange)[0], ("default", "tenants"))
     return Allowances(default=default, tenants=tenants)
 
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        told = yaml.safe_load(file.read_text()) or {}
+        given = yaml.safe_load(file.read_text()) or {}
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"The file {file} cannot be read.", f"{' '.join(str(error).split())}.") from error
-    if not isinstance(told, dict):
+    if not isinstance(given, dict):
         raise InvalidConfig(f"The file {file} holds no limits.", next="Give it `default:` and `tenants:`.")
-    return told
+    return given
 
 
-def _part(told: Mapping[str, Any], name: str) -> dict[str, Any]:
-    part = told.get(name) or {}
+def _part(given: Mapping[str, Any], name: str) -> dict[str, Any]:
+    part = given.get(name) or {}
     if not isinstance(part, dict):
         raise InvalidConfig(f"'{name}' in {FILE} is no mapping.", next="Write NAME: VALUE below it.")
     return part
@@ -209,12 +209,12 @@ def _named(option: str) -> tuple[str, str]:
     return name.strip(), value
 
 
-def _changed(limits: Limits, told: Mapping[str, Any]) -> Limits:
+def _changed(limits: Limits, given: Mapping[str, Any]) -> Limits:
     known = {one.name: float if one.name == "requests_per_s" else int for one in fields(Limits)}
-    for name in told:
+    for name in given:
         if name not in known:
             raise unknown(InvalidConfig, "limit", str(name), known)
-    return replace(limits, **{name: known[name](_number(name, value)) for name, value in told.items()})
+    return replace(limits, **{name: known[name](_number(name, value)) for name, value in given.items()})
 
 
 def _number(name: str, value: object) -> float:
