@@ -45,11 +45,7 @@ class BaseModel:
             return False
 
     def check(self, asked: str) -> str:
-        """The name as the client wrote it: the SDK finds the tokenizer by that name or folder.
-
-        Raises:
-            NotFound: it is another model; the message names this one.
-        """
+        """The name as the client wrote it: the SDK finds the tokenizer by that name or folder."""
         if self.answers_to(asked):
             return asked
         raise NotFound(

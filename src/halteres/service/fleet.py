@@ -119,11 +119,7 @@ def _not_ready(what: str, host: Host[Any]) -> str:
 
 
 async def running(host: Host[E], *, restarts: int = 0) -> E:
-    """The engine, once it is ready after at least so many restarts.
-
-    Raises:
-        NotReady: it was not within the deadline, or never will be.
-    """
+    """The engine, once it is ready after at least so many restarts."""
     try:
         async with asyncio.timeout(READY_S):
             await host.until("ready", "failed", "stopped", restarts=restarts)

@@ -256,11 +256,7 @@ class Models:
         return RequestQueue(self._futures, self._tasks, self._work, next_seq)
 
     def find(self, model_id: str, tenant: Tenant) -> Model:
-        """The training run of this id, asked for now.
-
-        Raises:
-            NotFound: the tenant has none of this id; the message names what there is.
-        """
+        """The training run of this id, asked for now."""
         model = self._known.get(model_id)
         if model is None or model.tenant != tenant:
             known = [model.id for model in self.all(tenant)]

@@ -134,11 +134,7 @@ class Tls:
     key: Path  # PEM, private
 
     def check(self) -> None:
-        """Read both.
-
-        Raises:
-            InvalidConfig: they cannot be used.
-        """
+        """Read both."""
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key, password="")
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError

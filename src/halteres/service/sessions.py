@@ -78,11 +78,7 @@ class Sessions:
         return session
 
     def find(self, session_id: str, tenant: Tenant) -> Session:
-        """The session of this id, seen now.
-
-        Raises:
-            NotFound: the tenant has none of this id.
-        """
+        """The session of this id, seen now."""
         session = self._known.get(session_id)
         if session is None or session.tenant != tenant:
             raise NotFound(f"There is no session '{shortened(session_id)}' here.", next="Make a new ServiceClient.")

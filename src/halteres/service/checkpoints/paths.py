@@ -73,12 +73,7 @@ def folder_of(state: Path, tinker_path: str) -> Path:
 
 
 def checked_name(name: str | None) -> str:
-    """A name that weights can have.
-
-    Raises:
-        InvalidData: it cannot be one: empty, too long, with a path in it, or with characters that a URL or a file
-            system would change.
-    """
+    """A name that weights can have."""
     if not name or not _NAME.fullmatch(name):
         raise InvalidData(
             f"'{_shown(name or '')}' cannot name a checkpoint.",
@@ -89,11 +84,7 @@ def checked_name(name: str | None) -> str:
 
 
 def checked_run(run: str) -> str:
-    """A training run id that weights can be named under.
-
-    Raises:
-        InvalidData: it cannot be one.
-    """
+    """A training run id that weights can be named under."""
     if not _RUN.fullmatch(run):
         raise InvalidData(f"'{_shown(run)}' cannot name a training run.", "It may have letters, digits and _ . : -.")
     return run
@@ -109,11 +100,7 @@ LONGEST_S = 10 * 366 * 24 * 3600
 
 
 def checked_ttl(ttl_s: int | None) -> int | None:
-    """A time to live in seconds; None is for ever.
-
-    Raises:
-        InvalidData: shorter than an hour or longer than ten years.
-    """
+    """A time to live in seconds; None is for ever."""
     if ttl_s is not None and not SHORTEST_S <= ttl_s <= LONGEST_S:
         raise InvalidData(
             f"A checkpoint cannot expire after {ttl_s} s.",

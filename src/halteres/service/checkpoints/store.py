@@ -49,11 +49,7 @@ class Trash:
         self._place = place
 
     def take(self, folder: Path) -> None:
-        """From here on the folder's name is free; one that is missing is gone already.
-
-        Raises:
-            ServerError: it cannot be moved; it is then still there.
-        """
+        """From here on the folder's name is free; one that is missing is gone already."""
         try:
             self._place.mkdir(exist_ok=True)
             with suppress(FileNotFoundError):

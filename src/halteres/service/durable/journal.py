@@ -287,11 +287,7 @@ class Journal(Commits):
         await super().close()
 
     async def accept(self, entry: Entry) -> str:
-        """Record a request; returns the id of the row under its key, which is older if the key was used before.
-
-        Raises:
-            NotReady: the file cannot be written; the request was not accepted.
-        """
+        """Record a request; returns the id of the row under its key, which is older if the key was used before."""
         try:
             return await self.transact(lambda connection: _accept(connection, entry))
         except NotReady as error:

@@ -75,11 +75,7 @@ class BestOf:
         self._addresses = reward_models
 
     def check(self, reward_model: str | None) -> None:
-        """See that there is such a reward model, before anything is sampled.
-
-        Raises:
-            InvalidData: there is none of this name; the message names those that there are.
-        """
+        """See that there is such a reward model, before anything is sampled."""
         if reward_model is None or reward_model in self._addresses:
             return
         if not self._addresses:

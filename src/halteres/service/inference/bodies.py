@@ -76,11 +76,7 @@ class Sampled(msgspec.Struct, kw_only=True):
 
 
 def several(given: str | Sequence[str | int | list[int]], field: str) -> list[str | list[int]]:
-    """The prompts of a field that holds a text, a list of texts, a list of token ids or a list of such lists.
-
-    Raises:
-        InvalidData: token ids stand beside texts or lists.
-    """
+    """The prompts of a field that holds a text, a list of texts, a list of token ids or a list of such lists."""
     if isinstance(given, str):
         return [given]
     tokens = [one for one in given if isinstance(one, int)]
@@ -92,11 +88,7 @@ def several(given: str | Sequence[str | int | list[int]], field: str) -> list[st
 
 
 def read(body: bytes, kind: type[T]) -> T:
-    """Parse a body; a null at its top, or among its sampling parameters, means that the field is absent.
-
-    Raises:
-        InvalidData: no JSON, or a field is missing or of the wrong type; the message names it.
-    """
+    """Parse a body; a null at its top, or among its sampling parameters, means that the field is absent."""
     try:
         try:
             return msgspec.json.decode(body, type=kind)
@@ -213,11 +205,7 @@ class Refusals:
         return asked
 
     def check(self, body: bytes) -> None:
-        """Refuse a body that asks for what nobody does here; it has been read by its own struct before.
-
-        Raises:
-            InvalidData: names the first such field; or `sampling_params` is no object.
-        """
+        """Refuse a body that asks for what nobody does here; it has been read by its own struct before."""
         try:
             found = self._decoder.decode(body)
         except msgspec.ValidationError:

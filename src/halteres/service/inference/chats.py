@@ -32,11 +32,7 @@ class Chat:
 
 
 def render(tokenizer: Tokenizer, chat: Chat) -> str:
-    """The prompt's text.
-
-    Raises:
-        InvalidData: the template cannot take the chat, or the chat is none.
-    """
+    """The prompt's text."""
     if not chat.messages:
         raise InvalidData("`messages` is empty.", next="Send at least one message.", param="messages")
     _refuse_unreadable(tokenizer, chat)

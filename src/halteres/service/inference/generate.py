@@ -65,11 +65,7 @@ class Sglang(msgspec.Struct, kw_only=True):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """One or several.
-
-        Raises:
-            InvalidData: none, or texts and tokens at once.
-        """
+        """One or several."""
         given = self.text if self.input_ids is None else self.input_ids
         if given is None or (self.input_ids is not None and self.text is not None):
             raise InvalidData("The request names no prompt, or two.", next="Send input_ids, text or prompt.")
@@ -97,11 +93,7 @@ class Vllm(Sampled, kw_only=True):
 
     @property
     def one_prompt(self) -> str | list[int]:
-        """A text or tokens.
-
-        Raises:
-            InvalidData: none, or several.
-        """
+        """A text or tokens."""
         parts = self.prompt if isinstance(self.prompt, PromptParts) else PromptParts()
         given = (None if isinstance(self.prompt, PromptParts) else self.prompt, parts.prompt, parts.prompt_token_ids)
         found = [one for one in (*given, self.prompt_token_ids) if one is not None]

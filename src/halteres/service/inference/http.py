@@ -42,11 +42,7 @@ class Shutdown:
 
     @asynccontextmanager
     async def cuts_short(self) -> AsyncIterator[None]:
-        """The block is cut short when the end begins.
-
-        Raises:
-            ServiceEnds: it was.
-        """
+        """The block is cut short when the end begins."""
         scope = asyncio.timeout(None)
         try:
             async with scope:
@@ -107,11 +103,7 @@ def endpoint(handler: Handler, shape: Shape) -> Callable[[Request], Awaitable[Re
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The work's result; it is cancelled when the client goes away. The request's body has been read.
-
-    Raises:
-        ClientGone: it did.
-    """
+    """The work's result; it is cancelled when the client goes away. The request's body has been read."""
     working = asyncio.create_task(work, name=f"answer to {request.url.path}")
     leaving = asyncio.create_task(_left(request), name="client leaving")
     try:

@@ -46,11 +46,7 @@ class Answered(Sampled, kw_only=True):
 
     @property
     def num_sampled(self) -> int:
-        """Sequences per prompt.
-
-        Raises:
-            InvalidData: fewer than are answered; a choice where nothing is chosen, or while it is written.
-        """
+        """Sequences per prompt."""
         if self.best_of is not None and self.best_of < self.n:
             raise InvalidData(f"`best_of` is {self.best_of}, and `n` is {self.n}.", "n are answered.", param="best_of")
         if self.reward_model is not None and self.best_of is None:

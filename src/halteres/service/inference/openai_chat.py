@@ -57,11 +57,7 @@ class ChatCompletions(Answered, kw_only=True):
 
     @property
     def top(self) -> int | None:
-        """As `Completions.top`.
-
-        Raises:
-            InvalidData: top_logprobs without logprobs.
-        """
+        """As `Completions.top`."""
         if self.top_logprobs and not self.logprobs:
             raise InvalidData("`top_logprobs` needs `logprobs`.", next="Send logprobs=true.", param="top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
@@ -128,11 +124,7 @@ def _scorable(chat: Chat, one: Written) -> Scorable:
 
 
 def may_call(tools: Sequence[dict[str, Any]] | None, choice: Any) -> Sequence[dict[str, Any]]:
-    """The tools that the model is told of.
-
-    Raises:
-        InvalidData: the model would have to be forced to call one.
-    """
+    """The tools that the model is told of."""
     if choice not in (None, "auto", "none"):
         raise InvalidData(
             "`tool_choice` may be auto or none.",

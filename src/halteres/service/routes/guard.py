@@ -157,11 +157,7 @@ def presented(headers: Headers) -> str | None:
 
 
 def _refuse_foreign_page(headers: Headers) -> None:
-    """A browser says whose page asks; only one of the server it asks, or of this machine, may.
-
-    Raises:
-        Foreign: another one.
-    """
+    """A browser says whose page asks; only one of the server it asks, or of this machine, may."""
     origin = headers.get("origin")
     if origin is not None and not is_local(origin) and origin.partition("://")[2] != headers.get("host"):
         raise Foreign("A page of another origin may not use this service.", f"Its origin is {shortened(origin)}.")

@@ -196,11 +196,7 @@ class Samplers:
             self._known[sampler.id] = replace(sampler, model_path=kept)
 
     def find(self, sampler: str, tenant: Tenant) -> Sampler:
-        """The sampling session of this id.
-
-        Raises:
-            NotFound: the tenant has none of this id.
-        """
+        """The sampling session of this id."""
         found = self._known.get(sampler)
         if found is None or found.tenant != tenant:
             raise NotFound(

@@ -307,11 +307,7 @@ def drawn_seed() -> int:
 
 
 def checked_seed(seed: int) -> int:
-    """The seed.
-
-    Raises:
-        InvalidData: it, or what it is to a later sequence of its request, does not fit 64 bits.
-    """
+    """The seed."""
     if not -(2**63) <= seed < 2**63 - MAX_SAMPLES:
         raise InvalidData(f"The seed {seed} is out of range.", f"It must be -2**63 to 2**63 - {MAX_SAMPLES + 1}.")
     return seed
@@ -342,11 +338,7 @@ def params_of(asked: Sampling, seed: int) -> SamplingParams:
 
 
 def packed(tokens: Sequence[int]) -> bytes:
-    """Token ids as int32.
-
-    Raises:
-        InvalidData: an id that int32 cannot hold.
-    """
+    """Token ids as int32."""
     try:
         return array("i", tokens).tobytes()
     except (OverflowError, TypeError) as error:

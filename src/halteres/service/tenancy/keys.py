@@ -74,11 +74,7 @@ class KeyFile:
         self._state, self.path = state, state / "keys.json"
 
     def read(self) -> list[Key]:
-        """All of them, oldest first; none where there is no file.
-
-        Raises:
-            ServerError: the file cannot be read, or holds something else.
-        """
+        """All of them, oldest first; none where there is no file."""
         try:
             return _decode(self.path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):

@@ -170,11 +170,7 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 def read_allowances(state: Path, options: Sequence[str] = ()) -> Allowances:
-    """The limits in a state directory's file, and what the command line says of the default ones.
-
-    Raises:
-        InvalidConfig: a limit is unknown or no number, or the file is none.
-    """
+    """The limits in a state directory's file, and what the command line says of the default ones."""
     given = _read(state / FILE)
     default = _changed(Limits(), {**_part(given, "default"), **dict(map(_named, options))})
     tenants = {name: _changed(default, _part({name: own}, name)) for name, own in _part(given, "tenants").items()}

@@ -29,11 +29,7 @@ def tenant_of(request: Request) -> Tenant:
 
 
 def checked_name(name: str) -> Tenant:
-    """The name of a tenant or a key.
-
-    Raises:
-        InvalidConfig: it can be none.
-    """
+    """The name of a tenant or a key."""
     if not _NAME.fullmatch(name):
         raise InvalidConfig(
             f"'{name}' cannot name a tenant or a key.",

@@ -68,11 +68,7 @@ class CustomLosses:
         return loss_id
 
     def find(self, session_id: str, loss_id: str | None) -> CustomLoss:
-        """The custom loss of this id.
-
-        Raises:
-            NotFound: this session has none of that id.
-        """
+        """The custom loss of this id."""
         found = self._known.get((session_id, loss_id or ""))
         if found is None:
             raise NotFound(

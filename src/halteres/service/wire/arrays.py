@@ -30,11 +30,7 @@ class Budget:
         self._left = cells
 
     def take(self, what: str, cells: int) -> None:
-        """Use some of it.
-
-        Raises:
-            InvalidData: there is not so much left.
-        """
+        """Use some of it."""
         self._left -= cells
         if self._left < 0:
             raise InvalidData(
@@ -84,11 +80,7 @@ class Csr:
 
 
 def dense(what: str, values: Values, shape: Sequence[int] | None) -> Array:
-    """An array of float32 or int64 values; without a shape it has one dimension.
-
-    Raises:
-        InvalidData: the shape is not that of so many values, or has more than two dimensions.
-    """
+    """An array of float32 or int64 values; without a shape it has one dimension."""
     shape = (len(values),) if shape is None else tuple(shape)
     if len(shape) > 2 or any(size < 0 for size in shape) or math.prod(shape) != len(values):
         raise InvalidData(
@@ -111,11 +103,7 @@ def written_out(what: str, values: Values, shape: Sequence[int], csr: Csr, budge
 
 
 def numbers(what: str, data: Sequence[float], dtype: str) -> Values:
-    """A list of numbers as float32 or int64.
-
-    Raises:
-        InvalidData: another dtype, or a number that it does not hold.
-    """
+    """A list of numbers as float32 or int64."""
     try:
         with np.errstate(over="ignore"):  # infinite then, which every loss refuses
             if dtype == "float32":
@@ -158,11 +146,7 @@ def tensor_of(what: str, tensor: Tensor, budget: Budget, pad: int = 0) -> Array:
 
 
 def csr_of(what: str, tensor: Tensor) -> Csr | None:
-    """Where a sparse array's values lie; None for a dense one.
-
-    Raises:
-        InvalidData: half of it is missing.
-    """
+    """Where a sparse array's values lie; None for a dense one."""
     crow, col = tensor.sparse_crow_indices, tensor.sparse_col_indices
     if crow is None and col is None:
         return None

@@ -251,11 +251,7 @@ class CopyWeights(msgspec.Struct, kw_only=True):
 
 
 def read(body: bytes, kind: type[T]) -> T:
-    """Parse a body.
-
-    Raises:
-        InvalidData: no JSON, or a field is missing or of the wrong type; the message names it.
-    """
+    """Parse a body."""
     try:
         try:
             return msgspec.json.decode(body, type=kind)

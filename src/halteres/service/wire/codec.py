@@ -30,11 +30,7 @@ PIECE_BYTES = 1024
 
 
 def decompressed(body: bytes, content_encoding: str | None, most: int = MAX_BODY_BYTES) -> bytes:
-    """A request body as its client wrote it.
-
-    Raises:
-        InvalidData: not zstd, broken, or of more bytes than `most`.
-    """
+    """A request body as its client wrote it."""
     if content_encoding in (None, "", "identity"):
         return _bounded(body, most)
     if content_encoding != "zstd":

@@ -43,11 +43,7 @@ class ExtraOutputs:
 
 
 def extra_outputs_of(asked: Sample, prompt_length: int) -> ExtraOutputs:
-    """What a request wants beside tokens.
-
-    Raises:
-        InvalidData: it cannot be had; the message names the field.
-    """
+    """What a request wants beside tokens."""
     last_n = asked.prompt_logprobs_last_n
     if last_n is not None and not (asked.prompt_logprobs and 1 <= last_n < max(prompt_length, 2)):
         raise InvalidData(

@@ -99,11 +99,7 @@ def _address_of_pass(body: bytes) -> tuple[str, int] | None:
 
 
 def _config(message: pb.ForwardBackwardRequest) -> dict[str, float]:
-    """The numbers of both generations; the newer field wins.
-
-    Raises:
-        InvalidData: a setting is a text; `loss_id` alone is one.
-    """
+    """The numbers of both generations; the newer field wins."""
     newer = {name: value for name, value in message.loss_fn_config_v2.items() if name != "loss_id"}
     for name, value in newer.items():
         if value.WhichOneof("value") != "number":
@@ -143,11 +139,7 @@ def _span(message: pb.ProvenanceSpan) -> Span:
 
 
 def sequences_of(index: int, spans: Iterable[Span], num_targets: int, loss: str) -> bytes | None:
-    """`Datum.sequences` of a datum's spans, which lie end to end; None where it has none, or the loss reads none.
-
-    Raises:
-        InvalidData: they do not cover the targets, or one names no sequence.
-    """
+    """`Datum.sequences` of a datum's spans, which lie end to end; None where it has none, or the loss reads none."""
     if loss != STABLE_REINFORCE or not (found := list(spans)):
         return None
     lengths = [span.length for span in found]
