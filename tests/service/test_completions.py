@@ -14,7 +14,7 @@ from deadlines import until
 from tinker import types
 
 from halteres.models import TINY
-from halteres.service.durable import completions
+from halteres.service.durable import futures
 from halteres.service.service import Options
 
 from .scenes import Scene, closing, prompt, serving
@@ -104,8 +104,8 @@ async def test_an_empty_poll_ends_with_the_time_it_was_given(scene: Scene) -> No
 
 
 async def test_what_left_the_memory_is_told_by_the_journal(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completions, "MAX_HELD", 2)
-    monkeypatch.setattr(completions, "MAX_STREAMS", 1)
+    monkeypatch.setattr(futures, "MAX_HELD", 2)
+    monkeypatch.setattr(futures, "MAX_STREAMS", 1)
     session = await scene.session()
     sampler, other = await sampler_of(scene, 0, session), await sampler_of(scene, 1, session)
     _, cursor = await polled(scene, sampler)

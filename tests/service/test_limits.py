@@ -8,7 +8,7 @@ import pytest
 from contract.requirements import proves
 
 from halteres.errors import InvalidConfig
-from halteres.service.routes.guard import Meter
+from halteres.service.routes.middleware import Meter
 from halteres.service.tenancy.limits import (
     Allowances,
     LimitReached,

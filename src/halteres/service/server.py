@@ -33,9 +33,8 @@ from halteres.service.routes.checkpoints import CheckpointRoutes
 from halteres.service.routes.connection import ConnectionRoutes
 from halteres.service.routes.downloads import DownloadRoutes
 from halteres.service.routes.futures import FutureRoutes
-from halteres.service.routes.guard import Guard, Meter
+from halteres.service.routes.middleware import CountRequests, Guard, Meter, RequestCounts
 from halteres.service.routes.records import RecordRoutes
-from halteres.service.routes.run_requests import CountRequests, RequestCounts
 from halteres.service.routes.sampling import SamplingRoutes
 from halteres.service.routes.training import TrainingRoutes
 from halteres.service.service import Options, Service, locked, opened

@@ -41,28 +41,6 @@ from halteres.service.durable.tables import CHECKPOINTS
 from halteres.service.tenancy.limits import Allowances
 from halteres.service.tenancy.tenants import Tenant
 
-
-class Trash:
-    """A folder beside those that are deleted, on the same disk."""
-
-    def __init__(self, place: Path) -> None:
-        self._place = place
-
-    def take(self, folder: Path) -> None:
-        """From here on the folder's name is free; one that is missing is gone already."""
-        try:
-            self._place.mkdir(exist_ok=True)
-            with suppress(FileNotFoundError):
-                folder.rename(self._place / uuid.uuid4().hex)
-        except OSError as error:
-            raise ServerError(f"The folder {folder} cannot be deleted.", f"{error.strerror}.") from error
-
-    def empty(self) -> None:
-        """Remove what was taken; what cannot be removed now is removed the next time."""
-        for folder in self._place.glob("*"):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
 LONGEST_RENAMED = 118
 """Characters of a name that leave room for a number behind it."""
 
@@ -168,7 +146,7 @@ class Checkpoints:
 
     def __init__(self, journal: Journal, state: Path, allowances: Allowances | None = None) -> None:
         self._allowances = allowances or Allowances()
-        self._journal, self._state, self._trash = journal, state, Trash(state / "trash")
+        self._journal, self._state, self._trash = journal, state, state / "trash"
         self._known: dict[str, Checkpoint] = {}
         self.on_removed: Callable[[str], None] = lambda _: None  # told the tinker:// path, once the name is free
 
@@ -190,7 +168,7 @@ class Checkpoints:
         for kind in KINDS:
             for folder in (self._state / "checkpoints").glob(f"*/{kind}"):
                 recover(folder)
-        self._trash.empty()
+        self._empty_trash()
 
     # Looking
 
@@ -301,12 +279,7 @@ class Checkpoints:
         """Where a new checkpoint goes.
 
         Args:
-            run: the training run.
-            kind: of weights.
-            name: its own.
-            tenant: who will own it.
             overwrite: it may take the place of another.
-            ttl_s: how long it is to live.
             request_id: of the request that makes it, which may be executed again: what it left itself is no obstacle.
 
         Raises:
@@ -430,7 +403,7 @@ class Checkpoints:
         await self._journal.transact(
             lambda connection: connection.execute(delete(CHECKPOINTS).where(CHECKPOINTS.c.path == path))
         )
-        await asyncio.to_thread(self._trash.empty)
+        await asyncio.to_thread(self._empty_trash)
 
     async def expire(self, now: float) -> int:
         """Delete those whose time is over at `now` (unix s); returns how many."""
@@ -442,9 +415,19 @@ class Checkpoints:
 
     def _discard(self, checkpoint: Checkpoint) -> None:
         """From here on its name is free; no instant lies between."""
-        self._trash.take(checkpoint.folder)
+        try:
+            self._trash.mkdir(exist_ok=True)
+            with suppress(FileNotFoundError):  # it is gone already
+                checkpoint.folder.rename(self._trash / uuid.uuid4().hex)
+        except OSError as error:
+            raise ServerError(f"The folder {checkpoint.folder} cannot be deleted.", f"{error.strerror}.") from error
         self._known.pop(str(checkpoint.path), None)
         self.on_removed(str(checkpoint.path))
+
+    def _empty_trash(self) -> None:
+        """What cannot be removed now is removed the next time."""
+        for folder in self._trash.glob("*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _taken(path: TinkerPath) -> Conflict:

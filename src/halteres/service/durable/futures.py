@@ -5,6 +5,10 @@
 
 create_custom_loss and unload_model need no engine: they are settled before they are answered. Their work is done before
 the row is in the journal, and may be repeated: a row that is open when the service ends tells of work that was done.
+
+Clients of a sampling session may ask once for all of it: `Completions` knows which samples are settled. A cursor is
+microseconds of unix time, no two the same. What was settled before a client first asked (also in an earlier life of the
+service), and what left the memory, the journal tells.
 """
 
 from __future__ import annotations
@@ -12,10 +16,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections import Counter, deque
+from bisect import bisect_right
+from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -29,6 +35,9 @@ from halteres.service.wire.codec import JSON, PROTOBUF
 
 POLL_S = 30.0
 """How long a poll is held; the SDK gives up after 45 s."""
+
+KEEP_S, KEEP_BYTES = 900.0, 256 * 2**20
+"""How long settled outcomes stay in memory, and how much of it they may take."""
 
 SAMPLE = "sample"
 """The one kind whose results are not kept in the journal: a sample is drawn again from its request and seed."""
@@ -93,25 +102,12 @@ class Future:
     settled_at: float = 0.0  # unix s, no two the same
 
 
-class Listener(Protocol):
-    """Who hears of futures."""
-
-    def settled(self, future: Future) -> None:
-        """A future was settled."""
-        ...
-
-    def closing(self) -> None:
-        """The service ends."""
-        ...
-
-
 class Futures:
     """All futures that are open, and those settled of late."""
 
-    def __init__(self, journal: Journal, *, keep_s: float = 900.0, keep_bytes: int = 256 * 2**20) -> None:
+    def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self.poll_s = POLL_S
-        self._keep_s, self._keep_bytes = keep_s, keep_bytes
         self._by_id: dict[str, Future] = {}
         self._by_key: dict[str, Future] = {}
         self._settled: deque[Future] = deque()
@@ -120,11 +116,11 @@ class Futures:
         self._last_settled_at = 0.0
         self._closing = False
         self._redraw: Callable[[Recorded], Awaitable[Future]] | None = None
-        self._listener: Listener | None = None
+        self._completions: Completions | None = None
 
-    def listen(self, listener: Listener) -> None:
-        """Tell somebody of every future that is settled, and of the end."""
-        self._listener = listener
+    def listen(self, completions: Completions) -> None:
+        """Tell it of every future that is settled, and of the end."""
+        self._completions = completions
 
     def draw_again_by(self, redraw: Callable[[Recorded], Awaitable[Future]]) -> None:
         """Who executes a settled sample once more when its result is asked for after it left the memory."""
@@ -183,8 +179,8 @@ class Futures:
             outcome=kept,
         )
         self._journal.settle(ended)
-        if self._listener is not None:
-            self._listener.settled(future)
+        if self._completions is not None:
+            self._completions.settled(future)
         self._sweep()
 
     async def redeem(self, request_id: str, tenant: Tenant) -> Future | Outcome | None:
@@ -232,8 +228,8 @@ class Futures:
         self._closing = True
         for future in self.open():
             future.wake.set()
-        if self._listener is not None:
-            self._listener.closing()
+        if self._completions is not None:
+            self._completions.closing()
 
     async def _recall(self, request_id: str, tenant: Tenant) -> Outcome | Future | None:
         recorded = await self._journal.recall(request_id)
@@ -250,8 +246,8 @@ class Futures:
         return future
 
     def _sweep(self) -> None:
-        oldest = steady_time() - self._keep_s
-        while self._settled and (self._settled[0].settled_at < oldest or self._settled_bytes > self._keep_bytes):
+        oldest = steady_time() - KEEP_S
+        while self._settled and (self._settled[0].settled_at < oldest or self._settled_bytes > KEEP_BYTES):
             future = self._settled.popleft()
             self._settled_bytes -= len(future.outcome.body) if future.outcome else 0
             self._forget(future)
@@ -328,3 +324,126 @@ async def outcome_of(future: Future, run: Callable[[], Awaitable[Outcome]]) -> O
         log.exception("Request %s failed, error id %s.", future.request_id, name)
         why = f"{type(error).__name__}: {error}."
         return failure(ServerError(f"The {future.kind} request failed (error id {name}).", why, "See the log."))
+
+
+CLONE = 10**9
+"""Sequence numbers of one client of a sampling session: a copy's begin at its own multiple of this."""
+
+MAX_STREAMS, MAX_HELD = 256, 2048
+"""Clients whose completions are held in memory, and how many of each."""
+
+MARGIN_S = 1.0
+"""The journal is asked for so much more than was missed: a client ignores what it knows already."""
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One settled sample."""
+
+    state: str  # finished or failed
+    request_id: str
+    response_payload_uncompressed_size: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """The completions of one client, oldest first."""
+
+    floor: int  # up to this cursor the journal tells
+    last: int  # the newest cursor
+    cursors: list[int] = field(default_factory=list[int])
+    held: list[Completion] = field(default_factory=list[Completion])
+    grown: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def add(self, settled_at: float, completion: Completion) -> None:
+        """The newest one."""
+        self.last = max(round(settled_at * 1e6), self.last + 1)
+        self.cursors.append(self.last)
+        self.held.append(completion)
+        if len(self.held) > MAX_HELD:
+            self.drop(self.cursors[MAX_HELD // 2])
+        self.grown.set()
+
+    def since(self, cursor: int) -> list[Completion]:
+        """Those in memory that came after it."""
+        return self.held[bisect_right(self.cursors, cursor) :]
+
+    def drop(self, cursor: int) -> None:
+        """Those up to this one leave the memory."""
+        gone = bisect_right(self.cursors, cursor)
+        del self.cursors[:gone], self.held[:gone]
+        self.floor = max(self.floor, cursor)
+
+
+class Completions:
+    """The completions of all sampling sessions."""
+
+    def __init__(self, journal: Journal, futures: Futures) -> None:
+        self._journal, self._futures = journal, futures
+        self._streams: OrderedDict[tuple[str, int], Stream] = OrderedDict()
+        futures.listen(self)
+
+    def settled(self, future: Future) -> None:
+        """A future was settled."""
+        if future.kind != SAMPLE or future.outcome is None:
+            return
+        stream = self._streams.get((future.subject, (future.seq or 0) // CLONE))
+        if stream is not None:
+            done = future.outcome.state == "done"
+            size = len(future.outcome.body) if done else None
+            stream.add(future.settled_at, _completion(future.request_id, done=done, size=size))
+
+    def closing(self) -> None:
+        """The service ends: who waits asks the next one."""
+        for stream in self._streams.values():
+            stream.grown.set()
+
+    async def after(self, sampler: str, clone: int, cursor: int, hold_s: float) -> tuple[list[Completion], int]:
+        """What was settled after a cursor, and the cursor after that; waits up to `hold_s` while there is nothing.
+
+        Args:
+            sampler: the sampling session.
+            clone: which of its clients.
+            cursor: of the answer before; what it covers was seen, and leaves the memory. 0 means from the beginning.
+            hold_s: 0 answers at once.
+        """
+        stream = self._stream(sampler, clone)
+        if cursor > stream.last:  # an earlier life's, whose clock was ahead: everything of this life is newer
+            stream.last, cursor = cursor, 0
+        if cursor >= stream.floor and not stream.since(cursor):
+            await self._grown(stream, hold_s)
+            stream = self._stream(sampler, clone)  # it may have made room meanwhile
+        recalled, covered = [], cursor
+        while covered < stream.floor:  # which may rise while the journal is asked
+            covered, recalled = stream.floor, await self._recalled(sampler, clone, cursor)
+        found = [*recalled, *stream.since(cursor)]
+        stream.drop(cursor)
+        return found, stream.last
+
+    async def _grown(self, stream: Stream, hold_s: float) -> None:
+        stream.grown.clear()
+        if hold_s <= 0 or self._futures.closing:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(hold_s):
+                await stream.grown.wait()
+
+    async def _recalled(self, sampler: str, clone: int, cursor: int) -> list[Completion]:
+        rows = await self._journal.settled_samples(sampler, cursor / 1e6 - MARGIN_S)
+        return [
+            _completion(row.id, done=row.state == "done", size=None) for row in rows if (row.seq or 0) // CLONE == clone
+        ]
+
+    def _stream(self, sampler: str, clone: int) -> Stream:
+        stream = self._streams.get((sampler, clone))
+        if stream is None:
+            now = round(steady_time() * 1e6)
+            stream = self._streams[sampler, clone] = Stream(now, now)
+            if len(self._streams) > MAX_STREAMS:
+                self._streams.popitem(last=False)
+        self._streams.move_to_end((sampler, clone))
+        return stream
+
+
+def _completion(request_id: str, *, done: bool, size: int | None) -> Completion:
+    state = "finished" if done else "failed"
+    return Completion(state=state, request_id=request_id, response_payload_uncompressed_size=size)

@@ -19,7 +19,7 @@ import halteres
 from halteres.errors import UserError
 from halteres.service.answers import answer, body_of
 from halteres.service.fleet import Host, running
-from halteres.service.routes.guard import presented
+from halteres.service.routes.middleware import presented
 from halteres.service.service import Service
 from halteres.service.tenancy.keys import Key, KeyFile
 from halteres.service.tenancy.tenants import tenant_of

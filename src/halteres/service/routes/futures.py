@@ -12,8 +12,7 @@ from starlette.routing import Route
 
 from halteres.errors import NotFound
 from halteres.service.answers import answer, body_of
-from halteres.service.durable.completions import Completions
-from halteres.service.durable.futures import LOST_SAMPLE, SAMPLE, Outcome, Place
+from halteres.service.durable.futures import LOST_SAMPLE, SAMPLE, Completions, Outcome, Place
 from halteres.service.service import Service
 from halteres.service.tenancy.tenants import tenant_of
 from halteres.service.wire import bodies

@@ -12,8 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from halteres.service.answers import answer, body_of
-from halteres.service.durable.completions import CLONE
-from halteres.service.durable.futures import SAMPLE
+from halteres.service.durable.futures import CLONE, SAMPLE
 from halteres.service.durable.journal import Entry
 from halteres.service.sampling.samples import MAX_SAMPLES, drawn_for
 from halteres.service.service import Service

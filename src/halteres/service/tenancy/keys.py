@@ -91,11 +91,7 @@ class KeyFile:
     ) -> NewKey:
         """Make a key and write down whose it is.
 
-        Args:
-            name: its own.
-            tenant: whose it is; its name, where this is None.
-            note: for people.
-            lifetime_s: until it expires; None: never.
+        Without a `tenant` it is that of the tenant of its own name; without a lifetime it never expires.
 
         Raises:
             InvalidConfig: an impossible name.

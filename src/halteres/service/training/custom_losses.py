@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import Any
 
 import msgspec
 from sqlalchemy import JSON, BigInteger, Column, Float, String, Table
@@ -47,9 +46,6 @@ class CustomLosses:
         """Check and record a graph; returns its id. The same sequence number again returns the first one's id.
 
         Args:
-            session_id: whose it is; nobody else can use it.
-            seq: its `custom_loss_seq_id`.
-            name: of the client's function.
             inputs: as it came: `[{"name": ..., "rank": ...}, ...]`.
             graph: as it came: `{"format": 1, "nodes": [...]}`.
 
@@ -63,7 +59,15 @@ class CustomLosses:
         if self._counts[session_id] >= MAX_LOSSES:
             raise UserError(f"This session has {MAX_LOSSES} custom losses.", next="Use those, or make a new session.")
         loss = checked(graph, inputs)
-        await self._journal.added(CUSTOM_LOSSES, **_row(session_id, loss_id, seq, name, loss))
+        await self._journal.added(
+            CUSTOM_LOSSES,
+            id=loss_id,
+            session_id=session_id,
+            seq=seq,
+            name=name,
+            loss=msgspec.to_builtins(loss),
+            created_at=time.time(),
+        )
         self._add(session_id, loss_id, loss)
         return loss_id
 
@@ -81,14 +85,3 @@ class CustomLosses:
     def _add(self, session_id: str, loss_id: str, loss: CustomLoss) -> None:
         self._counts[session_id] += (session_id, loss_id) not in self._known
         self._known[session_id, loss_id] = loss
-
-
-def _row(session_id: str, loss_id: str, seq: int, name: str, loss: CustomLoss) -> dict[str, Any]:
-    return {
-        "id": loss_id,
-        "session_id": session_id,
-        "seq": seq,
-        "name": name,
-        "loss": msgspec.to_builtins(loss),
-        "created_at": time.time(),
-    }

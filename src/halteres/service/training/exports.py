@@ -74,15 +74,7 @@ def _pyrage() -> ModuleType:
 
 
 async def write_export(engine: Trains, model_id: str, folder: Path, base: Path, recipients: Recipients | None) -> Saved:
-    """A training run's weights as files for others, encrypted to the recipients if there are any.
-
-    Args:
-        engine: holds the adapter.
-        model_id: whose it is.
-        folder: where they go.
-        base: the base model's folder.
-        recipients: None writes plain files.
-    """
+    """A training run's weights as files for others, encrypted to the recipients if there are any."""
     with written(folder) as place, tempfile.TemporaryDirectory(dir=place) as work:
         plain = Path(work) / "plain"
         saved = await engine.save(model_id, str(plain), False)
