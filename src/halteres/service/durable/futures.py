@@ -401,8 +401,6 @@ class Completions:
         """What was settled after a cursor, and the cursor after that; waits up to `hold_s` while there is nothing.
 
         Args:
-            sampler: the sampling session.
-            clone: which of its clients.
             cursor: of the answer before; what it covers was seen, and leaves the memory. 0 means from the beginning.
             hold_s: 0 answers at once.
         """

@@ -169,8 +169,6 @@ class Events(StreamingResponse):
     """A stream of events made from items.
 
     Args:
-        items: what is told; ended when the client leaves.
-        shape: turns items into events.
         failed: the last events of a stream that fails under way.
     """
 

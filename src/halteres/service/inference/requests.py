@@ -126,8 +126,6 @@ class Prompt:
         """A text or tokens.
 
         Args:
-            given: as it was sent.
-            tokenizer: the model's.
             longest: characters that a text may have.
             special: whether a text gets the tokens that begin and end one; None: unless it begins so already.
 

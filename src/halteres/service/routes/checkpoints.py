@@ -22,14 +22,12 @@ from halteres.engine.folders import copy_linked, size_of
 from halteres.engine.protocol import Saved
 from halteres.errors import Conflict, InvalidData
 from halteres.service.answers import answer, body_of, page_of, timestamp
-from halteres.service.base import BaseModel
 from halteres.service.checkpoints.added import CARD
 from halteres.service.checkpoints.paths import LOADABLE, TinkerPath, checked_ttl, end_of_life, refuse_token
-from halteres.service.checkpoints.store import Checkpoint, Checkpoints
-from halteres.service.durable.journal import Journal
-from halteres.service.models import Model, Models, model_id_of, record
+from halteres.service.checkpoints.store import Checkpoint
+from halteres.service.models import Model, model_id_of, record
 from halteres.service.service import Service
-from halteres.service.sessions import Session, Sessions
+from halteres.service.sessions import Session
 from halteres.service.tenancy.tenants import Tenant, tenant_of
 from halteres.service.wire import bodies
 from halteres.service.wire.bodies import CopyWeights
@@ -58,20 +56,14 @@ def listable(found: Sequence[Checkpoint], request: Request) -> Sequence[Checkpoi
 class Copies:
     """Makes copies, one at a time: they are links, and take no time."""
 
-    def __init__(
-        self, checkpoints: Checkpoints, sessions: Sessions, models: Models, journal: Journal, base: BaseModel
-    ) -> None:
-        self._checkpoints, self._sessions, self._models = checkpoints, sessions, models
-        self._journal, self._base = journal, base
+    def __init__(self, service: Service) -> None:
+        self._checkpoints, self._sessions, self._models = service.checkpoints, service.sessions, service.models
+        self._journal, self._base = service.journal, service.base
         self._turn = asyncio.Lock()
 
     async def copy(self, asked: CopyWeights, tenant: Tenant, key: str | None) -> TinkerPath:
-        """Copy weights that the tenant may read; returns the copy's path.
-
-        Args:
-            asked: what and where to.
-            tenant: who asks, and owns the copy.
-            key: the client's idempotency key: a repetition gets the first copy.
+        """Copy weights that the tenant may read; returns the copy's path. Under the same idempotency key a repetition
+        gets the first copy.
 
         Raises:
             NotFound: no such weights or session.
@@ -143,7 +135,7 @@ class CheckpointRoutes:
 
     def __init__(self, service: Service) -> None:
         self._service, self._checkpoints = service, service.checkpoints
-        self._copies = Copies(service.checkpoints, service.sessions, service.models, service.journal, service.base)
+        self._copies = Copies(service)
 
     def table(self) -> list[Route]:
         """The routes."""

@@ -129,8 +129,6 @@ class Signer:
         Args:
             base: scheme, host and port by which the client reached us.
             what: the route below SIGNED.
-            checkpoint: whose file it is.
-            file: a name within its folder.
             expires: unix s.
         """
         path = checkpoint.path

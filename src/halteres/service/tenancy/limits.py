@@ -109,8 +109,6 @@ class Limits:
         """Refuse a save that storage has no room for.
 
         Args:
-            used: bytes of the tenant's checkpoints.
-            more: bytes of what is to be saved.
             sizes: the tenant's checkpoints and their bytes; the message names the largest.
 
         Raises:

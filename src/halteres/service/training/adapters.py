@@ -128,7 +128,6 @@ class Adapters:
         that dies under it is survived.
 
         Args:
-            model: whose adapter it is.
             run: what to do; executed again from the start with the next engine.
             made_here: `run` makes or replaces the adapter: it need not be there before.
 
