@@ -223,7 +223,7 @@ class Samples:
             self._under_way[tenant] -= 1
 
     def start(self, future: Future, sampler: Sampler, asked: Sample, drawn: Drawn | None) -> None:
-        """Execute a client's request, with what was drawn for it when it came; its future is settled when it is done."""
+        """Execute a client's request, with what was drawn when it came; its future is settled when it is done."""
         task = self._tasks.create_task(self._keep(future, sampler, asked, drawn or {}), name="sample")
         self._running[future.request_id] = task
         task.add_done_callback(lambda _: self._running.pop(future.request_id, None))
