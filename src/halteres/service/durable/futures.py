@@ -107,7 +107,7 @@ class Futures:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self.poll_s = POLL_S
+        self.poll_s, self._keep_s = POLL_S, KEEP_S
         self._by_id: dict[str, Future] = {}
         self._by_key: dict[str, Future] = {}
         self._settled: deque[Future] = deque()
@@ -246,7 +246,7 @@ class Futures:
         return future
 
     def _sweep(self) -> None:
-        oldest = steady_time() - KEEP_S
+        oldest = steady_time() - self._keep_s
         while self._settled and (self._settled[0].settled_at < oldest or self._settled_bytes > KEEP_BYTES):
             future = self._settled.popleft()
             self._settled_bytes -= len(future.outcome.body) if future.outcome else 0

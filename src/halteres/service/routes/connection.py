@@ -28,7 +28,7 @@ from halteres.service.wire.codec import PROMPT_BYTES
 
 CLIENT_FLAGS = {
     "pjwt_auth_enabled": False,  # the plain key goes on every request
-    "parallel_fwdbwd_chunks": True,  # lanes put the chunks in order; one after another they would wait for the network
+    "parallel_fwdbwd_chunks": True,  # queues put the chunks in order; one after another they would wait for the network
     "proto_compress_fwdbwd": False,  # on one machine compressing costs more than it saves
     # It doubles the time of a sample (3.5 to 7 ms; 512 at once gain nothing), and SDK 0.38.0 may hang in
     # ServiceClient.close(): its poller loses a cancellation that comes in the middle of a poll.
