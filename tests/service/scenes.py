@@ -22,9 +22,8 @@ from halteres.loopback import open_listener
 from halteres.models import TINY
 from halteres.service.base import base_model
 from halteres.service.fleet import Fleet
-from halteres.service.options import Options
 from halteres.service.server import ServiceServer
-from halteres.service.service import Service, locked, opened
+from halteres.service.service import Options, Service, locked, opened
 
 KEY = "tml-test"
 BASE = base_model(TINY)
@@ -109,7 +108,7 @@ class Scene:
             return response.status, await _content(response)
 
     async def redeem(self, request_id: str) -> Any:
-        """The outcome of a promise."""
+        """The outcome of a future."""
         async with asyncio.timeout(60):
             status, outcome = await self.post("retrieve_future", {"request_id": request_id})
             while status == 408:  # not yet: the client asks again

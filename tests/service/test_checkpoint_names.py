@@ -23,8 +23,8 @@ from halteres.service.checkpoints import store
 from halteres.service.checkpoints.paths import parse
 from halteres.service.checkpoints.store import Checkpoints
 from halteres.service.durable.journal import Journal
-from halteres.service.options import Options
 from halteres.service.sampling.samplers import Samplers
+from halteres.service.service import Options
 from halteres.service.tenancy.limits import Allowances, Limits
 from halteres.service.tenancy.tenants import LOCAL
 

@@ -19,8 +19,7 @@ from yarl import URL
 
 from halteres.engine.folders import size_of
 from halteres.errors import NotFound
-from halteres.service.checkpoints.lifetimes import LONGEST_S, SHORTEST_S
-from halteres.service.checkpoints.paths import parse
+from halteres.service.checkpoints.paths import LONGEST_S, SHORTEST_S, parse
 from halteres.service.tenancy.keys import KeyFile
 from halteres.service.tenancy.tenants import LOCAL
 

@@ -14,7 +14,7 @@ import pytest
 import tinker
 from contract.requirements import proves
 
-from halteres.service.checkpoints.lifetimes import SHORTEST_S
+from halteres.service.checkpoints.paths import SHORTEST_S
 from halteres.service.tenancy.tenants import LOCAL
 
 from .scenes import KEY, Scene, trainer

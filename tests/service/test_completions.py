@@ -14,8 +14,8 @@ from deadlines import until
 from tinker import types
 
 from halteres.models import TINY
-from halteres.service.durable import completions
-from halteres.service.options import Options
+from halteres.service.durable import futures
+from halteres.service.service import Options
 
 from .scenes import Scene, closing, prompt, serving
 
@@ -29,7 +29,7 @@ async def sampler_of(scene: Scene, seq: int = 0, session: str | None = None) -> 
 
 
 async def sampled(scene: Scene, sampler: str, seq: int, tokens: tuple[int, ...] = (5, 6), **params: Any) -> str:
-    """A sample is asked for; returns its promise."""
+    """A sample is asked for; returns its future."""
     body = {
         "sampling_session_id": sampler,
         "seq_id": seq,
@@ -44,7 +44,7 @@ async def sampled(scene: Scene, sampler: str, seq: int, tokens: tuple[int, ...] 
 async def polled(
     scene: Scene, sampler: str, cursor: int = 0, *, clone: int = 0, timeout: float | None = 0
 ) -> tuple[dict[str, str], int]:
-    """What was settled, by promise, and the next cursor."""
+    """What was settled, by future, and the next cursor."""
     target = {"type": "sampling_session", "sampling_session_id": sampler, "cloned_sampler_id": clone}
     status, answer = await scene.post(
         "retrieve_futures",
@@ -98,14 +98,14 @@ async def test_each_client_of_a_sampling_session_hears_of_its_own_samples(scene:
 async def test_an_empty_poll_ends_with_the_time_it_was_given(scene: Scene) -> None:
     sampler = await sampler_of(scene)
     _, cursor = await polled(scene, sampler)
-    scene.service.promises.poll_s = 0.01
+    scene.service.futures.poll_s = 0.01
     assert await polled(scene, sampler, cursor, timeout=None) == ({}, cursor)
     assert await polled(scene, sampler, cursor, timeout=1e9) == ({}, cursor)
 
 
 async def test_what_left_the_memory_is_told_by_the_journal(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completions, "MAX_HELD", 2)
-    monkeypatch.setattr(completions, "MAX_STREAMS", 1)
+    monkeypatch.setattr(futures, "MAX_HELD", 2)
+    monkeypatch.setattr(futures, "MAX_STREAMS", 1)
     session = await scene.session()
     sampler, other = await sampler_of(scene, 0, session), await sampler_of(scene, 1, session)
     _, cursor = await polled(scene, sampler)
@@ -217,8 +217,8 @@ async def test_the_sdk_cancels_a_sample_that_its_user_gave_up(scene: Scene, clie
     future = sampling.sample(prompt(5, 6), 1, types.SamplingParams(max_tokens=3))
     async with asyncio.timeout(WAIT_S):
         await held.inside()
-        while not any(promise.wake._waiters for promise in scene.service.promises.open()):
-            await scene.get("/api/v1/healthz")  # until the client knows its promise and waits for it
+        while not any(future.wake._waiters for future in scene.service.futures.open()):
+            await scene.get("/api/v1/healthz")  # until the client knows its future and waits for it
         assert scene.engine.under_way["sample"] == 1
         future.future().cancel()
         await until(lambda: scene.engine.under_way["sample"] == 0)

@@ -13,7 +13,7 @@ from contract.requirements import proves
 from tinker.cli.auth_api import AuthApiError, TinkerAuthApi
 
 from halteres.models import TINY
-from halteres.service.options import Options
+from halteres.service.service import Options
 
 from .scenes import DATA, STEP, Scene, closing, serving, trainer
 

@@ -19,8 +19,8 @@ from tinker import types
 
 from halteres.errors import NotReady, ServerError, UserError
 from halteres.service.durable.tables import MODELS
-from halteres.service.options import Options
 from halteres.service.sampling.snapshots import MAX_SPILLED
+from halteres.service.service import Options
 
 from .scenes import DATA, STEP, Scene, closing, prompt, serving, trainer
 from .test_order import passed, stepped
@@ -324,7 +324,7 @@ async def test_an_adapter_leaves_the_engine_in_an_earlier_look_than_it_is_forgot
         await scene.redeem(await stepped(scene, model, 2))
         found = scene.service.models.of_id(model)
         assert found is not None
-        await until(lambda: found.lane.idle)
+        await until(lambda: found.queue.idle)
         await scene.service.reaper.reap(time.time() + 3 * 86400)
         await scene.redeem(await passed(scene, model, 3))
         assert (await scene.redeem(await stepped(scene, model, 4)))["metrics"]["policy_version:max"] == 2
@@ -338,7 +338,7 @@ async def test_an_adapter_that_nobody_asked_for_in_days_is_forgotten_and_says_so
         await scene.redeem(await stepped(scene, model, 2))
         found = scene.service.models.of_id(model)
         assert found is not None
-        await until(lambda: found.lane.idle)
+        await until(lambda: found.queue.idle)
         for _ in range(2):  # it leaves the engine, then it is forgotten
             await scene.service.reaper.reap(time.time() + 3 * 86400)
         assert scene.rows("SELECT seq FROM requests") == []
@@ -436,7 +436,7 @@ async def test_a_broken_repetition_of_a_request_that_runs_or_waits_uses_up_nothi
 async def test_a_full_lane_lets_in_the_request_that_the_others_wait_for(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halteres.service.training.lanes.MAX_WAITING", 2)
+    monkeypatch.setattr("halteres.service.models.MAX_WAITING", 2)
     model = await scene.model()
     waiting = [await passed(scene, model, seq) for seq in (2, 3)]
     status, answer = await scene.post("optim_step", {"model_id": model, "seq_id": 4, "adam_params": {}})
@@ -467,7 +467,7 @@ async def test_an_adapter_that_was_forgotten_and_loaded_again_is_forgotten_whole
         save = {"model_id": model, "seq_id": 1, "path": "a"}
         path = (await scene.redeem((await scene.post("save_weights", save))[1]["request_id"]))["path"]
         for days in (3, 6):
-            await until(lambda: found.lane.idle)
+            await until(lambda: found.queue.idle)
             for _ in range(2):
                 await scene.service.reaper.reap(time.time() + days * 86400)
             seq = 2 if days == 3 else 5
@@ -498,7 +498,7 @@ async def test_passes_without_a_step_make_a_restore_point_too_and_are_forgotten(
         assert found is not None
         save = {"model_id": model, "seq_id": 1, "sampling_session_seq_id": 0}
         await scene.redeem((await scene.post("save_weights_for_sampler", save))[1]["request_id"])
-        await until(lambda: found.lane.idle)
+        await until(lambda: found.queue.idle)
         await scene.service.reaper.reap(time.time() + 10)
         assert scene.rows("SELECT seq FROM requests") == []
 
@@ -525,7 +525,7 @@ async def test_what_a_forgotten_training_run_published_without_a_name_goes_with_
             await scene.redeem((await scene.post("save_weights_for_sampler", save))[1]["request_id"])
         found = scene.service.models.of_id(model)
         assert found is not None
-        await until(lambda: found.lane.idle)
+        await until(lambda: found.queue.idle)
         assert list((tmp_path / "spill").iterdir())
         for _ in range(2):
             await scene.service.reaper.reap(time.time() + 3 * 86400)
@@ -555,7 +555,7 @@ async def test_a_sample_of_weights_in_flight_is_drawn_again_from_the_weights_it_
 async def test_requests_behind_one_that_never_arrives_say_so_and_are_given_up(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halteres.service.training.lanes.GAP_S", 0.05)
+    monkeypatch.setattr("halteres.service.models.GAP_S", 0.05)
     model = await scene.model()
     waiting = [await passed(scene, model, seq) for seq in (2, 3)]
     async with asyncio.timeout(WAIT_S):
@@ -568,7 +568,7 @@ async def test_requests_behind_one_that_never_arrives_say_so_and_are_given_up(
 async def test_a_request_that_waits_for_one_that_has_not_arrived_says_so_in_words_that_the_sdk_shows(
     scene: Scene,
 ) -> None:
-    scene.service.promises.poll_s = 0.01
+    scene.service.futures.poll_s = 0.01
     model = await scene.model()
     waiting = await passed(scene, model, 2)
     status, place = await scene.post("retrieve_future", {"request_id": waiting})

@@ -123,7 +123,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 async def settled(scene: Scene, answer: Any) -> None:
-    """A promise that was given is kept, or waits for its turn; a later request must not be stuck behind it."""
+    """A future that was given is kept, or waits for its turn; a later request must not be stuck behind it."""
     if isinstance(answer, dict) and isinstance(answer.get("request_id"), str):
         status, outcome = await scene.post("retrieve_future", {"request_id": answer["request_id"]})
         assert status in (200, 408, 410), outcome
@@ -135,7 +135,7 @@ async def settled(scene: Scene, answer: Any) -> None:
 @proves("wire:nothing-breaks-it")
 async def test_spoiled_json_is_refused_or_fails_typed_on_every_route(scene: Scene) -> None:
     chance = random.Random(SEED)
-    scene.service.promises.poll_s = 0.2
+    scene.service.futures.poll_s = 0.2
     session = await scene.session()
     sampler = (
         await scene.post(
@@ -172,7 +172,7 @@ async def test_raw_rubbish_is_refused_on_every_route(scene: Scene) -> None:
 @proves("wire:zstd")
 async def test_spoiled_protobuf_and_zstd_are_refused_or_fail_typed(scene: Scene) -> None:
     chance = random.Random(SEED)
-    scene.service.promises.poll_s = 0.05  # those behind the first gap in the numbers wait for their turn
+    scene.service.futures.poll_s = 0.05  # those behind the first gap in the numbers wait for their turn
     model = await scene.model()
     for seq in range(1, 200):
         whole = pass_body(model, seq)

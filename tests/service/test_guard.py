@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from halteres.service.options import Options
-from halteres.service.tenancy.key_file import KeyFile
+from halteres.service.service import Options
+from halteres.service.tenancy.keys import KeyFile
 from halteres.service.tenancy.limits import Allowances, Limits
 
 from .scenes import Scene, serving

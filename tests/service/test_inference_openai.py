@@ -13,7 +13,7 @@ import tinker
 from contract.requirements import proves
 
 from halteres.models import TINY
-from halteres.service.inference.text import BROKEN
+from halteres.service.inference.written import BROKEN
 
 from .scenes import BASE, DATA, STEP, Scene, closing, serving, trainer
 from .speaking import TOKENIZER, events, speaking
@@ -333,7 +333,7 @@ async def test_keywords_of_the_template_are_passed_on(tmp_path: Path) -> None:
 
 
 async def test_the_operators_kind_of_log_probabilities_is_told_here_too(tmp_path: Path) -> None:
-    from halteres.service.options import Options
+    from halteres.service.service import Options
 
     body = ASKED | {"temperature": 0.5, "logprobs": 0, "n": 1}
     told = []

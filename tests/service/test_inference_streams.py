@@ -16,9 +16,9 @@ from deadlines import until
 from halteres.engine.protocol import EngineGone, ModelInfo, Piece, TopK
 from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.errors import ServerError
-from halteres.service.inference.merging import merged
-from halteres.service.routes.inference import events as routed
-from halteres.service.sampling.streams import without
+from halteres.service.inference import http as routed
+from halteres.service.inference.answering import merged
+from halteres.service.sampling.samples import without
 
 from .scenes import Scene
 from .speaking import events, read

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from halteres.errors import InvalidData
-from halteres.service.inference.asking import Prompt
 from halteres.service.inference.chats import Chat, render
-from halteres.service.inference.text import BROKEN, Cut, Detokenizer
+from halteres.service.inference.requests import Prompt
+from halteres.service.inference.written import BROKEN, Cut, Detokenizer
 from halteres.text import Tokenizer
 from halteres.tool_calls import ToolCall, ToolReader
 

@@ -119,8 +119,8 @@ async def test_a_repetition_that_comes_while_the_first_cannot_be_recorded_is_rec
         first = asyncio.create_task(scene.post("forward_backward", pass_body(model, 1), **PROTO))
         await inside.wait()
         second = asyncio.create_task(scene.post("forward_backward", pass_body(model, 1), **PROTO))
-        [promise] = scene.service.promises.open()
-        while not promise.recorded._waiters and not second.done():
+        [future] = scene.service.futures.open()
+        while not future.recorded._waiters and not second.done():
             await scene.get("/api/v1/healthz")
         full.set()
         assert (await first)[0] == 503

@@ -14,9 +14,8 @@ import tinker
 from contract.requirements import proves
 
 from halteres.errors import InvalidConfig, NotFound
-from halteres.service.options import Options
-from halteres.service.tenancy.key_file import KeyFile, lifetime_s
-from halteres.service.tenancy.keys import KeyRefused, Keys
+from halteres.service.service import Options
+from halteres.service.tenancy.keys import KeyFile, KeyRefused, Keys, lifetime_s
 from halteres.service.tenancy.tenants import LOCAL
 
 from .scenes import Scene, serving
@@ -78,7 +77,7 @@ async def test_health_needs_no_key_and_nothing_else_does_without(keyed: tuple[Sc
 
 def scene_paths(scene: Scene) -> list[str]:
     """One path of every route but healthz and signed files, from the app itself; and paths that are none."""
-    from halteres.service.app import create_app
+    from halteres.service.server import create_app
 
     paths = {getattr(route, "path", "/") for route in create_app(scene.service).routes}
     known = [path.replace("{", "").replace("}", "").replace(":path", "") for path in paths]

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from contract.requirements import proves
 
-from halteres.service.tenancy.key_file import KeyFile
+from halteres.service.tenancy.keys import KeyFile
 
 from .test_process import SERVICE, running, started
 

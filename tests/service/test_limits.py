@@ -8,6 +8,7 @@ import pytest
 from contract.requirements import proves
 
 from halteres.errors import InvalidConfig
+from halteres.service.routes.middleware import Meter
 from halteres.service.tenancy.limits import (
     Allowances,
     LimitReached,
@@ -15,10 +16,9 @@ from halteres.service.tenancy.limits import (
     Overloaded,
     TooLarge,
     overloaded,
+    read_allowances,
     size_text,
 )
-from halteres.service.tenancy.limits_file import read_allowances
-from halteres.service.tenancy.meter import Meter
 
 
 class Clock:

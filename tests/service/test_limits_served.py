@@ -17,9 +17,9 @@ from deadlines import until
 from halteres.engine.protocol import SampleResult
 from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.models import TINY
-from halteres.service.options import Options
 from halteres.service.sampling.samples import MOST_PLACES, PLACES
-from halteres.service.tenancy.key_file import KeyFile
+from halteres.service.service import Options
+from halteres.service.tenancy.keys import KeyFile
 from halteres.service.tenancy.limits import Allowances, Limits
 
 from .scenes import DATA, STEP, Scene, closing, serving, trainer
@@ -100,7 +100,7 @@ async def test_requests_that_wait_are_bounded_in_bytes_and_the_one_they_wait_for
         for seq in (1, 2):
             _, promised = await scene.post("optim_step", {"model_id": model, "seq_id": seq})
             await scene.redeem(promised["request_id"])
-        await until(lambda: scene.service.promises.open_bytes("local") == 0)
+        await until(lambda: scene.service.futures.open_bytes("local") == 0)
         assert (await scene.post("asample", sample(sampler, 0)))[0] == 200
 
 
@@ -118,7 +118,7 @@ async def test_the_next_requests_of_many_training_runs_are_bounded_together(
         statuses = [(await scene.post("forward_backward", pass_body(model, 1), **PROTO))[0] for model in models]
         assert statuses == [200, 200, 429, 429]
         held.release()
-        await until(lambda: scene.service.promises.open_bytes("local") == 0)
+        await until(lambda: scene.service.futures.open_bytes("local") == 0)
         assert (await scene.post("forward_backward", pass_body(models[3], 1), **PROTO))[0] == 200
 
 

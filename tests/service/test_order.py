@@ -177,7 +177,7 @@ async def test_a_number_that_was_used_up_before_its_turn_fails_typed_and_later_o
 
 async def test_a_request_that_runs_is_not_told_to_wait_for_itself(scene: Scene) -> None:
     model = await scene.model()
-    scene.service.promises.poll_s = 0.01
+    scene.service.futures.poll_s = 0.01
     held = scene.engine.block("forward_backward")
     second, first = await passed(scene, model, 2), await passed(scene, model, 1)
     for request_id in (first, second):

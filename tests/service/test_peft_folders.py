@@ -15,8 +15,14 @@ from safetensors.torch import load_file, save_file
 from halteres.engine.protocol import LoraConfig
 from halteres.errors import InvalidData, NotFound
 from halteres.models import TINY, builtin_path
-from halteres.service.exports.peft_folders import check_adapter, copy_adapter, copy_for_tinker, has_own_head
-from halteres.service.exports.tensor_names import rename_tensors, tensor_names
+from halteres.service.checkpoints.peft_folders import (
+    check_adapter,
+    copy_adapter,
+    copy_for_tinker,
+    has_own_head,
+    rename_tensors,
+    tensor_names,
+)
 
 WEIGHTS = "adapter_model.safetensors"
 LM_HEAD, UNEMBED = "base_model.model.lm_head.lora_A.weight", "base_model.model.model.unembed_tokens.lora_A.weight"

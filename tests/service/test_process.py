@@ -142,8 +142,8 @@ async def test_ctrl_c_ends_it_while_a_client_waits(tmp_path: Path) -> None:
             body = {"session_id": made["session_id"], "model_seq_id": 0, "base_model": TINY}
             model = (await (await http.post("/api/v1/create_model", json=body)).json())["model_id"]
             step = {"model_id": model, "seq_id": 2, "adam_params": {}}
-            promise = await (await http.post("/api/v1/optim_step", json=step)).json()
-            poll = asyncio.create_task(http.post("/api/v1/retrieve_future", json={"request_id": promise["request_id"]}))
+            future = await (await http.post("/api/v1/optim_step", json=step)).json()
+            poll = asyncio.create_task(http.post("/api/v1/retrieve_future", json={"request_id": future["request_id"]}))
             await http.get("/api/v1/healthz")
             process.popen.send_signal(signal.SIGINT)
             assert await asyncio.to_thread(process.ended) in (0, -signal.SIGINT, 128 + signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Promises and long polls."""
+"""Futures and long polls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WAIT_S = 20
 @proves("promise:not-ready")
 async def test_a_poll_of_an_open_promise_ends_with_408_and_says_what_it_waits_for(scene: Scene) -> None:
     model = await scene.model()
-    scene.service.promises.poll_s = 0.01
+    scene.service.futures.poll_s = 0.01
     request_id = await passed(scene, model, 2)
     status, state = await scene.post("retrieve_future", {"request_id": request_id})
     assert (status, state["queue_state"]) == (408, "paused_capacity")
@@ -26,7 +26,7 @@ async def test_a_poll_of_an_open_promise_ends_with_408_and_says_what_it_waits_fo
 @proves("promise:not-ready")
 async def test_the_sdk_polls_again_until_the_result_is_there(scene: Scene, client: tinker.ServiceClient) -> None:
     training = await trainer(client)
-    scene.service.promises.poll_s = 0.01
+    scene.service.futures.poll_s = 0.01
     held = scene.engine.block("forward_backward")
     output = training.forward_backward(DATA, "cross_entropy")
     async with asyncio.timeout(WAIT_S):
@@ -54,9 +54,9 @@ async def test_an_older_outcome_is_read_from_the_journal_with_the_same_bytes(sce
     model = await scene.model()
     request_id = await passed(scene, model, 1)
     first = await scene.redeem(request_id)
-    scene.service.promises._keep_s = -1.0  # everything settled leaves the memory at the next outcome
+    scene.service.futures._keep_s = -1.0  # everything settled leaves the memory at the next outcome
     await scene.redeem(await passed(scene, model, 2))
-    assert request_id not in scene.service.promises._by_id
+    assert request_id not in scene.service.futures._by_id
     assert await scene.redeem(request_id) == first
     assert await passed(scene, model, 1) == request_id
 
@@ -66,9 +66,9 @@ async def test_polls_end_when_the_service_does(scene: Scene, client: tinker.Serv
     request_id = await passed(scene, model, 2)
     poll = asyncio.create_task(scene.post("retrieve_future", {"request_id": request_id}))
     async with asyncio.timeout(WAIT_S):
-        while not any(promise.wake._waiters for promise in scene.service.promises.open()):
+        while not any(future.wake._waiters for future in scene.service.futures.open()):
             await scene.get("/api/v1/healthz")
-        scene.service.promises.close()
+        scene.service.futures.close()
         assert (await poll)[0] == 408
 
 

@@ -15,9 +15,9 @@ from tinker import types
 
 from halteres.errors import ProcessFailed
 from halteres.models import TINY
-from halteres.service.options import Options
 from halteres.service.sampling import snapshots
 from halteres.service.sampling.snapshots import Snapshot
+from halteres.service.service import Options
 from halteres.service.tenancy.limits import Allowances, Limits
 
 from .scenes import BASE, DATA, STEP, Scene, closing, prompt, serving, trainer
@@ -323,7 +323,7 @@ def bound_snapshots(scene: Scene, count: int) -> None:
 
 def held(scene: Scene) -> list[Snapshot]:
     known = [sampler.snapshot for sampler in scene.service.samplers._known.values()]
-    return [snapshot for snapshot in known if snapshot is not None and scene.engine in snapshot.homes]
+    return [snapshot for snapshot in known if snapshot is not None and scene.engine in snapshot.engines]
 
 
 def test_the_base_model_is_known_by_name_and_by_folder() -> None:

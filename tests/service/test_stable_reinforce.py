@@ -22,10 +22,9 @@ from typer.testing import CliRunner
 from halteres.cli import serve
 from halteres.errors import InvalidData
 from halteres.service import __main__ as process
-from halteres.service.options import Options
 from halteres.service.routes.training import STAND_IN
-from halteres.service.wire.json_passes import read_json_pass
-from halteres.service.wire.passes import PassRequest, read_pass
+from halteres.service.service import Options
+from halteres.service.wire.training import PassRequest, read_json_pass, read_pass
 
 from .scenes import Scene, closing, prompt, serving, trainer
 from .test_wire_json import body_of, chunk, json_datum, promised, tensor

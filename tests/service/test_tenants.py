@@ -13,7 +13,7 @@ import pytest
 from contract.requirements import proves
 
 from halteres.models import TINY
-from halteres.service.tenancy.key_file import KeyFile
+from halteres.service.tenancy.keys import KeyFile
 from halteres.service.wire import tinker_public_pb2 as pb
 
 from .scenes import Scene, serving
@@ -39,7 +39,7 @@ class Person:
             return response.status, (await response.read()).decode(errors="replace")
 
     async def do(self, name: str, **body: Any) -> dict[str, Any]:
-        """POST to the Tinker API; a promise is redeemed."""
+        """POST to the Tinker API; a future is redeemed."""
         status, text = await self.ask("POST", f"/api/v1/{name}", body)
         assert status == 200, text
         answer = json.loads(text)
@@ -84,14 +84,14 @@ async def settled(alice: Person) -> dict[str, str]:
     kept = await alice.do("save_weights", model_id=model, seq_id=2, path="kept")
     unnamed = await alice.do("save_weights_for_sampler", model_id=model, seq_id=3, sampling_session_seq_id=0)
     sampler = unnamed["sampling_session_id"]
-    promise = await alice.do("asample", **sample(sampler))
+    future = await alice.do("asample", **sample(sampler))
     return {
         "session": session,
         "model": model,
         "path": kept["path"],
         "weights": named["path"],
         "sampler": sampler,
-        "promise": promise["request_id"],
+        "promise": future["request_id"],
         "run": RUN,
     }
 
@@ -264,7 +264,7 @@ async def test_the_owner_finds_in_the_lists_what_is_hers(town: Town) -> None:
 
 
 async def test_loading_anothers_weights_fails_as_loading_what_never_was(town: Town) -> None:
-    """Into a model of one's own the request is accepted: the failure is its promise's."""
+    """Into a model of one's own the request is accepted: the failure is its future's."""
     model = await town.bob.model(town.bobs_session)
     outcomes: list[str] = []
     for seq, things in enumerate((town.things, never_were()), 1):

@@ -49,7 +49,7 @@ async def test_a_step_is_promised_while_its_pass_still_runs_and_comes_after_it(
     passed, stepped = training.forward_backward(DATA, "cross_entropy"), training.optim_step(STEP)
     async with asyncio.timeout(WAIT_S):
         await held.inside()
-        while len(list(scene.service.promises.open())) < 2:
+        while len(list(scene.service.futures.open())) < 2:
             await scene.get("/api/v1/healthz")  # the second request is on its way
     assert scene.engine.calls["optim_step"] == 0
     held.release()

@@ -8,14 +8,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from halteres.service.tenancy.turns import Turns
+from halteres.service.tenancy.fair_queue import FairQueue
 
 
 class Queue:
     """Requests that hold a place until they are told to go on, and the order in which they got theirs."""
 
     def __init__(self, places: int, most: int) -> None:
-        self._turns = Turns(places, most)
+        self._turns = FairQueue(places, most)
         self.entered: list[str] = []
         self._leave: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -129,7 +129,7 @@ async def test_whoever_goes_away_leaves_its_place_to_the_next(gone: str) -> None
 
 
 async def test_one_that_is_cancelled_as_it_gets_its_place_gives_it_back() -> None:
-    turns = Turns(1, 1)
+    turns = FairQueue(1, 1)
     async with AsyncExitStack() as held:
         await held.enter_async_context(turns.places("a", 1))
         waiting = asyncio.create_task(held.enter_async_context(turns.places("b", 1)))

@@ -13,7 +13,7 @@ from tinker.proto.response_conv import deserialize_forward_backward_output, dese
 
 from halteres.engine.protocol import Array, PassResult, SampleResult, Sequence, TopK, Wanted
 from halteres.errors import InvalidData
-from halteres.service.wire import bodies, codec, passes, requests, samples, tinker_public_pb2
+from halteres.service.wire import bodies, codec, results, tinker_public_pb2, training
 
 from .test_order import pass_body
 
@@ -25,7 +25,7 @@ def array(*rows: object) -> Array:
 
 
 def test_datums_arrive_as_the_sdk_sent_them() -> None:
-    asked = passes.read_pass(pass_body("m:train:0", 3))
+    asked = training.read_pass(pass_body("m:train:0", 3))
     assert (asked.model_id, asked.seq_id, asked.loss, asked.forward_only) == ("m:train:0", 3, "cross_entropy", False)
     first = asked.data[0]
     assert np.frombuffer(first.tokens, np.int32).tolist() == [5, 6, 7]
@@ -39,7 +39,7 @@ def test_the_newer_settings_win_and_a_loss_id_is_a_text() -> None:
     message.loss_fn_config["clip"] = 3.0
     message.loss_fn_config_v2["beta"].number = 2.0
     message.loss_fn_config_v2["loss_id"].text = "s:loss:0"
-    asked = passes.read_pass(message.SerializeToString())
+    asked = training.read_pass(message.SerializeToString())
     assert (dict(asked.config), asked.loss_id) == ({"beta": 2.0, "clip": 3.0}, "s:loss:0")
 
 
@@ -47,7 +47,7 @@ def test_the_newer_settings_win_and_a_loss_id_is_a_text() -> None:
 def test_logprobs_arrive_per_datum_whatever_their_shapes() -> None:
     rows = [array(1, 2, 3), array(), array([1, 2], [3, 4]), array([5, 6]), array([1, 2, 3]), array(9)]
     output = deserialize_forward_backward_output(
-        passes.write_pass(PassResult(logprobs=tuple(rows), metrics={"loss:sum": 2.5}))
+        results.write_pass(PassResult(logprobs=tuple(rows), metrics={"loss:sum": 2.5}))
     )
     assert [one["logprobs"].shape for one in output.loss_fn_outputs] == [list(row.shape) for row in rows]
     found = [one["logprobs"].to_numpy().tobytes() for one in output.loss_fn_outputs]
@@ -89,7 +89,7 @@ def test_everything_of_a_sample_arrives() -> None:
         target_logprobs=array([-1.0, 0.0], [-2.0, -3.0]),
         alternatives=topk([(3, -1.0)], [(2, -4.0)]),
     )
-    response = deserialize_sample_response(samples.write_sample(result, samples.Wish(Wanted())))
+    response = deserialize_sample_response(results.write_sample(result, results.ExtraOutputs(Wanted())))
     assert [(one.tokens, one.stop_reason) for one in response.sequences] == [([4, 4], "stop"), ([5, 5], "length")]
     assert response.sequences[0].topk_logprobs == [[(4, -0.5)], [(9, -0.25)]]
     assert response.sequences[1].topk_logprobs is None
@@ -103,7 +103,7 @@ def test_everything_of_a_sample_arrives() -> None:
         [[3], [2]],
     )
     assert response.prompt_cache_hit_tokens == 0
-    last = deserialize_sample_response(samples.write_sample(result, samples.Wish(Wanted(), last_n=1)))
+    last = deserialize_sample_response(results.write_sample(result, results.ExtraOutputs(Wanted(), last_n=1)))
     assert last.prompt_logprobs == [None, None, -2.0]
     assert last.topk_prompt_logprobs == [None, None, [(6, -1.5), (5, -3.0)]]
 
@@ -126,7 +126,7 @@ def test_compressed_bodies_are_read_up_to_a_limit() -> None:
 
 def test_a_broken_body_still_gives_its_model_and_number() -> None:
     def address(kind: str, content_type: str, body: bytes) -> tuple[str, int] | None:
-        return requests.address_of(kind, content_type, body)
+        return training.address_of(kind, content_type, body)
 
     body = pass_body("session:train:0", 300)
     assert address("forward_backward", codec.PROTOBUF, body[:-1]) == ("session:train:0", 300)
@@ -144,23 +144,23 @@ def test_a_broken_body_still_gives_its_model_and_number() -> None:
 @pytest.mark.parametrize("seq", [0, -1])
 def test_a_request_without_a_number_of_its_own_is_refused(seq: int) -> None:
     with pytest.raises(InvalidData, match="seq_id"):
-        requests.read_request("forward_backward", codec.PROTOBUF, pass_body("m", seq))
+        training.read_request("forward_backward", codec.PROTOBUF, pass_body("m", seq))
     with pytest.raises(InvalidData, match="seq_id"):
-        requests.read_request("optim_step", codec.JSON, b'{"model_id": "m", "seq_id": %d}' % seq)
+        training.read_request("optim_step", codec.JSON, b'{"model_id": "m", "seq_id": %d}' % seq)
     with pytest.raises(InvalidData, match="seq_id"):
-        requests.read_request("forward_backward", codec.PROTOBUF, b"")
+        training.read_request("forward_backward", codec.PROTOBUF, b"")
 
 
 @proves("sample:no-images")
 def test_images_and_unknown_dtypes_are_flaws_of_the_request_not_of_the_wire() -> None:
     message = tinker_public_pb2.ForwardBackwardRequest(model_id="m", seq_id=1, loss_fn="cross_entropy")
     message.data.add().model_input.add().image.data = b"x"
-    asked = passes.read_pass(message.SerializeToString())
+    asked = training.read_pass(message.SerializeToString())
     assert asked.flaw is not None
     assert "image" in asked.flaw.sentence
     message.data[0].model_input[0].encoded_text.tokens = bytes(4)
     message.data[0].loss_fn_inputs["weights"].dense = bytes(4)
-    asked = passes.read_pass(message.SerializeToString())
+    asked = training.read_pass(message.SerializeToString())
     assert asked.flaw is not None
     assert "dtype" in asked.flaw.sentence
 

@@ -12,23 +12,22 @@ from tinker.proto import request_conv
 
 from halteres.engine.protocol import Array
 from halteres.errors import HalteresError, InvalidData
-from halteres.service.wire import passes
 from halteres.service.wire import tinker_public_pb2 as pb
-from halteres.service.wire.arrays import MAX_CELLS, Budget
+from halteres.service.wire import training
+from halteres.service.wire.arrays import MAX_CELLS, Budget, tensor_of
 from halteres.service.wire.bodies import Tensor
-from halteres.service.wire.json_passes import tensor_of
 
 CSR = {"shape": [3, 4], "sparse_crow_indices": [0, 2, 2, 3], "sparse_col_indices": [3, 0, 1]}
 FULL = [[9, 0, 0, 7], [0, 0, 0, 0], [0, 8, 0, 0]]
 
 
-def request_of(tensor: pb.Tensor, loss: str = "cross_entropy", name: str = "weights") -> passes.PassRequest:
+def request_of(tensor: pb.Tensor, loss: str = "cross_entropy", name: str = "weights") -> training.PassRequest:
     """A pass with this one input."""
     message = pb.ForwardBackwardRequest(model_id="m", seq_id=1, loss_fn=loss)
     datum = message.data.add()
     datum.model_input.add().encoded_text.tokens = bytes(4)
     datum.loss_fn_inputs[name].CopyFrom(tensor)
-    return passes.read_pass(message.SerializeToString())
+    return training.read_pass(message.SerializeToString())
 
 
 def read(tensor: pb.Tensor, loss: str = "cross_entropy", name: str = "weights") -> Array:

@@ -1,4 +1,4 @@
-"""Bodies that nobody means: random, torn, absurd. Each is refused with a sentence or fails its promise; all goes on."""
+"""Bodies that nobody means: random, torn, absurd. Each is refused with a sentence or fails its future; all goes on."""
 
 from __future__ import annotations
 
@@ -136,15 +136,15 @@ async def never_a_500(scene: Scene, run: str, path: str, body: bytes, **headers:
     """The status: it is refused with a sentence, or accepted and executed in its turn."""
     model = scene.service.models.of_id(run)
     assert model is not None
-    number = model.lane._next
+    number = model.queue._next
     body = body.replace(str(NEXT).encode(), str(number).encode())
     status, answer = await scene.post(path, body, **{"Content-Type": "application/json", **headers})
     assert status < 500, (path, body[:300], answer)
     if status >= 400 and status != 408:
         assert len(answer["detail"]) > 15, (path, body[:300])
     elif status == 200 and "request_id" in answer:
-        promise = scene.service.promises.find(answer["request_id"], "local")
-        while promise and promise.outcome is None and (promise.seq == number or promise.kind == "sample"):
+        future = scene.service.futures.find(answer["request_id"], "local")
+        while future and future.outcome is None and (future.seq == number or future.kind == "sample"):
             await scene.post("retrieve_future", {"request_id": answer["request_id"]})
     return status
 
@@ -153,7 +153,7 @@ async def never_a_500(scene: Scene, run: str, path: str, body: bytes, **headers:
 @pytest.mark.parametrize("path", BODIES)
 async def test_json_that_nobody_means_never_breaks_anything(scene: Scene, path: str) -> None:
     ids, dice = await scene_ids(scene), random.Random(SEED)
-    scene.service.promises.poll_s = 0.01
+    scene.service.futures.poll_s = 0.01
     text = json.dumps(BODIES[path])
     for name, known in ids.items():
         text = text.replace(f'"{name}"', json.dumps(known))
@@ -166,12 +166,12 @@ async def test_json_that_nobody_means_never_breaks_anything(scene: Scene, path: 
 @proves("wire:nothing-breaks-it", "wire:zstd")
 async def test_protobuf_that_nobody_means_never_breaks_anything(scene: Scene) -> None:
     model, dice = await scene.model(), random.Random(SEED)
-    scene.service.promises.poll_s = 0.01
+    scene.service.futures.poll_s = 0.01
     await scene.post("optim_step", {"model_id": model, "seq_id": 1, "adam_params": 5})
     run = scene.service.models.of_id(model)
     assert run is not None
     for _ in range(120):
-        whole = pass_body(model, run.lane._next)
+        whole = pass_body(model, run.queue._next)
         packed = zstandard.compress(whole)
         flipped = bytearray(whole)
         for _ in range(dice.randrange(1, 4)):
@@ -193,8 +193,8 @@ async def test_protobuf_that_nobody_means_never_breaks_anything(scene: Scene) ->
 
 
 async def goes_on(scene: Scene) -> None:
-    """Whatever is open ends, no promise by our own fault; the engine never died; the next client trains."""
-    scene.service.promises.poll_s = WAIT_S
+    """Whatever is open ends, no future by our own fault; the engine never died; the next client trains."""
+    scene.service.futures.poll_s = WAIT_S
     model = await scene.model()
     _, promised = await scene.post("forward_backward", pass_body(model, 1), **PROTO)
     assert isinstance(await scene.redeem(promised["request_id"]), bytes)

@@ -22,7 +22,7 @@ from halteres.engine.protocol import Engine
 from halteres.engine.torch import TorchEngine
 from halteres.losses import LOSSES
 from halteres.models import TINY, builtin_path
-from halteres.service.options import Options
+from halteres.service.service import Options
 from halteres.training.datums import Example
 from halteres.training.folder import RunFolder, Wiring
 from halteres.training.learner import Pass

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,25 @@ def test_rooms_import_only_what_is_theirs(modules: Modules) -> None:
             if within(ours, forbidden(module)) or (may is not None and not within(ours, may)):
                 wrong.append(f"{module}:{line} imports {ours}")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("depth", [2, 3], ids=["packages", "modules"])
+def test_the_service_has_no_circles(modules: Modules, depth: int) -> None:
+    """Neither its modules nor its sub-packages; what belongs together is one of either."""
+
+    def part(name: str) -> str:
+        return ".".join(name.split(".")[:depth])
+
+    known = {module for module, _ in modules}
+    needs: dict[str, set[str]] = {}
+    for module, tree in modules:
+        if within(module, ("service",)):
+            names = (name.removeprefix("halteres.") for name, _ in imported(tree))
+            found = {
+                part(name if name in known else name.rpartition(".")[0]) for name in names if within(name, ("service",))
+            }
+            needs.setdefault(part(module), set()).update(found - {part(module)})
+    TopologicalSorter(needs).prepare()
 
 
 def test_torch_lives_in_two_packages_only(modules: Modules) -> None:

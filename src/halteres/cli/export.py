@@ -34,7 +34,7 @@ def export(
 
     from halteres.errors import NotFound
     from halteres.runs.reading.adapter import adapter_of, base_of, vllm_command
-    from halteres.service.exports.conversion import write_adapter, write_gguf, write_merged
+    from halteres.service.conversion import write_adapter, write_gguf, write_merged
 
     adapter = adapter_of(what, state)
     if form == "peft":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from halteres.service.tenancy.key_file import Key, KeyFile
+    from halteres.service.tenancy.keys import Key, KeyFile
 
 app = typer.Typer(help="Keys of the training service: make, list, revoke.", no_args_is_help=True)
 
@@ -29,7 +29,7 @@ def create(
     state: State = None,
 ) -> None:
     """Make a key and print it, this once; a service that runs takes it at once."""
-    from halteres.service.tenancy.key_file import lifetime_s
+    from halteres.service.tenancy.keys import lifetime_s
 
     keys = _file(state)
     made = keys.create(name, tenant=tenant, note=note, lifetime_s=None if expires is None else lifetime_s(expires))
@@ -73,7 +73,7 @@ def revoke(
 
 def _file(state: Path | None) -> KeyFile:
     from halteres.config import environ
-    from halteres.service.tenancy.key_file import KeyFile
+    from halteres.service.tenancy.keys import KeyFile
 
     return KeyFile(state or environ.home() / "service")
 

@@ -165,7 +165,7 @@ class InferenceSettings(Section):
     dtype: Annotated[
         Literal["float32", "bfloat16"],
         Field(
-            description="of base weights and matmuls; bfloat16 takes half the memory, and fp32 time where a CPU lacks it"
+            description="of base weights and matmuls; bfloat16 takes half the memory, no less time where a CPU lacks it"
         ),
     ] = "float32"
     engine: Annotated[

@@ -1,8 +1,4 @@
-"""The service's process: `python -m halteres.service --state DIR --port P --engine torch|scripted ...`.
-
-Owns: its arguments and exit codes.
-Never: loads torch (the engine's process does).
-"""
+"""The service's process: `python -m halteres.service --state DIR --port P --engine torch|scripted ...`."""
 
 from __future__ import annotations
 
@@ -27,10 +23,10 @@ from halteres.process import begin, usable_cores
 from halteres.scores import is_address
 from halteres.service.base import BaseModel, base_model
 from halteres.service.fleet import Fleet
-from halteres.service.options import Options
 from halteres.service.server import Tls, serve
-from halteres.service.tenancy.key_file import KeyFile
-from halteres.service.tenancy.limits_file import read_allowances
+from halteres.service.service import Options
+from halteres.service.tenancy.keys import KeyFile
+from halteres.service.tenancy.limits import read_allowances
 
 log = logging.getLogger(__name__)
 

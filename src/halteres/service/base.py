@@ -1,17 +1,20 @@
-"""The base model that a service serves.
+"""The base model that a service serves, and how much memory of the engine its adapters and snapshots may take.
 
-Owns: by which names clients may call it.
-Never: reads weights.
+Each half of the budget is one kind's: many publishes push no adapter out.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from halteres.config import environ
+from halteres.engine.protocol import LoraConfig
 from halteres.errors import NotFound, nearest, shortened
+from halteres.main_memory import main_memory
 from halteres.models import builtin_names, builtin_path, model_folder, names_of, on_shelf
+from halteres.models.shape import ModelShape, adapter_numbers, diagonal_numbers, read_shape
 
 LONGEST_PATH = 4096
 """Characters; every part of one is looked up on disk."""
@@ -42,11 +45,7 @@ class BaseModel:
             return False
 
     def check(self, asked: str) -> str:
-        """The name as the client wrote it: the SDK finds the tokenizer by that name or folder.
-
-        Raises:
-            NotFound: it is another model; the message names this one.
-        """
+        """The name as the client wrote it: the SDK finds the tokenizer by that name or folder."""
         if self.answers_to(asked):
             return asked
         raise NotFound(
@@ -84,3 +83,59 @@ def _missing(named: str, shelf: Path) -> NotFound:
         did_you_mean=nearest(named, known),
         allowed=known,
     )
+
+
+NUMBER = 4
+"""Bytes of a number; adapters are fp32."""
+
+SHARE = 4
+"""The default budget is one part in so many of the memory that the base model leaves free."""
+
+LEAST = 1 << 29
+"""Bytes of the default budget where little is free, or nobody tells how much."""
+
+UNKNOWN = 32
+"""Adapters and snapshots, half of them each, that a budget is for where the model's shape cannot be read."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsBudget:
+    """Bytes for all adapters and snapshots in the engine. Whatever is in use stays, also beyond it."""
+
+    total: int
+    shape: ModelShape | None  # of the base model; None: unknown
+
+    @classmethod
+    def of(cls, folder: Path, total: int | None = None) -> WeightsBudget:
+        """For the base model in this folder; without a total, by what is free now, before the model is loaded."""
+        try:
+            shape = read_shape(folder)
+        except (OSError, ValueError) as error:
+            log.warning("Adapters are counted, not weighed: %s.", error)
+            shape = None
+        if total is None:
+            loaded = NUMBER * shape.parameters if shape else 0
+            total = max(LEAST, ((main_memory().free or 0) - loaded) // SHARE)
+        return cls(total=total, shape=shape)
+
+    @property
+    def of_kind(self) -> int:
+        """Bytes for all adapters, and as many for all snapshots."""
+        return self.total // 2
+
+    def adapter(self, lora: LoraConfig | None) -> int:
+        """Bytes of an adapter: weights, two gradients, two moments, and its B's once more."""
+        return self._weighed(lora, 5)
+
+    def snapshot(self, lora: LoraConfig | None) -> int:
+        """Bytes of a snapshot: weights, and its B's once more."""
+        return self._weighed(lora, 1)
+
+    def _weighed(self, lora: LoraConfig | None, copies: int) -> int:
+        """As if it were on every projection; one that is not made yet weighs nothing."""
+        if self.shape is None:
+            return self.total // UNKNOWN
+        rank = lora.rank if lora else 0
+        return NUMBER * (copies * adapter_numbers(self.shape, rank) + diagonal_numbers(self.shape, rank))

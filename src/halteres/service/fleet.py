@@ -1,11 +1,7 @@
 """The engines of one service: one trains, one or more sample. Ours do both, so that one may be all of them.
 
-Owns: which engine a request goes to; waiting for it with a deadline; asking its successor when it dies under a call.
-Never: starts or restarts one (`halteres.engine.process.EngineProcess` is the host of every real service); knows what an
-engine holds.
-
-What an engine held dies with it. Whoever keeps something in an engine therefore remembers the engine itself as its
-home, and compares: `home is host.engine`.
+What an engine held dies with it. Whoever keeps something in an engine therefore remembers the engine itself,
+and compares: `placement.engine is host.engine`.
 """
 
 from __future__ import annotations
@@ -123,11 +119,7 @@ def _not_ready(what: str, host: Host[Any]) -> str:
 
 
 async def running(host: Host[E], *, restarts: int = 0) -> E:
-    """The engine, once it is ready after at least so many restarts.
-
-    Raises:
-        NotReady: it was not within the deadline, or never will be.
-    """
+    """The engine, once it is ready after at least so many restarts."""
     try:
         async with asyncio.timeout(READY_S):
             await host.until("ready", "failed", "stopped", restarts=restarts)

@@ -1,8 +1,4 @@
-"""One service answering on one socket until it is told to end.
-
-Owns: the order of start and end: socket, service, HTTP, engine; then promises, HTTP, engine, journal.
-Never: parses arguments.
-"""
+"""One service answering on one socket until it is told to end."""
 
 from __future__ import annotations
 
@@ -12,23 +8,113 @@ import os
 import socket
 import ssl
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
 
 from halteres.errors import HalteresError, InvalidConfig, ServerError
 from halteres.files import replace_file
 from halteres.loopback import MOST_HEAD_BYTES, Server, url_of
-from halteres.service.app import create_app
+from halteres.service.answers import on_bug, on_error, on_gone, on_missing
 from halteres.service.base import BaseModel
-from halteres.service.ending import Ending
 from halteres.service.fleet import Fleet, Host
-from halteres.service.options import Options
-from halteres.service.service import Service, locked, opened
-from halteres.service.uvicorn_log import quieten
+from halteres.service.inference.answering import Inference
+from halteres.service.inference.http import Shutdown
+from halteres.service.inference.routes import InferenceRoutes
+from halteres.service.routes.checkpoints import CheckpointRoutes
+from halteres.service.routes.connection import ConnectionRoutes
+from halteres.service.routes.downloads import DownloadRoutes
+from halteres.service.routes.futures import FutureRoutes
+from halteres.service.routes.middleware import CountRequests, Guard, Meter, RequestCounts
+from halteres.service.routes.records import RecordRoutes
+from halteres.service.routes.sampling import SamplingRoutes
+from halteres.service.routes.training import TrainingRoutes
+from halteres.service.service import Options, Service, locked, opened
+from halteres.service.tenancy.keys import Keys
+
+EVERY_S = 60.0
+"""The same warning is written so often at most."""
+
+
+@dataclass(slots=True)
+class Warned:
+    """A warning that was written."""
+
+    at: float  # s
+    unwritten: int = 0  # ... and came again since
+
+
+class Seldom(logging.Filter):
+    """Lets each warning through once a minute, with the number of those held back before; no line per bad request."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock, self._warned = clock, dict[str, Warned]()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a line is written."""
+        if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
+            return False  # uvicorn has said in a line of its own that it cancels what did not end in time
+        return record.levelno != logging.WARNING or self._due(record)
+
+    def _due(self, record: logging.LogRecord) -> bool:
+        now, before = self._clock(), self._warned.get(record.msg)
+        if before is not None and now - before.at < EVERY_S:
+            before.unwritten += 1
+            return False
+        self._warned[record.msg] = Warned(now)
+        if before is not None and before.unwritten:
+            record.msg = f"{record.msg} ({before.unwritten} more since the last such line.)"
+        return True
+
+
+SELDOM = Seldom()
+
+
+def quieten() -> None:
+    """For this process; repeated, it changes nothing."""
+    logging.getLogger("uvicorn.error").addFilter(SELDOM)
+
+
+def create_app(service: Service, shutdown: Shutdown | None = None) -> Starlette:
+    """The routes over an open service, those called most first; `shutdown` cuts answers short."""
+    counts = RequestCounts()
+    rooms = (
+        FutureRoutes(service),
+        SamplingRoutes(service),
+        InferenceRoutes(Inference(service)),
+        TrainingRoutes(service),
+        ConnectionRoutes(service),
+        CheckpointRoutes(service),
+        DownloadRoutes(service),
+        RecordRoutes(service),
+        counts,
+    )
+    keys = Keys(service.state, required=service.options.require_keys, own=service.options.own_key)
+    app = Starlette(
+        routes=[route for room in rooms for route in room.table()],
+        middleware=[
+            Middleware(CountRequests, counts=counts),
+            Middleware(Guard, keys=keys, meter=Meter(service.options.limits)),
+        ],
+        exception_handlers={
+            HalteresError: on_error,
+            HTTPException: on_missing,
+            ClientDisconnect: on_gone,
+            Exception: on_bug,
+        },
+    )
+    app.state.shutdown = shutdown or Shutdown()
+    return app
+
 
 log = logging.getLogger(__name__)
 
@@ -47,11 +133,7 @@ class Tls:
     key: Path  # PEM, private
 
     def check(self) -> None:
-        """Read both.
-
-        Raises:
-            InvalidConfig: they cannot be used.
-        """
+        """Read both."""
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key, password="")
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
@@ -66,11 +148,11 @@ class ServiceServer(Server):
     """A server that ends open polls, and answers under way, before it waits for connections."""
 
     def __init__(self, service: Service, tls: Tls | None = None) -> None:
-        self._service, self._ending = service, Ending()
+        self._service, self._shutdown = service, Shutdown()
         quieten()
         super().__init__(
             uvicorn.Config(
-                create_app(service, self._ending),
+                create_app(service, self._shutdown),
                 http="h11",
                 ws="none",
                 lifespan="off",
@@ -87,8 +169,8 @@ class ServiceServer(Server):
 
     def end(self) -> None:
         """End in order."""
-        self._service.promises.close()
-        self._ending.begin()
+        self._service.futures.close()
+        self._shutdown.begin()
         super().end()
 
 

@@ -1,70 +1,221 @@
 """The training service as one value: its parts, opened and closed in order.
 
-Owns: the state directory's lock and layout, the parts' lifetimes.
-Never: knows HTTP.
-
-    STATE/lock               held by flock while a service runs here
-    STATE/journal.sqlite     accepted requests, sessions, models, samplers, checkpoints
-    STATE/checkpoints/       named weights
-    STATE/points/            restore points of training runs
-    STATE/spill/             unnamed snapshots that had to leave the engine, or go to another one
-    STATE/engine.log         the engine's standard error; STATE/sampler-1.log and on, those of engines that only sample
+STATE/lock               held by flock while a service runs here
+STATE/journal.sqlite     accepted requests, sessions, models, samplers, checkpoints
+STATE/checkpoints/       named weights
+STATE/points/            restore points of training runs
+STATE/spill/             unnamed snapshots that had to leave the engine, or go to another one
+STATE/engine.log         the engine's standard error; STATE/sampler-1.log and on, those of engines that only sample
 """
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-from halteres.errors import Conflict, ServerError
-from halteres.service.base import BaseModel
+from halteres.errors import Conflict, HalteresError, NotFound, ServerError, boundary
+from halteres.process import steady_time
+from halteres.service.base import BaseModel, WeightsBudget
 from halteres.service.checkpoints.store import Checkpoints
-from halteres.service.durable.journal import Journal
-from halteres.service.durable.promises import Promises
-from halteres.service.exports.external import Exports
+from halteres.service.durable.futures import AT_ONCE, LOST_SAMPLE, SAMPLE, Futures, failure, outcome_of_earlier
+from halteres.service.durable.journal import Journal, Recorded
 from halteres.service.fleet import Fleet
-from halteres.service.options import Options
-from halteres.service.reaper import Reaper
-from halteres.service.sampling.samplers import Samplers
+from halteres.service.models import Job, Models
+from halteres.service.sampling.samplers import Samplers, sampler_id
 from halteres.service.sampling.samples import Samples
 from halteres.service.sampling.snapshots import Snapshots
-from halteres.service.sessions import Sessions
-from halteres.service.takeover import take_up
-from halteres.service.tenancy.threads import Threads
+from halteres.service.sessions import Session, Sessions
+from halteres.service.tenancy.fair_queue import Threads
+from halteres.service.tenancy.limits import Allowances
+from halteres.service.tenancy.tenants import Tenant
 from halteres.service.training.adapters import Adapters
 from halteres.service.training.custom_losses import CustomLosses
 from halteres.service.training.execution import Training
-from halteres.service.training.models import Models
-from halteres.service.weights_budget import WeightsBudget
+from halteres.service.wire.training import Request, read_request
 from halteres.text import Tokenizer, load_tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
-    """Everything behind the routes."""
+class Options:
+    """The choices of one service."""
 
-    state: Path
-    base: BaseModel
-    fleet: Fleet
-    options: Options
-    journal: Journal
-    promises: Promises
-    sessions: Sessions
-    losses: CustomLosses
-    checkpoints: Checkpoints
-    snapshots: Snapshots
-    adapters: Adapters
-    samplers: Samplers
-    samples: Samples
-    models: Models
-    reaper: Reaper
-    tokenizer: Tokenizer
-    threads: Threads
+    own_key: str | None = field(default=None, repr=False)  # of its one user, beside those of its file
+    require_keys: bool = False  # also where none was made; beyond the loopback always
+    limits: Allowances = Allowances()  # noqa: RUF009 - frozen
+    sample_logprobs: Literal["raw", "tempered"] = "raw"  # of sampled tokens: at temperature 1, or at the sampling one
+    refuse_stable_reinforce: bool = False  # rather than compute it by a formula of ours
+    replay_s: float = 1.0  # engine time after which a restore point is due; 0: after every request
+    reward_models: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # name -> server: for best_of
+    weights_bytes: int | None = None  # for adapters and snapshots in the engine; None: by what memory is free
+    silent_s: float = 600.0  # without a word from its client: a session's adapters leave the engine
+    keep_requests_s: float = 3600.0  # how long a settled request may be asked for again
+    journal_bytes: int = 16 * 2**30  # a larger journal keeps settled requests for a minute
+    keep_points_s: float = 24 * 3600.0  # how long the adapters of a finished or silent session can be brought back
+    reap_s: float = 30.0  # between two looks at what has ended
+    client_flags: Mapping[str, bool] = field(default_factory=dict[str, bool])  # other than `routes.connection` has them
+
+
+FULL_KEEP_S = 60.0
+"""How long a settled request may be asked for again of a journal that has grown too large."""
+
+log = logging.getLogger(__name__)
+
+
+GENERATE = "generate"
+"""Inference answered on its own connection, which ended with the earlier life."""
+
+
+class Service:
+    """Everything behind the routes; `opened` opens and closes it."""
+
+    def __init__(
+        self, state: Path, base: BaseModel, fleet: Fleet, journal: Journal, tasks: asyncio.TaskGroup, options: Options
+    ) -> None:
+        self.state, self.base, self.fleet, self.journal, self.options = state, base, fleet, journal, options
+        self.tokenizer: Tokenizer = load_tokenizer(str(base.folder))
+        self.futures, self.threads = Futures(journal), Threads()
+        self.sessions = Sessions(journal)
+        self.losses = CustomLosses(journal)
+        self.checkpoints = Checkpoints(journal, state, options.limits)
+        budget = WeightsBudget.of(base.folder, options.weights_bytes)
+        self.snapshots = Snapshots(fleet, state / "spill", tasks, budget)
+        self.checkpoints.on_removed = self.snapshots.forget
+        self.adapters = Adapters(
+            fleet, journal, self.snapshots, self.losses, state / "points", tasks, budget, replay_s=options.replay_s
+        )
+        self.samplers = Samplers(journal, self.sessions, self.checkpoints, self.snapshots, base)
+        self.samples = Samples(
+            fleet,
+            self.futures,
+            self.samplers,
+            self.snapshots,
+            tasks,
+            self.threads,
+            logprobs=options.sample_logprobs,
+            limits=options.limits,
+        )
+        training = Training(
+            journal=journal,
+            adapters=self.adapters,
+            checkpoints=self.checkpoints,
+            sessions=self.sessions,
+            samplers=self.samplers,
+            snapshots=self.snapshots,
+            losses=self.losses,
+            base=base,
+            refuse_stable_reinforce=options.refuse_stable_reinforce,
+        )
+        self.models = Models(journal, self.futures, tasks, training)
+        self.reaper = Reaper(self)
+
+    def refuse_session(self, tenant: Tenant) -> None:
+        """Raise LimitReached if a tenant has as many sessions as it may have."""
+        self.options.limits.of(tenant).check_sessions(len(self._alive(tenant)))
+
+    def refuse_model(self, session: Session, model_id: str, rank: int | None = None) -> None:
+        """Raise LimitReached if a tenant has as many training runs as it may have, or none of this rank; a repetition
+        of what made one is not refused."""
+        if self.models.of_id(model_id) is not None:
+            return
+        limits, alive = self.options.limits.of(session.tenant), self._alive(session.tenant)
+        limits.check_models(sum(model.session_id in alive for model in self.models.all(session.tenant)))
+        if rank is not None:
+            limits.check_rank(rank)
+
+    def refuse_sampler(self, session: Session, seq: int) -> None:
+        """Raise LimitReached if a tenant has as many sampling sessions as it may have; a repetition is not refused."""
+        of_session = self.samplers.of_session
+        if sampler_id(session.id, seq) not in of_session(session.id):
+            alive = self._alive(session.tenant) | {session.id}
+            self.options.limits.of(session.tenant).check_samplers(sum(len(of_session(one)) for one in alive))
+
+    def _alive(self, tenant: Tenant) -> set[str]:
+        """The ids of sessions that have not finished, nor fallen silent."""
+        oldest = steady_time() - self.options.silent_s
+        known = self.sessions.all(tenant)
+        return {session.id for session in known if session.finished is None and session.last_seen >= oldest}
+
+
+class Reaper:
+    """Looks again and again for what has ended."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(self._service.options.reap_s)
+            await self.reap(steady_time())
+
+    async def reap(self, now: float) -> None:
+        """One look; what cannot be cleared away now stays until the next."""
+        for clear in (self._service.checkpoints.expire, self._clear_adapters, self._clear_requests):
+            try:
+                with boundary(ServerError, "Clearing away"):
+                    await clear(now)
+            except HalteresError as error:
+                log.warning("What has ended could not be cleared away: %s", error)
+
+    async def _clear_adapters(self, now: float) -> None:
+        for session in self._service.sessions.all():
+            for model in self._service.models.of_session(session.id):
+                silent_s = now - max(session.finished_at or session.last_seen, model.last_request_at)
+                # An adapter that leaves now is forgotten in a later look: a client may have been held as we were.
+                if model.placement.engine is not None:
+                    if session.finished is not None or silent_s > self._service.options.silent_s:
+                        await self._service.adapters.unload(model)
+                elif silent_s > self._service.options.keep_points_s:
+                    await self._service.adapters.forget(model)
+                    await self._service.samplers.forget(model)
+
+    async def _clear_requests(self, now: float) -> None:
+        full = await self._service.journal.used_bytes() > self._service.options.journal_bytes
+        await self._service.journal.forget(now - (FULL_KEEP_S if full else self._service.options.keep_requests_s))
+
+    async def retire(self, session: Session) -> None:
+        """The adapters of a session that nothing runs or waits for leave the engine; they come back when asked for."""
+        for model in self._service.models.of_session(session.id):
+            await self._service.adapters.unload(model)
+
+
+async def take_up(service: Service) -> None:
+    """Go on with every request that an earlier life of the service accepted and did not settle, oldest first."""
+    futures = service.futures
+    rows = await service.journal.left_open()
+    for row in rows:
+        if row.kind == GENERATE:
+            futures.settle(futures.adopt(row), LOST_SAMPLE)
+        elif row.kind == SAMPLE:
+            await service.samples.again(row)
+        elif row.kind in AT_ONCE:
+            futures.settle(futures.adopt(row), outcome_of_earlier(row))
+        else:
+            _into_queue(row, futures, service.models)
+    if rows:
+        log.info("%d requests that were open are taken up again.", len(rows))
+
+
+def _into_queue(row: Recorded, futures: Futures, models: Models) -> None:
+    future = futures.adopt(row)
+    try:
+        model = models.of_id(row.subject)
+        if model is None or row.seq is None:
+            raise NotFound(f"There is no training run '{row.subject}' here.", next="Make a new training client.")
+        asked = read_request(row.kind, row.content_type, row.body)
+    except HalteresError as error:
+        futures.settle(future, failure(error))
+        return
+    model.queue.put(
+        Job(model, Request(id=row.id, kind=row.kind, seq=row.seq, asked=asked, drawn=row.drawn or {}), future)
+    )
 
 
 @contextmanager
@@ -108,18 +259,18 @@ async def opened(state: Path, base: BaseModel, fleet: Fleet, options: Options | 
     await journal.open()
     try:
         async with asyncio.TaskGroup() as tasks:
-            service = _assembled(state, base, fleet, journal, tasks, options or Options())
+            service = Service(state, base, fleet, journal, tasks, options or Options())
             await service.sessions.open()
             await service.checkpoints.open()
             await service.losses.open()
             await service.models.open()
             await service.samplers.open(service.models)
-            await take_up(service.journal, service.promises, service.models, service.samples)
+            await take_up(service)
             reaping = tasks.create_task(service.reaper.run(), name="reaper")
             try:
                 yield service
             finally:
-                service.promises.close()
+                service.futures.close()
                 reaping.cancel()
                 service.samples.stop()
                 service.threads.close()
@@ -127,57 +278,3 @@ async def opened(state: Path, base: BaseModel, fleet: Fleet, options: Options | 
                     await host.stop()  # whatever waits for the engine fails now, and is not settled
     finally:
         await journal.close()
-
-
-def _assembled(
-    state: Path, base: BaseModel, fleet: Fleet, journal: Journal, tasks: asyncio.TaskGroup, options: Options
-) -> Service:
-    promises, threads = Promises(journal), Threads()
-    sessions = Sessions(journal)
-    losses = CustomLosses(journal)
-    checkpoints = Checkpoints(journal, state, options.limits)
-    budget = WeightsBudget.of(base.folder, options.weights_bytes)
-    snapshots = Snapshots(fleet, state / "spill", tasks, budget)
-    checkpoints.on_removed = snapshots.forget
-    adapters = Adapters(fleet, journal, snapshots, losses, state / "points", tasks, budget, replay_s=options.replay_s)
-    samplers = Samplers(journal, sessions, checkpoints, snapshots, base)
-    training = Training(
-        journal=journal,
-        adapters=adapters,
-        checkpoints=checkpoints,
-        sessions=sessions,
-        samplers=samplers,
-        snapshots=snapshots,
-        losses=losses,
-        exports=Exports(checkpoints, base),
-        refuse_stable_reinforce=options.refuse_stable_reinforce,
-    )
-    models = Models(journal, promises, tasks, training)
-    return Service(
-        options=options,
-        state=state,
-        base=base,
-        fleet=fleet,
-        journal=journal,
-        promises=promises,
-        sessions=sessions,
-        losses=losses,
-        checkpoints=checkpoints,
-        snapshots=snapshots,
-        adapters=adapters,
-        samplers=samplers,
-        samples=Samples(
-            fleet,
-            promises,
-            samplers,
-            snapshots,
-            tasks,
-            threads,
-            logprobs=options.sample_logprobs,
-            limits=options.limits,
-        ),
-        models=models,
-        reaper=Reaper(journal, sessions, models, adapters, samplers, checkpoints, options),
-        tokenizer=load_tokenizer(str(base.folder)),
-        threads=threads,
-    )

@@ -1,8 +1,4 @@
-"""Sessions: one client's connection to the service, kept alive by heartbeats.
-
-Owns: their ids, owners, metadata and ends; which run a session belongs to (`user_metadata.halteres_run`).
-Never: ends a silent session: what it made stays usable (its adapters leave the engine, and come back when asked for).
-"""
+"""Sessions: one client's connection to the service, kept alive by heartbeats."""
 
 from __future__ import annotations
 
@@ -82,11 +78,7 @@ class Sessions:
         return session
 
     def find(self, session_id: str, tenant: Tenant) -> Session:
-        """The session of this id, seen now.
-
-        Raises:
-            NotFound: the tenant has none of this id.
-        """
+        """The session of this id, seen now."""
         session = self._known.get(session_id)
         if session is None or session.tenant != tenant:
             raise NotFound(f"There is no session '{shortened(session_id)}' here.", next="Make a new ServiceClient.")

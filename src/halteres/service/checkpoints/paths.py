@@ -1,10 +1,6 @@
-"""tinker:// paths: what names weights.
+"""tinker:// paths: what names weights, how long such a name may live.
 
-Owns: `tinker://{training run}/{weights|sampler_weights|external_weights}/{name}`, which runs and names can be, and
-their place on disk.
-Never: touches the disk, knows which weights there are.
-
-    STATE/checkpoints/<training run, ':' as '_'>/<kind>/<name>/
+STATE/checkpoints/<training run, ':' as '_'>/<kind>/<name>/
 """
 
 from __future__ import annotations
@@ -14,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from halteres.errors import InvalidData
+from halteres.errors import InvalidData, UserError
 
 Kind = Literal["weights", "sampler_weights", "external_weights"]
 
@@ -77,12 +73,7 @@ def folder_of(state: Path, tinker_path: str) -> Path:
 
 
 def checked_name(name: str | None) -> str:
-    """A name that weights can have.
-
-    Raises:
-        InvalidData: it cannot be one: empty, too long, with a path in it, or with characters that a URL or a file
-            system would change.
-    """
+    """A name that weights can have."""
     if not name or not _NAME.fullmatch(name):
         raise InvalidData(
             f"'{_shown(name or '')}' cannot name a checkpoint.",
@@ -93,11 +84,7 @@ def checked_name(name: str | None) -> str:
 
 
 def checked_run(run: str) -> str:
-    """A training run id that weights can be named under.
-
-    Raises:
-        InvalidData: it cannot be one.
-    """
+    """A training run id that weights can be named under."""
     if not _RUN.fullmatch(run):
         raise InvalidData(f"'{_shown(run)}' cannot name a training run.", "It may have letters, digits and _ . : -.")
     return run
@@ -105,3 +92,34 @@ def checked_run(run: str) -> str:
 
 def _shown(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+SHORTEST_S = 3600
+LONGEST_S = 10 * 366 * 24 * 3600
+"""Ten years, however many of them are leap years."""
+
+
+def checked_ttl(ttl_s: int | None) -> int | None:
+    """A time to live in seconds; None is for ever."""
+    if ttl_s is not None and not SHORTEST_S <= ttl_s <= LONGEST_S:
+        raise InvalidData(
+            f"A checkpoint cannot expire after {ttl_s} s.",
+            f"ttl_seconds is {SHORTEST_S} (an hour) to {LONGEST_S} (ten years).",
+            "Choose another, or leave it out: the checkpoint then stays until it is deleted.",
+        )
+    return ttl_s
+
+
+def end_of_life(ttl_s: int | None, now: float) -> float | None:
+    """When a checkpoint that is made now expires, unix s; None: never."""
+    return None if ttl_s is None else now + ttl_s
+
+
+def refuse_token(token: str | None) -> None:
+    """Weights are shared by publishing them; there are no access tokens, and none is ignored."""
+    if token:
+        raise UserError(
+            "This service has no weights access tokens.",
+            "Weights of another owner can be read here only while they are public.",
+            "Ask their owner to publish them (tinker checkpoint publish PATH), and send no token.",
+        )

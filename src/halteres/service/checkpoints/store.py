@@ -1,39 +1,138 @@
 """Checkpoints: the named weights of one service.
 
-Owns: what is known of each of them, who may use it, how it comes to be listed and how it goes.
-Never: writes or reads weights (the engine does).
-
-    STATE/checkpoints/<training run, ':' as '_'>/weights/<name>/            PEFT folder, optimiser, state.json
-                                                /sampler_weights/<name>/    PEFT folder
-                                                /external_weights/<name>/   files for others, perhaps encrypted
-    STATE/trash/        folders that were deleted, for an instant: half a checkpoint never exists
+STATE/checkpoints/<training run, ':' as '_'>/weights/<name>/            PEFT folder, optimiser, state.json
+                                            /sampler_weights/<name>/    PEFT folder
+                                            /external_weights/<name>/   files for others, perhaps encrypted
+STATE/trash/        folders that were deleted, for an instant: half a checkpoint never exists
 """
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
-from collections.abc import Callable
-from dataclasses import replace
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from sqlalchemy import delete
 
 from halteres.engine.folders import copy_linked, put, recover, waiting
 from halteres.engine.protocol import LoraConfig, Saved
-from halteres.errors import Conflict, InvalidData, NotFound, UserError, nearest, shortened
-from halteres.service.checkpoints import unlisted
-from halteres.service.checkpoints.checkpoint import Checkpoint, age
-from halteres.service.checkpoints.lifetimes import checked_ttl, end_of_life
-from halteres.service.checkpoints.paths import KINDS, LOADABLE, Kind, TinkerPath, checked_name, parse
-from halteres.service.checkpoints.room import refuse_save
-from halteres.service.checkpoints.trash import Trash
+from halteres.errors import Conflict, InvalidData, NotFound, ServerError, UserError, nearest, shortened
+from halteres.service.checkpoints import added
+from halteres.service.checkpoints.paths import (
+    KINDS,
+    LOADABLE,
+    Kind,
+    TinkerPath,
+    checked_name,
+    checked_ttl,
+    end_of_life,
+    parse,
+)
 from halteres.service.durable.journal import Journal
 from halteres.service.durable.tables import CHECKPOINTS
 from halteres.service.tenancy.limits import Allowances
 from halteres.service.tenancy.tenants import Tenant
+
+LONGEST_RENAMED = 118
+"""Characters of a name that leave room for a number behind it."""
+
+_COLUMNS = (
+    "tenant",
+    "public",
+    "request_id",
+    "version",
+    "size_bytes",
+    "base_model",
+    "user_metadata",
+    "created_at",
+    "expires_at",
+)
+"""Of the table `checkpoints`, those that are told as they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What is known of named weights."""
+
+    path: TinkerPath
+    folder: Path
+    version: int  # optimiser steps
+    size_bytes: int
+    base_model: str
+    lora: LoraConfig
+    tenant: Tenant
+    public: bool = False  # everybody may load it
+    request_id: str | None = None  # whose outcome it is
+    created_at: float  # unix s
+    expires_at: float | None = None  # unix s
+    user_metadata: dict[str, Any] = field(default_factory=dict)
+
+    def expired(self, now: float) -> bool:
+        """Whether its time is over."""
+        return self.expires_at is not None and self.expires_at <= now
+
+    def can_be_renamed(self, tenant: Tenant) -> bool:
+        """Whether newer weights of its training run may have its path, and it a numbered one: a request of that run
+        saved it. Others' weights, publications and exports stay where they are."""
+        own = self.tenant == tenant and self.request_id is not None
+        return own and not self.public and self.path.kind in LOADABLE and len(self.path.name) <= LONGEST_RENAMED
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """Of the table `checkpoints`."""
+        facts = {name: getattr(self, name) for name in _COLUMNS}
+        return {**facts, "path": str(self.path), "model_id": self.path.run, "lora": msgspec.to_builtins(self.lora)}
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any], state: Path) -> Checkpoint:
+        """The checkpoint that a row tells of; its folder may be gone."""
+        path = parse(row["path"])
+        lora = msgspec.convert(row["lora"], LoraConfig)
+        return cls(path=path, folder=path.folder(state), lora=lora, **{name: row[name] for name in _COLUMNS})
+
+    @classmethod
+    def of_folder(cls, path: TinkerPath, state: Path) -> Checkpoint | None:
+        """The checkpoint that a folder tells of, which no journal lists; None where it tells too little."""
+        found = added.read(path, state)
+        if found is None:
+            return None
+        return cls(
+            path=path,
+            folder=path.folder(state),
+            version=found.card.version,
+            size_bytes=found.size_bytes,
+            base_model=found.card.base_model,
+            lora=found.card.lora,
+            tenant=found.card.tenant,
+            created_at=found.created_at,
+        )
+
+
+def age(checkpoint: Checkpoint) -> float:
+    """By which the newest of several is found."""
+    return checkpoint.created_at
+
+
+def refuse_save(
+    allowances: Allowances, held: Sequence[Checkpoint], tenant: Tenant, path: TinkerPath, *, kept: bool
+) -> None:
+    """Raise LimitReached if a tenant, which holds these, has no room for a further checkpoint at `path`.
+
+    How large it will be is known from the last one of its training run: adapters do not grow. The first is saved where
+    there is room at all. One that takes another's place needs no room, unless that other one is `kept`.
+    """
+    sizes = {str(found.path): found.size_bytes for found in held}
+    alike = [one for one in held if (one.path.run, one.path.kind) == (path.run, path.kind)]
+    used = sum(sizes.values()) - (0 if kept else sizes.get(str(path), 0))
+    allowances.of(tenant).check_storage(used, alike[-1].size_bytes if alike else 1, sizes)
 
 
 class NotOwner(UserError):
@@ -47,7 +146,7 @@ class Checkpoints:
 
     def __init__(self, journal: Journal, state: Path, allowances: Allowances | None = None) -> None:
         self._allowances = allowances or Allowances()
-        self._journal, self._state, self._trash = journal, state, Trash(state / "trash")
+        self._journal, self._state, self._trash = journal, state, state / "trash"
         self._known: dict[str, Checkpoint] = {}
         self.on_removed: Callable[[str], None] = lambda _: None  # told the tinker:// path, once the name is free
 
@@ -61,7 +160,7 @@ class Checkpoints:
 
     async def look_again(self) -> None:
         """Know those that were put here meanwhile (`halteres checkpoints add`)."""
-        for path in await asyncio.to_thread(lambda: list(unlisted.put_here(self._state))):
+        for path in await asyncio.to_thread(lambda: list(added.put_here(self._state))):
             if str(path) not in self._known:
                 self._take_in(path)
 
@@ -69,7 +168,7 @@ class Checkpoints:
         for kind in KINDS:
             for folder in (self._state / "checkpoints").glob(f"*/{kind}"):
                 recover(folder)
-        self._trash.empty()
+        self._empty_trash()
 
     # Looking
 
@@ -180,12 +279,7 @@ class Checkpoints:
         """Where a new checkpoint goes.
 
         Args:
-            run: the training run.
-            kind: of weights.
-            name: its own.
-            tenant: who will own it.
             overwrite: it may take the place of another.
-            ttl_s: how long it is to live.
             request_id: of the request that makes it, which may be executed again: what it left itself is no obstacle.
 
         Raises:
@@ -309,7 +403,7 @@ class Checkpoints:
         await self._journal.transact(
             lambda connection: connection.execute(delete(CHECKPOINTS).where(CHECKPOINTS.c.path == path))
         )
-        await asyncio.to_thread(self._trash.empty)
+        await asyncio.to_thread(self._empty_trash)
 
     async def expire(self, now: float) -> int:
         """Delete those whose time is over at `now` (unix s); returns how many."""
@@ -321,9 +415,19 @@ class Checkpoints:
 
     def _discard(self, checkpoint: Checkpoint) -> None:
         """From here on its name is free; no instant lies between."""
-        self._trash.take(checkpoint.folder)
+        try:
+            self._trash.mkdir(exist_ok=True)
+            with suppress(FileNotFoundError):  # it is gone already
+                checkpoint.folder.rename(self._trash / uuid.uuid4().hex)
+        except OSError as error:
+            raise ServerError(f"The folder {checkpoint.folder} cannot be deleted.", f"{error.strerror}.") from error
         self._known.pop(str(checkpoint.path), None)
         self.on_removed(str(checkpoint.path))
+
+    def _empty_trash(self) -> None:
+        """What cannot be removed now is removed the next time."""
+        for folder in self._trash.glob("*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _taken(path: TinkerPath) -> Conflict:

@@ -1,28 +1,202 @@
 """The journal: every accepted request is a row before it is executed.
 
-Owns: the rows of requests in one SQLite file (WAL, synchronous NORMAL: it survives kill -9): recorded, settled, found
-again, forgotten.
-Never: knows what a request means (`adapters` replays training requests, `sampling` draws samples again).
+One SQLite file (WAL, synchronous NORMAL: it survives kill -9). Transactions that arrive while another is being
+committed share the next commit.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from sqlalchemy import Connection, bindparam, delete, func, or_, select, update
+from sqlalchemy import Connection, Table, bindparam, create_engine, delete, event, func, or_, select, update
 from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.exc import SQLAlchemyError
 
-from halteres.errors import HalteresError, NotReady
+from halteres.errors import Conflict, HalteresError, NotReady, ServerError
 from halteres.process import steady_time
-from halteres.service.durable.commits import Commits
-from halteres.service.durable.tables import BURNT, MODELS, REQUESTS
+from halteres.service.durable.tables import BURNT, LAYOUT, MODELS, REQUESTS, SCHEMA
 from halteres.service.tenancy.tenants import LOCAL, Tenant
+from halteres.service.wire.codec import JSON
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Work:
+    """One transaction that somebody waits for."""
+
+    run: Callable[[Connection], Any]
+    done: asyncio.Future[Any]
+
+
+class Commits:
+    """One file, one writer."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
+        self._pending: list[_Work] = []
+        self._writer: asyncio.Task[None] | None = None
+        self._connection: Connection | None = None
+        self.trouble: NotReady | None = None  # why the file cannot be written now
+
+    async def open(self) -> None:
+        """Open or create the file.
+
+        Raises:
+            Conflict: it was written by a version of Halteres whose tables were others.
+            ServerError: it cannot be opened or made.
+        """
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._connect)
+
+    async def close(self) -> None:
+        """Commit what is pending and close the file."""
+        if self._writer is not None:
+            await self._writer
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._disconnect)
+        self._thread.shutdown()
+
+    async def transact(self, run: Callable[[Connection], T]) -> T:
+        """Run `run` in the next transaction; returns once it is committed.
+
+        Raises:
+            NotReady: the file cannot be written; nothing of this call is in it.
+            ServerError: `run` itself failed; nothing of it is in the file.
+        """
+        return await self._submit(run)
+
+    def post(self, run: Callable[[Connection], Any]) -> None:
+        """As `transact`, for records nobody waits for; a failure is logged."""
+        self._submit(run).add_done_callback(_log_failure)
+
+    async def added(self, table: Table, **values: Any) -> None:
+        """Insert or replace a row."""
+        await self.transact(lambda connection: connection.execute(insert(table).prefix_with("OR REPLACE"), values))
+
+    async def rows(self, table: Table) -> list[dict[str, Any]]:
+        """Every row of a table, oldest first."""
+        query = select(table).order_by(table.c.created_at)
+        return await self.transact(lambda connection: [dict(row) for row in connection.execute(query).mappings()])
+
+    def _submit(self, run: Callable[[Connection], T]) -> asyncio.Future[T]:
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._pending.append(_Work(run, done))
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write(), name="journal writer")
+        return done
+
+    async def _write(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._pending:
+            group, self._pending = self._pending, []
+            results: list[Any]
+            try:
+                results = await loop.run_in_executor(self._thread, self._commit, group)
+            except RuntimeError as error:  # the thread has ended
+                results = [_unwritable(error)] * len(group)
+            self._note(results)
+            for work, result in zip(group, results, strict=True):
+                if work.done.done():
+                    continue  # whoever waited was cancelled; the row stands
+                if isinstance(result, Exception):
+                    work.done.set_exception(result)
+                else:
+                    work.done.set_result(result)
+
+    def _note(self, results: list[Any]) -> None:
+        """Say once that the file cannot be written, and once that it can again."""
+        before, self.trouble = self.trouble, next((one for one in results if isinstance(one, NotReady)), None)
+        if self.trouble is not None and before is None:
+            log.error("%s", self.trouble)
+        elif self.trouble is None and before is not None:
+            log.warning("The journal can be written again.")
+
+    def _commit(self, group: list[_Work]) -> list[Any]:
+        try:
+            return self._together(group)
+        except Exception as error:  # noqa: BLE001  whatever it is, everybody who waits must hear of it
+            if len(group) == 1:
+                return [_unwritable(error) if isinstance(error, SQLAlchemyError | OverflowError) else _broken(error)]
+            return [result for work in group for result in self._commit([work])]
+
+    def _together(self, group: list[_Work]) -> list[Any]:
+        if self._connection is None:
+            raise SQLAlchemyError("The journal is closed.")
+        with self._connection.begin():
+            return [work.run(self._connection) for work in group]
+
+    def _connect(self) -> None:
+        try:
+            os.close(os.open(self._file, os.O_CREAT | os.O_RDWR, 0o600))  # tenants' prompts are nobody else's
+            engine = create_engine(f"sqlite:///{self._file}")
+            event.listen(engine, "connect", _configure)
+            self._connection = engine.connect()
+            with self._connection.begin():
+                self._lay_out(self._connection)
+        except (OSError, SQLAlchemyError) as error:
+            why = f"{error.args[0] if isinstance(error, SQLAlchemyError) and error.args else error}."
+            raise ServerError(f"The journal {self._file} cannot be opened.", why, "Free space, or mend it.") from error
+
+    def _lay_out(self, connection: Connection) -> None:
+        found = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+        if connection.dialect.has_table(connection, REQUESTS.name) and found != LAYOUT:
+            raise _of_another_version(self._file, found)
+        SCHEMA.create_all(connection)
+        connection.exec_driver_sql(f"PRAGMA user_version = {LAYOUT}")
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection.engine.dispose()
+            self._connection = None
+
+
+def _configure(connection: Any, _: Any) -> None:
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=5000", "temp_store=MEMORY"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _of_another_version(file: Path, layout: int) -> Conflict:
+    return Conflict(
+        f"The journal {file} was written by another version of Halteres.",
+        f"Its tables have layout {layout}; this version reads layout {LAYOUT}.",
+        "Move the state directory aside, or serve from another one; checkpoint folders can be moved over.",
+    )
+
+
+def _unwritable(error: Exception) -> NotReady:
+    return NotReady(
+        "The journal cannot be written.",
+        f"{error.args[0] if error.args else error}.",
+        "Free space where the service keeps its state; clients ask again by themselves.",
+    )
+
+
+def _broken(error: Exception) -> ServerError:
+    name = uuid.uuid4().hex[:8]
+    log.error("A record could not be made, error id %s.", name, exc_info=error)
+    return ServerError(
+        f"A record could not be made (error id {name}).", f"{type(error).__name__}: {error}.", "See the log."
+    )
+
+
+def _log_failure(done: asyncio.Future[Any]) -> None:
+    if not done.cancelled() and (error := done.exception()) is not None:
+        log.error("A record could not be made: %s", error)
+
 
 Drawn = Mapping[str, int | list[int]]
 """What the service drew by lot for a request."""
@@ -33,20 +207,23 @@ State = Literal["accepted", "done", "failed_user", "failed_server", "refused"]
 RETRY_S = 1.0
 """Between two attempts to record what has ended."""
 
-log = logging.getLogger(__name__)
+
+def new_id() -> str:
+    """The id of a request."""
+    return uuid.uuid4().hex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """A request as the journal takes it."""
 
-    id: str
-    key: str
+    id: str = field(default_factory=new_id)
+    key: str  # a request that is sent again has the same
     kind: str
-    subject: str
+    subject: str  # whom it concerns
     tenant: Tenant = LOCAL
-    seq: int | None
-    content_type: str
+    seq: int | None = None
+    content_type: str = JSON
     body: bytes
     drawn: Drawn | None = None
 
@@ -79,13 +256,13 @@ _SETTLE = (
     .where(REQUESTS.c.id == bindparam("id_"))
     .values({name: bindparam(name) for name in ("state", "settled_at", "outcome_type", "outcome")})
 )
-_ROWS = select(*(REQUESTS.c[field.name] for field in fields(Recorded)))
+_ROWS = select(*(REQUESTS.c[one.name] for one in fields(Recorded)))
 _RECALL = _ROWS.where(REQUESTS.c.id == bindparam("recalled_id"))
 _OPEN = _ROWS.where(REQUESTS.c.state == "accepted").order_by(REQUESTS.c.accepted_at)
 _REPLAYED = ("create_model", "forward_backward", "optim_step", "save_weights_for_sampler")
 """Kinds that change an adapter, or take weights from it."""
 _SINCE = (
-    select(*(REQUESTS.c[field.name] for field in fields(Entry)), REQUESTS.c.state)
+    select(*(REQUESTS.c[one.name] for one in fields(Entry)), REQUESTS.c.state)
     .where(REQUESTS.c.subject == bindparam("of"), REQUESTS.c.seq > bindparam("after"))
     .where(REQUESTS.c.state.in_(("done", "failed_user")), REQUESTS.c.kind.in_(_REPLAYED))
     .order_by(REQUESTS.c.seq)
@@ -110,11 +287,7 @@ class Journal(Commits):
         await super().close()
 
     async def accept(self, entry: Entry) -> str:
-        """Record a request; returns the id of the row under its key, which is older if the key was used before.
-
-        Raises:
-            NotReady: the file cannot be written; the request was not accepted.
-        """
+        """Record a request; returns the id of the row under its key, which is older if the key was used before."""
         try:
             return await self.transact(lambda connection: _accept(connection, entry))
         except NotReady as error:
@@ -123,7 +296,8 @@ class Journal(Commits):
     def settle(self, ended: Ended) -> None:
         """Record how a request ended. What cannot be written now is written with the next one, or a second later."""
         self._ended[ended.id] = ended
-        self._write_ended()
+        if self._recorder is None or self._recorder.done():  # else all of it goes in one statement
+            self._recorder = asyncio.create_task(self._keep_recording(), name="journal outcomes")
 
     async def caught_up(self) -> None:
         """Every request that has ended is recorded.
@@ -133,11 +307,6 @@ class Journal(Commits):
         """
         while self._ended:
             await self._record_ended()
-
-    def _write_ended(self) -> None:
-        """Start to record what has ended, unless somebody is about to: all of it goes in one statement."""
-        if self._recorder is None or self._recorder.done():
-            self._recorder = asyncio.create_task(self._keep_recording(), name="journal outcomes")
 
     async def _keep_recording(self) -> None:
         while self._ended:
@@ -223,7 +392,7 @@ class Journal(Commits):
 
 
 def _accept(connection: Connection, entry: Entry) -> str:
-    values = {field.name: getattr(entry, field.name) for field in fields(Entry)}
+    values = {one.name: getattr(entry, one.name) for one in fields(Entry)}
     values |= {"accepted_at": steady_time(), "state": "accepted"}
     if connection.execute(_ACCEPT, values).rowcount:
         return entry.id
@@ -231,5 +400,5 @@ def _accept(connection: Connection, entry: Entry) -> str:
 
 
 def _values(ended: Ended) -> dict[str, Any]:
-    values = {field.name: getattr(ended, field.name) for field in fields(Ended)}
+    values = {one.name: getattr(ended, one.name) for one in fields(Ended)}
     return {**values, "id_": values.pop("id")}

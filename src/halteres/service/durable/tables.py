@@ -1,14 +1,11 @@
 """The journal's tables.
 
-Owns: their columns, and the number of this layout.
-Never: reads or writes them.
-
-    requests     id, dedupe key, kind, whom it concerns, seq, body, drawn seeds; later its state and outcome
-    sessions     one client's connection
-    models       training runs, each with the point from which its adapter can be brought back
-    samplers     sampling sessions
-    checkpoints  named weights on disk
-    burnt        sequence numbers that a refused request used up
+requests     id, dedupe key, kind, whom it concerns, seq, body, drawn seeds; later its state and outcome
+sessions     one client's connection
+models       training runs, each with the point from which its adapter can be brought back
+samplers     sampling sessions
+checkpoints  named weights on disk
+burnt        sequence numbers that a refused request used up
 """
 
 from __future__ import annotations

@@ -1,37 +1,130 @@
-"""Inference: requests of any shape, answered whole or while they are written.
-
-Owns: the journal's row of each request, the seeds of its prompts, which engine calls it takes.
-Never: knows HTTP, shapes an answer (`routes.inference` does).
-"""
+"""Inference: requests of any shape, answered whole or while they are written."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+import logging
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
 
-from halteres.engine.protocol import SampleResult, SamplingParams
-from halteres.errors import HalteresError, InvalidData, ServerError
+from halteres.clients import rewards
+from halteres.engine.protocol import SampleResult
+from halteres.errors import HalteresError, InvalidData, NotReady, ServerError, unknown
 from halteres.process import steady_time
-from halteres.service.durable.journal import Ended, Entry
-from halteres.service.durable.promises import Outcome, failure, new_id
+from halteres.scores import Scorable, best_first
+from halteres.service.durable.futures import Outcome, failure
+from halteres.service.durable.journal import Ended, Entry, new_id
 from halteres.service.fleet import running
-from halteres.service.inference.addresses import Addresses
-from halteres.service.inference.asking import Ask, Call, Prompt
-from halteres.service.inference.best_of import BestOf
 from halteres.service.inference.chats import Chat, render
-from halteres.service.inference.merging import merged
+from halteres.service.inference.requests import Addresses, Ask, Call, Prompt
 from halteres.service.inference.written import Writer, Written, scores_of
-from halteres.service.sampling.samples import CANCELLED, checked_seed, drawn_seed, packed
-from halteres.service.service import Service
-from halteres.service.takeover import GENERATE
-from halteres.service.tenancy.threads import LONG
+from halteres.service.sampling.samples import CANCELLED, Draw, checked_seed, drawn_seed, packed
+from halteres.service.service import GENERATE, Service
+from halteres.service.tenancy.fair_queue import LONG
 from halteres.service.wire.codec import JSON
 
 T = TypeVar("T")
+
+
+async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    """The items of all streams as they come, each with its stream's number; the first failure ends all."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for item in only:
+                yield 0, item
+        return
+    asked = {asyncio.create_task(_next(stream)): at for at, stream in enumerate(streams)}
+    try:
+        while asked:
+            done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                at = asked.pop(task)
+                for item in task.result():
+                    asked[asyncio.create_task(_next(streams[at]))] = at
+                    yield at, item
+    finally:
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        for stream in streams:
+            await stream.aclose()
+
+
+async def _next(stream: AsyncGenerator[T, None]) -> tuple[T, ...]:
+    """The next item, or nothing at the end."""
+    try:
+        return (await anext(stream),)
+    except StopAsyncIteration:
+        return ()
+
+
+SCORED_WITHIN_S = 120.0
+
+log = logging.getLogger(__name__)
+
+
+class BestOf:
+    """The choice, by reward models that are served elsewhere: name -> address."""
+
+    def __init__(self, reward_models: Mapping[str, str]) -> None:
+        self._addresses = reward_models
+
+    def check(self, reward_model: str | None) -> None:
+        """See that there is such a reward model, before anything is sampled."""
+        if reward_model is None or reward_model in self._addresses:
+            return
+        if not self._addresses:
+            raise InvalidData(
+                "This service has no reward models.",
+                "It is started with them: halteres serve --reward-model NAME=URL.",
+                "Leave `reward_model` out: `best_of` then goes by log-probability.",
+                param="reward_model",
+            )
+        raise unknown(InvalidData, "reward model", reward_model, self._addresses)
+
+    async def chosen(
+        self, written: Sequence[Written], count: int, reward_model: str | None, text_of: Callable[[Written], Scorable]
+    ) -> list[Written]:
+        """So many sequences of each prompt, the best first; one that could not be scored comes behind all that could.
+
+        Raises:
+            NotReady: the reward model could not be asked, or scored no sequence at all.
+        """
+        if reward_model is None:
+            values = [_mean_logprob(one) for one in written]
+        else:
+            values = await self._scores(reward_model, [text_of(one) for one in written])
+        of_prompt: dict[int, list[int]] = {}
+        for at, one in enumerate(written):
+            of_prompt.setdefault(one.place - one.sample, []).append(at)
+        return [
+            replace(written[places[rank]], place=number * count + place, sample=place)
+            for number, places in enumerate(of_prompt.values())
+            for place, rank in enumerate(best_first([values[at] for at in places])[:count])
+        ]
+
+    async def _scores(self, name: str, texts: Sequence[Scorable]) -> list[float | None]:
+        try:
+            scores = await rewards.score(self._addresses[name], texts, timeout_s=SCORED_WITHIN_S)
+        except HalteresError as error:  # it may name the operator's address: that is for the log
+            log.warning("The reward model '%s' could not be asked: %s", name, error.sentence)
+            raise NotReady(
+                f"The reward model '{name}' could not be asked.", next="Try again, or leave `reward_model` out."
+            ) from error
+        if not any(scores):
+            raise NotReady(f"The reward model '{name}' could not score one of {len(texts)} answers.")
+        return [None if score is None else score.value for score in scores]
+
+
+def _mean_logprob(one: Written) -> float | None:
+    """Per token; None of a sequence without tokens."""
+    return math.fsum(one.logprobs) / len(one.logprobs) if one.logprobs else None
+
 
 MAX_PROMPTS, MAX_SEQUENCES = 1024, 4096
 """Of one request."""
@@ -118,17 +211,7 @@ class Inference:
         seed = self._checked(ask, MAX_SCORES)
         with self._settled(name := new_id()):
             await self._accept(name, ask, seed)
-            results = await _all(
-                self._samples.draw(
-                    ask.weights.snapshot,
-                    packed(prompt.tokens),
-                    ask.sampled.n,
-                    params,
-                    ask.wanted,
-                    tenant=ask.call.tenant,
-                )
-                for prompt, params in zip(ask.prompts, self._params(ask, seed), strict=True)
-            )
+            results = await _all(map(self._samples.draw, self._draws(ask, seed)))
             return await self._threads.run(
                 ask.call.tenant,
                 TOKEN_WORK * (ask.scores + sum(map(_cells, results))),
@@ -156,22 +239,27 @@ class Inference:
         ]
         with self._settled(name := new_id()):
             await self._accept(name, ask, seed)
-            streams = [
-                self._samples.stream(
-                    ask.weights.snapshot, packed(prompt.tokens), n, params, ask.wanted, tenant=ask.call.tenant
-                )
-                for prompt, params in zip(ask.prompts, self._params(ask, seed), strict=True)
-            ]
-            async with aclosing(merged(streams)) as pieces:
+            streams = map(self._samples.stream, self._draws(ask, seed))
+            async with aclosing(merged(list(streams))) as pieces:
                 async for at, piece in pieces:
                     writer = writers[at * n + piece.sample]
                     yield writer.add(piece.tokens, piece.logprobs, piece.top, piece.stop_reason, piece.version)
 
-    def _params(self, ask: Ask, seed: int) -> list[SamplingParams]:
+    def _draws(self, ask: Ask, seed: int) -> list[Draw]:
+        """One for each prompt."""
         limit = 1 if ask.scores_only else ask.max_tokens
         first = ask.sampled.params(limit, self.tokenizer.eos_token_ids, seed)
-        kind = self._samples.logprobs
-        return [msgspec.structs.replace(first, seed=seed + at, logprobs=kind) for at in range(len(ask.prompts))]
+        return [
+            Draw(
+                snapshot=ask.weights.snapshot,
+                prompt=packed(prompt.tokens),
+                num_samples=ask.sampled.n,
+                params=msgspec.structs.replace(first, seed=seed + at, logprobs=self._samples.logprobs),
+                wanted=ask.wanted,
+                tenant=ask.call.tenant,
+            )
+            for at, prompt in enumerate(ask.prompts)
+        ]
 
     def _written(self, ask: Ask, at: int, result: SampleResult) -> Iterator[Written]:
         scores, n = scores_of(result), ask.sampled.n
@@ -199,18 +287,12 @@ class Inference:
         return drawn_seed() if ask.seed is None else checked_seed(ask.seed)
 
     async def _accept(self, name: str, ask: Ask, seed: int) -> None:
-        entry = Entry(
-            id=name,
-            key=name,
-            kind=GENERATE,
-            subject=ask.subject,
-            tenant=ask.call.tenant,
-            seq=None,
-            content_type=JSON,
-            body=ask.call.body,
-            drawn=None if ask.seed is not None else {"seed": seed},
+        drawn, call = None if ask.seed is not None else {"seed": seed}, ask.call
+        await self._journal.accept(
+            Entry(
+                id=name, key=name, kind=GENERATE, subject=ask.subject, tenant=call.tenant, body=call.body, drawn=drawn
+            )
         )
-        await self._journal.accept(entry)
 
     @contextmanager
     def _settled(self, name: str) -> Iterator[None]:
@@ -226,14 +308,8 @@ class Inference:
             outcome = CANCELLED
             raise
         finally:
-            told = Ended(
-                id=name,
-                state=outcome.state,
-                settled_at=steady_time(),
-                outcome_type=JSON,
-                outcome=outcome.body or None,
-            )
-            self._journal.settle(told)
+            body, now = outcome.body or None, steady_time()
+            self._journal.settle(Ended(id=name, state=outcome.state, settled_at=now, outcome_type=JSON, outcome=body))
 
 
 def _cells(result: SampleResult) -> int:

@@ -1,19 +1,14 @@
-"""From a chat to the prompt's tokens, by the model's own template.
-
-Owns: the form in which templates expect messages and tools, what they cannot be given, the open end of a last message.
-Never: changes what a message says.
-"""
+"""From a chat to the prompt's tokens, by the model's own template."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from halteres.errors import InvalidData, shortened
-from halteres.service.wire.inference.openai import Tool
 from halteres.text import Tokenizer
 
 OURS = frozenset(("messages", "tools", "add_generation_prompt", "tokenize", "chat_template"))
@@ -37,11 +32,7 @@ class Chat:
 
 
 def render(tokenizer: Tokenizer, chat: Chat) -> str:
-    """The prompt's text.
-
-    Raises:
-        InvalidData: the template cannot take the chat, or the chat is none.
-    """
+    """The prompt's text."""
     if not chat.messages:
         raise InvalidData("`messages` is empty.", next="Send at least one message.", param="messages")
     _refuse_unreadable(tokenizer, chat)
@@ -140,3 +131,18 @@ def _open_end(text: str) -> str:
             "Send continue_final_message=false.",
         )
     return text[:at]
+
+
+class Function(msgspec.Struct, kw_only=True):
+    """What a tool does."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    """A tool that the model may call."""
+
+    function: Function
+    type: Literal["function"] = "function"

@@ -1,12 +1,16 @@
 """Checkpoints, for RestClient: listed, described, published, given a time to live, copied, deleted.
 
+A copy is a checkpoint of its own, of the kind and name of its source, in a training run of its own without an adapter.
 Source: tinker SDK 0.38.0, lib/public_interfaces/rest_client.py, resources/weights.py, resources/models.py; 0.3.0 for
 the list of a model's checkpoints.
 """
 
 from __future__ import annotations
 
+import asyncio
+import re
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -14,18 +18,111 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from halteres.errors import InvalidData
-from halteres.service.checkpoints.copies import Copies
-from halteres.service.checkpoints.lifetimes import checked_ttl, end_of_life
-from halteres.service.checkpoints.paths import LOADABLE
-from halteres.service.checkpoints.sharing import refuse_token
+from halteres.engine.folders import copy_linked, size_of
+from halteres.engine.protocol import Saved
+from halteres.errors import Conflict, InvalidData
+from halteres.service.answers import answer, body_of, page_of, timestamp
+from halteres.service.checkpoints.added import CARD
+from halteres.service.checkpoints.paths import LOADABLE, TinkerPath, checked_ttl, end_of_life, refuse_token
 from halteres.service.checkpoints.store import Checkpoint
-from halteres.service.routes.answers import answer, body_of
-from halteres.service.routes.generations import listable
-from halteres.service.routes.pages import page_of, timestamp
+from halteres.service.models import Model, model_id_of, record
 from halteres.service.service import Service
+from halteres.service.sessions import Session
 from halteres.service.tenancy.tenants import Tenant, tenant_of
 from halteres.service.wire import bodies
+from halteres.service.wire.bodies import CopyWeights
+
+EXTERNAL_SINCE = (0, 28, 1)
+"""The first tinker SDK that knows the checkpoint type "external"."""
+
+
+def sdk_version(request: Request) -> tuple[int, ...] | None:
+    """(0, 25, 0) of "AsyncTinker/Python 0.25.0"; None for other clients.
+
+    Source: recorded traffic of tinker 0.9.0 to 0.38.0, header User-Agent.
+    """
+    found = re.match(r"AsyncTinker/Python (\d{1,6})\.(\d{1,6})\.(\d{1,6})", request.headers.get("user-agent", ""))
+    return tuple(int(part) for part in found.groups()) if found else None
+
+
+def listable(found: Sequence[Checkpoint], request: Request) -> Sequence[Checkpoint]:
+    """Those that the asking SDK can read: before 0.28.1 one external checkpoint makes its whole list invalid."""
+    version = sdk_version(request)
+    if version is None or version >= EXTERNAL_SINCE:
+        return found
+    return [one for one in found if one.path.kind != "external_weights"]
+
+
+class Copies:
+    """Makes copies, one at a time: they are links, and take no time."""
+
+    def __init__(self, service: Service) -> None:
+        self._checkpoints, self._sessions, self._models = service.checkpoints, service.sessions, service.models
+        self._journal, self._base = service.journal, service.base
+        self._turn = asyncio.Lock()
+
+    async def copy(self, asked: CopyWeights, tenant: Tenant, key: str | None) -> TinkerPath:
+        """Copy weights that the tenant may read; returns the copy's path. Under the same idempotency key a repetition
+        gets the first copy.
+
+        Raises:
+            NotFound: no such weights or session.
+            InvalidData: no destination, or a time to live that is out of range.
+            Conflict: the session's training run of that number is in use.
+        """
+        async with self._turn:
+            made = self._checkpoints.outcome_of(f"copy/{key}", tenant) if key else None
+            if made is not None:
+                return made.path
+            source = self._checkpoints.readable(asked.source_path, tenant)
+            checked_ttl(asked.ttl_seconds)
+            model = await self._destination(asked, tenant, source)
+            return await self._linked(source, model, asked.ttl_seconds, f"copy/{key}" if key else None)
+
+    async def _destination(self, asked: CopyWeights, tenant: Tenant, source: Checkpoint) -> Model:
+        """The training run that is made for the copy."""
+        if asked.session_id is not None and asked.model_seq_id is not None:
+            session, seq = self._sessions.find(asked.session_id, tenant), asked.model_seq_id
+        elif asked.destination_project_id is not None:
+            session, seq = await self._session_of_project(asked.destination_project_id, tenant), 0
+        else:
+            raise InvalidData(
+                "The copy has no destination.", next="Send destination_project_id, or session_id and model_seq_id."
+            )
+        model_id = model_id_of(session.id, seq)
+        if self._models.of_id(model_id) is not None:
+            raise Conflict(f"The training run {model_id} is in use.", next="Send a model_seq_id that is free.")
+        metadata = {"copied_from": str(source.path)}
+        base = source.base_model or self._base.name
+        model = await self._models.add(model_id, session.id, tenant, base, metadata)
+        model.lora = source.lora
+        await record(self._journal, model)
+        return model
+
+    async def _session_of_project(self, project_id: str, tenant: Tenant) -> Session:
+        session = await self._sessions.create(tenant, {}, ["copy_weights"], project_id)
+        self._sessions.finish(session, "success")
+        return session
+
+    async def _linked(self, source: Checkpoint, model: Model, ttl_s: int | None, request_id: str | None) -> TinkerPath:
+        path = self._checkpoints.place(
+            model.id, source.path.kind, source.path.name, tenant=model.tenant, request_id=request_id
+        )
+        folder = self._checkpoints.folder(path)
+        await asyncio.to_thread(copy_linked, source.folder, folder, leave_out=CARD)  # which names the source's path
+        saved = Saved(folder=str(folder), size_bytes=size_of(folder), version=source.version)
+        await self._checkpoints.add(
+            path,
+            saved,
+            tenant=model.tenant,
+            base_model=model.base_model,
+            lora=source.lora,
+            ttl_s=ttl_s,
+            user_metadata=source.user_metadata,
+            request_id=request_id,
+        )
+        return path
+
 
 RUN = "/api/v1/training_runs/{run_id}"
 CHECKPOINT = f"{RUN}/checkpoints/{{kind}}/{{name}}"
@@ -38,7 +135,7 @@ class CheckpointRoutes:
 
     def __init__(self, service: Service) -> None:
         self._service, self._checkpoints = service, service.checkpoints
-        self._copies = Copies(service.checkpoints, service.sessions, service.models, service.journal, service.base)
+        self._copies = Copies(service)
 
     def table(self) -> list[Route]:
         """The routes."""

@@ -1,10 +1,12 @@
-"""Connecting: client flags, health, capabilities, sessions, telemetry.
+"""Connecting: client flags, health, capabilities, sessions, telemetry, keys.
 
-Source: tinker SDK 0.38.0, lib/internal_client_holder.py and resources/service.py.
+Source: tinker SDK 0.38.0, lib/internal_client_holder.py and resources/service.py; cli/auth_api.py for keys, and
+lib/_jwt_auth.py for the token, which is asked for only where `pjwt_auth_enabled` is on.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,17 +16,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import halteres
+from halteres.errors import UserError
+from halteres.service.answers import answer, body_of
 from halteres.service.fleet import Host, running
-from halteres.service.holdings import refuse_session
-from halteres.service.routes.answers import answer, body_of
+from halteres.service.routes.middleware import presented
 from halteres.service.service import Service
+from halteres.service.tenancy.keys import Key, KeyFile
 from halteres.service.tenancy.tenants import tenant_of
 from halteres.service.wire import bodies
 from halteres.service.wire.codec import PROMPT_BYTES
 
 CLIENT_FLAGS = {
     "pjwt_auth_enabled": False,  # the plain key goes on every request
-    "parallel_fwdbwd_chunks": True,  # lanes put the chunks in order; one after another they would wait for the network
+    "parallel_fwdbwd_chunks": True,  # queues put the chunks in order; one after another they would wait for the network
     "proto_compress_fwdbwd": False,  # on one machine compressing costs more than it saves
     # It doubles the time of a sample (3.5 to 7 ms; 512 at once gain nothing), and SDK 0.38.0 may hang in
     # ServiceClient.close(): its poller loses a cancellation that comes in the middle of a poll.
@@ -48,6 +52,7 @@ class ConnectionRoutes:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._keys = KeyFile(service.state)
 
     def table(self) -> list[Route]:
         """The routes."""
@@ -61,7 +66,43 @@ class ConnectionRoutes:
             Route("/api/v1/create_session", self.create_session, methods=["POST"]),
             Route("/api/v1/sessions/{session_id}/finish", self.finish, methods=["POST"]),
             Route("/halteres/v1/info", self.info),
+            Route("/api/v1/auth/token", self.token, methods=["POST"]),
+            Route("/api/v1/auth/apikey/me", self.key),
+            Route("/api/v1/auth/apikey/me", self.revoke, methods=["DELETE"]),
         ]
+
+    async def token(self, _: Request) -> Response:
+        """POST auth/token: refused."""
+        raise UserError(
+            "This service gives no tokens.",
+            "Keys are sent plainly with each request: client/config says pjwt_auth_enabled=false.",
+            "Set TINKER_API_KEY to a key; on the service's own machine any text that begins with tml- will do.",
+        )
+
+    async def key(self, request: Request) -> Response:
+        """GET auth/apikey/me: whose the key of this request is."""
+        found, tenant = await self._found(request), tenant_of(request)
+        details = {"org_details": {"name": tenant}, "user_details": {"email": f"{tenant}@localhost"}}
+        return answer(
+            {
+                "key_id": int(found.id, 16) if found else 0,
+                "name": found.name if found else tenant,
+                "note": found.note if found else "This service asks for no key.",
+                "details": details,
+            }
+        )
+
+    async def revoke(self, request: Request) -> Response:
+        """DELETE auth/apikey/me: the key of this request is good no more."""
+        if (found := await self._found(request)) is not None:
+            await asyncio.to_thread(self._keys.revoke, found.id)
+        return Response(status_code=204)
+
+    async def _found(self, request: Request) -> Key | None:
+        """The key of a request that the guard let pass; None where no key is asked for."""
+        key_id, tenant = (presented(request.headers) or "").split("-")[1:2], tenant_of(request)
+        known = await asyncio.to_thread(self._keys.read)
+        return next((key for key in known if [key.id] == key_id and key.tenant == tenant), None)
 
     async def client_config(self, _: Request) -> Response:
         """POST client/config."""
@@ -99,7 +140,7 @@ class ConnectionRoutes:
     async def create_session(self, request: Request) -> Response:
         """POST create_session."""
         asked = bodies.read(await body_of(request), bodies.CreateSession)
-        refuse_session(self._service, tenant_of(request))
+        self._service.refuse_session(tenant_of(request))
         session = await self._service.sessions.create(
             tenant_of(request), asked.user_metadata, asked.tags, asked.project_id, asked.display_name
         )

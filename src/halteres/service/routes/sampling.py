@@ -11,16 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from halteres.service.durable.completions import CLONE
+from halteres.service.answers import answer, body_of
+from halteres.service.durable.futures import CLONE, SAMPLE
 from halteres.service.durable.journal import Entry
-from halteres.service.durable.promises import SAMPLE, new_id
-from halteres.service.holdings import refuse_sampler
-from halteres.service.routes.answers import answer, body_of
 from halteres.service.sampling.samples import MAX_SAMPLES, drawn_for
 from halteres.service.service import Service
 from halteres.service.tenancy.tenants import tenant_of
 from halteres.service.wire import bodies
-from halteres.service.wire.codec import JSON, PROMPT_BYTES
+from halteres.service.wire.codec import PROMPT_BYTES
 
 MAX_CLIENTS = 2**63 // CLONE
 """Copies of one sampling client, so that the number of each one's requests fits 64 bits."""
@@ -45,7 +43,7 @@ class SamplingRoutes:
         """POST create_sampling_session: answered at once."""
         asked = bodies.read(await body_of(request), bodies.CreateSamplingSession)
         session = self._service.sessions.find(asked.session_id, tenant_of(request))
-        refuse_sampler(self._service, session, asked.sampling_session_seq_id)
+        self._service.refuse_sampler(session, asked.sampling_session_seq_id)
         sampler = await self._service.samplers.create(
             session, asked.sampling_session_seq_id, asked.base_model, asked.model_path
         )
@@ -67,28 +65,19 @@ class SamplingRoutes:
         return answer({"sampler_id": sampler.id, "base_model": sampler.base_model, "model_path": sampler.model_path})
 
     async def asample(self, request: Request) -> Response:
-        """POST asample: a promise, and an id for each sequence that it will have."""
+        """POST asample: a future, and an id for each sequence that it will have."""
         body, tenant = await body_of(request, PROMPT_BYTES), tenant_of(request)
         asked = await self._service.threads.run(tenant, len(body), lambda: bodies.read(body, bodies.Sample))
         sampler = self._service.samplers.find(asked.sampling_session_id, tenant)
         key = f"{sampler.id}/{asked.seq_id}"
-        if self._service.promises.known(key) is None:
+        if self._service.futures.known(key) is None:
             self._service.samples.refuse_if_full(sampler.tenant)
-            waiting = self._service.promises.open_bytes(sampler.tenant)
+            waiting = self._service.futures.open_bytes(sampler.tenant)
             self._service.options.limits.of(sampler.tenant).check_waiting(waiting)
-        entry = Entry(
-            id=new_id(),
-            key=key,
-            kind=SAMPLE,
-            subject=sampler.id,
-            tenant=sampler.tenant,
-            seq=asked.seq_id,
-            content_type=JSON,
-            body=body,
-            drawn=drawn_for(asked, sampler) or None,
-        )
-        promise, new = await self._service.promises.accept(entry)
+        drawn, seq = drawn_for(asked, sampler) or None, asked.seq_id
+        entry = Entry(key=key, kind=SAMPLE, subject=sampler.id, tenant=tenant, seq=seq, body=body, drawn=drawn)
+        future, new = await self._service.futures.accept(entry)
         if new:
-            self._service.samples.start(promise, sampler, asked, entry.drawn)
+            self._service.samples.start(future, sampler, asked, entry.drawn)
         sequences = [f"{key}/{index}" for index in range(min(asked.num_samples, MAX_SAMPLES))]
-        return answer({"request_id": promise.request_id, "sample_sequence_ids": sequences})
+        return answer({"request_id": future.request_id, "sample_sequence_ids": sequences})

@@ -1,8 +1,9 @@
-"""Training: create_model, get_info, forward_backward, optim_step, saves and loads.
+"""Training: create_model, get_info, forward_backward, optim_step, saves and loads; custom losses; unload_model.
 
-Every parseable request of a sequence is accepted, and whatever is wrong with it is its promise's failure: a 4xx would
+Every parseable request of a sequence is accepted, and whatever is wrong with it is its future's failure: a 4xx would
 leave a gap that its client never fills.
-Source: tinker SDK 0.38.0, lib/public_interfaces/training_client.py; 0.9.0 to 0.24.1 for the JSON passes.
+Source: tinker SDK 0.38.0, lib/public_interfaces/training_client.py and custom_loss.py; 0.9.0 to 0.24.1 for the JSON
+passes; 0.3.0 to 0.22, resources/models.py, for unload_model.
 """
 
 from __future__ import annotations
@@ -17,17 +18,24 @@ from starlette.routing import Route
 
 from halteres.errors import HalteresError, InvalidData, NotFound
 from halteres.losses import STABLE_REINFORCE
-from halteres.service.durable.journal import Drawn, Entry
-from halteres.service.durable.promises import new_id
-from halteres.service.holdings import refuse_model
-from halteres.service.routes.answers import answer, body_of
+from halteres.service.answers import answer, body_of
+from halteres.service.durable.futures import (
+    CREATE_LOSS,
+    UNLOAD_MODEL,
+    Outcome,
+    loss_created,
+    settled_at_once,
+    unloaded,
+)
+from halteres.service.durable.journal import Drawn, Entry, new_id
+from halteres.service.models import Job, Model, model_id_of
 from halteres.service.sampling.samples import drawn_seed
 from halteres.service.service import Service
+from halteres.service.tenancy.fair_queue import LONG
 from halteres.service.tenancy.tenants import Tenant, tenant_of
-from halteres.service.tenancy.threads import LONG
-from halteres.service.training.models import Job, Model, model_id_of
-from halteres.service.wire import bodies, codec, passes
-from halteres.service.wire.requests import PASSES, Asked, Request, address_of, read_request
+from halteres.service.wire import bodies, codec, training
+from halteres.service.wire.codec import PROMPT_BYTES
+from halteres.service.wire.training import PASSES, Asked, Request, address_of, read_request
 
 T = TypeVar("T")
 
@@ -68,6 +76,8 @@ class TrainingRoutes:
             "load_weights": self.load_weights,
             "create_model": self.create_model,
             "get_info": self.get_info,
+            "create_custom_loss": self.create_custom_loss,
+            "unload_model": self.unload_model,
         }
         return [Route(f"/api/v1/{name}", handler, methods=["POST"]) for name, handler in handlers.items()]
 
@@ -79,7 +89,7 @@ class TrainingRoutes:
         base = self._service.base.check(asked.base_model)
         drawn = {"seed": drawn_seed()} if asked.lora_config.seed is None else None
         model_id = model_id_of(session.id, asked.model_seq_id)
-        refuse_model(self._service, session, model_id, asked.lora_config.rank)
+        self._service.refuse_model(session, model_id, asked.lora_config.rank)
         model = await self._service.models.add(model_id, session.id, session.tenant, base, asked.user_metadata)
         return await self._accept(posted, model, 0, drawn)
 
@@ -97,7 +107,7 @@ class TrainingRoutes:
         session = self._service.sessions.find(asked.session_id or "", tenant)
         base = self._service.base.check(asked.base_model or self._base_of(asked.path, tenant))
         model_id = model_id_of(session.id, asked.model_seq_id or 0)
-        refuse_model(self._service, session, model_id)
+        self._service.refuse_model(session, model_id)
         return await self._service.models.add(model_id, session.id, tenant, base, asked.user_metadata)
 
     def _base_of(self, path: str, tenant: Tenant) -> str:
@@ -110,7 +120,7 @@ class TrainingRoutes:
     async def run_pass(self, request: HttpRequest) -> Response:
         """POST forward_backward (protobuf, or JSON of SDKs before 0.25), forward (JSON)."""
         posted = await self._read(request)
-        asked = _of(passes.PassRequest, posted)
+        asked = _of(training.PassRequest, posted)
         model = self._service.models.find(asked.model_id, posted.tenant)
         response = await self._accept(posted, model, asked.seq_id)
         refused = self._service.options.refuse_stable_reinforce
@@ -146,17 +156,46 @@ class TrainingRoutes:
             }
         )
 
+    async def create_custom_loss(self, request: HttpRequest) -> Response:
+        """POST create_custom_loss: what is wrong with the graph is its future's failure."""
+        body, tenant = await body_of(request, PROMPT_BYTES), tenant_of(request)
+        asked = await self._service.threads.run(tenant, len(body), lambda: bodies.read(body, bodies.CreateCustomLoss))
+        session = self._service.sessions.find(asked.session_id, tenant)
+
+        async def create() -> Outcome:
+            losses, name = self._service.losses, asked.name
+            return loss_created(await losses.create(session.id, seq, name, asked.inputs, asked.graph))
+
+        key, seq = f"{session.id}:loss:{asked.custom_loss_seq_id}", asked.custom_loss_seq_id
+        entry = Entry(key=key, kind=CREATE_LOSS, subject=session.id, tenant=tenant, seq=seq, body=body)
+        future = await settled_at_once(self._service.futures, entry, create)
+        return answer({"request_id": future.request_id})
+
+    async def unload_model(self, request: HttpRequest) -> Response:
+        """POST unload_model: its adapter leaves the engine, and comes back when it is asked for."""
+        body = await body_of(request)
+        model = self._service.models.find(bodies.read(body, bodies.ModelId).model_id, tenant_of(request))
+
+        async def unload() -> Outcome:
+            await self._service.adapters.unload(model)
+            return unloaded(model.id)
+
+        subject = f"{model.id}/unload"
+        key = f"{subject}/{new_id()}"
+        entry = Entry(key=key, kind=UNLOAD_MODEL, subject=subject, tenant=model.tenant, body=body)
+        future = await settled_at_once(self._service.futures, entry, unload)
+        return answer({"request_id": future.request_id, "model_id": model.id})
+
     async def _accept(self, posted: Posted, model: Model, seq: int, drawn: Drawn | None = None) -> Response:
-        """Record a request and put it in its model's lane; a repetition gets the same promise."""
+        """Record a request and put it in its model's queue; a repetition gets the same future."""
         key = f"{model.id}/{seq}"
-        if self._service.promises.known(key) is None:
-            model.lane.refuse_if_full(seq)
-            waiting = self._service.promises.open_bytes(model.tenant)
+        if self._service.futures.known(key) is None:
+            model.queue.refuse_if_full(seq)
+            waiting = self._service.futures.open_bytes(model.tenant)
             limits = self._service.options.limits.of(model.tenant)
-            limits.check_waiting(waiting, is_next=seq == model.lane.settled + 1)
-        forward = isinstance(posted.asked, passes.PassRequest) and posted.asked.forward_only
+            limits.check_waiting(waiting, is_next=seq == model.queue.settled + 1)
+        forward = isinstance(posted.asked, training.PassRequest) and posted.asked.forward_only
         entry = Entry(
-            id=new_id(),
             key=key,
             kind="forward" if forward else posted.kind,
             subject=model.id,
@@ -166,11 +205,11 @@ class TrainingRoutes:
             body=posted.body,
             drawn=drawn,
         )
-        promise, new = await self._service.promises.accept(entry)
+        future, new = await self._service.futures.accept(entry)
         if new:
             asked = Request(id=entry.id, kind=entry.kind, seq=seq, asked=posted.asked, drawn=drawn or {})
-            model.lane.put(Job(model, asked, promise))
-        return answer({"request_id": promise.request_id, "model_id": model.id})
+            model.queue.put(Job(model, asked, future))
+        return answer({"request_id": future.request_id, "model_id": model.id})
 
     async def _read(self, request: HttpRequest) -> Posted:
         """The request, by its path and content type; a number that can be read of a broken one is used up."""

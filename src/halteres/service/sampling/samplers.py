@@ -1,8 +1,4 @@
-"""Sampling sessions, and the policy that each run samples from.
-
-Owns: sampling session ids and the snapshot behind each; the newest snapshot of every run.
-Never: samples.
-"""
+"""Sampling sessions, and the policy that each run samples from."""
 
 from __future__ import annotations
 
@@ -19,10 +15,10 @@ from halteres.service.base import BaseModel
 from halteres.service.checkpoints.store import Checkpoints
 from halteres.service.durable.journal import Journal
 from halteres.service.durable.tables import SAMPLERS
+from halteres.service.models import Model, Models
 from halteres.service.sampling.snapshots import Snapshot, SnapshotLost, Snapshots
 from halteres.service.sessions import Session, Sessions
 from halteres.service.tenancy.tenants import Tenant
-from halteres.service.training.models import Model, Models
 
 KEPT_VERSIONS = MOST_PINNED + 1
 """Weights of a run that can be asked for by their policy version."""
@@ -200,11 +196,7 @@ class Samplers:
             self._known[sampler.id] = replace(sampler, model_path=kept)
 
     def find(self, sampler: str, tenant: Tenant) -> Sampler:
-        """The sampling session of this id.
-
-        Raises:
-            NotFound: the tenant has none of this id.
-        """
+        """The sampling session of this id."""
         found = self._known.get(sampler)
         if found is None or found.tenant != tenant:
             raise NotFound(

@@ -1,9 +1,4 @@
-"""Sampling requests, executed.
-
-Owns: the translation of sampling parameters, seeds drawn where the client sent none, the bound on each tenant's
-requests under way, their turns in the engine.
-Never: lets one tenant's requests wait for another's that wait too.
-"""
+"""Sampling requests, executed: whole or as a stream, which outlives its engine."""
 
 from __future__ import annotations
 
@@ -11,29 +6,104 @@ import asyncio
 import secrets
 from array import array
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
-from typing import Literal
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Literal, TypeVar
 
 import msgspec
 
 from halteres.engine import protocol
 from halteres.engine.link.pieces import PieceQueue
-from halteres.engine.protocol import Piece, SampleResult, SamplingParams, Wanted
+from halteres.engine.protocol import EngineGone, Piece, SampleResult, SamplingParams, TopK, Wanted
 from halteres.errors import HalteresError, InvalidData, ServerError, UserError, boundary
+from halteres.service.durable.futures import Future, Futures, Outcome, binary_result, failure, outcome_of
 from halteres.service.durable.journal import Drawn, Recorded
-from halteres.service.durable.promises import Outcome, Promise, Promises, binary_result, failure
-from halteres.service.fleet import Fleet, survived
+from halteres.service.fleet import Fleet, Host, successors, survived
 from halteres.service.sampling.samplers import Sampler, Samplers, refuse_lost
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
-from halteres.service.sampling.streams import ended, outliving
+from halteres.service.tenancy.fair_queue import FairQueue, Threads
 from halteres.service.tenancy.limits import Allowances
 from halteres.service.tenancy.tenants import Tenant
-from halteres.service.tenancy.threads import Threads
-from halteres.service.tenancy.turns import Turns
-from halteres.service.training.lanes import outcome_of
 from halteres.service.wire.bodies import Prompt, Sample, Sampling, read
-from halteres.service.wire.samples import wish_of, write_sample
+from halteres.service.wire.results import extra_outputs_of, write_sample
+
+
+class StreamBroken(ServerError):
+    """A stream that no engine can go on with."""
+
+    code = "stream_broken"
+
+
+T = TypeVar("T")
+
+TOKEN_BYTES = 4
+
+
+async def surviving_stream(
+    pick: Callable[[], Host[protocol.Samples]], begin: Callable[[protocol.Samples], AsyncGenerator[Piece, None]]
+) -> AsyncGenerator[Piece, None]:
+    """The pieces of a stream that needs nothing an engine held before; if that engine dies, the next one goes on.
+
+    Raises:
+        StreamBroken: an engine died that had sent something, and the next would write something else.
+        EngineDied: engines keep dying under this one stream.
+        NotReady: no engine is running.
+    """
+    sent: Counter[int] = Counter()  # tokens of each sequence
+    async with aclosing(successors(pick)) as engines:
+        async for engine in engines:
+            written: Counter[int] = Counter()  # by this engine
+            try:
+                if sent and not (await engine.info()).exact:
+                    raise StreamBroken(
+                        "The engine died under this stream.",
+                        "Its successor would not write the same tokens again.",
+                        "Send the request again, with what has come as its prompt where that will do.",
+                    )
+                async with aclosing(begin(engine)) as pieces:
+                    async for piece in pieces:
+                        known = sent[piece.sample] - written[piece.sample]
+                        written[piece.sample] += len(piece.tokens) // TOKEN_BYTES
+                        if (news := without(piece, max(0, known))) is not None:
+                            sent[piece.sample] = written[piece.sample]
+                            yield news
+                return
+            except EngineGone:
+                continue
+
+
+def without(piece: Piece, known: int) -> Piece | None:
+    """A piece without its first `known` tokens; None if that leaves nothing."""
+    if known == 0:
+        return piece
+    skipped = known * TOKEN_BYTES
+    if skipped >= len(piece.tokens):
+        return None
+    return Piece(
+        sample=piece.sample,
+        tokens=piece.tokens[skipped:],
+        logprobs=piece.logprobs[skipped:],
+        version=piece.version,
+        top=None if piece.top is None else _rows_after(piece.top, known),
+        stop_reason=piece.stop_reason,
+    )
+
+
+def _rows_after(top: TopK, known: int) -> TopK:
+    skipped = known * top.k * TOKEN_BYTES
+    return TopK(k=top.k, length=top.length - known, ids=top.ids[skipped:], logprobs=top.logprobs[skipped:])
+
+
+@asynccontextmanager
+async def closing(items: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
+    """The items; whoever leaves the block early ends what makes them, at once."""
+    try:
+        yield items
+    finally:
+        if isinstance(items, AsyncGenerator):
+            await items.aclose()
+
 
 PLACES, MOST_PLACES = 640, 576
 """Sequences in one engine at a time, and of one tenant: those that it decodes together (512), and the next ones, so
@@ -50,79 +120,73 @@ TARGET_WORK = 8
 CANCELLED = failure(UserError("The request was cancelled by its client."))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """What one engine call samples. The seed is in it: another engine draws the same."""
+
+    snapshot: Snapshot | None  # None: the base model
+    prompt: bytes  # int32 token ids
+    num_samples: int
+    params: SamplingParams
+    wanted: Wanted
+    tenant: Tenant
+
+    @property
+    def name(self) -> str | None:
+        """Of the snapshot in the engine."""
+        return None if self.snapshot is None else self.snapshot.name
+
+
 class Samples:
     """Sampling from snapshots."""
 
     def __init__(
         self,
         fleet: Fleet,
-        promises: Promises,
+        futures: Futures,
         samplers: Samplers,
         snapshots: Snapshots,
         tasks: asyncio.TaskGroup,
         threads: Threads,
         *,
-        logprobs: Literal["raw", "tempered"] = "raw",
-        limits: Allowances = Allowances(),  # noqa: B008 - frozen
+        logprobs: Literal["raw", "tempered"],
+        limits: Allowances,
     ) -> None:
-        self._fleet, self._promises, self._samplers, self._snapshots = fleet, promises, samplers, snapshots
+        self._fleet, self._futures, self._samplers, self._snapshots = fleet, futures, samplers, snapshots
         self._tasks, self._threads, self.logprobs = tasks, threads, logprobs
         self._running: dict[str, asyncio.Task[None]] = {}  # by request id
-        promises.draw_again_by(self.again)
+        futures.draw_again_by(self.again)
         self._limits, self._under_way = limits, Counter[Tenant]()
         engines = len(fleet.samplers)
-        self._turns = Turns(PLACES * engines, MOST_PLACES * engines)
+        self._queue = FairQueue(PLACES * engines, MOST_PLACES * engines)
 
     def refuse_if_full(self, tenant: Tenant) -> None:
         """Raise Overloaded rather than take more work of a tenant than it may have."""
         self._limits.of(tenant).check_samples(self._under_way[tenant])
 
-    async def draw(
-        self,
-        snapshot: Snapshot | None,
-        prompt: bytes,
-        num_samples: int,
-        params: SamplingParams,
-        wanted: Wanted = Wanted(),  # noqa: B008 - frozen
-        *,
-        tenant: Tenant,
-    ) -> SampleResult:
-        """Sample from a snapshot, or from the base model (None), when it is the tenant's turn. The seed is given:
-        another engine draws the same."""
-        _check_count(num_samples)
-
-        name = None if snapshot is None else snapshot.name
+    async def draw(self, draw: Draw) -> SampleResult:
+        """Sample when it is the tenant's turn."""
+        _check_count(draw.num_samples)
 
         async def call(engine: protocol.Samples) -> SampleResult:
-            async with self._snapshots.resident(snapshot, engine):
-                return await engine.sample(name, prompt, num_samples, params, wanted)
+            async with self._snapshots.resident(draw.snapshot, engine):
+                return await engine.sample(draw.name, draw.prompt, draw.num_samples, draw.params, draw.wanted)
 
-        with self._counted(tenant):
-            async with self._turns.places(tenant, num_samples):
-                return await survived(lambda: self._fleet.pick(name, prompt), call)
+        with self._counted(draw.tenant):
+            async with self._queue.places(draw.tenant, draw.num_samples):
+                return await survived(lambda: self._fleet.pick(draw.name, draw.prompt), call)
 
-    async def stream(
-        self,
-        snapshot: Snapshot | None,
-        prompt: bytes,
-        num_samples: int,
-        params: SamplingParams,
-        wanted: Wanted = Wanted(),  # noqa: B008 - frozen
-        *,
-        tenant: Tenant,
-    ) -> AsyncGenerator[Piece, None]:
-        """As `draw`, told while it is written; a reader that goes away frees the rows.
+    async def stream(self, draw: Draw) -> AsyncGenerator[Piece, None]:
+        """As `draw`, sent while it is written; a reader that goes away frees the rows.
 
         The places are held until the rows are done, however slowly they are read.
         """
-        _check_count(num_samples)
-
-        name = None if snapshot is None else snapshot.name
+        _check_count(draw.num_samples)
 
         async def begin(engine: protocol.Samples) -> AsyncGenerator[Piece, None]:
             async with (
-                self._snapshots.resident(snapshot, engine),
-                ended(engine.stream(name, prompt, num_samples, params, wanted)) as pieces,
+                self._snapshots.resident(draw.snapshot, engine),
+                closing(engine.stream(draw.name, draw.prompt, draw.num_samples, draw.params, draw.wanted)) as pieces,
             ):
                 async for piece in pieces:
                     yield piece
@@ -131,8 +195,8 @@ class Samples:
 
         async def fill() -> None:
             try:
-                written = outliving(lambda: self._fleet.pick(name, prompt), begin)
-                async with self._turns.places(tenant, num_samples), aclosing(written) as pieces:
+                written = surviving_stream(lambda: self._fleet.pick(draw.name, draw.prompt), begin)
+                async with self._queue.places(draw.tenant, draw.num_samples), aclosing(written) as pieces:
                     with boundary(ServerError, "The stream"):
                         async for piece in pieces:
                             waiting.put(piece)
@@ -140,7 +204,7 @@ class Samples:
             except HalteresError as error:
                 waiting.end(error)
 
-        with self._counted(tenant):
+        with self._counted(draw.tenant):
             filling = asyncio.create_task(fill(), name="stream")
             try:
                 async for piece in waiting.read():
@@ -158,18 +222,11 @@ class Samples:
         finally:
             self._under_way[tenant] -= 1
 
-    def start(self, promise: Promise, sampler: Sampler, asked: Sample, drawn: Drawn | None) -> None:
-        """Execute a client's request; its promise is settled when it is done.
-
-        Args:
-            promise: given for it.
-            sampler: whose weights it means.
-            asked: what it is.
-            drawn: what was drawn and found out for it when it came: `drawn_for`.
-        """
-        task = self._tasks.create_task(self._keep(promise, sampler, asked, drawn or {}), name="sample")
-        self._running[promise.request_id] = task
-        task.add_done_callback(lambda _: self._running.pop(promise.request_id, None))
+    def start(self, future: Future, sampler: Sampler, asked: Sample, drawn: Drawn | None) -> None:
+        """Execute a client's request, with what was drawn when it came; its future is settled when it is done."""
+        task = self._tasks.create_task(self._keep(future, sampler, asked, drawn or {}), name="sample")
+        self._running[future.request_id] = task
+        task.add_done_callback(lambda _: self._running.pop(future.request_id, None))
 
     def cancel(self, request_id: str) -> None:
         """Stop a request that nobody waits for any more; unknown ones are fine."""
@@ -181,35 +238,43 @@ class Samples:
         for task in self._running.values():
             task.cancel()
 
-    async def again(self, row: Recorded) -> Promise:
+    async def again(self, row: Recorded) -> Future:
         """Execute a request of the journal again: the seed is in it, so the outcome is the same."""
-        promise = self._promises.adopt(row)
+        future = self._futures.adopt(row)
         try:
             asked = read(row.body, Sample)
             sampler = self._samplers.find(row.subject, row.tenant)
-            self.start(promise, sampler, asked, row.drawn)
+            self.start(future, sampler, asked, row.drawn)
         except HalteresError as error:
-            self._promises.settle(promise, failure(error))
-        return promise
+            self._futures.settle(future, failure(error))
+        return future
 
-    async def _keep(self, promise: Promise, sampler: Sampler, asked: Sample, drawn: Drawn) -> None:
+    async def _keep(self, future: Future, sampler: Sampler, asked: Sample, drawn: Drawn) -> None:
         try:
-            outcome = await outcome_of(promise, lambda: self._sample(sampler, asked, drawn))
+            outcome = await outcome_of(future, lambda: self._sample(sampler, asked, drawn))
         except asyncio.CancelledError:
-            self._promises.settle(promise, CANCELLED)
+            self._futures.settle(future, CANCELLED)
             raise
-        self._promises.settle(promise, outcome)
+        self._futures.settle(future, outcome)
 
     async def _sample(self, sampler: Sampler, asked: Sample, drawn: Drawn) -> Outcome:
         refuse_lost(sampler)
         prompt, targets = prompt_of(asked.prompt), asked.target_prompt_logprobs
         size = TARGET_WORK * len(targets.data) if targets else 0
-        wish = await self._threads.run(sampler.tenant, size, lambda: wish_of(asked, len(prompt) // 4))
+        extra = await self._threads.run(sampler.tenant, size, lambda: extra_outputs_of(asked, len(prompt) // 4))
         params = params_of(asked.sampling_params, _number(drawn, "seed", asked.sampling_params.seed) or 0)
         params = msgspec.structs.replace(params, logprobs=self.logprobs)
         snapshot, tenant = self._samplers.at(sampler, _number(drawn, "weights")), sampler.tenant
-        sampled = await self.draw(snapshot, prompt, asked.num_samples, params, wish.wanted, tenant=tenant)
-        return binary_result(write_sample(sampled, wish))
+        draw = Draw(
+            snapshot=snapshot,
+            prompt=prompt,
+            num_samples=asked.num_samples,
+            params=params,
+            wanted=extra.wanted,
+            tenant=tenant,
+        )
+        sampled = await self.draw(draw)
+        return binary_result(write_sample(sampled, extra))
 
 
 def _check_count(num_samples: int) -> None:
@@ -235,11 +300,7 @@ def drawn_seed() -> int:
 
 
 def checked_seed(seed: int) -> int:
-    """The seed.
-
-    Raises:
-        InvalidData: it, or what it is to a later sequence of its request, does not fit 64 bits.
-    """
+    """The seed."""
     if not -(2**63) <= seed < 2**63 - MAX_SAMPLES:
         raise InvalidData(f"The seed {seed} is out of range.", f"It must be -2**63 to 2**63 - {MAX_SAMPLES + 1}.")
     return seed
@@ -270,11 +331,7 @@ def params_of(asked: Sampling, seed: int) -> SamplingParams:
 
 
 def packed(tokens: Sequence[int]) -> bytes:
-    """Token ids as int32.
-
-    Raises:
-        InvalidData: an id that int32 cannot hold.
-    """
+    """Token ids as int32."""
     try:
         return array("i", tokens).tobytes()
     except (OverflowError, TypeError) as error:

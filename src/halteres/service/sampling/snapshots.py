@@ -1,13 +1,8 @@
 """Snapshots: immutable weights for sampling, in engines or on disk.
 
-Owns: which snapshots each engine holds, giving those that have a folder to whoever is to sample from them, a bound on
-the memory that they take in each (the ones unused for longest leave; those without a folder are written to one first).
-Unnamed ones that no folder holds come back with their adapter (`adapters`), which takes them again.
-Never: changes weights; removes one that is being sampled from.
-
-    the engine that trains also samples       snapshot ─▶ it has them
-    another one samples                       snapshot ─▶ trainer writes a folder, tells its digest ─▶ sampler reads it
-    a folder that was damaged on its way      refused, and written again while the trainer has them
+the engine that trains also samples       snapshot ─▶ it has them
+another one samples                       snapshot ─▶ trainer writes a folder, tells its digest ─▶ sampler reads it
+a folder that was damaged on its way      refused, and written again while the trainer has them
 """
 
 from __future__ import annotations
@@ -26,10 +21,10 @@ from weakref import WeakKeyDictionary
 from halteres.engine.protocol import EngineGone, LoraConfig, Samples, Trains, Weights, WeightsDamaged
 from halteres.errors import HalteresError, ServerError, UserError
 from halteres.files import linked
+from halteres.service.base import WeightsBudget
 from halteres.service.checkpoints.store import Checkpoint
 from halteres.service.fleet import Fleet, survived
-from halteres.service.training.models import Model
-from halteres.service.weights_budget import WeightsBudget
+from halteres.service.models import Model
 
 MAX_SPILLED = 32
 """Unnamed snapshots of one training run on disk; a trainer makes one with every step and seldom goes back to one."""
@@ -45,7 +40,7 @@ class SnapshotLost(ServerError):
     code = "snapshot_lost"
 
 
-def _homes() -> WeakKeyDictionary[Trains | Samples, int]:
+def _no_engines() -> WeakKeyDictionary[Trains | Samples, int]:
     """The engines that hold a snapshot, and how many sampling requests are under way in each."""
     return WeakKeyDictionary()
 
@@ -63,7 +58,7 @@ class Snapshot:
     path: str | None = None  # tinker:// path, of named ones
     folder: Path | None = None  # where it can be loaded from again
     sha256: str | None = None  # of that folder; None: it was written in an earlier life, or by somebody else
-    homes: WeakKeyDictionary[Trains | Samples, int] = field(default_factory=_homes)
+    engines: WeakKeyDictionary[Trains | Samples, int] = field(default_factory=_no_engines)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # of whoever loads or removes it
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)  # ... or writes its folder
 
@@ -124,7 +119,7 @@ class Snapshots:
     async def taken_again(self, model: Model, seq: int, trainer: Trains) -> None:
         """The adapter is again what it was when it was published with this number."""
         snapshot = self._unnamed.get((model.id, seq))
-        if snapshot is not None and snapshot.folder is None and trainer not in snapshot.homes:
+        if snapshot is not None and snapshot.folder is None and trainer not in snapshot.engines:
             await trainer.snapshot(model.id, snapshot.name)
             self._hold(snapshot, trainer)
 
@@ -132,7 +127,7 @@ class Snapshots:
         """Write a training run's unnamed weights that only the engine holds."""
         published = [snapshot for (run, _), snapshot in self._unnamed.items() if run == model.id]
         for snapshot in published:
-            if snapshot.folder is None and trainer in snapshot.homes:
+            if snapshot.folder is None and trainer in snapshot.engines:
                 await self._write(snapshot, trainer)
 
     def name(self, snapshot: Snapshot, path: str, folder: Path, sha256: str | None = None) -> None:
@@ -192,19 +187,19 @@ class Snapshots:
             yield
             return
         async with snapshot.turn:
-            if engine not in snapshot.homes:
+            if engine not in snapshot.engines:
                 await self._load(snapshot, engine)
-            snapshot.homes[engine] += 1
+            snapshot.engines[engine] += 1
             self._touch(snapshot, engine)
         try:
             yield
         finally:
-            snapshot.homes[engine] -= 1
+            snapshot.engines[engine] -= 1
 
     async def _load(self, snapshot: Snapshot, engine: Samples) -> None:
         if snapshot.folder is None:
             await self._fetch(snapshot)
-        if engine in snapshot.homes:
+        if engine in snapshot.engines:
             return
         try:
             await self._give(snapshot, engine)
@@ -223,7 +218,7 @@ class Snapshots:
         """Weights that no folder holds: the trainer has them, or takes them again, and writes them for others."""
 
         async def fetch(trainer: Trains) -> None:
-            if trainer not in snapshot.homes:
+            if trainer not in snapshot.engines:
                 await self._take_again(snapshot, trainer)
             if self._fleet.apart:
                 await self._write(snapshot, trainer)
@@ -242,16 +237,16 @@ class Snapshots:
         if self._bring_back is not None:
             with suppress(UserError, ServerError):  # the adapter cannot come back, nor can what was published from it
                 await self._bring_back(snapshot, trainer)
-        if trainer not in snapshot.homes:
+        if trainer not in snapshot.engines:
             what = f"These sampler weights (policy version {snapshot.version})"
             raise _gone(what, f"{snapshot.path} was deleted or replaced." if snapshot.path else UNNAMED)
 
     def _hold(self, snapshot: Snapshot, engine: Trains | Samples) -> None:
-        snapshot.homes[engine] = 0
+        snapshot.engines[engine] = 0
         self._touch(snapshot, engine)
         held = self._held[engine]
         excess = sum(self._budget.snapshot(one.lora) for one in held.values()) - self._budget.of_kind
-        for idle in [one for one in held.values() if not one.homes.get(engine) and one is not snapshot]:
+        for idle in [one for one in held.values() if not one.engines.get(engine) and one is not snapshot]:
             if excess <= 0:
                 return
             excess -= self._budget.snapshot(idle.lora)
@@ -265,13 +260,13 @@ class Snapshots:
 
     async def _remove(self, snapshot: Snapshot, engine: Trains | Samples) -> None:
         async with snapshot.turn:
-            if snapshot.homes.get(engine) != 0:
+            if snapshot.engines.get(engine) != 0:
                 return  # it is sampled from again
             try:
                 trainer = self._fleet.trainer.engine
                 if snapshot.folder is None and engine is trainer:
                     await self._write(snapshot, trainer)
-                del snapshot.homes[engine]
+                del snapshot.engines[engine]
                 await engine.drop(snapshot.name)
             except EngineGone:
                 return

@@ -1,16 +1,25 @@
 """Limits: what one tenant may have, so that none takes from the others.
 
-Owns: the figures and their defaults, the sentence for each that is reached.
-Never: counts anything (`meter` counts requests and bodies, `holdings` what is kept); reads them (`limits_file` does).
+halteres serve --limit requests_per_s=50 --limit checkpoint_bytes=200G
+
+STATE/limits.yaml:
+    default: {requests_per_s: 50}
+    tenants:
+      alice: {models: 8, checkpoint_bytes: 20G}
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
 
-from halteres.errors import HalteresError, UserError
+import yaml
+
+from halteres.errors import HalteresError, InvalidConfig, UserError, unknown
 from halteres.service.tenancy.tenants import Tenant
 from halteres.service.wire.codec import MAX_BODY_BYTES
 
@@ -47,9 +56,7 @@ class Limits:
     samples: int = 2048  # sampling requests under way; one client of the SDK sends up to 2000
     body_bytes: int = 256 * 2**20  # of one request
     incoming_bytes: int = 2**30  # bodies that are being received at a time
-    waiting_bytes: int = (
-        2**30
-    )  # bodies of accepted requests that are not settled; twice as much of those that others wait for
+    waiting_bytes: int = 2**30  # bodies of accepted requests, not settled; twice that of those that others wait for
     sessions: int = 1024  # that are alive
     samplers: int = 65536  # sampling sessions of sessions that are alive, those of published weights too
     models: int = 256  # training runs of sessions that are alive
@@ -80,31 +87,18 @@ class Limits:
 
     def check_samplers(self, alive: int) -> None:
         """Raise LimitReached if no further sampling session can be made beside those alive."""
-        if alive >= self.samplers:
-            raise LimitReached(
-                f"{alive} sampling sessions of yours are alive.",
-                f"{self.samplers} is the limit.",
-                "Use one again: the same weights need no second one; close clients that are done"
-                " (ServiceClient.close()).",
-            )
+        remedy = "Use one again: the same weights need no second one; close clients that are done"
+        _check_alive("sampling sessions", alive, self.samplers, f"{remedy} (ServiceClient.close()).")
 
     def check_sessions(self, alive: int) -> None:
         """Raise LimitReached if no further session can begin beside those alive."""
-        if alive >= self.sessions:
-            raise LimitReached(
-                f"{alive} sessions of yours are alive.",
-                f"{self.sessions} is the limit.",
-                "Close clients that are done (ServiceClient.close()); silent ones count no more after a while.",
-            )
+        remedy = "Close clients that are done (ServiceClient.close()); silent ones count no more after a while."
+        _check_alive("sessions", alive, self.sessions, remedy)
 
     def check_models(self, alive: int) -> None:
         """Raise LimitReached if no further training run can begin beside those alive."""
-        if alive >= self.models:
-            raise LimitReached(
-                f"{alive} training runs of yours are alive.",
-                f"{self.models} is the limit.",
-                "Close clients that are done (ServiceClient.close()), or ask the operator for more.",
-            )
+        remedy = "Close clients that are done (ServiceClient.close()), or ask the operator for more."
+        _check_alive("training runs", alive, self.models, remedy)
 
     def check_rank(self, rank: int) -> None:
         """Raise LimitReached for an adapter larger than a tenant may have."""
@@ -115,8 +109,6 @@ class Limits:
         """Refuse a save that storage has no room for.
 
         Args:
-            used: bytes of the tenant's checkpoints.
-            more: bytes of what is to be saved.
             sizes: the tenant's checkpoints and their bytes; the message names the largest.
 
         Raises:
@@ -134,6 +126,11 @@ class Limits:
         )
 
 
+def _check_alive(what: str, alive: int, most: int, remedy: str) -> None:
+    if alive >= most:
+        raise LimitReached(f"{alive} {what} of yours are alive.", f"{most} is the limit.", remedy)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowances:
     """The limits of every tenant."""
@@ -147,7 +144,7 @@ class Allowances:
 
 
 def overloaded(what: str, why: str, wait_s: float) -> Overloaded:
-    """The same request will be taken in `wait_s`; told in whole seconds, as HTTP wants it."""
+    """The same request will be taken in `wait_s`; given in whole seconds, as HTTP wants it."""
     after_s = min(MAX_RETRY_AFTER_S, max(1, math.ceil(wait_s)))
     return Overloaded(what, why, f"Send it again in {after_s} s.", retry_after_s=after_s)
 
@@ -163,3 +160,60 @@ def size_text(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+FILE = "limits.yaml"
+
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+
+def read_allowances(state: Path, options: Sequence[str] = ()) -> Allowances:
+    """The limits in a state directory's file, and what the command line says of the default ones."""
+    given = _read(state / FILE)
+    default = _changed(Limits(), {**_part(given, "default"), **dict(map(_named, options))})
+    tenants = {name: _changed(default, _part({name: own}, name)) for name, own in _part(given, "tenants").items()}
+    if strange := set(given) - {"default", "tenants"}:
+        raise unknown(InvalidConfig, f"part of {FILE}", sorted(strange)[0], ("default", "tenants"))
+    return Allowances(default=default, tenants=tenants)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        given = yaml.safe_load(file.read_text()) or {}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"The file {file} cannot be read.", f"{' '.join(str(error).split())}.") from error
+    if not isinstance(given, dict):
+        raise InvalidConfig(f"The file {file} holds no limits.", next="Give it `default:` and `tenants:`.")
+    return given
+
+
+def _part(given: Mapping[str, Any], name: str) -> dict[str, Any]:
+    part = given.get(name) or {}
+    if not isinstance(part, dict):
+        raise InvalidConfig(f"'{name}' in {FILE} is no mapping.", next="Write NAME: VALUE below it.")
+    return part
+
+
+def _named(option: str) -> tuple[str, str]:
+    name, equals, value = option.partition("=")
+    if not equals:
+        raise InvalidConfig(f"'{option}' is no limit.", next="Write it as NAME=VALUE.")
+    return name.strip(), value
+
+
+def _changed(limits: Limits, given: Mapping[str, Any]) -> Limits:
+    known = {one.name: float if one.name == "requests_per_s" else int for one in fields(Limits)}
+    for name in given:
+        if name not in known:
+            raise unknown(InvalidConfig, "limit", str(name), known)
+    return replace(limits, **{name: known[name](_number(name, value)) for name, value in given.items()})
+
+
+def _number(name: str, value: object) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)(?:i?b)?", str(value).strip().lower())
+    number = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    if isinstance(value, bool) or number <= 0:
+        raise InvalidConfig(f"The limit {name} is '{value}'.", "It is a number above 0; 20G is 20 * 2**30.")
+    return number

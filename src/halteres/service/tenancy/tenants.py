@@ -1,8 +1,4 @@
-"""Tenants: who owns a session, and with it models, samplers and checkpoints.
-
-Owns: what a tenant may be called; the name of the one tenant of a service without keys; whom a request comes from.
-Never: checks a key (`guard` does, before any route is reached).
-"""
+"""Tenants: who owns a session, and with it models, samplers and checkpoints."""
 
 from __future__ import annotations
 
@@ -33,11 +29,7 @@ def tenant_of(request: Request) -> Tenant:
 
 
 def checked_name(name: str) -> Tenant:
-    """The name of a tenant or a key.
-
-    Raises:
-        InvalidConfig: it can be none.
-    """
+    """The name of a tenant or a key."""
     if not _NAME.fullmatch(name):
         raise InvalidConfig(
             f"'{name}' cannot name a tenant or a key.",

@@ -1,9 +1,5 @@
 """Adapters in the engine, and how one comes back that an engine lost.
 
-Owns: which engine holds which adapter, restore points, replay of the journal, the bound on the memory
-that adapters take: those unused for longest leave, and come back when they are asked for.
-Never: answers a client; keeps anything that the journal and the restore points do not hold.
-
 What an engine holds dies with it, and with the service. An adapter is brought back by its newest restore point (adapter
 and optimiser on disk, taken where no gradient waits) and by executing again, in order, the settled requests after it.
 A request under way when its engine dies is executed again after that: the outcome is what it would have been, because
@@ -22,22 +18,75 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from halteres.engine.protocol import Trains
-from halteres.errors import HalteresError, NotReady, ServerError, UserError, boundary
+import msgspec
+
+from halteres.engine.protocol import Adam, LoraConfig, LossSpec, PassResult, StepResult, Trains
+from halteres.errors import HalteresError, InvalidData, NotReady, ServerError, UserError, boundary
+from halteres.service.base import WeightsBudget
 from halteres.service.durable.journal import Journal, Recorded
 from halteres.service.fleet import Fleet, survived
+from halteres.service.models import Model, record_point
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
-from halteres.service.training import calls
 from halteres.service.training.custom_losses import CustomLosses
-from halteres.service.training.models import Model, record_point
-from halteres.service.weights_budget import WeightsBudget
-from halteres.service.wire.requests import PASSES, Request, read_request
+from halteres.service.wire.bodies import CreateModel, OptimStep
+from halteres.service.wire.training import PASSES, PassRequest, Request, read_request
 
-REPLAY_S = 1.0
-"""Engine time after which a restore point is due: what bringing an adapter back may take, and what a point must be
-cheap against."""
+ADAM = ("adamw", "adam")
+"""The optimiser's names; both mean decoupled decay."""
+
+
+async def create_adapter(engine: Trains, model: Model, request: Request) -> LoraConfig:
+    """Make the adapter that a create_model asks for; returns its shape, with the seed drawn for it."""
+    asked = request.of(CreateModel)
+    check_optimizer(asked.optimizer_config.type)
+    fields: dict[str, Any] = {**msgspec.structs.asdict(asked.lora_config), **request.drawn}
+    lora = LoraConfig(**fields)
+    await engine.create_adapter(model.id, lora)
+    return lora
+
+
+def check_optimizer(kind: str) -> None:
+    """Raise UserError for an optimiser that is not here."""
+    if kind not in ADAM:
+        raise _other_optimizer(kind)
+
+
+async def run_pass(engine: Trains, model: Model, request: Request, losses: CustomLosses) -> PassResult:
+    """A forward-backward or forward pass."""
+    asked = request.of(PassRequest)
+    if asked.flaw is not None:
+        raise asked.flaw
+    custom = losses.find(model.session_id, asked.loss_id) if asked.loss == "custom" else None
+    loss = LossSpec(name=asked.loss, config=dict(asked.config), custom=custom)
+    return await engine.forward_backward(model.id, asked.data, loss, asked.forward_only)
+
+
+async def step(engine: Trains, model: Model, request: Request) -> StepResult:
+    """One step of the optimiser."""
+    return await engine.optim_step(model.id, _adam(request.of(OptimStep)))
+
+
+def _adam(asked: OptimStep) -> Adam:
+    params = asked.adam_params
+    if asked.optimizer_params is not None:
+        kind = asked.optimizer_params.get("type")
+        if kind not in ADAM:
+            raise _other_optimizer(str(kind))
+        raise InvalidData("optimizer_params are for other optimisers.", next="Send adam_params.")
+    fields = msgspec.structs.asdict(params) if params else {}
+    for name, value in fields.items():
+        if value is None:
+            why = "It came as null, which is what JSON makes of NaN and infinity."
+            raise InvalidData(f"{name} is no number.", why, "Send a finite number, or leave the field out.")
+    return Adam(**fields)
+
+
+def _other_optimizer(kind: str) -> UserError:
+    why = "Its constants are not public." if kind == "dimuon" else "This service trains with AdamW."
+    return UserError(f"There is no optimiser '{kind}' here.", why, "Leave optimizer_config out and send AdamParams.")
+
 
 POINT_SHARE = 20
 """A restore point is taken only after so many times its own cost."""
@@ -66,7 +115,7 @@ class Adapters:
         tasks: asyncio.TaskGroup,
         budget: WeightsBudget,
         *,
-        replay_s: float = REPLAY_S,
+        replay_s: float,
     ) -> None:
         self._fleet, self._journal, self._snapshots, self._losses = fleet, journal, snapshots, losses
         self._points, self._tasks, self._budget = points, tasks, budget
@@ -79,7 +128,6 @@ class Adapters:
         that dies under it is survived.
 
         Args:
-            model: whose adapter it is.
             run: what to do; executed again from the start with the next engine.
             made_here: `run` makes or replaces the adapter: it need not be there before.
 
@@ -90,13 +138,13 @@ class Adapters:
         """
 
         async def attempt(engine: Trains) -> T:
-            async with model.residence.turn:
+            async with model.placement.turn:
                 await self._ready(model, engine, made_here)
                 began = time.monotonic()
                 with self.replaced(model) if made_here else nullcontext():
                     result = await run(engine)
-                model.residence.work_s += time.monotonic() - began
-                model.residence.home = engine
+                model.placement.work_s += time.monotonic() - began
+                model.placement.engine = engine
                 self._touch(model)
                 return result
 
@@ -109,7 +157,7 @@ class Adapters:
         try:
             yield
         except BaseException:
-            model.residence.home = None
+            model.placement.engine = None
             raise
 
     async def _ready(self, model: Model, engine: Trains, made_here: bool) -> None:
@@ -123,24 +171,24 @@ class Adapters:
                 raise
 
     async def _bring_back(self, model: Model, engine: Trains) -> None:
-        if model.residence.home is engine:
+        if model.placement.engine is engine:
             return
         began = time.monotonic()
         await engine.drop(model.id)
         after = await self._load_point(model, engine)
         rows = await self._journal.to_replay(model.id, after)
-        if model.residence.forgotten or (after < 0 and not any(row.seq == 0 and row.state == "done" for row in rows)):
+        if model.placement.forgotten or (after < 0 and not any(row.seq == 0 and row.state == "done" for row in rows)):
             raise _lost(model)
-        model.residence.gradient = False
+        model.placement.gradient = False
         for row in rows:
             await self._again(model, engine, row)
-        model.residence.home, model.residence.work_s = engine, time.monotonic() - began
+        model.placement.engine, model.placement.work_s = engine, time.monotonic() - began
         self._touch(model)
         log.info("Training run %s is back: %d requests in %.2f s.", model.id, len(rows), time.monotonic() - began)
 
     async def _load_point(self, model: Model, engine: Trains) -> int:
         """Load the newest restore point; returns its number, -1 where there is none."""
-        point = model.residence.point
+        point = model.placement.point
         if point is None:
             return -1
         folder = self._folder(model, point)
@@ -167,24 +215,24 @@ class Adapters:
 
     async def _perform(self, model: Model, engine: Trains, request: Request) -> None:
         if request.kind == "create_model":
-            await calls.create(engine, model, request)
+            await create_adapter(engine, model, request)
         elif request.kind in PASSES:
-            await calls.run_pass(engine, model, request, self._losses)
-            model.residence.gradient = True
+            await run_pass(engine, model, request, self._losses)
+            model.placement.gradient = True
         else:
-            await calls.step(engine, model, request)
-            model.residence.gradient = False
+            await step(engine, model, request)
+            model.placement.gradient = False
 
     # Restore points
 
     async def consider_point(self, model: Model, seq: int) -> None:
         """Take a restore point if bringing the adapter back would take long, and far longer than the point takes. One
         that fails leaves the older one."""
-        residence = model.residence
-        due_s = max(self._replay_s, POINT_SHARE * residence.point_s) if self._replay_s else 0.0
-        if residence.work_s >= due_s and not residence.gradient and residence.home is not None:
+        placement = model.placement
+        due_s = max(self._replay_s, POINT_SHARE * placement.point_s) if self._replay_s else 0.0
+        if placement.work_s >= due_s and not placement.gradient and placement.engine is not None:
             try:
-                await self.take_point(model, residence.home, seq)
+                await self.take_point(model, placement.engine, seq)
             except HalteresError as error:
                 log.warning("No restore point of %s after request %d: %s", model.id, seq, error)
 
@@ -195,10 +243,10 @@ class Adapters:
             HalteresError: the folder could not be written, or the engine is gone.
         """
         began = time.monotonic()
-        async with model.residence.turn:
+        async with model.placement.turn:
             await self.write_point(model, engine, seq)
         await self.point_written(model, seq)
-        model.residence.point_s = time.monotonic() - began
+        model.placement.point_s = time.monotonic() - began
 
     async def write_point(self, model: Model, engine: Trains, seq: int) -> None:
         """The folder of a restore point; unnamed weights published before it cannot be replayed, so they are kept."""
@@ -208,7 +256,7 @@ class Adapters:
     async def point_written(self, model: Model, seq: int) -> None:
         """From now on the adapter is brought back from there."""
         await record_point(self._journal, model, seq)
-        model.residence.point, model.residence.work_s, model.residence.forgotten = seq, 0.0, False
+        model.placement.point, model.placement.work_s, model.placement.forgotten = seq, 0.0, False
         await asyncio.to_thread(_keep_only, self._folder(model, seq))
 
     def _folder(self, model: Model, seq: int) -> Path:
@@ -216,29 +264,29 @@ class Adapters:
 
     async def forget(self, model: Model) -> None:
         """Remove what would bring back a training run that nobody goes on with."""
-        if not model.residence.forgotten:
+        if not model.placement.forgotten:
             await record_point(self._journal, model, None)
-            model.residence.point, model.residence.forgotten = None, True
+            model.placement.point, model.placement.forgotten = None, True
             await asyncio.to_thread(shutil.rmtree, self._points / model.id.replace(":", "_"), ignore_errors=True)
 
     # Leaving the engine
 
     async def unload(self, model: Model) -> None:
         """Let an idle adapter leave the engine; it is brought back when it is asked for."""
-        if not model.lane.idle:
+        if not model.queue.idle:
             return
-        async with model.residence.turn:
+        async with model.placement.turn:
             self._held.pop(model.id, None)
-            if (home := model.residence.home) is not None:
-                model.residence.home = None
+            if (engine := model.placement.engine) is not None:
+                model.placement.engine = None
                 with suppress(NotReady):  # that engine is gone, and the adapter with it
-                    await home.drop(model.id)
+                    await engine.drop(model.id)
 
     def _touch(self, model: Model) -> None:
         self._held[model.id] = model
         self._held.move_to_end(model.id)
         excess = sum(self._budget.adapter(held.lora) for held in self._held.values()) - self._budget.of_kind
-        for idle in [held for held in self._held.values() if held.lane.idle and held is not model]:
+        for idle in [held for held in self._held.values() if held.queue.idle and held is not model]:
             if excess <= 0:
                 return
             excess -= self._budget.adapter(idle.lora)
@@ -257,7 +305,7 @@ class Adapters:
         model = snapshot.model
         if model is None:
             return
-        async with model.residence.turn:
+        async with model.placement.turn:
             await self._bring_back(model, engine)
 
 

@@ -1,14 +1,9 @@
-"""Custom losses: graphs of operations that clients wrote, by session.
-
-Owns: their ids and their table; which session may use which.
-Never: executes one (an engine does); keeps one that `engine.graphs` refuses.
-"""
+"""Custom losses: graphs of operations that clients wrote, by session."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import Any
 
 import msgspec
 from sqlalchemy import JSON, BigInteger, Column, Float, String, Table
@@ -51,9 +46,6 @@ class CustomLosses:
         """Check and record a graph; returns its id. The same sequence number again returns the first one's id.
 
         Args:
-            session_id: whose it is; nobody else can use it.
-            seq: its `custom_loss_seq_id`.
-            name: of the client's function.
             inputs: as it came: `[{"name": ..., "rank": ...}, ...]`.
             graph: as it came: `{"format": 1, "nodes": [...]}`.
 
@@ -67,16 +59,20 @@ class CustomLosses:
         if self._counts[session_id] >= MAX_LOSSES:
             raise UserError(f"This session has {MAX_LOSSES} custom losses.", next="Use those, or make a new session.")
         loss = checked(graph, inputs)
-        await self._journal.added(CUSTOM_LOSSES, **_row(session_id, loss_id, seq, name, loss))
+        await self._journal.added(
+            CUSTOM_LOSSES,
+            id=loss_id,
+            session_id=session_id,
+            seq=seq,
+            name=name,
+            loss=msgspec.to_builtins(loss),
+            created_at=time.time(),
+        )
         self._add(session_id, loss_id, loss)
         return loss_id
 
     def find(self, session_id: str, loss_id: str | None) -> CustomLoss:
-        """The custom loss of this id.
-
-        Raises:
-            NotFound: this session has none of that id.
-        """
+        """The custom loss of this id."""
         found = self._known.get((session_id, loss_id or ""))
         if found is None:
             raise NotFound(
@@ -89,14 +85,3 @@ class CustomLosses:
     def _add(self, session_id: str, loss_id: str, loss: CustomLoss) -> None:
         self._counts[session_id] += (session_id, loss_id) not in self._known
         self._known[session_id, loss_id] = loss
-
-
-def _row(session_id: str, loss_id: str, seq: int, name: str, loss: CustomLoss) -> dict[str, Any]:
-    return {
-        "id": loss_id,
-        "session_id": session_id,
-        "seq": seq,
-        "name": name,
-        "loss": msgspec.to_builtins(loss),
-        "created_at": time.time(),
-    }

@@ -1,60 +1,50 @@
-"""Training requests, executed: what each of them asks of the engine, and the result its promise gets.
-
-Owns: which request does what; naming and recording what was saved; the result of each.
-Never: decides when (a model's lane does), parses bodies, brings back what an engine lost (`adapters` does).
-"""
+"""Training requests, executed: what each of them asks of the engine, and the result its future gets."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import shutil
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
-from halteres.engine.protocol import PassResult, Saved, StepResult, Trains
+from halteres.engine.protocol import Saved, Trains
 from halteres.errors import InvalidData, UserError
 from halteres.losses import STABLE_REINFORCE
-from halteres.service.checkpoints.paths import TinkerPath
-from halteres.service.checkpoints.sharing import refuse_token
+from halteres.service.base import BaseModel
+from halteres.service.checkpoints.paths import Kind, TinkerPath, refuse_token
 from halteres.service.checkpoints.store import Checkpoints
+from halteres.service.durable.futures import Outcome, binary_result, result
 from halteres.service.durable.journal import Journal
-from halteres.service.durable.promises import Outcome, binary_result, result
-from halteres.service.exports.external import Exports
+from halteres.service.models import Job, Model, record
 from halteres.service.sampling.samplers import Samplers
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
 from halteres.service.sessions import Sessions
-from halteres.service.training import calls
-from halteres.service.training.adapters import Adapters
+from halteres.service.training.adapters import Adapters, check_optimizer, create_adapter, run_pass, step
 from halteres.service.training.custom_losses import CustomLosses
-from halteres.service.training.models import Job, Model, record
+from halteres.service.training.exports import Recipients, write_export
 from halteres.service.wire.bodies import LoadWeights, SaveWeights
-from halteres.service.wire.passes import PassRequest, write_pass
-from halteres.service.wire.requests import Request
-
-T = TypeVar("T")
+from halteres.service.wire.results import write_pass
+from halteres.service.wire.training import PassRequest, Request
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """The training calls of the Tinker API over one engine."""
 
-    def __init__(
-        self,
-        *,
-        journal: Journal,
-        adapters: Adapters,
-        checkpoints: Checkpoints,
-        sessions: Sessions,
-        samplers: Samplers,
-        snapshots: Snapshots,
-        losses: CustomLosses,
-        exports: Exports,
-        refuse_stable_reinforce: bool,
-    ) -> None:
-        self._journal, self._adapters, self._checkpoints = journal, adapters, checkpoints
-        self._sessions, self._samplers, self._snapshots = sessions, samplers, snapshots
-        self._losses, self._exports = losses, exports
-        self._refuse_stable_reinforce = refuse_stable_reinforce
-        self._methods = {
+    journal: Journal
+    adapters: Adapters
+    checkpoints: Checkpoints
+    sessions: Sessions
+    samplers: Samplers
+    snapshots: Snapshots
+    losses: CustomLosses
+    base: BaseModel
+    refuse_stable_reinforce: bool
+
+    async def execute(self, job: Job) -> Outcome:
+        """What a request's future is settled with."""
+        methods = {
             "create_model": self.create,
             "load_weights": self.load,
             "forward_backward": self.run_pass,
@@ -64,120 +54,94 @@ class Training:
             "save_weights_for_sampler": self.publish,
             "save_weights_external": self.export,
         }
-
-    async def execute(self, job: Job) -> Outcome:
-        """What a request's promise is settled with."""
-        return await self._methods[job.request.kind](job.model, job.request)
+        return await methods[job.request.kind](job.model, job.request)
 
     async def afterwards(self, job: Job) -> None:
         """A restore point, if one is due."""
-        outcome = job.promise.outcome
+        outcome = job.future.outcome
         if outcome is not None and outcome.state == "done":
-            await self._adapters.consider_point(job.model, job.request.seq)
+            await self.adapters.consider_point(job.model, job.request.seq)
 
     async def create(self, model: Model, request: Request) -> Outcome:
         """A new adapter."""
-        made = await self._adapters.surviving(
-            model, lambda engine: calls.create(engine, model, request), made_here=True
+        made = await self.adapters.surviving(
+            model, lambda engine: create_adapter(engine, model, request), made_here=True
         )
         model.lora = made
-        await record(self._journal, model)
+        await record(self.journal, model)
         return result({"type": "create_model", "model_id": model.id})
 
     async def load(self, model: Model, request: Request) -> Outcome:
         """Make or replace the adapter from saved state; the restore point is part of it, for what lies at the path may
         change."""
-        asked = _of(LoadWeights, request)
+        asked = request.of(LoadWeights)
         refuse_token(asked.weights_access_token)
         if not asked.optimizer:  # a saved optimiser is restored whatever is asked for
-            calls.check_optimizer(asked.optimizer_config.type)
-        found = self._checkpoints.find(asked.path, model.tenant)
+            check_optimizer(asked.optimizer_config.type)
+        found = self.checkpoints.find(asked.path, model.tenant)
 
         async def load(engine: Trains) -> None:
             await engine.load(model.id, str(found.folder), asked.optimizer)
-            await self._adapters.write_point(model, engine, request.seq)
+            await self.adapters.write_point(model, engine, request.seq)
 
-        await self._adapters.surviving(model, load, made_here=True)
-        with self._adapters.replaced(model):
-            model.lora, model.residence.gradient = found.lora, False
-            await record(self._journal, model)
-            await self._adapters.point_written(model, request.seq)
+        await self.adapters.surviving(model, load, made_here=True)
+        with self.adapters.replaced(model):
+            model.lora, model.placement.gradient = found.lora, False
+            await record(self.journal, model)
+            await self.adapters.point_written(model, request.seq)
         return result({"type": "load_weights", "path": asked.path, "model_id": model.id})
 
     async def run_pass(self, model: Model, request: Request) -> Outcome:
         """A pass; its gradient is added to the model's, unless it is a forward pass alone."""
-        if self._refuse_stable_reinforce and _of(PassRequest, request).loss == STABLE_REINFORCE:
+        if self.refuse_stable_reinforce and request.of(PassRequest).loss == STABLE_REINFORCE:
             raise InvalidData(
                 f"The loss '{STABLE_REINFORCE}' is refused here.",
                 "Its formula is not public, and the operator wants none of ours under its name.",
                 "Use 'importance_sampling', 'cispo' or 'gspo'.",
             )
-
-        async def run(engine: Trains) -> PassResult:
-            return await calls.run_pass(engine, model, request, self._losses)
-
-        passed = await self._adapters.surviving(model, run)
-        model.residence.gradient = model.residence.gradient or request.kind == "forward_backward"
+        passed = await self.adapters.surviving(model, lambda engine: run_pass(engine, model, request, self.losses))
+        model.placement.gradient = model.placement.gradient or request.kind == "forward_backward"
         return binary_result(write_pass(passed))
 
     async def step(self, model: Model, request: Request) -> Outcome:
         """One step of Adam."""
-
-        async def run(engine: Trains) -> StepResult:
-            return await calls.step(engine, model, request)
-
-        stepped = await self._adapters.surviving(model, run)
-        model.residence.gradient = False
+        stepped = await self.adapters.surviving(model, lambda engine: step(engine, model, request))
+        model.placement.gradient = False
         finite = {name: value for name, value in stepped.metrics.items() if math.isfinite(value)}  # JSON has no others
         return result({"type": "optim_step", "metrics": {**finite, "policy_version:max": float(stepped.version)}})
 
     async def save(self, model: Model, request: Request) -> Outcome:
         """State to go on from: adapter, optimiser, step."""
-        asked = _of(SaveWeights, request)
-        path = self._checkpoints.place(
-            model.id,
-            "weights",
-            asked.path,
-            overwrite=asked.overwrite,
-            ttl_s=asked.ttl_seconds,
-            tenant=model.tenant,
-            request_id=request.id,
-        )
-        if self._checkpoints.outcome_of(request.id, model.tenant) is None:
-            folder = str(self._checkpoints.waiting_folder(path, request.id))
-
-            async def save(engine: Trains) -> Saved:
-                return await engine.save(model.id, folder, True)
-
-            saved = await self._adapters.surviving(model, save)
+        asked, path = request.of(SaveWeights), self._place(model, request, "weights")
+        if self.checkpoints.outcome_of(request.id, model.tenant) is None:
+            folder = str(self.checkpoints.waiting_folder(path, request.id))
+            saved = await self.adapters.surviving(model, lambda engine: engine.save(model.id, folder, True))
             await self._add(path, saved, model, request, overwrite=asked.overwrite)
         return result({"type": "save_weights", "path": str(path)})
 
     async def publish(self, model: Model, request: Request) -> Outcome:
         """Immutable weights to sample from, on disk if they are named."""
-        asked = _of(SaveWeights, request)
+        asked = request.of(SaveWeights)
         if asked.kind not in ("snapshot", "inflight"):
             raise UserError(f"There are no sampler weights of kind '{asked.kind}'.", next="Use snapshot or inflight.")
         if asked.path is None:
             return await self._publish_unnamed(model, request, asked)
-        path = self._checkpoints.place(
-            model.id, "sampler_weights", asked.path, ttl_s=asked.ttl_seconds, tenant=model.tenant, request_id=request.id
-        )
-        if self._checkpoints.outcome_of(request.id, model.tenant) is None:
+        path = self._place(model, request, "sampler_weights")
+        if self.checkpoints.outcome_of(request.id, model.tenant) is None:
             await self._publish_named(path, model, request)
         return result({"type": "save_weights_for_sampler", "path": str(path)})
 
     async def _publish_named(self, path: TinkerPath, model: Model, request: Request) -> None:
-        folder = str(self._checkpoints.waiting_folder(path, request.id))
+        folder = str(self.checkpoints.waiting_folder(path, request.id))
 
         async def publish(engine: Trains) -> tuple[Snapshot, Saved]:
-            snapshot = await self._snapshots.publish(engine, model, request.seq)
+            snapshot = await self.snapshots.publish(engine, model, request.seq)
             return snapshot, await engine.save_snapshot(snapshot.name, folder)
 
-        snapshot, saved = await self._adapters.surviving(model, publish)
+        snapshot, saved = await self.adapters.surviving(model, publish)
         await self._add(path, saved, model, request)
-        self._snapshots.name(snapshot, str(path), self._checkpoints.folder(path), saved.sha256)
-        self._samplers.published(self._sessions.of_model(model.session_id), snapshot)
+        self.snapshots.name(snapshot, str(path), self.checkpoints.folder(path), saved.sha256)
+        self.samplers.published(self.sessions.of_model(model.session_id), snapshot)
 
     async def _add(
         self, path: TinkerPath, saved: Saved, model: Model, request: Request, *, overwrite: bool = False
@@ -186,12 +150,12 @@ class Training:
         there; those that are overwritten live on with whoever samples from them."""
         try:
             if overwrite:
-                await self._snapshots.detach(str(path))
-                self._snapshots.forget(str(path))  # whoever asked meanwhile means the new ones
-            elif (kept := await self._checkpoints.keep(path, model.tenant)) is not None:
-                await self._samplers.rename(str(path), str(kept.path))
-                await self._snapshots.rename(str(path), kept)
-            await self._checkpoints.add(path, saved, **_facts(model, request))
+                await self.snapshots.detach(str(path))
+                self.snapshots.forget(str(path))  # whoever asked meanwhile means the new ones
+            elif (kept := await self.checkpoints.keep(path, model.tenant)) is not None:
+                await self.samplers.rename(str(path), str(kept.path))
+                await self.snapshots.rename(str(path), kept)
+            await self.checkpoints.add(path, saved, **_facts(model, request))
         finally:
             await asyncio.to_thread(shutil.rmtree, saved.folder, ignore_errors=True)  # unless it has its place
 
@@ -199,28 +163,40 @@ class Training:
         seq = asked.sampling_session_seq_id
         if seq is None:
             raise InvalidData("The sampler weights have no name and no sampling session.", next="Send path.")
-
-        async def publish(engine: Trains) -> Snapshot:
-            return await self._snapshots.publish(engine, model, request.seq)
-
-        snapshot = await self._adapters.surviving(model, publish)
-        session = self._sessions.of_model(model.session_id)
-        sampler = await self._samplers.add_unnamed(session, seq, snapshot, inflight=asked.kind == "inflight")
-        self._samplers.published(session, snapshot)
+        snapshot = await self.adapters.surviving(
+            model, lambda engine: self.snapshots.publish(engine, model, request.seq)
+        )
+        session = self.sessions.of_model(model.session_id)
+        sampler = await self.samplers.add_unnamed(session, seq, snapshot, inflight=asked.kind == "inflight")
+        self.samplers.published(session, snapshot)
         return result({"type": "save_weights_for_sampler", "sampling_session_id": sampler.id, "path": None})
 
     async def export(self, model: Model, request: Request) -> Outcome:
         """Files for others: a PEFT folder, encrypted where that is asked for."""
-        asked = _of(SaveWeights, request)
+        path, keys = self._place(model, request, "external_weights"), request.of(SaveWeights).age_encryption_recipients
+        folder, recipients = self.checkpoints.folder(path), None if keys is None else Recipients(keys)
+        saved = await self.adapters.surviving(
+            model, lambda engine: write_export(engine, model.id, folder, self.base.folder, recipients)
+        )
+        await self.checkpoints.add(path, saved, **_facts(model, request))
+        return result({"type": "save_weights_external", "path": str(path), "size_bytes": saved.size_bytes})
 
-        async def write(engine: Trains) -> dict[str, Any]:
-            return await self._exports.write(engine, model, asked, request.id)
-
-        return result({"type": "save_weights_external", **await self._adapters.surviving(model, write)})
+    def _place(self, model: Model, request: Request, kind: Kind) -> TinkerPath:
+        """Where a save goes; raises what `Checkpoints.place` raises."""
+        asked = request.of(SaveWeights)
+        return self.checkpoints.place(
+            model.id,
+            kind,
+            asked.path,
+            overwrite=asked.overwrite and kind == "weights",
+            ttl_s=asked.ttl_seconds,
+            tenant=model.tenant,
+            request_id=request.id,
+        )
 
 
 def _facts(model: Model, request: Request) -> dict[str, Any]:
-    asked = _of(SaveWeights, request)
+    asked = request.of(SaveWeights)
     return {
         "tenant": model.tenant,
         "base_model": model.base_model,
@@ -229,8 +205,3 @@ def _facts(model: Model, request: Request) -> dict[str, Any]:
         "user_metadata": asked.user_metadata,
         "request_id": request.id,
     }
-
-
-def _of(kind: type[T], request: Request) -> T:
-    assert isinstance(request.asked, kind)  # noqa: S101 - for the type checker
-    return request.asked

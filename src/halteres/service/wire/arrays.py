@@ -1,8 +1,5 @@
 """Arrays of the Tinker API, dense or sparse, as the engine's values.
 
-Owns: dtypes, shapes checked against what is there, CSR written out, with a bound on what that may become.
-Never: knows which array is whose, or what its values mean.
-
 N rows of K cells.
 """
 
@@ -18,6 +15,7 @@ import numpy.typing as npt
 
 from halteres.engine.protocol import Array
 from halteres.errors import InvalidData
+from halteres.service.wire.bodies import Tensor
 
 MAX_CELLS = 2**25
 """Cells of all sparse arrays of one request, written out: 256 MiB of token ids, as much as a dense body may hold."""
@@ -32,11 +30,7 @@ class Budget:
         self._left = cells
 
     def take(self, what: str, cells: int) -> None:
-        """Use some of it.
-
-        Raises:
-            InvalidData: there is not so much left.
-        """
+        """Use some of it."""
         self._left -= cells
         if self._left < 0:
             raise InvalidData(
@@ -86,11 +80,7 @@ class Csr:
 
 
 def dense(what: str, values: Values, shape: Sequence[int] | None) -> Array:
-    """An array of float32 or int64 values; without a shape it has one dimension.
-
-    Raises:
-        InvalidData: the shape is not that of so many values, or has more than two dimensions.
-    """
+    """An array of float32 or int64 values; without a shape it has one dimension."""
     shape = (len(values),) if shape is None else tuple(shape)
     if len(shape) > 2 or any(size < 0 for size in shape) or math.prod(shape) != len(values):
         raise InvalidData(
@@ -113,11 +103,7 @@ def written_out(what: str, values: Values, shape: Sequence[int], csr: Csr, budge
 
 
 def numbers(what: str, data: Sequence[float], dtype: str) -> Values:
-    """A list of numbers as float32 or int64.
-
-    Raises:
-        InvalidData: another dtype, or a number that it does not hold.
-    """
+    """A list of numbers as float32 or int64."""
     try:
         with np.errstate(over="ignore"):  # infinite then, which every loss refuses
             if dtype == "float32":
@@ -144,3 +130,26 @@ def unknown_dtype(what: str, dtype: str) -> InvalidData:
 
 def _short(shape: Sequence[int]) -> str:
     return f"[{', '.join(map(str, shape[:4]))}{', …' if len(shape) > 4 else ''}]"
+
+
+def tensor_of(what: str, tensor: Tensor, budget: Budget, pad: int = 0) -> Array:
+    """An array as JSON writes it; of a sparse one, cells that are not listed hold `pad`.
+
+    Raises:
+        InvalidData: it is broken, or too large.
+    """
+    values = numbers(what, tensor.data, tensor.dtype)
+    csr = csr_of(what, tensor)
+    if csr is None:
+        return dense(what, values, tensor.shape)
+    return written_out(what, values, tensor.shape or (), csr, budget, pad)
+
+
+def csr_of(what: str, tensor: Tensor) -> Csr | None:
+    """Where a sparse array's values lie; None for a dense one."""
+    crow, col = tensor.sparse_crow_indices, tensor.sparse_col_indices
+    if crow is None and col is None:
+        return None
+    if crow is None or col is None or tensor.shape is None:
+        raise InvalidData(f"{what} is sparse without its shape, rows or columns.", next="Send all of them, or none.")
+    return Csr(numbers(what, crow, "int64"), numbers(what, col, "int64"))

@@ -1,8 +1,5 @@
-"""JSON bodies of the Tinker API.
+"""JSON bodies of the Tinker API, with its defaults; null means absent (not in AdamParams), unknown fields are ignored.
 
-Owns: one struct per request, with the API's defaults; null means absent (not in AdamParams); unknown fields
-are ignored.
-Never: checks what a field means.
 Source: tinker SDK 0.38.0, types/.
 """
 
@@ -10,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -96,7 +94,7 @@ class ModelId(msgspec.Struct, kw_only=True):
 
 
 class AdamParams(msgspec.Struct, kw_only=True):
-    """Of optim_step. Numbers are checked when the step is taken, so that its promise can say what is wrong.
+    """Of optim_step. Numbers are checked when the step is taken, so that its future can say what is wrong.
 
     Here null is not absent: no SDK, however old, sends null for a number of Adam that was not set; newer ones
     send it for NaN and infinity.
@@ -184,7 +182,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     """How to sample."""
 
     max_tokens: Small | None = None
-    seed: int | None = None  # one out of range fails the promise
+    seed: int | None = None  # one out of range fails the future
     stop: str | int | list[str | int] | None = None
     temperature: float = 1.0
     top_k: Small = -1
@@ -253,11 +251,7 @@ class CopyWeights(msgspec.Struct, kw_only=True):
 
 
 def read(body: bytes, kind: type[T]) -> T:
-    """Parse a body.
-
-    Raises:
-        InvalidData: no JSON, or a field is missing or of the wrong type; the message names it.
-    """
+    """Parse a body."""
     try:
         try:
             return msgspec.json.decode(body, type=kind)
@@ -303,3 +297,59 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _without_nulls(item) for name, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+class Retrieve(msgspec.Struct, kw_only=True):
+    """POST retrieve_future, and cancel_future."""
+
+    request_id: str
+    allow_metadata_only: bool = False
+
+
+class Target(msgspec.Struct, kw_only=True):
+    """Whose futures: those of one client of a sampling session."""
+
+    sampling_session_id: str
+    cloned_sampler_id: Counter = 0
+
+
+class RetrieveMany(msgspec.Struct, kw_only=True):
+    """POST retrieve_futures."""
+
+    target: Target
+    prev_cursor: Counter = 0
+    timeout: float | None = None  # s; 0 answers at once, None holds the poll
+
+
+class Owner(msgspec.Struct, kw_only=True):
+    """Whose sessions are searched."""
+
+    type: Literal["own", "accessible", "user"] = "own"
+    owner_urns: list[str] = []
+
+
+class StatusQuery(msgspec.Struct, kw_only=True):
+    """Which sessions are searched, by how they stand."""
+
+    type: Literal["active", "cancelled", "failed", "client_finished"]
+    reasons: list[str] | None = None  # of client_finished; None matches every reason
+
+
+class SearchCursor(msgspec.Struct, kw_only=True):
+    """The last session of the page before."""
+
+    last_created_at: Annotated[datetime, msgspec.Meta(tz=True)]
+    last_session_id: str
+
+
+class Search(msgspec.Struct, kw_only=True):
+    """POST sessions/search."""
+
+    session_id: str | None = None
+    project_ids: list[str] | None = None
+    user_metadata: dict[str, str] = {}
+    display_name: str | None = None
+    owner: Owner = msgspec.field(default_factory=Owner)
+    statuses: list[StatusQuery] | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
+    cursor: SearchCursor | None = None

@@ -1,8 +1,4 @@
-"""What every body of the Tinker API has in common: its content type, its size, its compression.
-
-Owns: the names of content types, zstd with a cap on what it may grow to.
-Never: knows a message.
-"""
+"""What every body of the Tinker API has in common: its content type, its size, its compression."""
 
 from __future__ import annotations
 
@@ -34,11 +30,7 @@ PIECE_BYTES = 1024
 
 
 def decompressed(body: bytes, content_encoding: str | None, most: int = MAX_BODY_BYTES) -> bytes:
-    """A request body as its client wrote it.
-
-    Raises:
-        InvalidData: not zstd, broken, or of more bytes than `most`.
-    """
+    """A request body as its client wrote it."""
     if content_encoding in (None, "", "identity"):
         return _bounded(body, most)
     if content_encoding != "zstd":

@@ -1,0 +1,447 @@
+"""Futures: a request id given at once, redeemed by long poll.
+
+    accepted (a row in the journal) ─▶ settled: a result | a failure
+         └── the service ends ─▶ adopted by the next one, under the same id
+
+create_custom_loss and unload_model need no engine: they are settled before they are answered. Their work is done before
+the row is in the journal, and may be repeated: a row that is open when the service ends tells of work that was done.
+
+Clients of a sampling session may ask once for all of it: `Completions` knows which samples are settled. A cursor is
+microseconds of unix time, no two the same. What was settled before a client first asked (also in an earlier life of the
+service), and what left the memory, the journal tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from bisect import bisect_right
+from collections import Counter, OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from halteres.engine.graphs.checked import checked
+from halteres.errors import HalteresError, ServerError, UserError, as_promise
+from halteres.process import steady_time
+from halteres.service.durable.journal import Ended, Entry, Journal, Recorded, State
+from halteres.service.tenancy.tenants import Tenant
+from halteres.service.wire.bodies import CreateCustomLoss, read
+from halteres.service.wire.codec import JSON, PROTOBUF
+
+POLL_S = 30.0
+"""How long a poll is held; the SDK gives up after 45 s."""
+
+KEEP_S, KEEP_BYTES = 900.0, 256 * 2**20
+"""How long settled outcomes stay in memory, and how much of it they may take."""
+
+SAMPLE = "sample"
+"""The one kind whose results are not kept in the journal: a sample is drawn again from its request and seed."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a poll is answered with."""
+
+    body: bytes
+    content_type: str = JSON
+    status: int = 200
+    state: State = "done"
+
+
+LOST_SAMPLE = Outcome(
+    b'{"detail":"This sample is lost; the client submits it again by itself."}', status=410, state="failed_server"
+)
+
+
+def result(value: Any) -> Outcome:
+    """A JSON result."""
+    return Outcome(msgspec.json.encode(value))
+
+
+def binary_result(body: bytes) -> Outcome:
+    """A protobuf result."""
+    return Outcome(body, PROTOBUF)
+
+
+def failure(error: HalteresError) -> Outcome:
+    """A typed failure: the client raises RequestFailedError of its category."""
+    state: State = "failed_user" if isinstance(error, UserError) else "failed_server"
+    return Outcome(msgspec.json.encode(as_promise(error)), state=state)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What an open request waits for."""
+
+    reason: str = ""
+    stuck: bool = False  # for another request, which may never come
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Future:
+    """One accepted request."""
+
+    request_id: str
+    key: str
+    kind: str
+    subject: str  # training run or sampling session
+    tenant: Tenant
+    seq: int | None
+    size: int = 0  # bytes of its body
+    place: Callable[[], Place] = Place  # told to a client whose poll ends before it is settled
+    outcome: Outcome | None = None
+    recorded: asyncio.Event = field(default_factory=asyncio.Event)  # the journal has its row, or refused it
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    settled_at: float = 0.0  # unix s, no two the same
+
+
+class Futures:
+    """All futures that are open, and those settled of late."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.poll_s, self._keep_s = POLL_S, KEEP_S
+        self._by_id: dict[str, Future] = {}
+        self._by_key: dict[str, Future] = {}
+        self._settled: deque[Future] = deque()
+        self._settled_bytes = 0
+        self._open_bytes: Counter[Tenant] = Counter()
+        self._last_settled_at = 0.0
+        self._closing = False
+        self._redraw: Callable[[Recorded], Awaitable[Future]] | None = None
+        self._completions: Completions | None = None
+
+    def listen(self, completions: Completions) -> None:
+        """Tell it of every future that is settled, and of the end."""
+        self._completions = completions
+
+    def draw_again_by(self, redraw: Callable[[Recorded], Awaitable[Future]]) -> None:
+        """Who executes a settled sample once more when its result is asked for after it left the memory."""
+        self._redraw = redraw
+
+    def known(self, key: str) -> Future | None:
+        """The future that this key was given."""
+        return self._by_key.get(key)
+
+    async def accept(self, entry: Entry) -> tuple[Future, bool]:
+        """Record a request; returns its future, and whether it is new and now to be executed.
+
+        Raises:
+            NotReady: the journal cannot be written. The request was not accepted.
+        """
+        while (future := self._by_key.get(entry.key)) is not None:
+            await future.recorded.wait()  # an id may be given only once its row is there
+            if self._by_key.get(entry.key) is future:
+                return future, False
+        future = self._enter(entry)
+        try:
+            recorded_id = await self._journal.accept(entry)
+        except BaseException:
+            self._forget(future)
+            raise
+        else:
+            if recorded_id == future.request_id:
+                return future, True
+            self._forget(future)  # its key was used in an earlier life of the service
+            return _future_of(entry, recorded_id), False
+        finally:
+            future.recorded.set()  # a repetition that waited goes on: with this future, or for itself
+
+    def adopt(self, row: Entry) -> Future:
+        """The future of a row of the journal that is to be executed, now or again."""
+        future = self._enter(row)
+        future.recorded.set()
+        return future
+
+    def settle(self, future: Future, outcome: Outcome) -> None:
+        """Give the outcome to everybody who waits. A service that ends leaves what is open to its successor."""
+        if self._closing or future.outcome is not None:
+            return
+        future.outcome = outcome
+        self._open_bytes[future.tenant] -= future.size
+        future.settled_at = self._last_settled_at = max(steady_time(), self._last_settled_at + 1e-6)
+        future.wake.set()
+        self._settled.append(future)
+        self._settled_bytes += len(outcome.body)
+        kept = None if future.kind == SAMPLE and outcome.state == "done" else outcome.body
+        ended = Ended(
+            id=future.request_id,
+            state=outcome.state,
+            settled_at=future.settled_at,
+            outcome_type=outcome.content_type,
+            outcome=kept,
+        )
+        self._journal.settle(ended)
+        if self._completions is not None:
+            self._completions.settled(future)
+        self._sweep()
+
+    async def redeem(self, request_id: str, tenant: Tenant) -> Future | Outcome | None:
+        """Wait up to `poll_s`.
+
+        Returns:
+            The outcome; or the future, still open; or None for an id that was never given to this tenant.
+        """
+        future = self._by_id.get(request_id)
+        if future is None:
+            recalled = await self._recall(request_id, tenant)
+            if not isinstance(recalled, Future):
+                return recalled
+            future = recalled
+        if future.tenant != tenant:
+            return None
+        if not future.wake.is_set() and not self._closing:
+            try:
+                async with asyncio.timeout(self.poll_s):
+                    await future.wake.wait()
+            except TimeoutError:
+                return future
+        return future.outcome or future
+
+    def find(self, request_id: str, tenant: Tenant) -> Future | None:
+        """The future of this id, if it is open or was settled of late."""
+        found = self._by_id.get(request_id)
+        return found if found is not None and found.tenant == tenant else None
+
+    def open(self) -> Iterator[Future]:
+        """Those not settled yet."""
+        return (future for future in self._by_id.values() if future.outcome is None)
+
+    def open_bytes(self, tenant: Tenant) -> int:
+        """Of the bodies of a tenant's requests that are not settled yet."""
+        return self._open_bytes[tenant]
+
+    @property
+    def closing(self) -> bool:
+        """The service ends."""
+        return self._closing
+
+    def close(self) -> None:
+        """End every poll now; the client asks again, of whoever comes next."""
+        self._closing = True
+        for future in self.open():
+            future.wake.set()
+        if self._completions is not None:
+            self._completions.closing()
+
+    async def _recall(self, request_id: str, tenant: Tenant) -> Outcome | Future | None:
+        recorded = await self._journal.recall(request_id)
+        if recorded is None or recorded.tenant != tenant:
+            return None
+        if recorded.outcome is not None:
+            return Outcome(recorded.outcome, recorded.outcome_type or JSON, state=recorded.state)
+        known = self._by_id.get(request_id)  # somebody else recalled it meanwhile
+        return known or (await self._redraw(recorded) if recorded.kind == SAMPLE and self._redraw else LOST_SAMPLE)
+
+    def _enter(self, entry: Entry) -> Future:
+        future = self._by_id[entry.id] = self._by_key[entry.key] = _future_of(entry, entry.id)
+        self._open_bytes[future.tenant] += future.size
+        return future
+
+    def _sweep(self) -> None:
+        oldest = steady_time() - self._keep_s
+        while self._settled and (self._settled[0].settled_at < oldest or self._settled_bytes > KEEP_BYTES):
+            future = self._settled.popleft()
+            self._settled_bytes -= len(future.outcome.body) if future.outcome else 0
+            self._forget(future)
+
+    def _forget(self, future: Future) -> None:
+        if future.outcome is None:
+            self._open_bytes[future.tenant] -= future.size
+        self._by_id.pop(future.request_id, None)
+        self._by_key.pop(future.key, None)
+
+
+def _future_of(entry: Entry, request_id: str) -> Future:
+    return Future(
+        request_id=request_id,
+        key=entry.key,
+        kind=entry.kind,
+        subject=entry.subject,
+        tenant=entry.tenant,
+        seq=entry.seq,
+        size=len(entry.body),
+    )
+
+
+CREATE_LOSS, UNLOAD_MODEL = "create_custom_loss", "unload_model"
+AT_ONCE = (CREATE_LOSS, UNLOAD_MODEL)
+
+
+async def settled_at_once(futures: Futures, entry: Entry, work: Callable[[], Awaitable[Outcome]]) -> Future:
+    """Do the work; the future of its outcome.
+
+    Raises:
+        NotReady: the journal cannot be written.
+    """
+    try:
+        outcome = await work()
+    except HalteresError as error:
+        outcome = failure(error)
+    future, new = await futures.accept(entry)
+    if new:
+        futures.settle(future, outcome)
+    return future
+
+
+def outcome_of_earlier(row: Entry) -> Outcome:
+    """The outcome of a request whose work an earlier life of the service did."""
+    if row.kind == UNLOAD_MODEL:
+        return unloaded(row.subject)
+    try:
+        asked = read(row.body, CreateCustomLoss)
+        checked(asked.graph, asked.inputs)
+    except HalteresError as error:
+        return failure(error)
+    return loss_created(row.key)
+
+
+def loss_created(loss_id: str) -> Outcome:
+    """Of create_custom_loss."""
+    return result({"type": CREATE_LOSS, "loss_id": loss_id})
+
+
+def unloaded(model_id: str) -> Outcome:
+    """Of unload_model."""
+    return result({"type": UNLOAD_MODEL, "model_id": model_id.removesuffix("/unload")})
+
+
+async def outcome_of(future: Future, run: Callable[[], Awaitable[Outcome]]) -> Outcome:
+    """The outcome of a request; what foreign code raises becomes a typed failure with an id that is also in the log."""
+    try:
+        return await run()
+    except HalteresError as error:
+        return failure(error)
+    except Exception as error:  # the boundary: a bug in one request must not stop its model's queue
+        name = uuid.uuid4().hex[:8]
+        log.exception("Request %s failed, error id %s.", future.request_id, name)
+        why = f"{type(error).__name__}: {error}."
+        return failure(ServerError(f"The {future.kind} request failed (error id {name}).", why, "See the log."))
+
+
+CLONE = 10**9
+"""Sequence numbers of one client of a sampling session: a copy's begin at its own multiple of this."""
+
+MAX_STREAMS, MAX_HELD = 256, 2048
+"""Clients whose completions are held in memory, and how many of each."""
+
+MARGIN_S = 1.0
+"""The journal is asked for so much more than was missed: a client ignores what it knows already."""
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One settled sample."""
+
+    state: str  # finished or failed
+    request_id: str
+    response_payload_uncompressed_size: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """The completions of one client, oldest first."""
+
+    floor: int  # up to this cursor the journal tells
+    last: int  # the newest cursor
+    cursors: list[int] = field(default_factory=list[int])
+    held: list[Completion] = field(default_factory=list[Completion])
+    grown: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def add(self, settled_at: float, completion: Completion) -> None:
+        """The newest one."""
+        self.last = max(round(settled_at * 1e6), self.last + 1)
+        self.cursors.append(self.last)
+        self.held.append(completion)
+        if len(self.held) > MAX_HELD:
+            self.drop(self.cursors[MAX_HELD // 2])
+        self.grown.set()
+
+    def since(self, cursor: int) -> list[Completion]:
+        """Those in memory that came after it."""
+        return self.held[bisect_right(self.cursors, cursor) :]
+
+    def drop(self, cursor: int) -> None:
+        """Those up to this one leave the memory."""
+        gone = bisect_right(self.cursors, cursor)
+        del self.cursors[:gone], self.held[:gone]
+        self.floor = max(self.floor, cursor)
+
+
+class Completions:
+    """The completions of all sampling sessions."""
+
+    def __init__(self, journal: Journal, futures: Futures) -> None:
+        self._journal, self._futures = journal, futures
+        self._streams: OrderedDict[tuple[str, int], Stream] = OrderedDict()
+        futures.listen(self)
+
+    def settled(self, future: Future) -> None:
+        """A future was settled."""
+        if future.kind != SAMPLE or future.outcome is None:
+            return
+        stream = self._streams.get((future.subject, (future.seq or 0) // CLONE))
+        if stream is not None:
+            done = future.outcome.state == "done"
+            size = len(future.outcome.body) if done else None
+            stream.add(future.settled_at, _completion(future.request_id, done=done, size=size))
+
+    def closing(self) -> None:
+        """The service ends: who waits asks the next one."""
+        for stream in self._streams.values():
+            stream.grown.set()
+
+    async def after(self, sampler: str, clone: int, cursor: int, hold_s: float) -> tuple[list[Completion], int]:
+        """What was settled after a cursor, and the cursor after that; waits up to `hold_s` while there is nothing.
+
+        Args:
+            cursor: of the answer before; what it covers was seen, and leaves the memory. 0 means from the beginning.
+            hold_s: 0 answers at once.
+        """
+        stream = self._stream(sampler, clone)
+        if cursor > stream.last:  # an earlier life's, whose clock was ahead: everything of this life is newer
+            stream.last, cursor = cursor, 0
+        if cursor >= stream.floor and not stream.since(cursor):
+            await self._grown(stream, hold_s)
+            stream = self._stream(sampler, clone)  # it may have made room meanwhile
+        recalled, covered = [], cursor
+        while covered < stream.floor:  # which may rise while the journal is asked
+            covered, recalled = stream.floor, await self._recalled(sampler, clone, cursor)
+        found = [*recalled, *stream.since(cursor)]
+        stream.drop(cursor)
+        return found, stream.last
+
+    async def _grown(self, stream: Stream, hold_s: float) -> None:
+        stream.grown.clear()
+        if hold_s <= 0 or self._futures.closing:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(hold_s):
+                await stream.grown.wait()
+
+    async def _recalled(self, sampler: str, clone: int, cursor: int) -> list[Completion]:
+        rows = await self._journal.settled_samples(sampler, cursor / 1e6 - MARGIN_S)
+        return [
+            _completion(row.id, done=row.state == "done", size=None) for row in rows if (row.seq or 0) // CLONE == clone
+        ]
+
+    def _stream(self, sampler: str, clone: int) -> Stream:
+        stream = self._streams.get((sampler, clone))
+        if stream is None:
+            now = round(steady_time() * 1e6)
+            stream = self._streams[sampler, clone] = Stream(now, now)
+            if len(self._streams) > MAX_STREAMS:
+                self._streams.popitem(last=False)
+        self._streams.move_to_end((sampler, clone))
+        return stream
+
+
+def _completion(request_id: str, *, done: bool, size: int | None) -> Completion:
+    state = "finished" if done else "failed"
+    return Completion(state=state, request_id=request_id, response_payload_uncompressed_size=size)

@@ -1,1 +1,0 @@
-"""Weights as files for others: PEFT and merged folders, encryption, signed downloads."""

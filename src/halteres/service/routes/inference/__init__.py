@@ -1,1 +1,0 @@
-"""Inference over HTTP, in the shapes of OpenAI, Anthropic, sglang and vLLM."""

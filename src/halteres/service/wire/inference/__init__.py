@@ -1,1 +1,0 @@
-"""JSON bodies of inference: a struct per request, in the shape of whoever invented it."""

@@ -1,0 +1,238 @@
+"""Results of passes and samples: protobuf messages, and JSON for clients that read JSON.
+
+Source: tinker SDK 0.38.0, types/sample_request.py and proto/response_conv.py; for the JSON that SDKs up to 0.24 read,
+0.9.0 and 0.22.7, types/sample_response.py and types/forward_backward_output.py; newer fields are named as the SDK's
+classes name them.
+
+P tokens of the prompt, T sampled ones, K values at each position.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from halteres.engine.protocol import Array, PassResult, SampleResult, TopK, Wanted
+from halteres.errors import InvalidData
+from halteres.service.wire import tinker_public_pb2 as pb
+from halteres.service.wire.arrays import Budget, Csr, Values, csr_of, tensor_of
+from halteres.service.wire.bodies import Sample, Tensor
+
+OUTPUT_TYPE = "ArrayRecord"
+"""The type of what a pass returns per datum."""
+
+FILLER_LOGPROB = -99999.0
+"""With token id 0: the log-probability of a top-k cell that was not computed."""
+
+_TARGETS = "target_prompt_logprobs"
+_STOP_REASONS = {"stop": pb.STOP_REASON_STOP, "length": pb.STOP_REASON_LENGTH}
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraOutputs:
+    """What a client wants of a sample, as the engine is asked for it and as the answer is laid out."""
+
+    wanted: Wanted
+    last_n: int | None = None  # only so many tokens of the prompt are scored
+    csr: Csr | None = None  # the layout of sparse targets, which the answer shares
+
+
+def extra_outputs_of(asked: Sample, prompt_length: int) -> ExtraOutputs:
+    """What a request wants beside tokens."""
+    last_n = asked.prompt_logprobs_last_n
+    if last_n is not None and not (asked.prompt_logprobs and 1 <= last_n < max(prompt_length, 2)):
+        raise InvalidData(
+            f"prompt_logprobs_last_n is {last_n}.",
+            f"It needs prompt_logprobs, and must be 1 to {max(prompt_length - 1, 1)} here: the first token has none.",
+        )
+    targets, csr = _targets(asked.target_prompt_logprobs)
+    wanted = Wanted(
+        prompt_logprobs=bool(asked.prompt_logprobs),
+        topk_prompt=asked.topk_prompt_logprobs,
+        topk_sampled=asked.topk_sample_logprobs,
+        targets=targets,
+        alternatives=asked.prompt_alt_tokens_k,
+    )
+    return ExtraOutputs(wanted, last_n, csr)
+
+
+def _targets(tensor: Tensor | None) -> tuple[Array | None, Csr | None]:
+    if tensor is None:
+        return None, None
+    targets = tensor_of(_TARGETS, tensor, Budget(), pad=-1)
+    if targets.dtype == "int64" and (np.frombuffer(targets.data, np.int64) == -1).all():
+        raise InvalidData(f"{_TARGETS} names no token.", "All its cells are -1, which skips.", "Leave it out.")
+    return targets, csr_of(_TARGETS, tensor)
+
+
+def write_sample(result: SampleResult, extra: ExtraOutputs) -> bytes:
+    """A `SampleResponse`."""
+    message = pb.SampleResponse(prompt_cache_hit_tokens=result.prompt_cache_hit_tokens)
+    for sequence in result.sequences:
+        message.sequences.add(
+            stop_reason=_STOP_REASONS[sequence.stop_reason],
+            tokens=sequence.tokens,
+            logprobs=sequence.logprobs,
+            topk_sampled_logprobs=None if sequence.top is None else _topk(sequence.top),
+        )
+    if result.prompt_logprobs is not None:
+        message.prompt_logprobs = _masked(result.prompt_logprobs, extra.last_n)
+    if result.topk_prompt is not None:
+        message.topk_prompt_logprobs.CopyFrom(_topk(_masked_rows(result.topk_prompt, extra.last_n)))
+    if result.target_logprobs is not None:
+        message.target_prompt_logprobs.CopyFrom(_scored(result.target_logprobs, extra))
+    if result.alternatives is not None:
+        message.prompt_alt_tokens.CopyFrom(_drawn(result.alternatives))
+    return message.SerializeToString()
+
+
+def _masked(logprobs: bytes, last_n: int | None) -> bytes:
+    if last_n is None:
+        return logprobs
+    values = np.frombuffer(logprobs, np.float32).copy()
+    values[: len(values) - last_n] = np.nan
+    return values.tobytes()
+
+
+def _masked_rows(top: TopK, last_n: int | None) -> TopK:
+    if last_n is None:
+        return top
+    before = (top.length - last_n) * top.k
+    ids, logprobs = np.frombuffer(top.ids, np.int32).copy(), np.frombuffer(top.logprobs, np.float32).copy()
+    ids[:before], logprobs[:before] = 0, FILLER_LOGPROB
+    return TopK(k=top.k, length=top.length, ids=ids.tobytes(), logprobs=logprobs.tobytes())
+
+
+def _topk(top: TopK) -> pb.TopkLogprobs:
+    return pb.TopkLogprobs(token_ids=top.ids, logprobs=top.logprobs, k=top.k, length=top.length)
+
+
+def _scored(scores: Array, extra: ExtraOutputs) -> pb.Tensor:
+    """In the layout of the request; a cell that was skipped holds 0."""
+    message = pb.Tensor(dtype=pb.DTYPE_FLOAT32, shape=scores.shape)
+    if extra.csr is None:
+        message.dense = scores.data
+        return message
+    places = extra.csr.places(scores.shape[1])
+    message.sparse_csr.values = np.frombuffer(scores.data, np.float32)[places].tobytes()
+    message.sparse_csr.crow_indices = extra.csr.crow.tobytes()
+    message.sparse_csr.col_indices = extra.csr.col.tobytes()
+    return message
+
+
+def _drawn(drawn: TopK) -> pb.PromptAltTokens:
+    shape = (drawn.length, drawn.k)
+    tokens = np.frombuffer(drawn.ids, np.int32).astype(np.int64).tobytes()
+    return pb.PromptAltTokens(
+        tokens=pb.Tensor(dense=tokens, dtype=pb.DTYPE_INT64, shape=shape),
+        logprobs=pb.Tensor(dense=drawn.logprobs, dtype=pb.DTYPE_FLOAT32, shape=shape),
+    )
+
+
+_REASONS = {pb.STOP_REASON_STOP: "stop", pb.STOP_REASON_LENGTH: "length"}
+
+_PASS_HEAD = pb.ForwardBackwardOutput(loss_fn_output_type=OUTPUT_TYPE).SerializeToString()
+"""How the bytes of every pass begin. Those of a sample begin with a sequence, which holds no such text."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+def as_json(body: bytes) -> bytes:
+    """The JSON form of a stored result. What is NaN becomes null."""
+    return _encode(_pass(body) if body.startswith(_PASS_HEAD) else _sample(body))
+
+
+def _pass(body: bytes) -> dict[str, Any]:
+    message = pb.ForwardBackwardOutput()
+    message.ParseFromString(body)
+    return {
+        "type": "forward_backward",
+        "loss_fn_output_type": message.loss_fn_output_type,
+        "loss_fn_outputs": [output for record in message.loss_fn_outputs for output in _outputs(record)],
+        "metrics": {name: value for name, value in message.metrics.items() if math.isfinite(value)},
+    }
+
+
+def _outputs(record: pb.ArrayRecord) -> list[dict[str, Any]]:
+    logprobs = record.fields["logprobs"]
+    values, trailing = np.frombuffer(logprobs.data, np.float32), list(logprobs.trailing_shape)
+    ends = np.frombuffer(logprobs.offsets, np.int64) // values.itemsize
+    parts = [values[start:end] for start, end in pairwise(ends)]
+    return [{"logprobs": _tensor(part, [len(part) // math.prod(trailing or [1]), *trailing])} for part in parts]
+
+
+def _sample(body: bytes) -> dict[str, Any]:
+    message = pb.SampleResponse()
+    message.ParseFromString(body)
+    found: dict[str, Any] = {
+        "type": "sample",
+        "sequences": [_sequence(sequence) for sequence in message.sequences],
+        "prompt_logprobs": _floats(message.prompt_logprobs) if message.HasField("prompt_logprobs") else None,
+        "prompt_cache_hit_tokens": message.prompt_cache_hit_tokens,
+    }
+    if message.HasField("topk_prompt_logprobs"):
+        found["topk_prompt_logprobs"] = _rows(message.topk_prompt_logprobs)
+    if message.HasField("target_prompt_logprobs"):
+        found["target_prompt_logprobs"] = _array(message.target_prompt_logprobs)
+    if message.HasField("prompt_alt_tokens"):
+        drawn = message.prompt_alt_tokens
+        found["prompt_alt_tokens"] = {"tokens": _array(drawn.tokens), "logprobs": _array(drawn.logprobs)}
+    return found
+
+
+def _sequence(message: pb.SampledSequence) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "stop_reason": _REASONS[message.stop_reason],
+        "tokens": np.frombuffer(message.tokens, np.int32).tolist(),
+        "logprobs": _floats(message.logprobs),
+    }
+    if message.HasField("topk_sampled_logprobs"):
+        found["topk_logprobs"] = _rows(message.topk_sampled_logprobs)
+    return found
+
+
+def _floats(data: bytes) -> list[float]:
+    return np.frombuffer(data, np.float32).tolist()
+
+
+def _rows(top: pb.TopkLogprobs) -> list[list[tuple[int, float]] | None]:
+    """A list of (token, logprob) for each position; None where nothing was computed."""
+    ids = np.frombuffer(top.token_ids, np.int32).reshape(top.length, top.k).tolist()
+    logprobs = np.frombuffer(top.logprobs, np.float32).reshape(top.length, top.k).tolist()
+    rows = [list(zip(*row, strict=True)) for row in zip(ids, logprobs, strict=True)]
+    return [None if not row or row[0] == (0, FILLER_LOGPROB) else row for row in rows]
+
+
+def _array(message: pb.Tensor) -> dict[str, Any]:
+    dtype = np.dtype(np.int64 if message.dtype == pb.DTYPE_INT64 else np.float32)
+    sparse, shape = message.sparse_csr, list(message.shape)
+    if message.WhichOneof("encoding") == "dense":
+        return _tensor(np.frombuffer(message.dense, dtype), shape)
+    return {
+        **_tensor(np.frombuffer(sparse.values, dtype), shape),
+        "sparse_crow_indices": np.frombuffer(sparse.crow_indices, np.int64).tolist(),
+        "sparse_col_indices": np.frombuffer(sparse.col_indices, np.int64).tolist(),
+    }
+
+
+def _tensor(values: Values, shape: list[int]) -> dict[str, Any]:
+    return {"data": values.tolist(), "dtype": values.dtype.name, "shape": shape}
+
+
+def write_pass(result: PassResult) -> bytes:
+    """A `ForwardBackwardOutput`: every datum's logprobs end to end, one record for each run of datums with equal K."""
+    message = pb.ForwardBackwardOutput(loss_fn_output_type=OUTPUT_TYPE, metrics=result.metrics)
+    for trailing_shape, run in groupby(result.logprobs, lambda array: array.shape[1:]):
+        arrays = list(run)
+        record = message.loss_fn_outputs.add(num_datums=len(arrays))
+        logprobs = record.fields["logprobs"]
+        logprobs.data = b"".join(array.data for array in arrays)
+        logprobs.offsets = np.cumsum([0, *(len(array.data) for array in arrays)], dtype=np.int64).tobytes()
+        logprobs.dtype = pb.DTYPE_FLOAT32
+        logprobs.trailing_shape.extend(trailing_shape)
+    return message.SerializeToString()
