@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from contract.requirements import proves
 
 from halteres.engine.failures import EngineOutOfMemory
 from halteres.engine.protocol import LoraConfig, SamplingParams, Wanted
-from halteres.engine.torch import TorchEngine, adapter, memory, passes
+from halteres.engine.torch import TorchEngine, adapter, memory, passes, worker
 from halteres.engine.torch.decode import DecodeBatch
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.memory import FreedMemory, attempt, resident_bytes
@@ -96,11 +97,22 @@ def test_freed_memory_that_lies_between_what_stays_is_given_back() -> None:
     del taken
     gc.collect()
     full = resident_bytes()
-    FreedMemory(kept_bytes=2 * full).look()
+    FreedMemory(kept_bytes=2 * full).look(idle=True)
+    FreedMemory(kept_bytes=0).look(idle=False)  # far less than a quarter of the machine's memory
     assert resident_bytes() > full - size * count // 4
-    FreedMemory(kept_bytes=0).look()
+    FreedMemory(kept_bytes=0).look(idle=True)
     assert resident_bytes() < full - size * count // 2
     assert len(stays) == 40
+
+
+async def test_an_engine_without_work_gives_freed_memory_back(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = threading.Event()
+    monkeypatch.setattr(worker, "IDLE_S", 0.01)
+    monkeypatch.setattr(FreedMemory, "look", lambda _, *, idle: looked.set() if idle else None)
+    async with running(model_folder):
+        assert await asyncio.to_thread(looked.wait, 5)
 
 
 def refusing(original: Callable[..., Any], when: Callable[..., bool]) -> Callable[..., Any]:

@@ -31,9 +31,13 @@ LEAST_CACHE = 1 << 30
 
 _SAID = ("out of memory", "not enough memory", "can't allocate memory", "alloc_failed")
 
-KEPT_BYTES = 1 << 30
-"""What the allocator may keep of freed memory: small models run through it again and again, and every page that was
-given back costs a fault."""
+KEPT_BYTES, KEPT_SHARE = 1 << 30, 4
+"""What the allocator of an idle engine may keep of freed memory; while the engine works also this part of all memory,
+if that is more. Every page that was given back costs a fault: the next pass of a 135 M model would take a tenth longer.
+"""
+
+IDLE_S = 30.0
+"""Seconds without work after which an engine is idle."""
 
 LOST = 70
 """Exit code of an engine whose GPU is lost."""
@@ -51,15 +55,16 @@ class FreedMemory:
     """
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
-        self._kept = kept_bytes
+        self._idle = kept_bytes
+        self._busy = max(kept_bytes, (main_memory().total or 0) // KEPT_SHARE)
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
         self._least = 0  # resident bytes when nothing was kept
 
-    def look(self) -> None:
+    def look(self, *, idle: bool) -> None:
         """Give it back if the process has grown by more than it may keep."""
         if self._trim is None or not _STATM.is_file():
             return
-        if resident_bytes() - self._least > self._kept:
+        if resident_bytes() - self._least > (self._idle if idle else self._busy):
             self._trim(0)
             self._least = resident_bytes()
 

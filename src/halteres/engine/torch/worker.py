@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from halteres.engine.protocol import EngineGone
-from halteres.engine.torch.memory import FreedMemory, attempt
+from halteres.engine.torch.memory import IDLE_S, FreedMemory, attempt
 from halteres.engine.torch.passes import PendingBatch, compute_together
 from halteres.engine.torch.requests import SampleRequest
 from halteres.engine.torch.sampler import Sampler
@@ -125,11 +125,17 @@ class Worker:
 
     def _wait_for_work(self) -> bool:
         """False once closed."""
-        with self._news:
-            while not (self._closed or self._inbox or self._sampler.busy or self._next_call()):
-                self._news.wait()
+        while not self._has_work():
+            self._freed.look(idle=True)
         self._take_inbox()
         return not self._closed
+
+    def _has_work(self) -> bool:
+        """False if there is none for a while."""
+        with self._news:
+            return self._news.wait_for(
+                lambda: bool(self._closed or self._inbox or self._sampler.busy or self._next_call()), IDLE_S
+            )
 
     def _next_call(self) -> Call | None:
         """Of the calls that can go on, that whose subject has waited longest."""
@@ -203,7 +209,7 @@ class Worker:
                 call.future.set_exception(outcome)
         if outcome is not False:
             call.slices = call.pending = None  # a broken pass holds its tensors no longer
-            self._freed.look()
+            self._freed.look(idle=False)
 
     def _wake(self) -> None:
         with self._news:
