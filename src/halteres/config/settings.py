@@ -164,9 +164,7 @@ class InferenceSettings(Section):
     ] = None
     dtype: Annotated[
         Literal["float32", "bfloat16"],
-        Field(
-            description="of base weights and matmuls; bfloat16 takes half the memory, no less time where a CPU lacks it"
-        ),
+        Field(description="of base weights and matmuls; bfloat16 takes half the memory"),
     ] = "float32"
     engine: Annotated[
         Literal["torch", "scripted"], Field(description="what computes; 'scripted' has no weights and learns nothing")
