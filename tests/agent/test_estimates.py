@@ -14,7 +14,7 @@ import pytest
 from halteres.agent.starting import estimates, measurements
 from halteres.agent.starting.estimates import Estimate, estimate
 from halteres.agent.starting.probe import Speed
-from halteres.agent.trial.tests_store import TestOutcome
+from halteres.agent.trial.folder import TestOutcome
 from halteres.config import environ
 from halteres.config.program import EnvironmentProgram
 from halteres.config.settings import Settings

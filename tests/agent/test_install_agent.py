@@ -16,7 +16,7 @@ import yaml
 from mcp import Client, StdioServerParameters
 
 from halteres.agent.hosts.changes import BACKUP, Change
-from halteres.agent.hosts.skill_copies import MARKER
+from halteres.agent.hosts.install import MARKER
 from halteres.agent.skills import skills
 from halteres.agent.table import TOOLS
 from halteres.errors import Conflict

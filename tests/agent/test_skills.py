@@ -19,7 +19,7 @@ import halteres
 from halteres.agent import Tools, workspace
 from halteres.agent.skills import example_environment, skill_folders, skills
 from halteres.agent.table import BY_NAME
-from halteres.agent.watching.waiting import Until
+from halteres.agent.watching.stopping import Until
 from halteres.config.settings import TrainerSettings
 from halteres.runs.diagnosis.case import Case
 from halteres.runs.diagnosis.diagnosis import rules

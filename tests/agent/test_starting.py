@@ -15,7 +15,7 @@ from runs.scenes import ENVIRONMENT, STANDIN_SUPERVISOR, large_model, wait, wait
 from typer.testing import CliRunner
 
 from halteres.agent.starting import start_training
-from halteres.agent.trial.tests_store import TestOutcome
+from halteres.agent.trial.folder import TestOutcome
 from halteres.cli.main import app
 from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunDirectory, find_run

@@ -23,9 +23,9 @@ from halteres.agent.caller import Caller
 from halteres.agent.drafting.drafts import choose, load_draft
 from halteres.agent.trial import folder, request, tester, testing
 from halteres.agent.trial.environment_config import character_tokenizer
+from halteres.agent.trial.folder import latest_test
 from halteres.agent.trial.outcome import Ended
 from halteres.agent.trial.request import DEFAULTS, Order
-from halteres.agent.trial.tests_store import latest_test
 from halteres.errors import NotFound
 from halteres.runs import served
 from halteres.runs.servers import Server

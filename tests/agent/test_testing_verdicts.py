@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from halteres.agent.trial import tests_store
+from halteres.agent.trial import folder as test_folder
 from halteres.agent.trial.folder import TestFolder, find_test
 from halteres.agent.trial.outcome import Ended, Traffic
 from halteres.agent.trial.report import BUDGET, brief, report
@@ -320,15 +320,15 @@ def test_a_test_without_a_result_runs_as_long_as_its_lock_is_held(test_of: Make)
 def test_the_newest_test_counts_unless_the_environment_has_changed(test_of: Make) -> None:
     written = test_of().groups([1, 0]).ended(WELL)
     file = str(written.file)
-    assert tests_store.latest_test(file, "m") is None, "it has not ended"
+    assert test_folder.latest_test(file, "m") is None, "it has not ended"
     written.folder.write("result.json", written.told())
-    told = tests_store.latest_test(file, "m")
+    told = test_folder.latest_test(file, "m")
     assert told is not None
     assert (told.groups_with_variance, told.tokens_per_s, told.rollouts, told.trainable) == (1.0, 200, 2, True)
-    assert tests_store.latest_test(file, "other") is None
-    assert tests_store.latest_test("arithmetic", "m") is None
+    assert test_folder.latest_test(file, "other") is None
+    assert test_folder.latest_test("arithmetic", "m") is None
     os.utime(written.file, (time.time() + 60, time.time() + 60))
-    assert tests_store.latest_test(file, "m") is None
+    assert test_folder.latest_test(file, "m") is None
 
 
 def test_a_test_of_one_variant_of_a_family_says_nothing_of_another(test_of: Make) -> None:
@@ -337,8 +337,8 @@ def test_a_test_of_one_variant_of_a_family_says_nothing_of_another(test_of: Make
     written.folder.write("request.json", written.request)
     written.file.write_text("class Mine(BaseEnv):\n    variants = ('Easy-v0', 'Hard-v0')\n")
     written.folder.write("result.json", written.told())
-    assert tests_store.latest_test(f"{written.file}:Hard-v0", "m") is not None
-    assert tests_store.latest_test(f"{written.file}:Easy-v0", "m") is None
+    assert test_folder.latest_test(f"{written.file}:Hard-v0", "m") is not None
+    assert test_folder.latest_test(f"{written.file}:Easy-v0", "m") is None
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ def test_a_test_of_one_variant_of_a_family_says_nothing_of_another(test_of: Make
 def test_a_test_that_was_not_like_training_says_nothing_of_it(test_of: Make, asked: dict[str, Any]) -> None:
     written = test_of(**asked).groups([0, 0]).ended(WELL)
     written.folder.write("result.json", written.told())
-    assert tests_store.latest_test(str(written.file), "m") is None
+    assert test_folder.latest_test(str(written.file), "m") is None
 
 
 def test_a_test_of_the_same_draft_comes_before_a_newer_one_of_another(test_of: Make) -> None:
@@ -359,7 +359,7 @@ def test_a_test_of_the_same_draft_comes_before_a_newer_one_of_another(test_of: M
     theirs = test_of(draft="theirs").groups([0, 0]).ended(WELL)
     theirs.folder.write("result.json", theirs.told())
     os.utime(mine.file, (time.time() - 120, time.time() - 120))
-    found = [tests_store.latest_test(str(mine.file), "m", draft) for draft in ("mine", "theirs", "")]
+    found = [test_folder.latest_test(str(mine.file), "m", draft) for draft in ("mine", "theirs", "")]
     assert [told and told.groups_with_variance for told in found] == [1.0, 0.0, 0.0]
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from runs.scenes import STANDIN_SUPERVISOR, settings
 
-from halteres.agent.watching import status, waiting
-from halteres.agent.watching.waiting import Until, Watch, wait_for
+from halteres.agent.watching import status, stopping
+from halteres.agent.watching.stopping import Until, Watch, wait_for
 from halteres.errors import UserError
 from halteres.observe.metrics import append_row
 from halteres.runs import lock
@@ -30,7 +30,7 @@ LONG_S = 50.0
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path))
-    monkeypatch.setattr(waiting, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(stopping, "LOOK_EVERY_S", 0.05)
 
 
 @pytest.fixture
@@ -258,7 +258,7 @@ async def test_files_that_have_not_changed_are_not_read(running: RunDirectory, m
     def refuse(*_: object) -> None:
         raise AssertionError("read without need")
 
-    monkeypatch.setattr(waiting.Tail, "fresh", refuse)
+    monkeypatch.setattr(stopping.Tail, "fresh", refuse)
     monkeypatch.setattr(RunDirectory, "state", refuse)
     watch.look()
     append_row(running.path / "events.jsonl", {"type": "alert"})

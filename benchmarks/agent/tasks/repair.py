@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.agent import evidence
 from benchmarks.agent.task import Answer, Check, Place
-from halteres.agent.trial.tests_store import latest_test
+from halteres.agent.trial.folder import latest_test
 from halteres.models import TINY
 
 NAME = "repair"

@@ -21,8 +21,7 @@ from starlette.staticfiles import StaticFiles
 
 import halteres
 from halteres.agent.arguments import chosen_run
-from halteres.agent.faces.http.answers import JSON, answer, arguments_of
-from halteres.agent.faces.http.calls import Calls
+from halteres.agent.faces.http.calls import JSON, Calls, answer, arguments_of
 from halteres.dashboard.access import Door, PageOnly, WithHeaders, cookie_name, is_admitted, page_key, proof
 from halteres.dashboard.curves import Shelf
 from halteres.dashboard.listing import listed

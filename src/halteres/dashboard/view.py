@@ -12,9 +12,7 @@ from typing import Any
 
 from halteres.agent.drafting.fields import HEADLINE
 from halteres.agent.fitting import shortened
-from halteres.agent.watching.current_alerts import in_force
-from halteres.agent.watching.look import Look, failure_facts, log_tail, look_at, why_no_batch
-from halteres.agent.watching.next_call import next_after
+from halteres.agent.watching.look import Look, failure_facts, in_force, log_tail, look_at, next_after, why_no_batch
 from halteres.files import NOT_JSON, read_regular
 from halteres.observe.metrics import Row, merge_by_step
 from halteres.runs.directory import RunDirectory

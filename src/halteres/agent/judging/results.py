@@ -24,9 +24,16 @@ from halteres.agent.judging.headline import (
     rounded,
 )
 from halteres.agent.tool import READS, Result, tool
-from halteres.agent.watching.current_alerts import first_call, left_of
-from halteres.agent.watching.look import Look, look_at, sink_facts, wandb_names
-from halteres.agent.watching.next_call import further, next_after
+from halteres.agent.watching.look import (
+    Look,
+    first_call,
+    further,
+    left_of,
+    look_at,
+    next_after,
+    sink_facts,
+    wandb_names,
+)
 from halteres.agent.watching.status import WHY_LENGTH
 from halteres.agent.wording import in_calls, worded
 from halteres.errors import HalteresError

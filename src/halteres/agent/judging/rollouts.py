@@ -14,9 +14,7 @@ from halteres.agent.caller import Caller
 from halteres.agent.fitting import shortened, shortened_item, size_of
 from halteres.agent.judging.headline import rounded
 from halteres.agent.tool import READS, Result, tool
-from halteres.agent.watching.current_alerts import left_of
-from halteres.agent.watching.look import Look, look_at
-from halteres.agent.watching.next_call import next_after
+from halteres.agent.watching.look import Look, left_of, look_at, next_after
 from halteres.agent.wording import worded
 from halteres.errors import HalteresError, NotReady, UserError
 from halteres.runs.directory import RunDirectory

@@ -17,7 +17,7 @@ import msgspec
 from halteres.agent.starting import measurements
 from halteres.agent.starting.measurements import Span, precedents
 from halteres.agent.starting.probe import Speed
-from halteres.agent.trial.tests_store import TestOutcome, latest_test
+from halteres.agent.trial.folder import TestOutcome, latest_test
 from halteres.runs.directory import active_runs
 from halteres.runs.starting.footprint import OTHERS_BYTES, PASS_TOKENS, Workload, cache_bytes, need
 from halteres.runs.starting.preflight import Ground, Plan

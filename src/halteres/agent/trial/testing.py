@@ -21,10 +21,9 @@ from halteres.agent.caller import Caller, TokenNeeded
 from halteres.agent.drafting.drafts import current, load_draft
 from halteres.agent.keeping import tidy
 from halteres.agent.tool import Hints, LongArguments, Result, tool
-from halteres.agent.trial.folder import TestFolder, find_test, keys_for, start
+from halteres.agent.trial.folder import TestFolder, find_test, keys_for, open_test, start
 from halteres.agent.trial.report import brief, report
 from halteres.agent.trial.request import Order, Request
-from halteres.agent.trial.tests_store import open_test
 from halteres.agent.wording import worded
 from halteres.config import environ
 from halteres.errors import NotReady

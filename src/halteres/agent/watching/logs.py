@@ -12,8 +12,7 @@ from halteres.agent.arguments import RunId, chosen_run
 from halteres.agent.caller import Caller
 from halteres.agent.fitting import clipped
 from halteres.agent.tool import READS, Result, tool
-from halteres.agent.watching.look import Look, cleaned, look_at, matching
-from halteres.agent.watching.next_call import next_after
+from halteres.agent.watching.look import Look, cleaned, look_at, matching, next_after
 from halteres.agent.wording import worded
 from halteres.errors import UserError, unknown
 from halteres.runs.directory import RunDirectory

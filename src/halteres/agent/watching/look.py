@@ -1,6 +1,8 @@
 """A run as it is now: state, health, figures, trend, time left, why it has no batch, how it failed.
 
-`Look` is read by the tools and the page; what to do next says `next_call`.
+Owns: `Look`, which the tools and the page read; which alerts matter now, their order and how much of them an answer has
+room for; the exact call that makes sense next.
+Never: raises an alert (the supervisor does, and, over a supervisor that hangs, `diagnosis.stalled`); makes the call.
 """
 
 from __future__ import annotations
@@ -14,21 +16,106 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from halteres.agent.fitting import clipped
-from halteres.agent.watching.current_alerts import GRAVE, alarms, in_force, pressing
-from halteres.agent.wording import in_calls, significant
+from halteres.agent.wording import in_calls, significant, worded
 from halteres.clients import plain
 from halteres.config import environ
 from halteres.errors import HalteresError
 from halteres.observe.plots import sparkline
 from halteres.observe.sinks import read_reports
 from halteres.redaction import Redactor, printable
+from halteres.runs.diagnosis import stalled
+from halteres.runs.diagnosis.refused_calls import RULE as REFUSED
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.alerts import Alert
-from halteres.runs.reading.failures import Culprit, culprit
+from halteres.runs.reading.failures import Culprit, culprit, mending
+from halteres.runs.reading.outcome import chosen
 from halteres.runs.reading.processes import SEED_ROLES, conditions
 from halteres.runs.reading.progress import Given, Progress, Series, read_given, read_progress
 from halteres.runs.servers import servers_of
 from halteres.runs.state import RunState, Status
+
+RECENT_STEPS = 20
+"""A rule that spoke once and has been silent for so long does not stand for the run's health any more."""
+
+GRAVE = ("nan_loss", "stalled", REFUSED)
+"""Rules about a run that will not get well by itself."""
+
+FOR_GOOD = ("reward_hacking", "panel_disagrees")
+"""A policy that has learnt to please its scorer does not unlearn it by itself."""
+
+UNHURRIED = ("trainer_starved", "env_idle", "env_ahead", "scorer_slow")
+"""Rules about the pace alone: such a run learns on, and may be waited for."""
+
+REFUSAL_LENGTH = 300
+"""Characters of what is seen where a server's own words are in it."""
+
+_CALL = re.compile(r'(rl_\w+)\((?:"(?:[^"\\]|\\.)*"|[^()"])*\)')
+
+EVIDENCE_LENGTH, ALERTS_LENGTH = 150, 480
+"""Characters of what is seen, and of all alerts of an answer but the first. A remedy is never cut: it is a call."""
+
+
+def alarms(run: RunDirectory, state: RunState, progress: Progress) -> tuple[Alert, ...]:
+    """The last alert of each rule: grave ones first, then the newest."""
+    hanging = stalled(run, state)
+    spoken = [alert for alert in progress.alerts if hanging is None or alert.rule != hanging.rule]
+    return (*((hanging,) if hanging else ()), *sorted(spoken, key=_weight, reverse=True))
+
+
+def _weight(alert: Alert) -> tuple[bool, int]:
+    return alert.rule in GRAVE, alert.step
+
+
+def in_force(alerts: Sequence[Alert], step: int) -> list[Alert]:
+    """Those that stand for the run's health after so many steps. What a step has disproved since, goes."""
+    recent = {"stalled": 0, REFUSED: 0, **dict.fromkeys(FOR_GOOD, step)}
+    return [alert for alert in alerts if step - alert.step <= recent.get(alert.rule, RECENT_STEPS)]
+
+
+def pressing(alerts: Sequence[Alert], step: int) -> Alert | None:
+    """The alert in force that should be answered before anything else; None where the run may be waited for."""
+    candidates = [alert for alert in in_force(alerts, step) if alert.rule not in UNHURRIED]
+    return min(candidates, key=lambda alert: alert.rule not in (*FOR_GOOD, *GRAVE), default=None)
+
+
+def first_call(remedy: str) -> str | None:
+    """The call that a remedy begins with.
+
+    >>> first_call('rl_stop_training("3fa9c1d2") then rl_get_results("3fa9c1d2"); only harder tasks would teach more.')
+    'rl_stop_training("3fa9c1d2")'
+    """
+    call = _CALL.match(remedy)
+    return call[0] if call else None
+
+
+def left_of(remedy: str, *made: str) -> str:
+    """What is left to do of a remedy whose first calls, as far as they are of these tools, have been made.
+
+    >>> left_of('rl_stop_training("3fa9c1d2") then rl_start_training(environment="sums")', "rl_stop_training")
+    'rl_start_training(environment="sums")'
+    """
+    while (call := _CALL.match(remedy)) and call[1] in made:
+        remedy = remedy[call.end() :].lstrip(" ,;:.").removeprefix("then ")
+    return remedy
+
+
+def told_briefly(alerts: Sequence[Alert], state: RunState) -> list[dict[str, Any]]:
+    """As many as there is room for, the first one in any case; none beside a failure, which needs the room."""
+    if state.status == "failed":
+        return []
+    told: list[dict[str, Any]] = []
+    room = ALERTS_LENGTH
+    for brief in map(_brief, alerts):
+        room -= len(json.dumps(brief, ensure_ascii=False))
+        if told and room < 0:
+            break
+        told.append(brief)
+    return told
+
+
+def _brief(alert: Alert) -> dict[str, Any]:
+    evidence = clipped(alert.evidence, REFUSAL_LENGTH if alert.rule == REFUSED else EVIDENCE_LENGTH)
+    return {"rule": alert.rule, "step": alert.step, "evidence": evidence, "remedy": alert.remedy}
 
 
 def cleaned(line: str) -> str:
@@ -383,3 +470,80 @@ def _reason(told: Mapping[str, Any]) -> str | None:
     first = reasons[0] if isinstance(reasons, list) and reasons and isinstance(reasons[0], dict) else {}
     sentence = told.get("why") or first.get("sentence")
     return sentence if isinstance(sentence, str) else None
+
+
+EDITS = 8
+
+
+def next_after(look: Look) -> str:
+    """The call, or the calls."""
+    run_id = look.run.run_id
+    match look.state.status:
+        case "pending" | "starting":
+            return worded("rl_check_status", run_id, wait_s=look.suggested_wait_s, until="running")
+        case "stopping":
+            return until_it_ends(run_id)
+        case "running":
+            return (look.pressing and first_call(look.pressing.remedy)) or _watching(look)
+        case "completed":
+            return worded("rl_get_results", run_id)
+        case "stopped":
+            results, more = worded("rl_get_results", run_id), further(look)
+            return f"{results} or {more}" if more else results
+        case "failed":
+            return _remedy(look) or _mending(look)
+
+
+def further(look: Look) -> str | None:
+    """What may follow upon a run that has ended: what an alert in force asks for, else going on; None: nothing."""
+    if look.state.code == "policy_cap":
+        return None  # it would be ended again at once
+    if (call := _remedy(look)) or look.state.status == "completed":
+        return call
+    nothing_to_learn = look.pressing is not None and look.state.status == "stopped"
+    return going_on(look) if look.state.resumable and not nothing_to_learn else None
+
+
+def _remedy(look: Look) -> str | None:
+    """The call that is left of a remedy once its run has ended. A failure has its own, save where all is spoilt."""
+    alert = look.pressing
+    if alert is None or (look.state.status == "failed" and alert.rule not in FOR_GOOD):
+        return None
+    call = first_call(left_of(alert.remedy, "rl_stop_training", "rl_get_results"))
+    return call if call and (look.state.resumable or "resume_from" not in call) else None
+
+
+def going_on(look: Look) -> str:
+    """Start again where it ended: from its checkpoint; where there is none, with the same settings."""
+    if look.state.kind == "reward":
+        return worded("rl_train_reward_model", **({"resume_from": look.run.run_id} if look.state.resumable else {}))
+    changes = mending(look.state.code, look.given)
+    if look.state.resumable:
+        return worded("rl_start_training", resume_from=look.run.run_id, changes=changes)
+    given = chosen(look.run)
+    changes = {**(given if len(given) <= EDITS else {}), **changes}
+    return worded("rl_start_training", environment=look.state.environment, changes=changes)
+
+
+def _watching(look: Look) -> str:
+    """Wake at the end where it is near, else at the next evaluation, if there will be one."""
+    left, every = look.progress.remaining_s, look.given.trainer.eval_every
+    if left is not None and left < environ.longest_wait_s():
+        return until_it_ends(look.run.run_id)
+    evaluates = every > 0 and (look.step // every + 1) * every <= look.state.total_steps
+    if not evaluates:
+        return until_it_ends(look.run.run_id)
+    return worded("rl_check_status", look.run.run_id, wait_s=look.suggested_wait_s, until="eval")
+
+
+def until_it_ends(run_id: str) -> str:
+    """It wakes at the end: a longer wait costs nothing."""
+    return worded("rl_check_status", run_id, wait_s=int(environ.longest_wait_s()), until="terminal")
+
+
+def _mending(look: Look) -> str:
+    if look.state.code == "disk_full":
+        return f"make room, then {going_on(look)}"
+    if look.culprit and look.culprit.process == "env":  # its own code: no setting of ours mends it
+        return f"{worded('rl_get_logs', look.run.run_id, role='env')} then {going_on(look)}"
+    return going_on(look)

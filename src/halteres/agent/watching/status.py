@@ -21,10 +21,18 @@ from halteres.agent.caller import Caller
 from halteres.agent.fitting import clipped
 from halteres.agent.judging.headline import CORRECT, rounded
 from halteres.agent.tool import READS, Result, tool
-from halteres.agent.watching.current_alerts import told_briefly
-from halteres.agent.watching.look import Look, failure_facts, log_tail, look_at, seed_facts, why_no_batch
-from halteres.agent.watching.next_call import next_after, until_it_ends
-from halteres.agent.watching.waiting import Until, wait_for, wait_for_all
+from halteres.agent.watching.look import (
+    Look,
+    failure_facts,
+    log_tail,
+    look_at,
+    next_after,
+    seed_facts,
+    told_briefly,
+    until_it_ends,
+    why_no_batch,
+)
+from halteres.agent.watching.stopping import Until, wait_for, wait_for_all
 from halteres.agent.wording import worded
 from halteres.config import environ
 from halteres.config.policies import load_policy

@@ -19,8 +19,7 @@ from starlette.routing import Route
 
 import halteres
 from halteres.agent.caller import TokenNeeded
-from halteres.agent.faces.http.answers import JSON, answer, arguments_of, refused
-from halteres.agent.faces.http.calls import SESSION, Calls
+from halteres.agent.faces.http.calls import JSON, SESSION, Calls, answer, arguments_of, refused
 from halteres.agent.faces.http.guard import carries_token
 from halteres.agent.table import TOOLS
 from halteres.agent.tool import Tool

@@ -22,8 +22,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from halteres.agent.faces import mcp
-from halteres.agent.faces.http.answers import on_bug, on_error, on_gone, on_missing
-from halteres.agent.faces.http.calls import Calls
+from halteres.agent.faces.http.calls import Calls, on_bug, on_error, on_gone, on_missing
 from halteres.agent.faces.http.guard import LocalPeers, TokenOnly
 from halteres.agent.faces.http.routes import LegacyRoutes, ToolRoutes
 from halteres.agent.faces.token import FILE, token
