@@ -24,7 +24,7 @@ from halteres.observe.sinks import read_reports
 from halteres.redaction import Redactor, printable
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.alerts import Alert
-from halteres.runs.reading.failures import Culprit, culprit
+from halteres.runs.reading.failures import FailedProcess, failed_process
 from halteres.runs.reading.processes import SEED_ROLES, conditions
 from halteres.runs.reading.progress import Given, Progress, Series, read_given, read_progress
 from halteres.runs.servers import servers_of
@@ -75,7 +75,7 @@ class Look:
     progress: Progress
     given: Given
     alerts: tuple[Alert, ...]  # newest first
-    culprit: Culprit | None  # of a failed run
+    failed_process: FailedProcess | None  # of a failed run
     at: float  # unix seconds
 
     @property
@@ -209,7 +209,7 @@ def look_at(run: RunDirectory) -> Look:
         progress=progress,
         alerts=alarms(run, state, progress),
         given=read_given(run),
-        culprit=culprit(run, state),
+        failed_process=failed_process(run, state),
         at=time.time(),
     )
 
@@ -253,7 +253,7 @@ def failure_facts(look: Look) -> dict[str, Any]:
     return {
         "error": clipped(in_calls(_sentence(look)), ERROR_LENGTH),
         "code": look.state.code or "internal",
-        "exit": look.culprit.facts if look.culprit else None,
+        "exit": look.failed_process.facts if look.failed_process else None,
         "resumable": look.state.resumable,
         "last_checkpoint": look.last_checkpoint,
     }
@@ -262,7 +262,7 @@ def failure_facts(look: Look) -> dict[str, Any]:
 def log_tail(look: Look, told: dict[str, Any]) -> list[str]:
     """Whole lines from the end of the log of whoever failed, as many as there is room for beside what is told already:
     the last one, then those that tell of trouble, then the newest."""
-    written = look.run.log_tail(look.culprit.process if look.culprit else "supervisor", 3 * LINES)
+    written = look.run.log_tail(look.failed_process.process if look.failed_process else "supervisor", 3 * LINES)
     lines = [clipped(_plain(line), LONGEST) for text in written if (line := cleaned(text))]
     room = max(LEAST_LENGTH, ANSWER_LENGTH - len(json.dumps(told, ensure_ascii=False, separators=(",", ":"))))
     kept: list[int] = []

@@ -85,6 +85,6 @@ def until_it_ends(run_id: str) -> str:
 def _mending(look: Look) -> str:
     if look.state.code == "disk_full":
         return f"make room, then {going_on(look)}"
-    if look.culprit and look.culprit.process == "env":  # its own code: no setting of ours mends it
+    if look.failed_process and look.failed_process.process == "env":  # its own code: no setting of ours mends it
         return f"{worded('rl_get_logs', look.run.run_id, role='env')} then {going_on(look)}"
     return going_on(look)
