@@ -106,7 +106,7 @@ class Paid:
 
 def probed(file: Path, templates: Sequence[str]) -> Paid | str:
     """What a file asks and pays, or why that cannot be told."""
-    command, environment = [sys.executable, str(PROBE), str(file)], environ.for_stranger()
+    command, environment = [sys.executable, str(PROBE), str(file)], environ.for_sandboxed()
     given: dict[str, Any] = {"input": json.dumps(list(templates)), "env": environment, "timeout": PROBED_WITHIN_S}
     try:
         ended = subprocess.run(command, capture_output=True, text=True, check=False, **given)

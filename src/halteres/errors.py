@@ -182,7 +182,7 @@ def shortened(text: str, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
 
 
-def as_promise(error: HalteresError) -> dict[str, Any]:
+def as_failed_future(error: HalteresError) -> dict[str, Any]:
     """The Tinker API's failed promise: the client raises RequestFailedError of that category."""
     return {"error": error.sentence, "category": "user" if isinstance(error, UserError) else "server"}
 

@@ -209,7 +209,7 @@ SPOILED: dict[str, dict[str, tuple[Spoil, str]]] = {
         "the failed run itself": (answering(completed_run=ONE), "it is completed"),
         "steps left out": (lambda scene: scene.state(ONE, total_steps=30), "it has all the steps"),
         "other settings": (settings_of(OTHER, trainer={"learning_rate": 1e-6}), "its settings are the same"),
-        "another culprit": (answering(what_ended="the engine"), "what ended is told"),
+        "another failed_process": (answering(what_ended="the engine"), "what ended is told"),
     },
 }
 

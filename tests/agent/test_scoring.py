@@ -10,7 +10,7 @@ from environments.stages import serving
 
 from halteres.agent.trial import scoring
 from halteres.environments.arithmetic import ArithmeticEnv
-from halteres.rollouts.draws import Draw
+from halteres.rollouts.rng import Draw
 
 from . import testing_scenes
 from .run_scenes import tokens, told

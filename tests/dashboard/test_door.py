@@ -8,7 +8,7 @@ import pytest
 from agent import control, run_scenes
 
 from halteres.agent.faces.token import token
-from halteres.dashboard.access import TICKET_S, Door, page_key, proof, ticket
+from halteres.dashboard.access import TICKET_S, Tickets, page_key, proof, ticket
 from halteres.dashboard.routes import STATIC
 
 from .conftest import HOST, Client
@@ -26,7 +26,7 @@ NOW = 1_800_000_000.0
 
 
 def test_a_ticket_opens_once(home: Path) -> None:
-    door, given = Door(), ticket(NOW)
+    door, given = Tickets(), ticket(NOW)
     assert door.admits(given, NOW)
     assert not door.admits(given, NOW)
     assert door.admits(ticket(NOW), NOW), "another one does"
@@ -34,26 +34,26 @@ def test_a_ticket_opens_once(home: Path) -> None:
 
 def test_a_ticket_runs_out(home: Path) -> None:
     given = ticket(NOW)
-    assert not Door().admits(given, NOW + TICKET_S + 1)
-    assert Door().admits(given, NOW + TICKET_S - 1)
+    assert not Tickets().admits(given, NOW + TICKET_S + 1)
+    assert Tickets().admits(given, NOW + TICKET_S - 1)
 
 
 def test_a_ticket_cannot_be_prolonged_or_made_up(home: Path) -> None:
     expiry, nonce, signature = ticket(NOW).split(".")
-    assert not Door().admits(f"{int(expiry) + 900}.{nonce}.{signature}", NOW)
+    assert not Tickets().admits(f"{int(expiry) + 900}.{nonce}.{signature}", NOW)
     for made_up in ("", ".", "..", "x", f"{expiry}.{nonce}.", page_key(), proof("x" * 16), "9" * 40, "ü.ü.ü"):
-        assert not Door().admits(made_up, NOW), made_up
+        assert not Tickets().admits(made_up, NOW), made_up
 
 
 def test_a_new_token_ends_tickets_and_cookies(home: Path) -> None:
     given, key = ticket(NOW), page_key()
     (home / "token").unlink()
-    assert not Door().admits(given, NOW)
+    assert not Tickets().admits(given, NOW)
     assert page_key() != key
 
 
 def test_the_token_itself_opens_as_often_as_it_is_shown(home: Path) -> None:
-    door = Door()
+    door = Tickets()
     assert door.admits(token(), NOW)
     assert door.admits(token(), NOW)
 

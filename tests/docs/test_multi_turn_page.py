@@ -19,7 +19,7 @@ from halteres.environments.multi_turn import MultiTurnEnv, Step
 from halteres.environments.scored import turns_of
 from halteres.environments.work import Drawn, settle_item
 from halteres.observe.metrics import read_rows
-from halteres.rollouts.draws import Draw
+from halteres.rollouts.rng import Draw
 
 PAGE = (Path(__file__).parents[2] / "docs" / "multi-turn.md").read_text()
 

@@ -17,7 +17,7 @@ from halteres.environments.configuring import Overrides
 from halteres.environments.work import Drawn, settle_item
 from halteres.rewards.components import JudgeSpec, Method, RewardSpec, When
 from halteres.rewards.functions import RewardFunction, Sample
-from halteres.rollouts.draws import Draw
+from halteres.rollouts.rng import Draw
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
 

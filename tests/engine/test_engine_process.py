@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from halteres.engine.child import EngineChild
-from halteres.engine.process import EngineCommand, EngineProcess, Patience
+from halteres.engine.process import EngineCommand, EngineProcess, RestartPolicy
 from halteres.engine.protocol import LoraConfig, SamplingParams
 from halteres.errors import HalteresError, NotFound, NotReady, ProcessFailed
 from halteres.models import TINY
@@ -33,7 +33,7 @@ def command(model_folder: Path) -> EngineCommand:
 
 @pytest.fixture
 async def running(command: EngineCommand, tmp_path: Path) -> AsyncIterator[EngineProcess]:
-    process = EngineProcess(command, tmp_path / "logs" / "engine.log", patience=Patience(ready_s=30, backoff_s=0.01))
+    process = EngineProcess(command, tmp_path / "logs" / "engine.log", policy=RestartPolicy(ready_s=30, backoff_s=0.01))
     await process.start()
     yield process
     await process.stop()
@@ -80,7 +80,7 @@ async def test_a_killed_engine_fails_its_calls_typed_and_is_restarted(command: E
         tmp_path / "engine.log",
         on_death=deaths.append,
         on_restart=restarted.set,
-        patience=Patience(backoff_s=0),
+        policy=RestartPolicy(backoff_s=0),
     )
     await process.start()
     first = process.pid
@@ -102,8 +102,8 @@ async def test_a_killed_engine_fails_its_calls_typed_and_is_restarted(command: E
 
 
 async def test_the_bound_on_restarts_is_kept(command: EngineCommand, tmp_path: Path) -> None:
-    patience = Patience(max_restarts=1, backoff_s=0)
-    process = EngineProcess(command, tmp_path / "engine.log", patience=patience)
+    policy = RestartPolicy(max_restarts=1, backoff_s=0)
+    process = EngineProcess(command, tmp_path / "engine.log", policy=policy)
     await process.start()
     async with asyncio.timeout(30):
         for restarts in (0, 1):
@@ -120,7 +120,7 @@ async def test_an_engine_that_dies_six_times_within_five_minutes_is_given_up(
     command: EngineCommand, tmp_path: Path
 ) -> None:
     deaths: list[HalteresError] = []
-    process = EngineProcess(command, tmp_path / "engine.log", on_death=deaths.append, patience=Patience(backoff_s=0))
+    process = EngineProcess(command, tmp_path / "engine.log", on_death=deaths.append, policy=RestartPolicy(backoff_s=0))
     await process.start()
     async with asyncio.timeout(60):
         for restarts in range(6):
@@ -140,7 +140,7 @@ async def test_deaths_that_are_further_apart_than_the_window_are_forgotten(
     command: EngineCommand, tmp_path: Path
 ) -> None:
     process = EngineProcess(
-        command, tmp_path / "engine.log", patience=Patience(max_restarts=0, window_s=0, backoff_s=0)
+        command, tmp_path / "engine.log", policy=RestartPolicy(max_restarts=0, window_s=0, backoff_s=0)
     )
     await process.start()
     async with asyncio.timeout(30):
@@ -183,7 +183,7 @@ async def test_a_restart_that_the_machine_refuses_is_a_death_and_tried_again(
         deaths.append(why)
         monkeypatch.undo() if len(deaths) == 3 else monkeypatch.setattr(name, refuse)
 
-    process = EngineProcess(command, tmp_path / "engine.log", on_death=died, patience=Patience(backoff_s=0))
+    process = EngineProcess(command, tmp_path / "engine.log", on_death=died, policy=RestartPolicy(backoff_s=0))
     await process.start()
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
@@ -202,7 +202,7 @@ async def test_a_machine_that_refuses_for_good_is_given_up(
     command: EngineCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: str
 ) -> None:
     name, refuse, says = REFUSALS[refusal]
-    process = EngineProcess(command, tmp_path / "engine.log", patience=Patience(backoff_s=0))
+    process = EngineProcess(command, tmp_path / "engine.log", policy=RestartPolicy(backoff_s=0))
     await process.start()
     assert process.pid is not None
     monkeypatch.setattr(name, refuse)
@@ -283,7 +283,7 @@ async def test_an_engine_that_is_never_ready_is_told_and_killed(
 ) -> None:
     monkeypatch.setattr(EngineCommand, "argv", lambda *_: [sys.executable, "-c", "import signal; signal.pause()"])
     slow = EngineCommand(backend="scripted", folder=tmp_path, name="slow")
-    process = EngineProcess(slow, tmp_path / "engine.log", patience=Patience(ready_s=0.3))
+    process = EngineProcess(slow, tmp_path / "engine.log", policy=RestartPolicy(ready_s=0.3))
     with pytest.raises(ProcessFailed, match=r"not ready within 0\.3 s"):
         await process.start()
     assert process.pid is None
@@ -334,8 +334,8 @@ async def test_a_usage_error_exits_2(tmp_path: Path) -> None:
 
 async def test_an_engine_that_hangs_is_killed_and_another_started(command: EngineCommand, tmp_path: Path) -> None:
     deaths: list[HalteresError] = []
-    patience = Patience(backoff_s=0, ping_s=0.2, silent_s=0.6)
-    process = EngineProcess(command, tmp_path / "engine.log", on_death=deaths.append, patience=patience)
+    policy = RestartPolicy(backoff_s=0, ping_s=0.2, silent_s=0.6)
+    process = EngineProcess(command, tmp_path / "engine.log", on_death=deaths.append, policy=policy)
     await process.start()
     first = process.pid
     assert first is not None

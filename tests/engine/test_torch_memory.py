@@ -20,7 +20,7 @@ from halteres.engine.torch import TorchEngine, adapter, memory, passes, worker
 from halteres.engine.torch.decode import DecodeBatch
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.memory import FreedMemory, attempt, resident_bytes
-from halteres.errors import HalteresError, InvalidData, ServerError, as_promise
+from halteres.errors import HalteresError, InvalidData, ServerError, as_failed_future
 from halteres.main_memory import Memory
 from halteres.models import TINY
 
@@ -54,7 +54,7 @@ def test_what_libraries_raise_is_recognised_and_nothing_of_it_is_held(where: str
     assert isinstance(failure, EngineOutOfMemory)
     assert failure.code == "gpu_oom"
     assert "Send shorter sequences" in failure.next
-    assert as_promise(failure)["category"] == "server"
+    assert as_failed_future(failure)["category"] == "server"
     assert (failure.__cause__, failure.__context__, failure.__traceback__) == (None, None, None)
     RAISED[where].__traceback__ = None
     gc.collect()

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from halteres.engine.checks import LossNotFinite, check_adam
 from halteres.engine.protocol import Adam, Datum, LoraConfig, LossSpec
-from halteres.errors import InvalidData, NotFound, UserError, as_promise
+from halteres.errors import InvalidData, NotFound, UserError, as_failed_future
 from halteres.losses import LOSSES
 
 from .scenes import CROSS_ENTROPY, IMPORTANCE_SAMPLING, array, packed
@@ -61,7 +61,7 @@ async def test_a_ratio_that_overflows_is_refused_and_accumulates_nothing(model_f
         with pytest.raises(LossNotFinite) as caught:
             await engine.forward_backward("a", (good, bad), IMPORTANCE_SAMPLING)
         assert caught.value.code == "nan_loss"
-        told = as_promise(caught.value)
+        told = as_failed_future(caught.value)
         assert told["error"].startswith("The loss is not finite at datum 1, position 3.")
         assert told["category"] == "user"
         assert not gradient(engine).any()

@@ -15,8 +15,8 @@ from halteres.engine.protocol import SampleResult, SamplingParams, Wanted
 from halteres.engine.torch import TorchEngine
 from halteres.engine.torch.choose import Shaping, choose
 from halteres.engine.torch.decode import DecodeBatch
-from halteres.engine.torch.draws import uniforms
 from halteres.engine.torch.limits import Limits
+from halteres.engine.torch.rng import uniforms
 from halteres.engine.torch.sampler import Sampler
 from halteres.errors import InvalidData, NotReady, ServerError, UserError
 from halteres.text import load_tokenizer

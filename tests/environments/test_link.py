@@ -23,7 +23,7 @@ from halteres.clients.trajectories import (
 )
 from halteres.environments.config import BaseEnvConfig
 from halteres.environments.link import KEPT, TrajectoryLink
-from halteres.environments.spool import Letter, Spool
+from halteres.environments.outbox import Letter, Outbox
 from halteres.errors import InvalidData, NotReady
 from halteres.observe.metrics import read_rows
 
@@ -116,17 +116,17 @@ def kept(folder: Path) -> list[Path]:
 
 
 def test_letters_come_back_in_the_order_in_which_they_were_kept(tmp_path: Path) -> None:
-    spool = Spool(tmp_path / "spool")
+    spool = Outbox(tmp_path / "spool")
     letters = [Letter(key=f"k{number}", body={**BODY, "scores": [number / 3]}) for number in range(3)]
     assert all(map(spool.keep, letters))
-    found = dict(Spool(tmp_path / "spool").letters())
+    found = dict(Outbox(tmp_path / "spool").letters())
     assert list(found.values()) == letters
     spool.clear()
     assert not kept(tmp_path / "spool")
 
 
 def test_a_folder_holds_so_much_and_no_more(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, largest_bytes=len(json.dumps({"key": "k", "body": BODY})))
+    spool = Outbox(tmp_path, largest_bytes=len(json.dumps({"key": "k", "body": BODY})))
     assert spool.keep(Letter(key="k", body=BODY))
     assert not spool.keep(Letter(key="l", body=BODY))
     assert [letter.key for _, letter in spool.letters()] == ["k"]
@@ -134,15 +134,15 @@ def test_a_folder_holds_so_much_and_no_more(tmp_path: Path) -> None:
 
 def test_where_nothing_can_be_written_nothing_is_kept(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert not Spool(tmp_path / "file").keep(Letter(key="k", body=BODY))
-    assert not Spool(None).keep(Letter(key="k", body=BODY))
-    assert list(Spool(None).letters()) == []
+    assert not Outbox(tmp_path / "file").keep(Letter(key="k", body=BODY))
+    assert not Outbox(None).keep(Letter(key="k", body=BODY))
+    assert list(Outbox(None).letters()) == []
 
 
 @pytest.mark.parametrize("content", [b'{"key": "k", "bo', b"[]", b"{}", b"\xff", b'{"key": "k", "body": 3}'])
 def test_a_damaged_letter_is_put_aside_and_stops_nobody(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "0.group").write_bytes(content)
-    spool = Spool(tmp_path)
+    spool = Outbox(tmp_path)
     spool.keep(Letter(key="k", body=BODY))
     assert [letter.key for _, letter in spool.letters()] == ["k"]
     assert [file.name for file in tmp_path.glob("*.damaged")] == ["0.damaged"]
@@ -183,7 +183,7 @@ async def test_a_group_that_had_arrived_all_the_same_counts_once(tmp_path: Path)
     link = await registered(server, tmp_path)
     await link.send(BODY, "0/0/0")
     (key,) = server.arrived
-    Spool(tmp_path).keep(Letter(key=key, body=BODY))
+    Outbox(tmp_path).keep(Letter(key=key, body=BODY))
     successor = await registered(server, tmp_path)
     await successor.status()
     assert server.arrived == {key: {**BODY, "env_id": 0}}
@@ -192,7 +192,7 @@ async def test_a_group_that_had_arrived_all_the_same_counts_once(tmp_path: Path)
 
 async def test_a_kept_group_that_is_refused_stops_nobody(tmp_path: Path) -> None:
     server = Server()
-    Spool(tmp_path).keep(Letter(key="k", body=BODY))
+    Outbox(tmp_path).keep(Letter(key="k", body=BODY))
     link = await registered(server, tmp_path)
     server.refusal = InvalidData("No.")
     await link.status()
@@ -218,7 +218,7 @@ async def test_with_a_folder_that_is_full_too(tmp_path: Path) -> None:
 
 async def test_what_a_finished_run_needs_no_more_is_forgotten(tmp_path: Path) -> None:
     server = Server()
-    Spool(tmp_path).keep(Letter(key="k", body=BODY))
+    Outbox(tmp_path).keep(Letter(key="k", body=BODY))
     link = await registered(server, tmp_path, send_s=60)
     link.has_enough()
     assert not kept(tmp_path)

@@ -14,7 +14,7 @@ from halteres.environments.multi_turn import MultiTurnEnv, Reply, Step
 from halteres.environments.scored import ScoredDataGroup, check, rollouts_of, to_wire, turns_of
 from halteres.environments.work import Drawn, Settled, settle_item
 from halteres.observe.metrics import read_rows
-from halteres.rollouts.draws import Draw
+from halteres.rollouts.rng import Draw
 from halteres.types import MASKED, Turn
 
 from .stages import TOKENIZER, Inference, server

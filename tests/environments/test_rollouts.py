@@ -11,8 +11,8 @@ from halteres.clients.inference import InferenceClient, Sampling
 from halteres.clients.json_client import read_answer, until_ready
 from halteres.clients.retries import Retries
 from halteres.errors import EnvironmentFailed, InvalidData, NotReady, SamplerFailed, ServerError
-from halteres.rollouts.draws import Draw, next_sampling_seed, one_rollout, rolling_out
 from halteres.rollouts.groups import GroupFailed, complete, settle
+from halteres.rollouts.rng import Draw, next_sampling_seed, one_rollout, rolling_out
 from halteres.rollouts.sampler import ContextOverflow, Limits, Sampler
 from halteres.types import FailedRollout
 

@@ -19,7 +19,7 @@ from halteres.environments.scored import ScoredDataGroup, to_wire
 from halteres.environments.work import Drawn, Settled, settle_item
 from halteres.errors import EnvironmentGaveUp, InvalidConfig
 from halteres.observe.metrics import read_rows
-from halteres.rollouts.draws import Draw
+from halteres.rollouts.rng import Draw
 
 from .stages import Digits, Inference, Trainer, at_work, config, server, serving
 

@@ -16,7 +16,7 @@ from halteres.rewards.components import JudgeSpec
 from halteres.rewards.functions import Sample
 from halteres.rewards.judges import Judge
 from halteres.rewards.rubrics import read_rubric
-from halteres.rollouts.draws import Draw
+from halteres.rollouts.rng import Draw
 
 pytestmark = pytest.mark.runs
 

@@ -26,8 +26,8 @@ from halteres.runs import identity, lock
 from halteres.runs.diagnosis import Diagnosis, stalled
 from halteres.runs.diagnosis.case import Case
 from halteres.runs.diagnosis.excursion import Excursion, trend
-from halteres.runs.diagnosis.pulse import FIRST_STEP_S, LEAST_S, STALE_S, Pulse
 from halteres.runs.diagnosis.refused_calls import LASTING_S, LEAST, Calls, RefusedCalls
+from halteres.runs.diagnosis.stall_detector import FIRST_STEP_S, LEAST_S, STALE_S, StallDetector
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.alerts import Alert
 from halteres.runs.state import RunState, write_state
@@ -456,7 +456,7 @@ class Clock:
 
 def test_no_step_for_long_is_told_once_and_again_after_the_next_one() -> None:
     clock = Clock()
-    pulse = Pulse(CASE, clock)
+    pulse = StallDetector(CASE, clock)
     for _ in range(4):
         clock.now += 30.0
         pulse.step({"time/step": 30.0})
@@ -475,7 +475,7 @@ def test_no_step_for_long_is_told_once_and_again_after_the_next_one() -> None:
 
 def test_short_steps_are_given_a_minute_and_the_first_one_ten() -> None:
     clock = Clock()
-    pulse = Pulse(CASE, clock)
+    pulse = StallDetector(CASE, clock)
     clock.now += FIRST_STEP_S - 1
     assert [pulse.look({}, training=True) for _ in range(3)] == [None] * 3
     pulse.step({"time/step": 0.01})
@@ -506,7 +506,7 @@ def until_stopped(pid: int) -> None:
 def test_a_stopped_process_is_told_by_role_and_pid() -> None:
     with sleeping() as process:
         processes = {"trainer": {**identity.identity(process.pid), "exit": None}, "api": {"pid": None, "exit": None}}
-        pulse = Pulse(CASE)
+        pulse = StallDetector(CASE)
         assert [pulse.look(processes, training=False) for _ in range(3)] == [None] * 3
         os.kill(process.pid, signal.SIGSTOP)
         until_stopped(process.pid)

@@ -11,7 +11,7 @@ import pytest
 from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunDirectory, runs_home
 from halteres.runs.reading import failures
-from halteres.runs.reading.failures import Culprit, culprit, kernel_kills, mending, ran_out, smaller
+from halteres.runs.reading.failures import FailedProcess, failed_process, kernel_kills, mending, ran_out, smaller
 from halteres.runs.reading.outcome import chosen
 from halteres.runs.reading.processes import condition
 from halteres.runs.reading.progress import Given, GivenTrainer, read_given
@@ -169,30 +169,30 @@ def exits(run: RunDirectory, *roles: tuple[str, int | None]) -> None:
 
 def test_run_json_names_who_failed(run: RunDirectory) -> None:
     exits(run, ("env", -15))
-    assert culprit(run, state(run, exit={"process": "trainer", "code": 1})) == Culprit("trainer", 1)
-    assert culprit(run, state(run, exit={"process": "trainer", "code": 1}, status="completed")) is None
+    assert failed_process(run, state(run, exit={"process": "trainer", "code": 1})) == FailedProcess("trainer", 1)
+    assert failed_process(run, state(run, exit={"process": "trainer", "code": 1}, status="completed")) is None
 
 
 def test_where_it_does_not_the_first_exit_that_was_not_made_good_is_to_blame(run: RunDirectory) -> None:
     exits(run, ("env", 3), ("env", None), ("env", 0), ("trainer", -9), ("api", -15), ("service", 0))
-    assert culprit(run, state(run)) == Culprit("trainer", -9)
+    assert failed_process(run, state(run)) == FailedProcess("trainer", -9)
 
 
 def test_an_engine_that_ended_alone_is_to_blame_for_all_exits_after_it(run: RunDirectory) -> None:
     exits(run, ("env", -15), ("trainer", -15))
     engine = {"pid": 7, "exit": "unknown", "state": "ended"}
-    assert culprit(run, state(run, processes={"engine": engine})) == Culprit("engine", None)
+    assert failed_process(run, state(run, processes={"engine": engine})) == FailedProcess("engine", None)
 
 
 @pytest.mark.parametrize(("phase", "role"), [("api", "service"), ("environment", "env")])
 def test_who_was_never_ready_is_known_by_what_was_waited_for(run: RunDirectory, phase: str, role: str) -> None:
-    assert culprit(run, state(run, phase=phase)) == Culprit(role, None)
-    assert culprit(run, state(run, phase=None)) is None
+    assert failed_process(run, state(run, phase=phase)) == FailedProcess(role, None)
+    assert failed_process(run, state(run, phase=None)) is None
 
 
 def test_after_training_nobody_is_to_blame(run: RunDirectory) -> None:
     exits(run, ("trainer", 0), ("env", -15))
-    assert culprit(run, state(run, phase="evaluation")) is None
+    assert failed_process(run, state(run, phase="evaluation")) is None
 
 
 def test_a_checkpoint_of_step_0_is_nothing_to_go_on_from(run: RunDirectory) -> None:

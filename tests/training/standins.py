@@ -13,7 +13,7 @@ import numpy as np
 from halteres.clients.trajectories import TrainerRegistration
 from halteres.errors import NotReady
 from halteres.training.datums import Example, Row, to_sequence
-from halteres.training.learner import Checkpoint, Pass, Promise
+from halteres.training.learner import Checkpoint, Pass, SentCall
 from halteres.training.stopping import Stopping
 from halteres.types import CONTEXT_LOGPROB, Batch, Group
 
@@ -79,27 +79,27 @@ class FakePolicy:
         self.drift = 0.0  # of every sampled token's log-probability since it was sampled
         self.divergence = 0.0  # of every sampled token, from the reference policy
 
-    def forward_backward(self, examples: Sequence[Example]) -> Promise[Pass]:
+    def forward_backward(self, examples: Sequence[Example]) -> SentCall[Pass]:
         self.calls.append("forward_backward")
         self.trained.append(len(examples))
         self.examples = list(examples)
         logprobs = tuple(example.logprobs_N + np.float32(0) for example in examples)
-        return Promise(_soon(None), "forward_backward", lambda _: Pass(loss=self.loss(), logprobs=logprobs))
+        return SentCall(_soon(None), "forward_backward", lambda _: Pass(loss=self.loss(), logprobs=logprobs))
 
-    def forward(self, examples: Sequence[Example]) -> Promise[tuple[Row, ...]]:
+    def forward(self, examples: Sequence[Example]) -> SentCall[tuple[Row, ...]]:
         self.calls.append("forward")
         rows = tuple(example.logprobs_N + np.float32(self.drift) for example in examples)
-        return Promise(_soon(None), "forward", lambda _: rows)
+        return SentCall(_soon(None), "forward", lambda _: rows)
 
-    def reference(self, examples: Sequence[Example]) -> Promise[tuple[Row, ...]]:
+    def reference(self, examples: Sequence[Example]) -> SentCall[tuple[Row, ...]]:
         self.calls.append("reference")
         rows = tuple(example.logprobs_N - np.float32(self.divergence) for example in examples)
-        return Promise(_soon(None), "reference", lambda _: rows)
+        return SentCall(_soon(None), "reference", lambda _: rows)
 
-    def optim_step(self, learning_rate: float) -> Promise[int]:
+    def optim_step(self, learning_rate: float) -> SentCall[int]:
         self.calls.append("optim_step")
         self.rates.append(learning_rate)
-        return Promise(_soon(None), "optim_step", self._step)
+        return SentCall(_soon(None), "optim_step", self._step)
 
     async def publish(self) -> None:
         self.calls.append(f"publish {self.version}")

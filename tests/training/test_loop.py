@@ -23,7 +23,7 @@ from halteres.training.datums import Example
 from halteres.training.experience import Trajectories
 from halteres.training.failures import LossNotFinite, NoExperience
 from halteres.training.folder import RunFolder
-from halteres.training.learner import Pass, Promise
+from halteres.training.learner import Pass, SentCall
 from halteres.training.loop import close, keep, open_to_environments, train
 from halteres.training.report import Report
 from halteres.training.rollouts import Rollouts
@@ -232,8 +232,8 @@ async def test_log_probabilities_at_another_temperature_are_not_compared_with_th
 
 async def test_clipped_tokens_are_told_as_a_share_of_all_that_passes_went_through(tmp_path: Path) -> None:
     class Clipping(FakePolicy):
-        def forward_backward(self, examples: Sequence[Example]) -> Promise[Pass]:
-            return Promise(super().forward_backward(examples), "", lambda passed: replace(passed, clipped=1.0))
+        def forward_backward(self, examples: Sequence[Example]) -> SentCall[Pass]:
+            return SentCall(super().forward_backward(examples), "", lambda passed: replace(passed, clipped=1.0))
 
     for folder in ("clips", "none"):
         (tmp_path / folder).mkdir()

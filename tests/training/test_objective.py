@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from halteres.config.settings import Settings, TrainerSettings
 from halteres.errors import InvalidData
 from halteres.training.datums import Example, Row
-from halteres.training.learner import Promise
+from halteres.training.learner import SentCall
 from halteres.training.objective import Objective, TrainingBatch
 from halteres.training.schedule import learning_rate, minibatches
 from halteres.types import Batch, Span
@@ -230,7 +230,7 @@ async def test_a_sequence_that_is_too_long_is_not_asked_of_the_reference_either(
     asked: list[int] = []
 
     class Asked(FakePolicy):
-        def reference(self, examples: Sequence[Example]) -> Promise[tuple[Row, ...]]:
+        def reference(self, examples: Sequence[Example]) -> SentCall[tuple[Row, ...]]:
             asked.extend(len(one.tokens_N) for one in examples)
             return super().reference(examples)
 

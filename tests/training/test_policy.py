@@ -13,7 +13,7 @@ import pytest
 from halteres.losses import find_kind
 from halteres.training import learner
 from halteres.training.failures import LossNotFinite, RequestRefused, ServiceFailed, VersionsDiffer
-from halteres.training.learner import Promise
+from halteres.training.learner import SentCall
 from halteres.training.policy import Policy, _datum, _finite_pass
 
 from .standins import example
@@ -55,7 +55,7 @@ def test_a_loss_that_is_not_finite_is_told_with_cause_and_remedy(spoilt: Any) ->
 
 
 async def test_a_refusal_of_the_service_becomes_one_sentence() -> None:
-    promise = Promise(fails(ValueError("no such model")), "create_model", lambda value: value)
+    promise = SentCall(fails(ValueError("no such model")), "create_model", lambda value: value)
     with pytest.raises(ServiceFailed, match=r"create_model raised ValueError: no such model\. Look into logs"):
         await promise
 
@@ -63,11 +63,11 @@ async def test_a_refusal_of_the_service_becomes_one_sentence() -> None:
 async def test_a_service_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learner, "CALL_S", 0.05)
     with pytest.raises(ServiceFailed, match="did not answer forward_backward within"):
-        await Promise(asyncio.Event().wait(), "forward_backward", lambda value: value)
+        await SentCall(asyncio.Event().wait(), "forward_backward", lambda value: value)
 
 
 async def test_cancelling_the_trainer_is_not_a_failure_of_the_service() -> None:
-    redeeming = asyncio.ensure_future(Promise(asyncio.Event().wait(), "publish", lambda value: value)._redeem())
+    redeeming = asyncio.ensure_future(SentCall(asyncio.Event().wait(), "publish", lambda value: value)._redeem())
     await asyncio.sleep(0)
     redeeming.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -84,7 +84,7 @@ def refused(sentence: str, category: str) -> Exception:
 
 
 async def redeem(error: Exception) -> None:
-    await Promise(fails(error), "forward_backward", lambda value: value)
+    await SentCall(fails(error), "forward_backward", lambda value: value)
 
 
 async def test_a_pass_that_the_engine_refuses_as_not_finite_is_a_diverged_loss() -> None:

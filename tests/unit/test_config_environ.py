@@ -65,7 +65,7 @@ def test_whether_a_hub_is_asked_is_left_to_the_user_of_an_environment(
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     if given is not None:
         monkeypatch.setenv("HF_HUB_OFFLINE", given)
-    assert {child.get("HF_HUB_OFFLINE") for child in (environ.for_child(), environ.for_stranger())} == {given}
+    assert {child.get("HF_HUB_OFFLINE") for child in (environ.for_child(), environ.for_sandboxed())} == {given}
 
 
 @pytest.mark.parametrize(("given", "holds"), [(None, "1"), ("0", "0")])
@@ -86,7 +86,7 @@ OPEN = ("PWD", "OLDPWD", "SSH_ASKPASS", "HERMES_COMPAT", "PATHS")
 def test_what_is_named_like_a_secret_is_handed_to_nobody_and_known(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*SECRETS, *OPEN):
         monkeypatch.setenv(name, f"value of {name}")
-    child, known = environ.for_stranger(), environ.secrets()
+    child, known = environ.for_sandboxed(), environ.secrets()
     assert {name for name in SECRETS if name in child or known[name] != f"value of {name}"} == set()
     assert {name for name in OPEN if name not in child or name in known} == set()
 
@@ -107,7 +107,7 @@ def test_an_address_is_handed_on_without_its_login(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, handed: str, secret: str | None
 ) -> None:
     monkeypatch.setenv(name, value)
-    assert environ.for_stranger()[name] == handed
+    assert environ.for_sandboxed()[name] == handed
     assert environ.secrets().get(name) == secret
     assert Redactor.of_this_process().text(f"to {value}") == f"to {value.replace(secret, '***') if secret else value}"
 

@@ -22,8 +22,8 @@ from halteres.errors import (
     UserError,
     as_answer,
     as_atropos,
+    as_failed_future,
     as_http,
-    as_promise,
     boundary,
     nearest,
     unknown,
@@ -68,8 +68,8 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
 
 
 def test_a_promise_carries_the_category() -> None:
-    assert as_promise(ERROR) == {"error": str(ERROR), "category": "user"}
-    assert as_promise(ServerError("Ours."))["category"] == "server"
+    assert as_failed_future(ERROR) == {"error": str(ERROR), "category": "user"}
+    assert as_failed_future(ServerError("Ours."))["category"] == "server"
 
 
 def test_http_answers_have_detail_code_and_facts() -> None:

@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 
 from halteres.cli.main import app
 from halteres.errors import Conflict, InvalidData, ServerError, UserError
-from halteres.models import TINY, builtin_path, model_folder, on_shelf
+from halteres.models import TINY, builtin_path, model_folder, stored_models
 from halteres.models.gguf import read_gguf
 from halteres.models.hub_cache import HubCache
-from halteres.models.shelf import Shelf
+from halteres.models.model_store import ModelStore
 from halteres.text import load_tokenizer
 
 TEXTS = ("What is 12345 + 67?", "It's  two\n\n spaces ", "<|im_start|>user\nhi<|im_end|>", "e\u0301 is not \u00e9 🎲")
@@ -165,10 +165,10 @@ def written(tmp_path: Path) -> Callable[..., Written]:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelStore:
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    return Shelf(tmp_path / "home" / "models", HubCache(tmp_path / "hub"))
+    return ModelStore(tmp_path / "home" / "models", HubCache(tmp_path / "hub"))
 
 
 def added(file: Path) -> Path:
@@ -186,7 +186,7 @@ def logits(model: Any) -> torch.Tensor:
     ("family", "shape"), [("llama", {}), ("qwen2", {"tie_word_embeddings": False}), ("qwen3", WIDE)]
 )
 def test_a_quantised_model_computes_what_transformers_computes_from_its_file(
-    shelf: Shelf, written: Callable[..., Written], family: str, shape: Mapping[str, Any]
+    shelf: ModelStore, written: Callable[..., Written], family: str, shape: Mapping[str, Any]
 ) -> None:
     made = written(family, kinds=(Kind.Q4_1, Kind.Q8_0, Kind.BF16, Kind.F16), **shape)
     folder = added(made.file)
@@ -201,7 +201,7 @@ def test_a_quantised_model_computes_what_transformers_computes_from_its_file(
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_an_unquantised_model_is_the_one_that_was_written(
-    shelf: Shelf, written: Callable[..., Written], family: str
+    shelf: ModelStore, written: Callable[..., Written], family: str
 ) -> None:
     """Also where a head is wider than its share of the width (Qwen3)."""
     made = written(family, **({"head_dim": 32} if family == "qwen3" else {}))
@@ -209,7 +209,7 @@ def test_an_unquantised_model_is_the_one_that_was_written(
     assert torch.equal(logits(ours), logits(made.model))
 
 
-def test_the_stretched_frequencies_of_llama_3_are_kept(shelf: Shelf, written: Callable[..., Written]) -> None:
+def test_the_stretched_frequencies_of_llama_3_are_kept(shelf: ModelStore, written: Callable[..., Written]) -> None:
     rope = {
         "rope_type": "llama3",
         "rope_theta": 500000.0,
@@ -242,7 +242,7 @@ def test_a_large_model_is_written_in_several_files(
     assert torch.equal(logits(ours), logits(made.model))
 
 
-def test_the_tokenizer_and_the_chat_template_are_the_files(shelf: Shelf, written: Callable[..., Written]) -> None:
+def test_the_tokenizer_and_the_chat_template_are_the_files(shelf: ModelStore, written: Callable[..., Written]) -> None:
     made = written("qwen3", **WIDE)
     folder = added(made.file)
     ours, original = load_tokenizer(str(folder)), load_tokenizer(str(builtin_path(TINY)))
@@ -257,14 +257,14 @@ def test_the_tokenizer_and_the_chat_template_are_the_files(shelf: Shelf, written
     assert (ours.eos_token_ids, ours.pad_token_id, ours.specials) == ((2,), 0, original.specials)
 
 
-def test_a_smollm_reads_every_digit_alone(shelf: Shelf, written: Callable[..., Written]) -> None:
+def test_a_smollm_reads_every_digit_alone(shelf: ModelStore, written: Callable[..., Written]) -> None:
     tokenizer = load_tokenizer(str(added(written("llama", values={"tokenizer.ggml.pre": "smollm"}).file)))
     assert [tokenizer.token(number) for number in tokenizer.encode("  12")[-2:]] == ["1", "2"]
     assert tokenizer.encode("  12")[:-2] == tokenizer.encode("  ")
 
 
 def test_a_llama_3_begins_a_text_with_its_own_token_and_ends_an_answer_with_either(
-    shelf: Shelf, written: Callable[..., Written]
+    shelf: ModelStore, written: Callable[..., Written]
 ) -> None:
     values = {"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eot_token_id": 3}
     tokenizer = load_tokenizer(str(added(written("llama", values=values).file)))
@@ -292,7 +292,9 @@ def sentencepiece() -> Mapping[str, Any]:
     }
 
 
-def test_a_sentencepiece_vocabulary_reads_as_in_transformers(shelf: Shelf, written: Callable[..., Written]) -> None:
+def test_a_sentencepiece_vocabulary_reads_as_in_transformers(
+    shelf: ModelStore, written: Callable[..., Written]
+) -> None:
     values = sentencepiece()
     made = written("llama", vocab_size=len(values["tokenizer.ggml.tokens"]), values=values)
     ours = load_tokenizer(str(added(made.file)))
@@ -324,7 +326,7 @@ def test_a_model_that_would_be_computed_wrongly_is_refused_with_the_reason(
 
 
 def test_a_file_that_is_cut_off_or_of_another_kind_is_refused_in_one_sentence(
-    shelf: Shelf, written: Callable[..., Written]
+    shelf: ModelStore, written: Callable[..., Written]
 ) -> None:
     file = written("llama").file
     whole = file.read_bytes()
@@ -339,7 +341,7 @@ def test_a_file_that_is_cut_off_or_of_another_kind_is_refused_in_one_sentence(
 
 
 def test_weights_that_are_not_finite_are_refused_and_nothing_stays(
-    shelf: Shelf, written: Callable[..., Written]
+    shelf: ModelStore, written: Callable[..., Written]
 ) -> None:
     bad = np.full((64,), np.nan, np.float32)
     with pytest.raises(UserError, match=r"'output_norm\.weight' holds values that are not finite"):
@@ -357,10 +359,10 @@ def test_without_the_package_the_command_that_installs_it_is_named(
 
 
 @pytest.mark.parametrize("broken", [KeyboardInterrupt(), OSError("No space left on device")])
-def test_a_conversion_that_is_broken_off_leaves_nothing(shelf: Shelf, broken: BaseException) -> None:
+def test_a_conversion_that_is_broken_off_leaves_nothing(shelf: ModelStore, broken: BaseException) -> None:
     def write(folder: Path) -> None:
         (folder / "config.json").write_text("{}")
-        assert list(on_shelf(shelf.folder)) == [], "what is being written is no model yet"
+        assert list(stored_models(shelf.folder)) == [], "what is being written is no model yet"
         raise broken
 
     with pytest.raises((KeyboardInterrupt, ServerError)):
@@ -370,7 +372,7 @@ def test_a_conversion_that_is_broken_off_leaves_nothing(shelf: Shelf, broken: Ba
 
 
 def test_a_converted_model_is_listed_cannot_be_overwritten_and_can_be_removed(
-    shelf: Shelf, written: Callable[..., Written]
+    shelf: ModelStore, written: Callable[..., Written]
 ) -> None:
     file = written("llama").file
     folder = added(file)

@@ -17,8 +17,8 @@ from halteres.errors import Conflict, NotFound, NotReady, UserError
 from halteres.models import TINY, builtin_path, model_folder, names_of
 from halteres.models.download import download
 from halteres.models.hub_cache import HubCache
+from halteres.models.model_store import ModelStore
 from halteres.models.names import LLAMA_3_TOKENIZERS, checked_name, suggested_name
-from halteres.models.shelf import Shelf
 from halteres.service.base import base_model
 from halteres.text import load_tokenizer
 
@@ -39,9 +39,9 @@ def own(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelStore:
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path / "home"))
-    return Shelf(tmp_path / "home" / "models", HubCache(tmp_path / "hub"))
+    return ModelStore(tmp_path / "home" / "models", HubCache(tmp_path / "hub"))
 
 
 def tree(folder: Path) -> dict[str, bytes | None]:
@@ -50,11 +50,11 @@ def tree(folder: Path) -> dict[str, bytes | None]:
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in found}
 
 
-def entry(shelf: Shelf, name: str) -> Path:
+def entry(shelf: ModelStore, name: str) -> Path:
     return shelf.cache.folder / f"models--{name.replace('/', '--')}"
 
 
-def downloaded(shelf: Shelf, name: str, tokenizer: bytes) -> Path:
+def downloaded(shelf: ModelStore, name: str, tokenizer: bytes) -> Path:
     """An entry as a hub's client leaves it."""
     snapshot = entry(shelf, name) / "snapshots" / ("a" * 40)
     snapshot.mkdir(parents=True)
@@ -64,7 +64,7 @@ def downloaded(shelf: Shelf, name: str, tokenizer: bytes) -> Path:
     return snapshot
 
 
-def test_a_registered_folder_is_found_by_its_name_and_its_tokenizer_in_the_cache(shelf: Shelf, own: Path) -> None:
+def test_a_registered_folder_is_found_by_its_name_and_its_tokenizer_in_the_cache(shelf: ModelStore, own: Path) -> None:
     added = shelf.add(own, NAME)
     assert (added.name, added.shape.parameters, added.tokenizer_names) == (NAME, 873_856, (NAME,))
     assert added.folder == model_folder(NAME, shelf.folder) == shelf.folder / NAME
@@ -77,14 +77,14 @@ def test_a_registered_folder_is_found_by_its_name_and_its_tokenizer_in_the_cache
     assert not list(snapshot.glob("*.safetensors"))
 
 
-def test_registering_again_changes_nothing(shelf: Shelf, own: Path) -> None:
+def test_registering_again_changes_nothing(shelf: ModelStore, own: Path) -> None:
     shelf.add(own, NAME)
     before = tree(shelf.cache.folder)
     assert shelf.add(own, NAME).name == NAME
     assert tree(shelf.cache.folder) == before
 
 
-def test_a_changed_tokenizer_makes_another_commit_and_leaves_nothing_behind(shelf: Shelf, own: Path) -> None:
+def test_a_changed_tokenizer_makes_another_commit_and_leaves_nothing_behind(shelf: ModelStore, own: Path) -> None:
     shelf.add(own, NAME)
     (own / "chat_template.jinja").write_text("{{ messages }}")
     shelf.add(own, NAME)
@@ -93,7 +93,7 @@ def test_a_changed_tokenizer_makes_another_commit_and_leaves_nothing_behind(shel
     assert (snapshot / "chat_template.jinja").read_text() == "{{ messages }}"
 
 
-def test_removing_takes_everything_that_adding_made_and_not_the_model(shelf: Shelf, own: Path) -> None:
+def test_removing_takes_everything_that_adding_made_and_not_the_model(shelf: ModelStore, own: Path) -> None:
     before = tree(own)
     shelf.add(own, NAME)
     shelf.add(own, "meta-llama/Llama-3.2-1B", copy=True)
@@ -106,7 +106,7 @@ def test_removing_takes_everything_that_adding_made_and_not_the_model(shelf: She
     assert shelf.registered() == {}
 
 
-def test_a_copy_stands_where_the_folder_goes(shelf: Shelf, own: Path) -> None:
+def test_a_copy_stands_where_the_folder_goes(shelf: ModelStore, own: Path) -> None:
     (own / "pytorch_model.bin").write_bytes(b"not needed")
     added = shelf.add(own, "mine", copy=True)
     shutil.rmtree(own)
@@ -115,7 +115,7 @@ def test_a_copy_stands_where_the_folder_goes(shelf: Shelf, own: Path) -> None:
     assert not (added.folder / "pytorch_model.bin").exists()
 
 
-def test_a_link_whose_model_has_gone_can_be_removed_or_led_elsewhere(shelf: Shelf, own: Path) -> None:
+def test_a_link_whose_model_has_gone_can_be_removed_or_led_elsewhere(shelf: ModelStore, own: Path) -> None:
     shelf.add(own, "mine")
     shutil.rmtree(own)
     assert "mine" in shelf.registered()
@@ -124,7 +124,7 @@ def test_a_link_whose_model_has_gone_can_be_removed_or_led_elsewhere(shelf: Shel
     assert not (shelf.folder / "mine").is_symlink()
 
 
-def test_a_llama_3_brings_the_names_under_which_clients_look_for_its_tokenizer(shelf: Shelf, own: Path) -> None:
+def test_a_llama_3_brings_the_names_under_which_clients_look_for_its_tokenizer(shelf: ModelStore, own: Path) -> None:
     first = shelf.add(own, "meta-llama/Llama-3.2-1B")
     assert set(first.tokenizer_names) == {"meta-llama/Llama-3.2-1B", *LLAMA_3_TOKENIZERS}
     shelf.add(own, "meta-llama/Llama-3.1-8B-Instruct")
@@ -134,7 +134,7 @@ def test_a_llama_3_brings_the_names_under_which_clients_look_for_its_tokenizer(s
     assert tree(shelf.cache.folder) == {}
 
 
-def test_an_entry_that_was_left_half_written_is_written_anew(shelf: Shelf, own: Path) -> None:
+def test_an_entry_that_was_left_half_written_is_written_anew(shelf: ModelStore, own: Path) -> None:
     shelf.add(own, NAME)
     whole = tree(shelf.cache.folder)
     (entry(shelf, NAME) / "refs" / "main").unlink()
@@ -146,7 +146,7 @@ def test_an_entry_that_was_left_half_written_is_written_anew(shelf: Shelf, own: 
     assert tree(shelf.cache.folder) == whole
 
 
-def test_somebody_elses_entry_with_another_tokenizer_is_refused_and_left(shelf: Shelf, own: Path) -> None:
+def test_somebody_elses_entry_with_another_tokenizer_is_refused_and_left(shelf: ModelStore, own: Path) -> None:
     downloaded(shelf, NAME, b"another")
     before = tree(shelf.cache.folder)
     with pytest.raises(Conflict, match="was not made by `halteres models`"):
@@ -155,7 +155,7 @@ def test_somebody_elses_entry_with_another_tokenizer_is_refused_and_left(shelf: 
     assert model_folder(NAME, shelf.folder) is None
 
 
-def test_somebody_elses_entry_with_the_same_tokenizer_serves_as_it_is(shelf: Shelf, own: Path) -> None:
+def test_somebody_elses_entry_with_the_same_tokenizer_serves_as_it_is(shelf: ModelStore, own: Path) -> None:
     downloaded(shelf, NAME, (own / "tokenizer.json").read_bytes())
     before = tree(shelf.cache.folder)
     assert shelf.add(own, NAME).tokenizer_names == (NAME,)
@@ -163,7 +163,7 @@ def test_somebody_elses_entry_with_the_same_tokenizer_serves_as_it_is(shelf: She
     assert tree(shelf.cache.folder) == before
 
 
-def test_what_a_hub_later_puts_into_our_entry_stays(shelf: Shelf, own: Path) -> None:
+def test_what_a_hub_later_puts_into_our_entry_stays(shelf: ModelStore, own: Path) -> None:
     shelf.add(own, NAME)
     theirs = entry(shelf, NAME) / "snapshots" / ("b" * 40)
     theirs.mkdir()
@@ -173,14 +173,14 @@ def test_what_a_hub_later_puts_into_our_entry_stays(shelf: Shelf, own: Path) -> 
     assert theirs.is_dir() and (entry(shelf, NAME) / "refs" / "main").read_text() == "b" * 40
 
 
-def test_a_model_put_on_the_shelf_by_hand_is_not_removed(shelf: Shelf) -> None:
+def test_a_model_put_on_the_shelf_by_hand_is_not_removed(shelf: ModelStore) -> None:
     shutil.copytree(tiny(), shelf.folder / "mine")
     with pytest.raises(Conflict, match="put on the shelf by hand"):
         shelf.remove("mine")
     assert (shelf.folder / "mine" / "config.json").is_file()
 
 
-def test_a_name_that_is_taken_is_refused(shelf: Shelf, own: Path) -> None:
+def test_a_name_that_is_taken_is_refused(shelf: ModelStore, own: Path) -> None:
     shelf.add(tiny(), "mine")
     for name in ("mine", TINY, "mine/inner"):
         with pytest.raises(Conflict, match=f"The name '{name}' is taken"):
@@ -199,7 +199,7 @@ def test_a_snapshot_of_the_cache_is_called_what_its_entry_is(tmp_path: Path) -> 
     assert suggested_name(tmp_path / "mine") == "mine"
 
 
-def test_a_folder_that_cannot_be_served_is_refused_with_the_reason(shelf: Shelf, own: Path) -> None:
+def test_a_folder_that_cannot_be_served_is_refused_with_the_reason(shelf: ModelStore, own: Path) -> None:
     config = json.loads((own / "config.json").read_text())
     (own / "config.json").write_text(
         json.dumps({**config, "model_type": "t5", "architectures": ["T5ForConditionalGeneration"]})
@@ -255,7 +255,7 @@ def test_a_failed_download_says_what_to_do(tmp_path: Path, monkeypatch: pytest.M
     assert "Name or service not known" in refused.value.why and "HF_HUB_OFFLINE" in refused.value.next
 
 
-def test_a_service_answers_to_every_name_of_its_model(shelf: Shelf, own: Path) -> None:
+def test_a_service_answers_to_every_name_of_its_model(shelf: ModelStore, own: Path) -> None:
     shelf.add(own, "mine")
     base = base_model("mine")
     assert (base.name, base.folder) == ("mine", shelf.folder / "mine")
@@ -271,14 +271,14 @@ def test_a_service_answers_to_every_name_of_its_model(shelf: Shelf, own: Path) -
             base.check(name)
 
 
-def test_a_service_of_the_builtin_model_answers_to_the_names_it_got(shelf: Shelf) -> None:
+def test_a_service_of_the_builtin_model_answers_to_the_names_it_got(shelf: ModelStore) -> None:
     shelf.add(tiny(), NAME)
     assert base_model(TINY).check(NAME) == NAME
     assert base_model(NAME).check(TINY) == TINY
     assert base_model(str(tiny())).name == str(tiny())
 
 
-def test_a_model_that_is_nowhere_is_a_sentence(shelf: Shelf, own: Path) -> None:
+def test_a_model_that_is_nowhere_is_a_sentence(shelf: ModelStore, own: Path) -> None:
     shelf.add(own, "mine")
     with pytest.raises(NotFound, match="halteres models add") as refused:
         base_model("mime")
@@ -286,7 +286,7 @@ def test_a_model_that_is_nowhere_is_a_sentence(shelf: Shelf, own: Path) -> None:
 
 
 @proves("session:sampler-tokenizer")
-def test_the_sdk_and_transformers_find_the_tokenizer_offline(shelf: Shelf, own: Path) -> None:
+def test_the_sdk_and_transformers_find_the_tokenizer_offline(shelf: ModelStore, own: Path) -> None:
     """SDK 0.38.0 by the base model's name; seed 003 and the cookbook by their own stand-in."""
     shelf.add(own, NAME)
     shelf.add(own, "meta-llama/Llama-3.2-1B")

@@ -11,7 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from halteres.agent.starting.models import KnownModel
-    from halteres.models.shelf import Registered, Shelf
+    from halteres.models.model_store import ModelStore, Registered
 
 app = typer.Typer(help="Base models: what is here, what fits, what they are called.", no_args_is_help=True)
 
@@ -24,7 +24,7 @@ def list_(as_json: AsJson = False) -> None:
     from halteres.agent.starting.models import known_models, proposed
 
     models = known_models()
-    first, registered = proposed(models), _shelf().registered()
+    first, registered = proposed(models), _store().registered()
     if as_json:
         facts = [{**model.facts, "registered": model.name in registered} for model in models]
         typer.echo(json.dumps({"models": facts, "proposed": first.name, "registered": registered}))
@@ -53,7 +53,7 @@ def add(
         added = _convert(file.absolute(), name or file.stem)
     else:
         source, own_name = _source(model)
-        added = _shelf().add(source, name or own_name, copy=copy)
+        added = _store().add(source, name or own_name, copy=copy)
     if as_json:
         told = {"name": added.name, "folder": str(added.folder), "parameters": added.shape.parameters}
         typer.echo(json.dumps({**told, "tokenizer_names": added.tokenizer_names}))
@@ -67,16 +67,16 @@ def add(
 @app.command()
 def remove(name: Annotated[str, typer.Argument(help="As `halteres models list` tells it.")]) -> None:
     """Take a registered model off the shelf; a folder that it leads to stays."""
-    _shelf().remove(name)
+    _store().remove(name)
     typer.echo(f"'{name}' is registered no more.")
 
 
-def _shelf() -> Shelf:
+def _store() -> ModelStore:
     from halteres.config import environ
     from halteres.models.hub_cache import HubCache
-    from halteres.models.shelf import Shelf
+    from halteres.models.model_store import ModelStore
 
-    return Shelf(environ.home() / "models", HubCache(environ.hub_cache()))
+    return ModelStore(environ.home() / "models", HubCache(environ.hub_cache()))
 
 
 def _convert(file: Path, name: str) -> Registered:
@@ -86,7 +86,7 @@ def _convert(file: Path, name: str) -> Registered:
     size_gb = 4 * model.parameters / 1e9
     typer.echo(f"Converting {file}: {model.family}, {model.parameters / 1e6:.0f} M parameters,", nl=False, err=True)
     typer.echo(f" {size_gb:.2f} GB in fp32 ...", err=True)
-    return _shelf().add_written(model.write, name)
+    return _store().add_written(model.write, name)
 
 
 def _source(named: str) -> tuple[Path, str]:

@@ -18,7 +18,7 @@ def variables(
 ) -> None:
     """Print the variables an SDK user exports: eval "$(halteres variables)"."""
     from halteres.config import environ
-    from halteres.models import builtin_names, on_shelf
+    from halteres.models import builtin_names, stored_models
 
     needed = [
         ("TINKER_BASE_URL", url or _last_served(), "where the SDK finds the service"),
@@ -32,7 +32,7 @@ def variables(
         needed.append(("NO_PROXY", environ.for_child()["NO_PROXY"], "the service is not asked for through the proxy"))
     for name, value, why in needed:
         typer.echo(f"export {name}={shlex.quote(value)}  # {why}")
-    names = dict.fromkeys([*builtin_names(), *(name for name, _ in on_shelf(environ.home() / "models"))])
+    names = dict.fromkeys([*builtin_names(), *(name for name, _ in stored_models(environ.home() / "models"))])
     typer.echo(f"# models here: {', '.join(names)}; a script's name for one: halteres models add MODEL --as NAME")
 
 

@@ -157,7 +157,7 @@ _ADDRESS = ("_URL", "_PROXY", "_DSN")
 _LOGIN = re.compile(r"(?P<before>^|://)[^\s/:@]*:(?P<password>[^\s/]+)@")
 
 
-def for_stranger(**changes: str) -> dict[str, str]:
+def for_sandboxed(**changes: str) -> dict[str, str]:
     """The environment for a child that gets no secrets: `for_child` without anything named like one, and with no login
     in an address."""
     return {
@@ -172,7 +172,7 @@ def with_keys(*names: str, **changes: str) -> dict[str, str]:
     logins: a key is for somebody outside."""
     given = {name for name in os.environ if name in names or (names and name.upper().endswith("_PROXY"))}
     told = {name: os.environ[name] for name in given if name.upper() != "NO_PROXY"}
-    return {**for_stranger(), **told, **changes}
+    return {**for_sandboxed(), **told, **changes}
 
 
 def secrets() -> dict[str, str]:

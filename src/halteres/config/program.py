@@ -23,8 +23,8 @@ import yaml
 from halteres.config import remembered
 from halteres.config.discovery import EnvironmentBroken, broken, find_environment, last_line, split_name
 from halteres.config.problem import Problem
+from halteres.config.sandboxed_process import Ended, run_caught
 from halteres.config.settings import RunSettings
-from halteres.config.stranger import Ended, run_caught
 from halteres.errors import NotFound
 
 DEADLINE_S = 120.0

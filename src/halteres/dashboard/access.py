@@ -55,8 +55,8 @@ def proof(nonce: str) -> str:
     return _signed("proof", nonce)
 
 
-class Door:
-    """The door of one server."""
+class Tickets:
+    """Who may see the page of one server: whoever has its token, or a ticket that was not used."""
 
     def __init__(self) -> None:
         self._used: dict[str, int] = {}  # ticket -> expiry

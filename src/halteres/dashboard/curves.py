@@ -138,7 +138,7 @@ def _margins(rows: Sequence[Mapping[str, float]], name: str) -> list[float | Non
     return [next(known) if name in row else None for row in rows]
 
 
-class Shelf:
+class RecentCurves:
     """The curves of the runs that were asked for last."""
 
     def __init__(self) -> None:

@@ -22,8 +22,8 @@ from starlette.staticfiles import StaticFiles
 import halteres
 from halteres.agent.arguments import chosen_run
 from halteres.agent.faces.http.calls import JSON, Calls, answer, arguments_of
-from halteres.dashboard.access import Door, PageOnly, WithHeaders, cookie_name, is_admitted, page_key, proof
-from halteres.dashboard.curves import Shelf
+from halteres.dashboard.access import PageOnly, Tickets, WithHeaders, cookie_name, is_admitted, page_key, proof
+from halteres.dashboard.curves import RecentCurves
 from halteres.dashboard.listing import listed
 from halteres.dashboard.stream import Changes, Events
 from halteres.dashboard.view import evaluated, settings_of, view_of
@@ -51,8 +51,8 @@ class Dashboard:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._changes = Changes(calls.ended)
-        self._shelf = Shelf()
-        self._door = Door()
+        self._curves = RecentCurves()
+        self._tickets = Tickets()
 
     def table(self) -> list[BaseRoute]:
         """The routes."""
@@ -98,7 +98,7 @@ class Dashboard:
     async def admit(self, request: Request) -> Response:
         """POST /api/session {token}: a cookie for a ticket, or for the token itself."""
         given = (await arguments_of(request)).get("token")
-        if not isinstance(given, str) or not self._door.admits(given):
+        if not isinstance(given, str) or not self._tickets.admits(given):
             raise _NotAdmitted("This link was used before, is too old, or is of another home.", "", "Run: halteres ui")
         response = Response(status_code=204)
         response.set_cookie(cookie_name(request.headers), page_key(), httponly=True, samesite="strict")
@@ -118,7 +118,7 @@ class Dashboard:
         names = request.query_params.get("names", "").split(",")
 
         def curves(run_id: str) -> dict[str, Any]:
-            return self._shelf.curves(chosen_run(run_id).path / "metrics.jsonl").told(names)
+            return self._curves.curves(chosen_run(run_id).path / "metrics.jsonl").told(names)
 
         return await _told(curves, request.path_params["run_id"])
 

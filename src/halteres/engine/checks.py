@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from halteres.engine.extra_outputs import check_wanted
 from halteres.engine.folders import digest
 from halteres.engine.protocol import Adam, Array, ModelInfo, SamplingParams, Wanted, Weights, WeightsDamaged
-from halteres.engine.wants import check_wanted
 from halteres.errors import InvalidData, UserError
 
 MAX_SAMPLES = 4096

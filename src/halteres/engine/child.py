@@ -42,7 +42,7 @@ class EngineChild:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=output,
-                    env=environ.for_stranger(HALTERES_LIFELINE_FD=str(reading)),  # it needs no secret
+                    env=environ.for_sandboxed(HALTERES_LIFELINE_FD=str(reading)),  # it needs no secret
                     pass_fds=(reading,),
                     process_group=0,  # a Ctrl-C at the terminal is the service's to handle
                     preexec_fn=die_with_parent,

@@ -61,7 +61,7 @@ class EngineCommand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class RestartPolicy:
     """How long to wait, and how often to try."""
 
     ready_s: float = 600.0  # loading a large model takes its time
@@ -81,7 +81,7 @@ class EngineProcess:
         log: file that takes its standard error, appended to.
         on_death: called with the reason after every death that was not asked for, before the restart.
         on_restart: called once the engine is ready again.
-        patience: deadlines and the bound on restarts.
+        policy: deadlines and the bound on restarts.
     """
 
     def __init__(
@@ -91,11 +91,11 @@ class EngineProcess:
         *,
         on_death: Callable[[HalteresError], None] = lambda _: None,
         on_restart: Callable[[], None] = lambda: None,
-        patience: Patience | None = None,
+        policy: RestartPolicy | None = None,
     ) -> None:
         self._command, self._log = command, log
         self._on_death, self._on_restart = on_death, on_restart
-        self._patience = patience or Patience()
+        self._policy = policy or RestartPolicy()
         self._child: EngineChild | None = None
         self._engine: LinkedEngine | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -183,7 +183,7 @@ class EngineProcess:
     async def _ready(self, child: EngineChild, socket_path: Path) -> EngineChild:
         """The child once it answers; one that does not is killed."""
         try:
-            async with asyncio.timeout(self._patience.ready_s):
+            async with asyncio.timeout(self._policy.ready_s):
                 await child.listening()
                 child.link = self._engine = await connect(socket_path)
                 await child.link.info()
@@ -191,12 +191,12 @@ class EngineProcess:
         except BaseException as error:
             await child.kill()
             if isinstance(error, TimeoutError):
-                raise child.failure(f"was not ready within {self._patience.ready_s:g} s", None) from error
+                raise child.failure(f"was not ready within {self._policy.ready_s:g} s", None) from error
             raise
 
     async def _keep_alive(self) -> None:
         while self._child is not None:
-            failure = await self._child.ended(self._patience.ping_s, self._patience.silent_s)
+            failure = await self._child.ended(self._policy.ping_s, self._policy.silent_s)
             self._child = None
             self._died(failure)
             await self._set("starting")
@@ -218,17 +218,17 @@ class EngineProcess:
         self._on_death(failure)
 
     def _may_restart(self) -> bool:
-        while self._deaths and time.monotonic() - self._deaths[0] > self._patience.window_s:
+        while self._deaths and time.monotonic() - self._deaths[0] > self._policy.window_s:
             self._deaths.popleft()
-        return len(self._deaths) <= self._patience.max_restarts
+        return len(self._deaths) <= self._policy.max_restarts
 
     def _backoff_s(self) -> float:
-        return min(self._patience.backoff_s * 2 ** (len(self._deaths) - 1), self._patience.max_backoff_s)
+        return min(self._policy.backoff_s * 2 ** (len(self._deaths) - 1), self._policy.max_backoff_s)
 
     async def _give_up(self) -> None:
         reason = ProcessFailed(
             "The engine keeps dying and is not started again.",
-            f"{len(self._deaths)} deaths within {self._patience.window_s:g} s; the last: {self.failure}",
+            f"{len(self._deaths)} deaths within {self._policy.window_s:g} s; the last: {self.failure}",
             f"Read {self._log}, then restart the service.",
         )
         self.failure = reason

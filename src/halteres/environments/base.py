@@ -31,8 +31,8 @@ from halteres.environments.scoring import GroupScoring, HeldOutScoring
 from halteres.errors import EnvironmentFailed, EnvironmentGaveUp, InvalidConfig, NotFound, UserError, boundary
 from halteres.models import builtin_path
 from halteres.rewards.reward_list import RewardList
-from halteres.rollouts.draws import Draw, one_rollout
 from halteres.rollouts.groups import Round, complete, settle
+from halteres.rollouts.rng import Draw, one_rollout
 from halteres.rollouts.sampler import Limits, Sampler
 from halteres.text import Message, Tokenizer, load_tokenizer
 from halteres.types import FailedRollout, Trajectory

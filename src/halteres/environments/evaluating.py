@@ -25,8 +25,8 @@ from halteres.errors import EnvironmentFailed
 from halteres.rewards.components import DISAGREEMENT, QUANTILE
 from halteres.rewards.functions import Sample
 from halteres.rewards.panel import PANEL, PROXY
-from halteres.rollouts.draws import Draw, rolling_out
 from halteres.rollouts.groups import settle
+from halteres.rollouts.rng import Draw, rolling_out
 from halteres.types import FailedRollout, Outcome
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from halteres.environments.games import make
 from halteres.environments.games.wrappers import View, wrap, wrappers
 from halteres.environments.multi_turn import MultiTurnConfig, MultiTurnEnv, Reply, Step
 from halteres.errors import InvalidConfig
-from halteres.rollouts.draws import held_out_seeds
+from halteres.rollouts.rng import held_out_seeds
 
 VARIANTS = (
     "GuessTheNumber-v0-easy",

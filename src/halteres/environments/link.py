@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 
 from halteres.clients.trajectories import EnvStatus, KeyReused, Patience, Posted, Registered, UnknownEnvironment
 from halteres.environments.config import BaseEnvConfig
-from halteres.environments.spool import Letter, Spool
+from halteres.environments.outbox import Letter, Outbox
 from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotReady
 
 log = logging.getLogger(__name__)
@@ -86,9 +86,9 @@ class TrajectoryLink:
         self._registered: Registered | None = None
         self._registering = asyncio.Lock()  # one of those who learn at once that the server forgot us
         self._batch_size = config.batch_size
-        folder = self._folder = spool_folder(config)
+        folder = self._folder = outbox_folder(config)
         self._identity = uuid.uuid4().hex[:12] if folder is None else _identity_of(folder)
-        self._spool = Spool(folder)
+        self._outbox = Outbox(folder)
         self._send_s = None if folder is None else send_s  # None: as long as the client has patience
 
     @property
@@ -142,7 +142,7 @@ class TrajectoryLink:
 
     async def status(self, asked_for: int | None = None) -> Status:
         """Deliver what could not be delivered before; then ask how far the trainer is, and what it still wants."""
-        for file, letter in self._spool.letters():
+        for file, letter in self._outbox.letters():
             await self._deliver_late(letter)
             file.unlink(missing_ok=True)
         answer = await self._as_known(lambda env_id: self._client.status(env_id, asked_for))
@@ -157,25 +157,25 @@ class TrajectoryLink:
             NotReady: the server stayed away, and the group could not be kept.
         """
         letter = Letter(key=f"{self._identity}/{place}", body=body)
-        if not self._spool.is_empty and self._spool.keep(letter):  # no group overtakes one that is kept
+        if not self._outbox.is_empty and self._outbox.keep(letter):  # no group overtakes one that is kept
             return Posted(status=KEPT)
         try:
             return await self._post_in_time(letter)
         except KeyReused:  # an earlier life of this environment has sent the group of this place
             return Posted(status=RECEIVED)
         except NotReady:
-            if not self._spool.keep(letter):
+            if not self._outbox.keep(letter):
                 raise
         except asyncio.CancelledError:
-            self._spool.keep(letter)  # this process ends; the next one finds it
+            self._outbox.keep(letter)  # this process ends; the next one finds it
             raise
         log.warning("The trajectory server does not answer; a group is kept until it does.")
         return Posted(status=KEPT)
 
     def has_enough(self) -> None:
         """The trainer wants no more: what was not delivered is not needed."""
-        self._spool.clear()
-        self._spool = Spool(None)
+        self._outbox.clear()
+        self._outbox = Outbox(None)
 
     async def leave(self) -> None:
         """Tell the server that no more groups come, if it listens."""
@@ -231,7 +231,7 @@ def _identity_of(folder: Path) -> str:
     return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
 
 
-def spool_folder(config: BaseEnvConfig) -> Path | None:
+def outbox_folder(config: BaseEnvConfig) -> Path | None:
     """Where groups are kept that cannot be delivered: `spool_dir`, else `spool` of the run's directory."""
     if config.spool_dir:
         return Path(config.spool_dir)

@@ -30,7 +30,7 @@ from halteres.environments.scored import ScoredDataItem, finite, items_of
 from halteres.errors import EnvironmentFailed, boundary
 from halteres.rewards.functions import Sample
 from halteres.rollouts.chat import Chat
-from halteres.rollouts.draws import episode_rng, one_rollout
+from halteres.rollouts.rng import episode_rng, one_rollout
 from halteres.rollouts.sampler import ContextOverflow
 from halteres.text import Message
 from halteres.tool_calls import ToolCall, read_calls

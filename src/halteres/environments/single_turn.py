@@ -15,8 +15,8 @@ from halteres.environments.evaluating import Answer
 from halteres.environments.scored import ScoredDataGroup, ScoredDataItem, finite, items_of
 from halteres.environments.scoring import chat_sample
 from halteres.errors import EnvironmentFailed, boundary
-from halteres.rollouts.draws import one_rollout
 from halteres.rollouts.groups import settle
+from halteres.rollouts.rng import one_rollout
 from halteres.text import Message
 from halteres.types import FailedRollout, Trajectory, Turn
 

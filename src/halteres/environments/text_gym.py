@@ -19,7 +19,7 @@ from halteres.environments.config import APIServerConfig, BaseEnvConfig
 from halteres.environments.multi_turn import MultiTurnConfig, MultiTurnEnv, Reply, Step
 from halteres.environments.worker_process import WorkerProcess, WorkerRefused
 from halteres.errors import InvalidConfig
-from halteres.rollouts.draws import held_out_seeds
+from halteres.rollouts.rng import held_out_seeds
 
 WORKER = Path(__file__).with_name("text_gym_worker.py")
 START_S, RESET_S, STEP_S = 120.0, 60.0, 30.0

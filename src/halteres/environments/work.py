@@ -17,8 +17,8 @@ from halteres.environments.records import finish_of
 from halteres.environments.scored import ScoredDataGroup, check, expected_size, rollouts_of, scores_of
 from halteres.environments.scoring import score_group
 from halteres.errors import EnvironmentFailed, HalteresError, boundary
-from halteres.rollouts.draws import Draw, rolling_out
 from halteres.rollouts.groups import GroupFailed, as_data
+from halteres.rollouts.rng import Draw, rolling_out
 from halteres.types import FailedRollout
 
 

@@ -95,7 +95,7 @@ class WorkerProcess:
         with theirs:
             child = subprocess.Popen(
                 self._command,
-                env=environ.for_stranger(),
+                env=environ.for_sandboxed(),
                 stdin=subprocess.PIPE,
                 stdout=theirs.fileno(),
                 process_group=0,

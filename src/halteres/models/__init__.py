@@ -45,11 +45,11 @@ def known_folder(name: str, shelf: Path) -> Path | None:
 def names_of(folder: Path, shelf: Path) -> tuple[str, ...]:
     """Every name that means the model in this folder: built-in, on the shelf (where links may lead to it)."""
     there = folder.resolve()
-    known = (*_FOLDERS.items(), *on_shelf(shelf))
+    known = (*_FOLDERS.items(), *stored_models(shelf))
     return tuple(name for name, place in known if place.resolve() == there)
 
 
-def on_shelf(shelf: Path) -> Iterator[tuple[str, Path]]:
+def stored_models(shelf: Path) -> Iterator[tuple[str, Path]]:
     """Name and folder of every model on the shelf; names that begin with a dot are of folders being written."""
     for pattern in ("[!.]*", "[!.]*/[!.]*"):
         for folder in sorted(shelf.glob(pattern)):

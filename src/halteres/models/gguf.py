@@ -1,7 +1,7 @@
 """A base model in a GGUF file, written out once as a folder in Hugging Face format.
 
 Owns: which files can be converted, the names and the layout of their tensors, config.json and its companions.
-Never: computes with a model, imports torch, chooses where the folder lies (`models.shelf`).
+Never: computes with a model, imports torch, chooses where the folder lies (`models.model_store`).
 
 Weights are dequantised to fp32, in which the engine computes: 4 bytes each on disk, and no value is rounded. Two things
 are kept that transformers 5.23 drops from such a file: the head width of a Qwen3 model, and the frequencies of the

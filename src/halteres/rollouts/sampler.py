@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from halteres.clients.inference import Completion, InferenceClient, Sampling, ServerType
 from halteres.clients.retries import Retries
 from halteres.errors import EnvironmentFailed, InvalidData, NotReady, SamplerFailed, ServerError
-from halteres.rollouts.draws import next_sampling_seed, pinned_version
+from halteres.rollouts.rng import next_sampling_seed, pinned_version
 from halteres.text import Message, Tokenizer
 from halteres.types import PolicyVersion, Turn
 

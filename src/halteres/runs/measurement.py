@@ -18,7 +18,7 @@ import yaml
 
 from halteres.config.program import EnvironmentProgram, find_program
 from halteres.config.projection import ENV_WIRING
-from halteres.config.stranger import Ended, run_caught
+from halteres.config.sandboxed_process import Ended, run_caught
 from halteres.errors import EnvironmentFailed
 from halteres.files import replace_file
 from halteres.models import builtin_path

@@ -140,7 +140,7 @@ def _spawn(arguments: Sequence[str], listener: socket.socket, lifeline: Lifeline
             stdout=output,
             stderr=output,
             pass_fds=(listener.fileno(), lifeline.read_end),
-            env=environ.for_stranger(HALTERES_LIFELINE_FD=str(lifeline.read_end)),
+            env=environ.for_sandboxed(HALTERES_LIFELINE_FD=str(lifeline.read_end)),
             start_new_session=True,
         )
 

@@ -13,7 +13,7 @@ from halteres.config import environ
 from halteres.engine.protocol import LoraConfig
 from halteres.errors import NotFound, nearest, shortened
 from halteres.main_memory import main_memory
-from halteres.models import builtin_names, builtin_path, model_folder, names_of, on_shelf
+from halteres.models import builtin_names, builtin_path, model_folder, names_of, stored_models
 from halteres.models.shape import ModelShape, adapter_numbers, diagonal_numbers, read_shape
 
 LONGEST_PATH = 4096
@@ -74,7 +74,7 @@ def base_model(named: str) -> BaseModel:
 def _missing(named: str, shelf: Path) -> NotFound:
     there = Path(named).expanduser()
     place = there if there.is_absolute() or there.is_dir() else shelf / named
-    known = [*builtin_names(), *(name for name, _ in on_shelf(shelf))]
+    known = [*builtin_names(), *(name for name, _ in stored_models(shelf))]
     return NotFound(
         f"There is no model '{named}'.",
         f"{place.absolute()} holds no config.json.",

@@ -103,7 +103,7 @@ def _command(converter: Path | None) -> list[str]:
 
 def _convert(command: list[str], file: Path) -> None:
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, env=environ.for_stranger(), check=False)
+        ended = subprocess.run(command, capture_output=True, text=True, env=environ.for_sandboxed(), check=False)
     except OSError as error:
         raise ProcessFailed("The converter cannot be started.", f"{command[0]}: {error.strerror}.") from error
     if ended.returncode or not file.is_file():

@@ -42,7 +42,7 @@ class Checkpoint:
     sampler_path: str
 
 
-class Promise(Generic[T]):
+class SentCall(Generic[T]):
     """A call already sent to the service, to be awaited later."""
 
     def __init__(self, call: Awaitable[Any], name: str, read: Callable[[Any], T]) -> None:
@@ -83,7 +83,7 @@ def _told(error: Exception, call: str) -> HalteresError:
 
 
 class Learner(Protocol):
-    """A model in training. Methods that answer a Promise have sent their request before they return."""
+    """A model in training. Methods that answer a SentCall have sent their request before they return."""
 
     @property
     def version(self) -> int:
@@ -100,19 +100,19 @@ class Learner(Protocol):
         """Norm of what the adapter adds to the base weights, relative to theirs; None where nobody has said."""
         ...
 
-    def forward_backward(self, examples: Sequence[Example]) -> Promise[Pass]:
+    def forward_backward(self, examples: Sequence[Example]) -> SentCall[Pass]:
         """Accumulate the gradient of the loss summed over tokens. Awaiting it may raise LossNotFinite."""
         ...
 
-    def forward(self, examples: Sequence[Example]) -> Promise[tuple[Row, ...]]:
+    def forward(self, examples: Sequence[Example]) -> SentCall[tuple[Row, ...]]:
         """The log-probabilities of the examples' targets under the present weights, N of each; no gradient."""
         ...
 
-    def reference(self, examples: Sequence[Example]) -> Promise[tuple[Row, ...]]:
+    def reference(self, examples: Sequence[Example]) -> SentCall[tuple[Row, ...]]:
         """The same under the base model, which a KL penalty refers to."""
         ...
 
-    def optim_step(self, learning_rate: float) -> Promise[int]:
+    def optim_step(self, learning_rate: float) -> SentCall[int]:
         """One optimiser step with what was accumulated; answers the new policy version."""
         ...
 

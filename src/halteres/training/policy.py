@@ -21,7 +21,7 @@ from halteres.losses import LossKind, find_kind
 from halteres.training.datums import Example, Row
 from halteres.training.failures import LossNotFinite, ServiceFailed, VersionsDiffer
 from halteres.training.folder import Wiring
-from halteres.training.learner import Checkpoint, Pass, Promise
+from halteres.training.learner import Checkpoint, Pass, SentCall
 
 if TYPE_CHECKING:
     import tinker
@@ -68,7 +68,7 @@ class Policy:
         call = service.create_lora_training_client(
             wiring.base_model, rank=settings.lora_rank, seed=seed, user_metadata=_marks(wiring)
         )
-        client = await Promise(call, "create_model", _same)
+        client = await SentCall(call, "create_model", _same)
         return cls(service, client, wiring, settings, version=0)
 
     @classmethod
@@ -76,7 +76,7 @@ class Policy:
         """The adapter of a checkpoint with its optimiser, which had taken `version` steps. Raises as `create`."""
         service = await _connect(wiring)
         call = service.create_training_client_from_state_with_optimizer(state_path, user_metadata=_marks(wiring))
-        client = await Promise(call, "load_weights", _same)
+        client = await SentCall(call, "load_weights", _same)
         return cls(service, client, wiring, settings, version)
 
     @property
@@ -94,7 +94,7 @@ class Policy:
         """How far the weights are from the base model's, as the service said of the last step."""
         return self._update_norm
 
-    def forward_backward(self, examples: Sequence[Example]) -> Promise[Pass]:
+    def forward_backward(self, examples: Sequence[Example]) -> SentCall[Pass]:
         """Accumulate the gradient of the loss summed over tokens.
 
         Awaiting it raises LossNotFinite where the loss or a log-probability is NaN or infinite.
@@ -102,24 +102,24 @@ class Policy:
         loss = find_kind(self._settings.loss)
         data = [_datum(example, loss) for example in examples]
         call = self._client.forward_backward(data, self._settings.loss, self._settings.loss_config or None)  # type: ignore[arg-type]  # any loss that the service knows
-        return Promise(call, "forward_backward", _finite_pass)
+        return SentCall(call, "forward_backward", _finite_pass)
 
-    def forward(self, examples: Sequence[Example]) -> Promise[tuple[Row, ...]]:
+    def forward(self, examples: Sequence[Example]) -> SentCall[tuple[Row, ...]]:
         """The log-probabilities of the examples' targets under the present weights, N of each."""
-        return Promise(_forward(self._client, examples), "forward", _rows)
+        return SentCall(_forward(self._client, examples), "forward", _rows)
 
-    def reference(self, examples: Sequence[Example]) -> Promise[tuple[Row, ...]]:
+    def reference(self, examples: Sequence[Example]) -> SentCall[tuple[Row, ...]]:
         """The same under the base model: a fresh adapter of rank 1 adds nothing to it, for its B is 0."""
-        return Promise(self._of_reference(examples), "forward", _rows)
+        return SentCall(self._of_reference(examples), "forward", _rows)
 
     async def _of_reference(self, examples: Sequence[Example]) -> Any:
         reference = self._reference
         if reference is None:
             call = self._service.create_lora_training_client(self._wiring.base_model, rank=1)
-            reference = self._reference = await Promise[Any](call, "create_model", _same)
+            reference = self._reference = await SentCall[Any](call, "create_model", _same)
         return await _forward(reference, examples)
 
-    def optim_step(self, learning_rate: float) -> Promise[int]:
+    def optim_step(self, learning_rate: float) -> SentCall[int]:
         """One Adam step with what was accumulated; answers the new policy version."""
         import tinker
 
@@ -130,23 +130,23 @@ class Policy:
             eps=self._settings.adam_eps,
             grad_clip_norm=self._settings.grad_clip_norm,
         )
-        return Promise(self._client.optim_step(adam), "optim_step", self._count)
+        return SentCall(self._client.optim_step(adam), "optim_step", self._count)
 
     async def publish(self) -> None:
         """Make the present weights the ones that environments sample. Nothing is written to disk."""
-        await Promise(self._client.save_weights_and_get_sampling_client(), "publish", lambda _: None)
+        await SentCall(self._client.save_weights_and_get_sampling_client(), "publish", lambda _: None)
 
     async def save(self, name: str, step: int) -> Checkpoint:
         """A named checkpoint: state to resume from, weights to sample from."""
-        state = Promise(self._client.save_state(name), "save_state", _path)
-        sampler = Promise(self._client.save_weights_for_sampler(name), "save_weights_for_sampler", _path)
+        state = SentCall(self._client.save_state(name), "save_state", _path)
+        sampler = SentCall(self._client.save_weights_for_sampler(name), "save_weights_for_sampler", _path)
         return Checkpoint(
             name=name, step=step, version=self._version, state_path=await state, sampler_path=await sampler
         )
 
     async def save_baseline(self, name: str) -> Checkpoint:
         """Named sampler weights alone: what the evaluation before training samples."""
-        sampler = Promise(self._client.save_weights_for_sampler(name), "save_weights_for_sampler", _path)
+        sampler = SentCall(self._client.save_weights_for_sampler(name), "save_weights_for_sampler", _path)
         return Checkpoint(name=name, step=0, version=self._version, state_path=None, sampler_path=await sampler)
 
     def _count(self, stepped: tinker.OptimStepResponse) -> int:

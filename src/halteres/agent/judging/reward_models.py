@@ -27,7 +27,7 @@ from halteres.agent.trial.testing import until_ended
 from halteres.agent.wording import worded
 from halteres.config import environ
 from halteres.errors import HalteresError, NotFound, UserError
-from halteres.models import on_shelf
+from halteres.models import stored_models
 from halteres.rewards.model_folder import RESULT, ModelFolder, read_model_folder
 from halteres.runs.directory import list_runs
 
@@ -143,7 +143,7 @@ def request_in(folder: TestFolder) -> RewardRequest:
 def _folders() -> list[tuple[ModelFolder, str | None]]:
     """With the run that trained it, where one did."""
     places = [(run.path / RESULT, run.run_id) for run in list_runs() if (run.path / RESULT).is_dir()]
-    places += [(folder, None) for _, folder in on_shelf(environ.home() / "models")]
+    places += [(folder, None) for _, folder in stored_models(environ.home() / "models")]
     found = list[tuple[ModelFolder, str | None]]()
     for place, run_id in places:
         try:

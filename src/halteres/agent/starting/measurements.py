@@ -245,7 +245,7 @@ def _probe(shape: Shape, deadline_s: float) -> Speed | None:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 pass_fds=(lifeline,),
-                env=environ.for_stranger(HALTERES_LIFELINE_FD=str(lifeline), TMPDIR=folder),
+                env=environ.for_sandboxed(HALTERES_LIFELINE_FD=str(lifeline), TMPDIR=folder),
                 start_new_session=True,
             )
             return _last(_printed(child, deadline_s))

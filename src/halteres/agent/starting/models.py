@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from halteres.models import builtin_names, model_folder, on_shelf
+from halteres.models import builtin_names, model_folder, stored_models
 from halteres.models.shape import ModelShape, read_shape
 from halteres.runs.starting import machine
 from halteres.runs.starting.base_model import shelf
@@ -123,7 +123,7 @@ def _here() -> Iterator[tuple[str, Path]]:
         if (folder := model_folder(name, shelf())) is not None:
             yield name, folder
     own = {folder.resolve() for name in builtin_names() if (folder := model_folder(name, shelf()))}
-    yield from ((name, folder) for name, folder in on_shelf(shelf()) if folder.resolve() not in own)
+    yield from ((name, folder) for name, folder in stored_models(shelf()) if folder.resolve() not in own)
 
 
 def _on_disk(name: str, folder: Path, work: Workload, there: machine.Machine) -> KnownModel:

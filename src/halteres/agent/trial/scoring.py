@@ -24,8 +24,8 @@ from halteres.agent.trial.environment_config import character_tokenizer
 from halteres.agent.trial.request import Request
 from halteres.config.discovery import read_environment
 from halteres.config.program import EnvironmentProgram, describe, program_of
+from halteres.config.sandboxed_process import run_caught
 from halteres.config.settings import ENV_WIRING
-from halteres.config.stranger import run_caught
 from halteres.errors import EnvironmentFailed
 from halteres.models import model_folder
 from halteres.rewards.checking import ALLOWED

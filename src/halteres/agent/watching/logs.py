@@ -80,7 +80,7 @@ def _logs(run: RunDirectory) -> Mapping[str, Path]:
 
 def _whose(look: Look, files: Mapping[str, Path]) -> str:
     """Whoever failed; else the trainer, or, before it has begun, the supervisor."""
-    likely = (look.culprit.process if look.culprit else "trainer", "trainer", "supervisor")
+    likely = (look.failed_process.process if look.failed_process else "trainer", "trainer", "supervisor")
     return next((role for role in likely if role in files), "trainer")
 
 

@@ -27,7 +27,7 @@ from halteres.runs.diagnosis import stalled
 from halteres.runs.diagnosis.refused_calls import RULE as REFUSED
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.alerts import Alert
-from halteres.runs.reading.failures import Culprit, culprit, mending
+from halteres.runs.reading.failures import FailedProcess, failed_process, mending
 from halteres.runs.reading.outcome import chosen
 from halteres.runs.reading.processes import SEED_ROLES, conditions
 from halteres.runs.reading.progress import Given, Progress, Series, read_given, read_progress
@@ -162,7 +162,7 @@ class Look:
     progress: Progress
     given: Given
     alerts: tuple[Alert, ...]  # newest first
-    culprit: Culprit | None  # of a failed run
+    failed_process: FailedProcess | None  # of a failed run
     at: float  # unix seconds
 
     @property
@@ -296,7 +296,7 @@ def look_at(run: RunDirectory) -> Look:
         progress=progress,
         alerts=alarms(run, state, progress),
         given=read_given(run),
-        culprit=culprit(run, state),
+        failed_process=failed_process(run, state),
         at=time.time(),
     )
 
@@ -340,7 +340,7 @@ def failure_facts(look: Look) -> dict[str, Any]:
     return {
         "error": clipped(in_calls(_sentence(look)), ERROR_LENGTH),
         "code": look.state.code or "internal",
-        "exit": look.culprit.facts if look.culprit else None,
+        "exit": look.failed_process.facts if look.failed_process else None,
         "resumable": look.state.resumable,
         "last_checkpoint": look.last_checkpoint,
     }
@@ -349,7 +349,7 @@ def failure_facts(look: Look) -> dict[str, Any]:
 def log_tail(look: Look, told: dict[str, Any]) -> list[str]:
     """Whole lines from the end of the log of whoever failed, as many as there is room for beside what is told already:
     the last one, then those that tell of trouble, then the newest."""
-    written = look.run.log_tail(look.culprit.process if look.culprit else "supervisor", 3 * LINES)
+    written = look.run.log_tail(look.failed_process.process if look.failed_process else "supervisor", 3 * LINES)
     lines = [clipped(_plain(line), LONGEST) for text in written if (line := cleaned(text))]
     room = max(LEAST_LENGTH, ANSWER_LENGTH - len(json.dumps(told, ensure_ascii=False, separators=(",", ":"))))
     kept: list[int] = []
@@ -544,6 +544,6 @@ def until_it_ends(run_id: str) -> str:
 def _mending(look: Look) -> str:
     if look.state.code == "disk_full":
         return f"make room, then {going_on(look)}"
-    if look.culprit and look.culprit.process == "env":  # its own code: no setting of ours mends it
+    if look.failed_process and look.failed_process.process == "env":  # its own code: no setting of ours mends it
         return f"{worded('rl_get_logs', look.run.run_id, role='env')} then {going_on(look)}"
     return going_on(look)

@@ -24,6 +24,7 @@ import numpy as np
 from halteres.engine import protocol
 from halteres.engine.checks import array, check_adam, check_sampling, check_weights, tokens_of
 from halteres.engine.datums import check_pass
+from halteres.engine.extra_outputs import check_streamed
 from halteres.engine.folders import digest, size_of, written
 from halteres.engine.losses import TARGETS
 from halteres.engine.protocol import (
@@ -49,7 +50,6 @@ from halteres.engine.scripted.losses import sum_of
 from halteres.engine.scripted.sampling import Asked
 from halteres.engine.scripted.weights import Weights
 from halteres.engine.shapes import MAX_RANK, TARGETS_OF_ADAPTERS, check_shape
-from halteres.engine.wants import check_streamed
 from halteres.errors import Conflict, NotFound, UserError
 from halteres.text import load_tokenizer
 

@@ -22,7 +22,6 @@ from halteres.engine.torch.adapter import Snapshot
 from halteres.engine.torch.attention import Cached, Prefill
 from halteres.engine.torch.cache import POSITION_STEP, CacheMemory, round_up
 from halteres.engine.torch.choose import Chosen, Shaping, choose
-from halteres.engine.torch.draws import as_seed, uniforms
 from halteres.engine.torch.forward import head_logits, hidden_states
 from halteres.engine.torch.heads import Grid
 from halteres.engine.torch.limits import Limits
@@ -30,6 +29,7 @@ from halteres.engine.torch.memory import attempt
 from halteres.engine.torch.mixture import Mixture
 from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.requests import Newest, Row, SampleRequest
+from halteres.engine.torch.rng import as_seed, uniforms
 from halteres.engine.torch.rows import COLUMNS, Place, RowBlock, Rows
 from halteres.engine.torch.scores import Share, score_prompt
 from halteres.errors import UserError

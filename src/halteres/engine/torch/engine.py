@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from halteres.engine.checks import check_sampling, check_weights, tokens_of
+from halteres.engine.extra_outputs import check_streamed
 from halteres.engine.folders import digest
 from halteres.engine.link.pieces import PieceQueue
 from halteres.engine.protocol import (
@@ -55,7 +56,6 @@ from halteres.engine.torch.requests import SampleRequest
 from halteres.engine.torch.sampler import Sampler
 from halteres.engine.torch.worker import Call, Slices, Worker
 from halteres.engine.torch.writing import Files
-from halteres.engine.wants import check_streamed
 from halteres.errors import Conflict, HalteresError, InvalidConfig, NotFound
 from halteres.text import load_tokenizer
 

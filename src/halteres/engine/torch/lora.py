@@ -19,9 +19,9 @@ from torch import Tensor
 
 from halteres.engine.protocol import LoraConfig
 from halteres.engine.shapes import check_shape
-from halteres.engine.torch.draws import as_seed
 from halteres.engine.torch.matmul import operand_type, reduced
 from halteres.engine.torch.model import BaseModel, Projection
+from halteres.engine.torch.rng import as_seed
 
 
 class Adaptation(Protocol):

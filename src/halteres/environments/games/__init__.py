@@ -23,7 +23,7 @@ from halteres.environments.games.sudoku import Sudoku
 from halteres.environments.games.tower_of_hanoi import TowerOfHanoi
 from halteres.environments.games.word_search import WordSearch
 from halteres.environments.games.wordle import Wordle
-from halteres.rollouts.draws import Split
+from halteres.rollouts.rng import Split
 
 FAMILIES: tuple[type[Game[Any, Any]], ...] = (
     GuessTheNumber,

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from halteres.environments.games.game import Game, Level, Move
 from halteres.errors import InvalidConfig, unknown
-from halteres.rollouts.draws import Split
+from halteres.rollouts.rng import Split
 
 GAP = 0
 DIRECTIONS = ("up", "down", "left", "right")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypedDict, TypeVar
 
 from halteres.errors import InvalidConfig, InvalidData, unknown
-from halteres.rollouts.draws import Split
+from halteres.rollouts.rng import Split
 
 Outcome = Literal["success", "failure", "turn_limit", "format_error"]
 """How an episode ended."""

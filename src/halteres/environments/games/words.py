@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 from halteres.environments.games.game import Game, Level
 from halteres.errors import InvalidConfig
-from halteres.rollouts.draws import Split
+from halteres.rollouts.rng import Split
 
 FOLDER = Path(__file__).parents[1] / "data" / "words"
 """basic.txt has common words of 3 to 7 letters, long.txt of 8 to 10."""

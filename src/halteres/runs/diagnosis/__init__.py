@@ -18,6 +18,6 @@ are silent on a healthy run, the stretch included where every answer is right.
 """
 
 from halteres.runs.diagnosis.diagnosis import Diagnosis
-from halteres.runs.diagnosis.pulse import HEARTBEAT_S, stalled
+from halteres.runs.diagnosis.stall_detector import HEARTBEAT_S, stalled
 
 __all__ = ["HEARTBEAT_S", "Diagnosis", "stalled"]

@@ -32,9 +32,9 @@ from halteres.runs.diagnosis.flow import (
 )
 from halteres.runs.diagnosis.hacking import Hacking, PanelDisagrees
 from halteres.runs.diagnosis.learning import EntropyCollapse, NotRising, NoVariance
-from halteres.runs.diagnosis.pulse import RULE, Pulse
 from halteres.runs.diagnosis.refused_calls import RULE as REFUSED
 from halteres.runs.diagnosis.refused_calls import Calls, RefusedCalls
+from halteres.runs.diagnosis.stall_detector import RULE, StallDetector
 from halteres.runs.reading.alerts import Alert
 
 
@@ -48,7 +48,7 @@ class Diagnosis:
         self._step = 0
         self._refused = RefusedCalls(case)
         self.has_trained = False  # a step of this run is done
-        self.pulse = Pulse(case)
+        self.pulse = StallDetector(case)
 
     def remember(self, rows: Iterable[Row]) -> None:
         """Rows of the run that this one goes on from: they count, and nothing is said of them."""

@@ -249,7 +249,7 @@ _BY_PHASE = {"api": "service", "trainer": "trainer", "environment": "env"}
 
 
 @dataclass(frozen=True, slots=True)
-class Culprit:
+class FailedProcess:
     """The process that ended though it should not have, or never became ready."""
 
     process: str
@@ -261,19 +261,19 @@ class Culprit:
         return {"process": self.process, "code": self.code}
 
 
-def culprit(run: RunDirectory, state: RunState) -> Culprit | None:
+def failed_process(run: RunDirectory, state: RunState) -> FailedProcess | None:
     """Who failed; None for a run that has not, and where no process was to blame."""
     if state.status != "failed":
         return None
     if state.processes.get("engine", {}).get("state") == "ended":
-        return Culprit("engine", None)  # where its service or we had ended it, the word would be another
+        return FailedProcess("engine", None)  # where its service or we had ended it, the word would be another
     if state.exit:
-        return Culprit(str(state.exit.get("process")), state.exit.get("code"))
+        return FailedProcess(str(state.exit.get("process")), state.exit.get("code"))
     if state.phase == "evaluation":
         return None  # training was over, its processes had been ended: what failed is what comes after it
     for event in _unanswered(run):
-        return Culprit(str(event.get("role")), event.get("code"))
-    return Culprit(_BY_PHASE[state.phase], None) if state.phase else None
+        return FailedProcess(str(event.get("role")), event.get("code"))
+    return FailedProcess(_BY_PHASE[state.phase], None) if state.phase else None
 
 
 def _unanswered(run: RunDirectory) -> list[Mapping[str, Any]]:

@@ -15,7 +15,7 @@ from halteres.config import environ
 from halteres.config.problem import Problem, refusal
 from halteres.config.settings import InferenceSettings
 from halteres.errors import InvalidConfig, NotFound, NotReady, UserError, nearest
-from halteres.models import builtin_names, builtin_path, model_folder, on_shelf
+from halteres.models import builtin_names, builtin_path, model_folder, stored_models
 from halteres.models.shape import ModelShape, read_shape
 
 ANSWERS_WITHIN_S = 5.0
@@ -123,7 +123,7 @@ def found_model(asked: InferenceSettings) -> tuple[str | None, RunModel]:
 def _missing(name: str) -> ModelMissing:
     path = Path(name).expanduser()
     folder = path if path.is_absolute() or name.startswith((".", "~")) else shelf() / name
-    here = [*builtin_names(), *(known for known, _ in on_shelf(shelf()))]
+    here = [*builtin_names(), *(known for known, _ in stored_models(shelf()))]
     why = f"{folder} has no config.json." if folder.is_dir() else f"There is no folder {folder.absolute()}."
     return ModelMissing(
         f"Model '{name}' is not there.",

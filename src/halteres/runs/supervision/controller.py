@@ -32,6 +32,7 @@ from halteres.runs.supervision.conclusion import final_checkpoint
 from halteres.runs.supervision.engine_watch import engine_of
 from halteres.runs.supervision.engines import engines
 from halteres.runs.supervision.evaluation import Evaluator
+from halteres.runs.supervision.event_reader import EventReader
 from halteres.runs.supervision.messages import (
     DiskFull,
     EngineBack,
@@ -42,9 +43,8 @@ from halteres.runs.supervision.messages import (
     StopAsked,
     Verdict,
 )
-from halteres.runs.supervision.news import News
 from halteres.runs.supervision.process_group import Exited, ProcessGroup, Ready, TooSlow
-from halteres.runs.supervision.roles import Casting, get_json
+from halteres.runs.supervision.roles import RolesOf, get_json
 from halteres.runs.supervision.run_context import PreparedRun
 from halteres.runs.supervision.sinks import Forwarding
 from halteres.runs.supervision.state_writer import StateWriter
@@ -93,7 +93,7 @@ LOOK_EVERY_S = 0.2
 class RunController:
     """One run, from its first process to its last word."""
 
-    def __init__(self, writer: StateWriter, prepared: PreparedRun, casting: Casting) -> None:
+    def __init__(self, writer: StateWriter, prepared: PreparedRun, casting: RolesOf) -> None:
         self.writer, self.run, self.prepared = writer, writer.run, prepared
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
         self.lifeline = Lifeline.open()
@@ -105,7 +105,7 @@ class RunController:
             self.evaluator.skip_up_to(writer.state.step - only_end_is_left)
         self.budget = Budget.of(self.run, writer.state)
         self.diagnosis = Diagnosis(Case.of(self.run, writer.state.environment))
-        self.news = News(writer, self.evaluator, self.diagnosis, self.budget)
+        self.events = EventReader(writer, self.evaluator, self.diagnosis, self.budget)
         self.forwarding = Forwarding(self.run, prepared.context.settings.sinks, self.lifeline)
         self.stop_asked: StopAsked | None = None
         self.cap: Cap | None = None  # of the policy, for which the run is ended
@@ -134,7 +134,7 @@ class RunController:
             await self.process_group.end(WITHOUT_SERVICE_S if self.service_lost else GRACE_S)
             await self.forwarding.end()
             self.lifeline.close()
-            await self.news.read()  # the step that was under way may have ended yet
+            await self.events.read()  # the step that was under way may have ended yet
         if verdict.status == "stopped" and self.cap:
             newest = self.run.newest_checkpoint()
             note = self.budget.note(self.cap, newest["step"] if newest else None)
@@ -145,11 +145,11 @@ class RunController:
 
     @asynccontextmanager
     async def _helpers(self) -> AsyncIterator[None]:
-        """What goes on beside: looks, news, evaluations. They end with the block."""
+        """What goes on beside: looks, events, evaluations. They end with the block."""
         async with asyncio.TaskGroup() as tasks:
             helpers = [
                 tasks.create_task(self._look_around(), name="look around"),
-                tasks.create_task(self._read_news(), name="news"),
+                tasks.create_task(self._read_events(), name="events"),
                 tasks.create_task(self.evaluator.work(), name="evaluations"),
             ]
             try:
@@ -161,22 +161,22 @@ class RunController:
     async def _look_around(self) -> None:
         while True:
             self.look_for_stop()
-            self._feel_the_pulse()
+            self._look_for_stalls()
             await self._hear_of_calls()
             if shutil.disk_usage(self.run.path).free < LEAST_FREE_BYTES:
                 await self.inbox.put(DiskFull())
             await asyncio.sleep(HEARTBEAT_S)
 
-    async def _read_news(self) -> None:
+    async def _read_events(self) -> None:
         while True:
             await self.inbox.put(LookedAround())
             await asyncio.sleep(LOOK_EVERY_S)
 
-    def _feel_the_pulse(self) -> None:
+    def _look_for_stalls(self) -> None:
         state = self.writer.state
         training = state.status in ("running", "stopping") and state.phase is None
         if alert := self.diagnosis.look(state.processes, training=training and "trainer" in self.process_group.ready):
-            self.news.tell(alert)
+            self.events.tell(alert)
 
     async def _hear_of_calls(self) -> None:
         """Until the first step: do the servers answer what the environment asks of them?"""
@@ -190,7 +190,7 @@ class RunController:
         heard = [Calls.of_service(service)] if service else []
         heard += [Calls.of_trajectories(api)] if api else []
         for alert in filter(None, map(self.diagnosis.hear, heard)):
-            self.news.tell(alert)
+            self.events.tell(alert)
 
     def look_for_stop(self) -> None:
         """Read control/stop.json; a new request goes into the inbox."""
@@ -225,7 +225,7 @@ class RunController:
                     return Verdict(status="stopped", note=late.capitalize())  # the alert is put before it
                 return Verdict(status="stopped", note=f"{self.goal}; {late}" if self.goal else None)
             case LookedAround():
-                await self.news.read()
+                await self.events.read()
                 self._mind_the_goal()
                 self._mind_the_drift()
                 return self._mind_the_budget()
@@ -309,7 +309,7 @@ class RunController:
 
     def _mind_the_goal(self) -> None:
         """At the held-out figure that was wanted the trainer is asked to end after its step: the run has completed."""
-        wanted, row = self.prepared.context.settings.run.stop_when, self.news.evaluation
+        wanted, row = self.prepared.context.settings.run.stop_when, self.events.evaluation
         reached = number(row, CORRECT)
         if (
             wanted is None
@@ -325,7 +325,7 @@ class RunController:
 
     def _mind_the_drift(self) -> None:
         """At an alert of drift the trainer is asked to end after its step, where the run's settings say so."""
-        alert, action = self.news.drift, self.prepared.context.settings.run.on_drift
+        alert, action = self.events.drift, self.prepared.context.settings.run.on_drift
         if alert is None or action != "stop" or self.stop_asked or "trainer" not in self.process_group.ready:
             return
         self.drift = f"The alert {alert.rule} came at step {alert.step}, and on_drift is stop. {alert.evidence}"
@@ -340,7 +340,7 @@ class RunController:
         asyncio.get_running_loop().call_later(self.budget.grace_s, self.inbox.put_nowait, GraceOver())
 
     async def _on_exit(self, exited: Exited) -> Verdict | None:
-        await self.news.read()  # what it wrote last tells how it ended
+        await self.events.read()  # what it wrote last tells how it ended
         role, code = exited.role, exited.code
         if role.name == "trainer" and code == 0:
             limit = self.prepared.context.settings.run.max_minutes

@@ -139,11 +139,11 @@ class ProcessGroup:
         """The engine is the service's child; should it have outlived it, end it too."""
         engine = self.writer.state.processes.get("engine")
         if engine and engine.get("exit") is None:
-            await end_stranger(engine, GRACE_S)
+            await end_process(engine, GRACE_S)
             self.writer.process("engine", exit=0, state="exited with its service")
 
 
-async def end_stranger(who: Mapping[str, Any], grace_s: float) -> None:
+async def end_process(who: Mapping[str, Any], grace_s: float) -> None:
     """End a process that is not our child: wait for it, then SIGKILL. Its identity guards against a reused pid."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(gone(who), grace_s)

@@ -182,7 +182,7 @@ class RunContext:
         return self.service is not None and self.settings.corrects_temperature
 
 
-Casting = Callable[[RunContext], tuple[Role, ...]]
+RolesOf = Callable[[RunContext], tuple[Role, ...]]
 """Makes the roles of a run; tests put stand-ins here."""
 
 

@@ -30,14 +30,14 @@ from halteres.runs.stop import WAKE
 from halteres.runs.supervision.conclusion import conclude, export_adapter, final_checkpoint
 from halteres.runs.supervision.controller import RunController
 from halteres.runs.supervision.messages import StopAsked, Verdict
-from halteres.runs.supervision.roles import Casting, cast
+from halteres.runs.supervision.roles import RolesOf, cast
 from halteres.runs.supervision.run_context import prepare_run
 from halteres.runs.supervision.state_writer import StateWriter
 
 _log = logging.getLogger("halteres.runs.supervision.supervisor")
 
 
-async def supervise(run: RunDirectory, casting: Casting = cast) -> Status:
+async def supervise(run: RunDirectory, casting: RolesOf = cast) -> Status:
     """Supervise one run to its end; the lock is the caller's. Returns its final status."""
     environ.set_run_secret(new_secret())  # first: whatever is written from here on is searched for it
     writer = StateWriter(run)
@@ -55,7 +55,7 @@ async def supervise(run: RunDirectory, casting: Casting = cast) -> Status:
         return await _close(writer, verdict)
 
 
-async def _attempt(writer: StateWriter, casting: Casting) -> Verdict:
+async def _attempt(writer: StateWriter, casting: RolesOf) -> Verdict:
     prepared = prepare_run(writer)
     try:
         controller = RunController(writer, prepared, casting)
@@ -126,7 +126,7 @@ def _with_weights(writer: StateWriter, verdict: Verdict) -> tuple[Verdict, Path 
         return Verdict(status="failed", error=error, note=verdict.note), None
 
 
-def main(arguments: Sequence[str] | None = None, casting: Casting = cast) -> int:
+def main(arguments: Sequence[str] | None = None, casting: RolesOf = cast) -> int:
     """Supervise the run in DIR. Exit code 0 whenever its end is on disk; 1 where it could not be supervised at all."""
     process.begin("supervisor")
     parser = argparse.ArgumentParser(

@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from halteres.engine.graphs.checked import checked
-from halteres.errors import HalteresError, ServerError, UserError, as_promise
+from halteres.errors import HalteresError, ServerError, UserError, as_failed_future
 from halteres.process import steady_time
 from halteres.service.durable.journal import Ended, Entry, Journal, Recorded, State
 from halteres.service.tenancy.tenants import Tenant
@@ -73,7 +73,7 @@ def binary_result(body: bytes) -> Outcome:
 def failure(error: HalteresError) -> Outcome:
     """A typed failure: the client raises RequestFailedError of its category."""
     state: State = "failed_user" if isinstance(error, UserError) else "failed_server"
-    return Outcome(msgspec.json.encode(as_promise(error)), state=state)
+    return Outcome(msgspec.json.encode(as_failed_future(error)), state=state)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Putting base models on the shelf, and taking them off.
+"""Base models in HALTERES_HOME/models: registering them, listing them, removing them.
 
 Owns: what makes a folder a model that can be served; links and copies on the shelf; that clients find its tokenizer.
 Never: downloads (`models.download`); removes a folder that somebody put there by hand.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from halteres.errors import Conflict, NotFound, ServerError, UserError, boundary, nearest
-from halteres.models import builtin_path, is_model, on_shelf
+from halteres.models import builtin_path, is_model, stored_models
 from halteres.models.copying import copy_files
 from halteres.models.hub_cache import TOKENIZER_FILES, HubCache
 from halteres.models.names import checked_name, tokenizer_names
@@ -37,7 +37,7 @@ class Registered:
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class ModelStore:
     """The folder of models, and the cache that makes their names known to clients."""
 
     folder: Path
@@ -115,7 +115,7 @@ class Shelf:
 
     def registered(self) -> dict[str, tuple[str, ...]]:
         """The names that `add` has put here, each with those under which clients find its tokenizer."""
-        shelved = (name for name, _ in on_shelf(self.folder) if self._is_registered(name))
+        shelved = (name for name, _ in stored_models(self.folder) if self._is_registered(name))
         return {name: self._found_as(name) for name in sorted({*shelved, *self.cache.models()})}
 
     def _found_as(self, name: str) -> tuple[str, ...]:

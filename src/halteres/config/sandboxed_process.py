@@ -1,4 +1,4 @@
-"""Running a stranger's program so that it cannot harm us.
+"""Runs somebody else's program so that it cannot harm us.
 
 Owns: the noun `Ended`; no secrets among its variables, a deadline, its output caught and bounded, its children swept
 up, that it ends with us.

@@ -1,4 +1,4 @@
-"""Rules of the clock: nothing happens any more.
+"""Finds stalls: nothing happens any more, or a process is stopped.
 
 Owns: how long a step may take before it is told; telling a stopped process (SIGSTOP) from a slow one; the alert of a
 reader who finds that the supervisor itself has stopped.
@@ -40,7 +40,7 @@ FIRST_STEP_S = 600.0
 """How long the first step may take once every role is ready: large models compile and warm up in it."""
 
 
-class Pulse:
+class StallDetector:
     """What the supervisor looks at with every heartbeat."""
 
     def __init__(self, case: Case, clock: Callable[[], float] = time.monotonic) -> None:

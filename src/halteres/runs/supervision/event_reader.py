@@ -1,4 +1,4 @@
-"""The news: what the roles have written since the last look, and what follows from it.
+"""Reads what the roles have written since the last look: events and rows of metrics, and what follows from them.
 
 Owns: reading events.jsonl and metrics.jsonl as they grow; that each row reaches state, evaluator, budget and diagnosis
 once; that their alerts are written, by nobody else.
@@ -21,7 +21,7 @@ from halteres.runs.supervision.state_writer import StateWriter
 _log = logging.getLogger(__name__)
 
 
-class News:
+class EventReader:
     """What the roles write. What a resumed run was carried over is remembered, and no news."""
 
     def __init__(self, writer: StateWriter, evaluator: Evaluator, diagnosis: Diagnosis, budget: Budget) -> None:

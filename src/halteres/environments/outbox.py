@@ -33,7 +33,7 @@ class Letter:
     body: Mapping[str, Any]  # without the sender's env_id, which may be another by then
 
 
-class Spool:
+class Outbox:
     """The folder of one environment; without one (None), nothing is ever kept."""
 
     def __init__(self, folder: Path | None, largest_bytes: int = LARGEST_BYTES) -> None:
