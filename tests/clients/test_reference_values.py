@@ -29,7 +29,7 @@ from halteres.models import TINY, builtin_path
 from halteres.training.advantages import estimate
 from halteres.training.agreement import agreement
 from halteres.training.datums import Example
-from halteres.training.learner import Promise
+from halteres.training.learner import SentCall
 from halteres.training.objective import Objective
 from halteres.training.turns import returns, turns_of
 from halteres.types import Batch, Group, Span
@@ -252,13 +252,13 @@ def cookbook(client_python: Callable[..., str], tmp_path_factory: pytest.TempPat
 class Referred(FakePolicy):
     """A learner whose base model's log-probabilities are given."""
 
-    def reference(self, examples: Any) -> Promise[Any]:
+    def reference(self, examples: Any) -> SentCall[Any]:
         rows = tuple(np.array(row, np.float32) for row in BASE)
         return replace_answer(super().reference(examples), rows)
 
 
-def replace_answer(promise: Promise[Any], answer: Any) -> Promise[Any]:
-    return Promise(promise, "reference", lambda _: answer)
+def replace_answer(promise: SentCall[Any], answer: Any) -> SentCall[Any]:
+    return SentCall(promise, "reference", lambda _: answer)
 
 
 async def test_advantages_and_datums_are_the_cookbooks(cookbook: Any) -> None:
