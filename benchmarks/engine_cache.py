@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from machine import machine
+from random_models import save_qwen3
 
 from halteres.engine.protocol import SampleResult, SamplingParams
 from halteres.engine.torch.adapter import BASE
@@ -103,24 +104,8 @@ def preemption() -> dict[str, Any]:
 
 
 def model_of_4m() -> BaseModel:
-    """Random weights: 4 layers of width 256, vocabulary 4,096."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=4096,
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-    )
     with tempfile.TemporaryDirectory(prefix="halteres-cache-") as folder:
-        Qwen3ForCausalLM(config).save_pretrained(folder)
-        return load_base(Path(folder), torch.float32, torch.device("cpu"))
+        return load_base(save_qwen3(Path(folder), width=256, layers=4), torch.float32, torch.device("cpu"))
 
 
 def asked(prompt: int, samples: int, answer: int, seed: int) -> SampleRequest:
