@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from halteres.errors import InvalidConfig, InvalidData
+from halteres.errors import Conflict, InvalidConfig, InvalidData
 from halteres.models import TINY
 from halteres.observe.metrics import read_rows
 from halteres.rewards import RewardConfig, RewardModel, RewardTrainer
+from halteres.rewards.model_folder import REWARD_FILE
 from halteres.rewards.preferences import Comparison, Preferences
 from halteres.rewards.torch.__main__ import RunFiles
 from halteres.rewards.torch.trainer import LossNotFinite, TrainingResult, checkpoints
@@ -162,6 +163,14 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
     trainer(tmp_path, save_steps=3).train()
     with pytest.raises(InvalidData, match="differs in data"):
         trainer(tmp_path, sums(25)).train(resume_from_checkpoint=True)
+
+
+def test_a_finished_training_without_checkpoints_is_not_gone_on_with(tmp_path: Path) -> None:
+    trainer(tmp_path, save_strategy="no").train()
+    before = (tmp_path / REWARD_FILE).stat().st_mtime_ns
+    with pytest.raises(Conflict, match="has finished"):
+        trainer(tmp_path, save_strategy="no").train(resume_from_checkpoint=True)
+    assert (tmp_path / REWARD_FILE).stat().st_mtime_ns == before
 
 
 @pytest.mark.parametrize("cut", [{"max_tokens_per_forward": 64}, {"share_prefixes": False}])

@@ -30,8 +30,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from halteres.engine.folders import recover
-from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotFound
+from halteres.errors import Conflict, HalteresError, InvalidConfig, InvalidData, NotFound
 from halteres.rewards.batches import epoch_batches, forward_parts
+from halteres.rewards.model_folder import REWARD_FILE
 from halteres.rewards.preferences import Preferences, read_preferences
 from halteres.rewards.reward_file import read_reward_file
 from halteres.rewards.template import ScoringTemplate, padding_token, template_for, texts_of
@@ -149,6 +150,7 @@ class RewardTrainer:
         """Train, from the start or from a checkpoint (True: the newest in `output_dir`, or the start).
 
         Raises:
+            Conflict: True, where a training without checkpoints has finished.
             NotFound: there is no such checkpoint.
             InvalidData: it was made on other data, or under other settings that decide the order of rows.
             LossNotFinite: training has diverged; the step was not taken, and nothing is saved.
@@ -390,6 +392,11 @@ class RewardTrainer:
             return 0
         found = checkpoints(Path(self.args.output_dir))
         if asked is True and not found:
+            if (Path(self.args.output_dir) / REWARD_FILE).is_file():
+                raise Conflict(
+                    f"The training in {self.args.output_dir} has finished; it left no checkpoint to go on from.",
+                    next="Leave --resume out to train anew and replace it, or name another folder (--out).",
+                )
             return 0
         folder = found[-1] if asked is True else Path(str(asked))
         if not (folder / TRAINER_STATE).is_file():
