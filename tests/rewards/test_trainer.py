@@ -165,6 +165,27 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
         trainer(tmp_path, sums(25)).train(resume_from_checkpoint=True)
 
 
+def test_a_signal_while_the_checkpoint_is_written_takes_nothing_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever stops a run writes a request, which is seen at once, and then asks with SIGTERM."""
+    one = trainer(tmp_path)
+    one.should_stop = lambda: True
+    save = one.model.save
+
+    def interrupted(*arguments: Any, **named: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        save(*arguments, **named)
+
+    monkeypatch.setattr(one.model, "save", interrupted)
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("ended while it saved"))
+    try:
+        result = one.train()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (result.stop_reason, [place.name for place in checkpoints(tmp_path)]) == ("stopped", ["checkpoint-1"])
+
+
 def test_a_finished_training_without_checkpoints_is_not_gone_on_with(tmp_path: Path) -> None:
     trainer(tmp_path, save_strategy="no").train()
     before = (tmp_path / REWARD_FILE).stat().st_mtime_ns

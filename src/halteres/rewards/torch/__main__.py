@@ -11,6 +11,7 @@ import argparse
 import json
 import logging
 import math
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -61,6 +62,8 @@ def _train(run: Path, asked: TrainingRun) -> None:
     )
     append_row(run / "events.jsonl", {"type": "planned", "total_steps": trainer.total_steps, "t": time.time()})
     (run / "control" / "trainer.ready").touch()
+    # train() listens to SIGTERM; one that comes after it must not keep the checkpoint from being told.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     result = trainer.train(asked.resume_from)
     finished = result.stop_reason == "finished"
     files.checkpoint(result.folder, result.num_steps, final=finished)

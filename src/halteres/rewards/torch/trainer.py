@@ -168,31 +168,32 @@ class RewardTrainer:
             recover(Path(config.output_dir))  # what a killed training was just writing
         progress = Progress(self.total_steps, shown=not config.disable_tqdm)
         interval, reason = Interval(), cast("StopReason", "finished")
-        with _termination() as terminated, progress():
-            for note in self._notes():
-                progress.note(note)
-            while step < self.total_steps:
-                rate = config.learning_rate or 0.0
-                for group in optimiser.param_groups:
-                    group["lr"] = rate * schedule(config, step, self.total_steps)
-                gradient_norm = self._step(step, optimiser, interval)
-                step += 1
-                metrics = None
-                if step % config.logging_steps == 0 or step == self.total_steps or self._is_due("eval", step):
-                    metrics = self._report(step, interval, gradient_norm, optimiser.param_groups[0]["lr"])
-                    interval = Interval()
-                progress.step(step, metrics)
-                if terminated.is_set() or (self.should_stop is not None and self.should_stop()):
-                    reason = "terminated" if terminated.is_set() else "stopped"
-                    break
-                if self._is_due("save", step) and step < self.total_steps:
-                    self._save_checkpoint(step, optimiser)
-        network.model.eval()
-        if step < self.total_steps:
-            folder = self._save_checkpoint(step, optimiser)
-        else:
-            reason, folder = "finished", Path(config.output_dir)
-            self.save_model(folder)
+        with _termination() as terminated:  # until all is saved: whoever asked before may ask again
+            with progress():
+                for note in self._notes():
+                    progress.note(note)
+                while step < self.total_steps:
+                    rate = config.learning_rate or 0.0
+                    for group in optimiser.param_groups:
+                        group["lr"] = rate * schedule(config, step, self.total_steps)
+                    gradient_norm = self._step(step, optimiser, interval)
+                    step += 1
+                    metrics = None
+                    if step % config.logging_steps == 0 or step == self.total_steps or self._is_due("eval", step):
+                        metrics = self._report(step, interval, gradient_norm, optimiser.param_groups[0]["lr"])
+                        interval = Interval()
+                    progress.step(step, metrics)
+                    if terminated.is_set() or (self.should_stop is not None and self.should_stop()):
+                        reason = "terminated" if terminated.is_set() else "stopped"
+                        break
+                    if self._is_due("save", step) and step < self.total_steps:
+                        self._save_checkpoint(step, optimiser)
+            network.model.eval()
+            if step < self.total_steps:
+                folder = self._save_checkpoint(step, optimiser)
+            else:
+                reason, folder = "finished", Path(config.output_dir)
+                self.save_model(folder)
         return TrainingResult(
             folder=folder,
             num_steps=step,
