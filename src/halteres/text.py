@@ -1,32 +1,21 @@
 """Tokens and chat templates, without torch.
 
-Owns: a tokenizer folder read with the `tokenizers` library, and its chat template rendered in a jinja2 sandbox; where
-a word may begin in a text that is not whole yet.
-Never: downloads; guesses a template that the folder does not have.
+Owns: a tokenizer folder read with the `tokenizers` library; where a word may begin in a text that is not whole yet.
+Never: downloads.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import count
 from pathlib import Path
-from typing import Any
-
-import tokenizers
-from jinja2 import Template, pass_context
-from jinja2.exceptions import TemplateError
-from jinja2.ext import Extension
-from jinja2.meta import find_undeclared_variables
-from jinja2.nodes import Filter, For, Node
-from jinja2.parser import Parser
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from typing import TYPE_CHECKING, Any
 
 from halteres.errors import InvalidData, NotFound
+
+if TYPE_CHECKING:
+    from halteres.chat_template import ChatTemplate
 
 Message = Mapping[str, Any]
 """{"role": str, "content": str}, further keys go to the template."""
@@ -34,12 +23,6 @@ Message = Mapping[str, Any]
 
 LONG_TEXT = 2**13
 """Characters; the library keeps Python's lock while it reads a text alone, and lets go of it for a batch."""
-
-
-MOST_ROUNDS = 200_000
-"""Of all loops of a chat template together; a chat of a thousand messages with tools needs a tenth of it."""
-
-_ROUNDS = "rounds of loops"  # no template can name a variable so
 
 
 class Tokenizer:
@@ -53,6 +36,10 @@ class Tokenizer:
                 "tokenizer.json is missing.",
                 "Name a model folder in Hugging Face format, or 'halteres/tiny'.",
             )
+        import tokenizers  # these two take longer than all else that a process imports which only names the type
+
+        from halteres.chat_template import read_templates
+
         self.folder = folder
         self._tokens = tokenizers.Tokenizer.from_file(str(file))
         config = _json(folder / "tokenizer_config.json")
@@ -63,7 +50,7 @@ class Tokenizer:
         self.eos_token_ids = _ids(generation.get("eos_token_id", self._id(self.specials.get("eos_token"))))
         self.pad_token_id = self._id(self.specials.get("pad_token"))
         template = folder / "chat_template.jinja"
-        self._templates = _templates(template.read_text() if template.is_file() else config.get("chat_template"))
+        self._templates = read_templates(template.read_text() if template.is_file() else config.get("chat_template"))
 
     @property
     def eos_token_id(self) -> int:
@@ -115,13 +102,8 @@ class Tokenizer:
                 f"The tokenizer in {self.folder} has no chat template.", next="Send a plain prompt instead."
             )
         try:
-            return found.template.render(
-                {_ROUNDS: count()},
-                messages=list(messages),
-                add_generation_prompt=add_generation_prompt,
-                **self.specials,
-                **extra,
-            )
+            chat = {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
+            return found.render({**chat, **self.specials, **extra})
         except Exception as error:
             raise InvalidData("The chat template refused the messages.", f"{type(error).__name__}: {error}.") from error
 
@@ -136,33 +118,12 @@ class Tokenizer:
         found = self._template(with_tools=name == "tools")
         return found is not None and name in found.reads
 
-    def _template(self, *, with_tools: bool) -> _ChatTemplate | None:
+    def _template(self, *, with_tools: bool) -> ChatTemplate | None:
         default = self._templates.get("default")
         return self._templates.get("tool_use", default) if with_tools else default
 
     def _id(self, token: str | None) -> int | None:
         return None if token is None else self._tokens.token_to_id(token)
-
-
-@dataclass(frozen=True, slots=True)
-class _ChatTemplate:
-    template: Template
-    reads: frozenset[str]  # names of variables that it is given from outside
-
-
-def _templates(source: Any) -> dict[str, _ChatTemplate]:
-    """Chat templates by name: most models have one, `default`; some have a list, `tool_use` among them."""
-    named = source if isinstance(source, list) else [{"name": "default", "template": source}]
-    return {one["name"]: _parsed(one["template"]) for one in named if isinstance(one.get("template"), str)}
-
-
-def _parsed(source: str) -> _ChatTemplate:
-    sandbox = _sandbox()
-    tree = sandbox.parse(source)
-    reads = frozenset(find_undeclared_variables(tree))
-    for loop in tree.find_all(For):
-        loop.iter = Filter(loop.iter, _counted.__name__, [], [], None, None, lineno=loop.lineno)
-    return _ChatTemplate(sandbox.from_string(tree), reads)
 
 
 @lru_cache(maxsize=8)
@@ -178,49 +139,6 @@ def beginning(text: str, words: Sequence[str]) -> int:
         if any(word.startswith(text[at:]) for word in words):
             return at
     return len(text)
-
-
-class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}`, which marks what an assistant wrote: here its content alone counts."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2's own name and form
-
-    def parse(self, parser: Parser) -> list[Node]:
-        """The block's content."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-@pass_context
-def _counted(context: Context, items: Iterable[Any]) -> Iterator[Any]:
-    """What a template loops over, until all its loops together have gone round often enough."""
-    rounds: Iterator[int] = context[_ROUNDS]
-    for item in items:
-        if next(rounds) >= MOST_ROUNDS:
-            raise TemplateError(f"its loops go round more than {MOST_ROUNDS} times")
-        yield item
-
-
-@lru_cache(maxsize=1)
-def _sandbox() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
-    )
-    filters: dict[str, Any] = {
-        _counted.__name__: _counted,
-        "tojson": lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent),
-    }
-    environment.filters.update(filters)
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    def strftime_now(form: str) -> str:
-        return datetime.now().astimezone().strftime(form)
-
-    functions: dict[str, Any] = {"raise_exception": raise_exception, "strftime_now": strftime_now}
-    environment.globals.update(functions)
-    return environment
 
 
 def _json(file: Path) -> dict[str, Any]:
