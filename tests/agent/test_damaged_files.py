@@ -75,6 +75,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     return run
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("kind", DAMAGE)
 @pytest.mark.parametrize("name", FILES)
 async def test_a_damaged_file_leaves_every_list_and_every_look_an_answer(

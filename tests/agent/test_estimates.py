@@ -259,6 +259,7 @@ def test_the_engine_is_measured_once_and_remembered(home: Path, monkeypatch: pyt
     assert told(plan, ground).step_s.low > 0
 
 
+@pytest.mark.runs
 def test_figures_of_a_busy_machine_are_used_and_not_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, ground = planned()
     remember(plan, ground)

@@ -73,6 +73,7 @@ async def test_a_value_that_is_short_is_told_as_it_is(selected: None) -> None:
     assert (body["value"], body["config"]["system_prompt"]) == ("Be brief.", "Be brief.")
 
 
+@pytest.mark.runs
 async def test_a_long_setting_is_kept_whole_and_told_with_a_mark(selected: None) -> None:
     await call("rl_edit_config", {"field": "system_prompt", "value": "x" * 5000}, Caller())
     body = (await call("rl_edit_config", {"field": "group_size", "value": 8}, Caller())).body

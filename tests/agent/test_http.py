@@ -547,6 +547,7 @@ def free_port() -> int:
         return bound.getsockname()[1]
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("program", ["halteres", "uvicorn"])
 def test_both_documented_commands_serve_and_end_in_order(home: Path, program: str) -> None:
     command, code = ((), 0) if program == "halteres" else (uvicorn(free_port()), -signal.SIGTERM)
@@ -565,6 +566,7 @@ def test_importing_the_app_does_nothing() -> None:
     assert subprocess.run([sys.executable, "-c", script], timeout=30).returncode == 0
 
 
+@pytest.mark.runs
 def test_under_uvicorn_a_process_that_cannot_begin_ends(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HALTERES_LOG", "loudly")
     ended = subprocess.run(uvicorn(free_port()), capture_output=True, text=True, timeout=30)
@@ -573,6 +575,7 @@ def test_under_uvicorn_a_process_that_cannot_begin_ends(home: Path, monkeypatch:
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.runs
 def test_under_uvicorn_the_process_is_one_of_ours(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No torch, and no secret in the log: uvicorn's own handlers would tell every address that is asked for."""
     secret = "sk-or-v1-planted0123456789"
@@ -601,6 +604,7 @@ def test_under_uvicorn_the_process_is_one_of_ours(home: Path, monkeypatch: pytes
     assert "torch is None" in text
 
 
+@pytest.mark.runs
 def test_a_port_that_is_taken_is_one_sentence(home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         command = [*control.SERVE[:-1], str(busy.getsockname()[1])]

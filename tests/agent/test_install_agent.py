@@ -412,6 +412,7 @@ def test_without_the_extra_nothing_is_installed(here: Land, monkeypatch: pytest.
     assert "pip install 'halteres[mcp]'" in told.err
 
 
+@pytest.mark.runs
 async def test_what_is_written_starts_the_tools(here: Land) -> None:
     """As Codex does: the command, its arguments, a few variables of the user's and those of the entry."""
     assert here.run("init").code == 0
@@ -421,6 +422,7 @@ async def test_what_is_written_starts_the_tools(here: Land) -> None:
     await _lists_the_tools_and_finds_the_example(entry, home)
 
 
+@pytest.mark.runs
 async def test_without_a_script_the_module_is_started(here: Land, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(here.home))
     here.run("init")

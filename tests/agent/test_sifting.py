@@ -43,12 +43,14 @@ async def test_another_setting_can_still_be_edited(locked: None) -> None:
     assert (answer["value"], answer["discarded_edits"]) == (8, {RATE: 0.002})
 
 
+@pytest.mark.runs
 async def test_a_start_is_told_of_it_too(locked: None) -> None:
     answer = await told("rl_start_training", dry_run=True)
     assert answer["discarded_edits"] == {RATE: 0.002}
     await told("rl_start_training", dry_run=True)
 
 
+@pytest.mark.runs
 async def test_a_start_with_changes_is_told_of_it_too(locked: None) -> None:
     answer = await told("rl_start_training", dry_run=True, changes={"lora_rank": 8})
     assert answer["discarded_edits"] == {RATE: 0.002}

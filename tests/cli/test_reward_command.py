@@ -53,6 +53,7 @@ def test_the_accuracy_is_a_gate(place: Path) -> None:
     assert refused.exit_code == 1 and "is below 100.0%" in refused.stderr
 
 
+@pytest.mark.runs
 def test_an_evaluation_is_json_a_picture_and_a_page(place: Path, tmp_path: Path) -> None:
     picture, page = tmp_path / "a.png", tmp_path / "a.html"
     found = told("eval", place / "model", place / "held_out.jsonl", "--plot", picture, "--page", page)
@@ -62,6 +63,7 @@ def test_an_evaluation_is_json_a_picture_and_a_page(place: Path, tmp_path: Path)
     assert picture.stat().st_size > 0 and "Worst mistakes" in page.read_text()
 
 
+@pytest.mark.runs
 def test_a_calibration_is_stored_and_used(place: Path) -> None:
     made = told("calibrate", place / "model", place / "held_out.jsonl")
     stored = json.loads((place / "model" / "halteres_reward.json").read_text())["calibration"]
@@ -70,6 +72,7 @@ def test_a_calibration_is_stored_and_used(place: Path) -> None:
     assert found["calibration"]["temperature"] == made["temperature"]
 
 
+@pytest.mark.runs
 def test_answers_are_ranked_and_a_merged_folder_ranks_the_same(place: Path, tmp_path: Path) -> None:
     answers = ("What is 3 + 4?", "So the answer is \\boxed{7}.", "So what?")
     ranked = told("rank", place / "model", *answers)
@@ -169,6 +172,7 @@ def test_wrong_rows_are_told_with_their_numbers(tmp_path: Path) -> None:
         command("train", "--model", "halteres/tiny", "--data", tmp_path / "a.jsonl", "--dry-run")
 
 
+@pytest.mark.runs
 def test_rubrics_functions_and_environments_are_checked(tmp_path: Path) -> None:
     (tmp_path / "rubric.yaml").write_text('criteria:\n  - {name: good, text: "Is it right and kind?"}\n')
     found = command("check", tmp_path / "rubric.yaml")

@@ -166,6 +166,7 @@ async def test_an_absurd_rank_is_refused_with_a_sentence(scene: Scene, rank: int
     assert await scene.model(session, 1), "the next one is made"
 
 
+@pytest.mark.runs
 @proves("sample:many")
 async def test_a_thousand_samples_in_flight_lose_nothing(scene: Scene) -> None:
     session = await sampler(scene)

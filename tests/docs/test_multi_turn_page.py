@@ -59,6 +59,7 @@ async def test_a_policy_that_uses_the_tool_wins_the_game(game: Path) -> None:
     assert sum("<tool_call>" in text for text in said) == 4
 
 
+@pytest.mark.runs
 def test_the_game_is_played_with_a_service(game: Path, tmp_path: Path) -> None:
     """The file as it stands, run as a user runs it; the scripted engine stands in for weights."""
     groups = tmp_path / "groups.jsonl"

@@ -109,6 +109,7 @@ async def test_one_target_in_a_row_of_its_own_is_the_same_to_the_bit(model_folde
         assert torch.equal(gradient(engine, "a"), gradient(engine, "b"))
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("name", SAMPLED)
 @proves("pass:sums")
 async def test_doubled_data_doubles_loss_and_gradient_in_any_micro_batches(model_folder: Path, name: str) -> None:

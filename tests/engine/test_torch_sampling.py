@@ -100,6 +100,7 @@ async def test_a_sequence_is_the_same_alone_and_among_strangers(model_folder: Pa
             assert among == alone
 
 
+@pytest.mark.runs
 async def test_a_request_that_does_not_fit_at_once_is_the_same_as_one_that_does(model_folder: Path) -> None:
     prompt = prompts(1, seed=12)[0]
     results = []
@@ -121,6 +122,7 @@ async def test_members_of_a_group_are_distinct_and_reproducible(model_folder: Pa
     assert all(few.sequences == one.sequences[: len(few.sequences)] for few in fewer), "kernels change below 4 rows"
 
 
+@pytest.mark.runs
 async def test_equal_prompts_that_wait_together_are_prefilled_once(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +165,7 @@ async def test_every_way_of_ending(model_folder: Path) -> None:
         assert ended == tokens[: len(ended)]
 
 
+@pytest.mark.runs
 async def test_by_default_the_models_end_token_stops(model_folder: Path) -> None:
     async with running(model_folder) as engine:
         assert engine._base.eos_tokens == (2,)
@@ -259,6 +262,7 @@ async def sample_started(engine: TorchEngine) -> None:
     await engine.drop("nothing")
 
 
+@pytest.mark.runs
 async def test_a_sampler_that_breaks_answers_with_an_error_and_goes_on(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ async def test_a_block_with_a_deadline_of_its_own_keeps_its_own_error() -> None:
             await asyncio.Event().wait()
 
 
+@pytest.mark.runs
 async def test_sigterm_under_a_stream_ends_the_process_without_a_traceback(tmp_path: Path) -> None:
     """A stream whose client reads nothing is no reason to wait either."""
     with running(tmp_path) as process:

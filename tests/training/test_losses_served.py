@@ -225,6 +225,7 @@ async def test_a_step_of_every_loss_moves_the_weights_as_its_formula_says(
         assert passed.clipped is None
 
 
+@pytest.mark.runs
 async def test_minibatches_are_further_steps_from_the_weights_that_the_last_one_left(
     served: Served, tmp_path: Path
 ) -> None:
@@ -244,6 +245,7 @@ async def test_minibatches_are_further_steps_from_the_weights_that_the_last_one_
     assert exact.differs(before, served.weights()) < 1e-2
 
 
+@pytest.mark.runs
 async def test_the_reference_is_the_base_model_before_and_after_training_and_publishes_nothing(served: Served) -> None:
     policy = await served.policy(loss="importance_sampling")
     examples = drawn(3)
@@ -274,6 +276,7 @@ async def test_the_reference_is_the_base_model_before_and_after_training_and_pub
     assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(moved, again, strict=True))
 
 
+@pytest.mark.runs
 async def test_log_probabilities_at_the_temperature_make_the_expected_step_of_a_token_that_of_temperature_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

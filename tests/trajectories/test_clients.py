@@ -124,6 +124,7 @@ async def test_a_batch_that_is_too_large_is_refused_in_a_sentence(
     trainer.close()
 
 
+@pytest.mark.runs
 async def test_both_clients_bridge_a_kill_and_a_restart(server: ServerProcess, trainer: TrainerClient) -> None:
     async with EnvironmentClient(server.url) as environment:
         registered = await environment.register_env(name="sums", group_size=2, max_token_length=64)
