@@ -38,11 +38,11 @@ compatibility:   ## probe every SDK method and generation; write docs/compatibil
 
 test-runs:       ## whole runs and trainings, tests of inference, the engine's long tests; the tutorial among them
 	@scripts/install dev
-	@scripts/test -m runs
+	@scripts/test -n 3 -m runs
 
 test-chaos:      ## kill every process of real runs in turn
 	@scripts/install dev
-	@scripts/test -n 0 -m chaos
+	@scripts/test -n 3 -m chaos
 
 test-bf16:       ## the engine's tests of behaviour once more, its base weights in bfloat16
 	@scripts/install dev

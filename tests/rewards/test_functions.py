@@ -59,6 +59,13 @@ async def test_an_answer_of_another_shape_is_no_score(tmp_path: Path, returned: 
         await reward({}, SAMPLES)
 
 
+async def test_what_nobody_gives_it_is_named(tmp_path: Path) -> None:
+    reward = function(tmp_path, "def reward(prompt, completion):\n    return 1.0\n")
+    sentence = "takes prompt, completion, which this task does not have. It is called with answer, prompts, completions"
+    with pytest.raises(ScorerFailed, match=sentence):
+        await reward({"answer": "4"}, SAMPLES)
+
+
 async def test_a_slow_function_holds_nobody_up(tmp_path: Path) -> None:
     """It computes in a thread of its own: the loop goes on, and so does a process that ends."""
     text = "def reward(completions, begun, gate):\n    begun[0].set()\n    gate[0].wait(30)\n    return [0.0, 0.0]\n"

@@ -60,9 +60,10 @@ class RewardFunction:
         """One value per sample.
 
         Raises:
-            ScorerFailed: it gave no list, one of another length, or what is no finite number.
+            ScorerFailed: it asks for what nobody has; it gave no list, one of another length, or what is no finite
+                number.
         """
-        arguments = _accepted(self._function, _arguments(item, samples))
+        arguments = _accepted(self._name, self._function, _arguments(item, samples))
         if inspect.iscoroutinefunction(self._function):
             given = await self._function(**arguments)
         else:
@@ -124,11 +125,17 @@ def _arguments(item: Any, samples: Sequence[Sample]) -> dict[str, list[Any]]:
     }
 
 
-def _accepted(function: Callable[..., Any], arguments: dict[str, list[Any]]) -> dict[str, list[Any]]:
+def _accepted(name: str, function: Callable[..., Any], arguments: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Those that the function names; all where it takes any."""
     parameters = inspect.signature(function).parameters
     if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
         return arguments
+    required = [one.name for one in parameters.values() if one.default is one.empty and one.kind != one.VAR_POSITIONAL]
+    if missing := [one for one in required if one not in arguments]:
+        raise ScorerFailed(
+            f"{name} takes {', '.join(missing)}, which this task does not have.",
+            f"It is called with {', '.join(arguments)}, by these names; each is a list with one value per completion.",
+        )
     return {name: value for name, value in arguments.items() if name in parameters}
 
 
