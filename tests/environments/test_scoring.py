@@ -138,6 +138,19 @@ async def test_a_scorer_that_cannot_score_is_named_and_its_group_has_failed(
     assert len(inference.requests) == 1
 
 
+async def test_a_run_whose_reward_never_answers_ends_with_that_reward_and_not_with_the_environments_file(
+    inference: Inference, functions: Path, tmp_path: Path
+) -> None:
+    rewards = [{"name": "odd", "function": f"{functions}:broken"}]
+    env = digits(inference, rewards, max_failed_groups=4, run_dir=str(tmp_path))
+    async with asyncio.timeout(10), at_work(env, Trainer(batch_size=8, group_size=4)) as task:
+        with pytest.raises(EnvironmentGaveUp, match="See whether that reward answers, or take it out") as caught:
+            await task
+    assert ".py" not in caught.value.next
+    (notice,) = read_rows(tmp_path / "events.jsonl")
+    assert notice["remedy"] == "See whether that reward answers, or take it out of env.rewards."
+
+
 async def test_what_judges_spent_on_groups_that_failed_is_told(
     inference: Inference, functions: Path, tmp_path: Path
 ) -> None:

@@ -203,7 +203,10 @@ class BaseEnvConfig(BaseModel):
         check_specs(self.panel, "sum_then_normalize", "panel")
         if self.eval_best_of > 1 and not self.all_rewards:
             raise PydanticCustomError(
-                "best_of", "the best of several is chosen by `rewards`, and there are none", {"field": "eval_best_of"}
+                "best_of",
+                "the best of several is chosen by `rewards`, and there are none: set them, or name a reward model"
+                " (env.reward_model_path; `halteres env eval --reward-model`)",
+                {"field": "eval_best_of"},
             )
         return self
 

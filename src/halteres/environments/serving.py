@@ -30,6 +30,7 @@ from halteres.errors import (
     HalteresError,
     InvalidData,
     SamplerFailed,
+    ScorerFailed,
     boundary,
 )
 from halteres.rollouts.groups import as_data
@@ -245,7 +246,7 @@ class Serving:
             raise _given_up(self._env, self._failed_in_a_row, failures[-1])
         if self._failed_in_a_row == WARN_AFTER_FAILED:
             evidence = f"{self._failed_in_a_row} groups failed one after another. The last: {failures[-1].why}"
-            self._env.records.notice("groups_failed", step, evidence, f"Mend {inspect.getfile(type(self._env))}.")
+            self._env.records.notice("groups_failed", step, evidence, f"{_to_mend(self._env, failures[-1])}.")
 
     async def _advance(self, status: Status) -> None:
         """Do what is due when the trainer took batches: metrics; every so many steps a checkpoint, an evaluation.
@@ -328,12 +329,19 @@ def _to_vary(share: float | None) -> str:
     return "Make the task easier or harder, or the groups larger, so that some answers of a task are better."
 
 
+def _to_mend(env: BaseEnv, last: FailedRollout) -> str:
+    if last.code == ScorerFailed.code:
+        return "See whether that reward answers, or take it out of env.rewards"
+    if last.code == SamplerFailed.code:
+        return "See whether the server that it samples from answers"
+    return f"Mend {inspect.getfile(type(env))}"
+
+
 def _given_up(env: BaseEnv, number: int, last: FailedRollout) -> EnvironmentFailed:
-    file = inspect.getfile(type(env))
     kind = EnvironmentFailed if last.code == SamplerFailed.code else EnvironmentGaveUp
     return kind(
-        f"{number} groups of {env.title} failed one after another ({file}).",
+        f"{number} groups of {env.title} failed one after another.",
         f"The last: {last.why}",
-        "Mend the file or the server it samples from; max_failed_groups sets how many are put up with.",
+        f"{_to_mend(env, last)}; max_failed_groups sets how many are put up with.",
         failure=last.code,
     )

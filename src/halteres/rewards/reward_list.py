@@ -152,7 +152,8 @@ class RewardList:
                     else:
                         values = await _score_turns(spec, source, item, samples)
         except TimeoutError:
-            late = ScorerTimedOut(f"The reward '{spec.name}' gave no scores within {spec.timeout_s:g} s.")
+            who = f"The reward '{spec.name}'" + (f" ({spec.model})" if spec.model else "")
+            late = ScorerTimedOut(f"{who} gave no scores within {spec.timeout_s:g} s, its timeout_s.")
             return late, time.monotonic() - began
         except HalteresError as error:
             return error, time.monotonic() - began
