@@ -1,7 +1,7 @@
 """What does a step of multi-turn training cost, here and at another commit?
 
-    git worktree add /tmp/before COMMIT
-    OMP_NUM_THREADS=1 .venv/bin/python benchmarks/game_step.py --before /tmp/before [--rounds 3]
+    git worktree add ../before COMMIT && make -C ../before install
+    OMP_NUM_THREADS=1 .venv/bin/python benchmarks/game_step.py --before ../before [--rounds 3]
 
 Whole runs of `game:GuessTheNumber-v0-easy` as `halteres train` makes them, with the built-in model, return batch
 normalisation and one engine thread, of two lengths: the difference of their CPU seconds (all processes of the run) is
@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from statistics import median
@@ -29,7 +28,7 @@ SHORT, LONG = 2, 12
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--before", type=Path, help="a checkout of the other commit")
+    parser.add_argument("--before", type=Path, help="a checkout of the other commit, with a .venv of its own")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--one", type=int, metavar="STEPS", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -60,8 +59,8 @@ def commit_of(folder: Path) -> str:
 def run_in(folder: Path, steps: int) -> float:
     """CPU seconds of a run that the checkout's code makes, in a home of its own."""
     with tempfile.TemporaryDirectory(prefix="halteres-bench-") as home:
-        variables = {**os.environ, "PYTHONPATH": str(folder.absolute() / "src"), "HALTERES_HOME": home}
-        command = [sys.executable, __file__, "--one", str(steps)]
+        variables = {**os.environ, "HALTERES_HOME": home}
+        command = [str(folder.absolute() / ".venv" / "bin" / "python"), __file__, "--one", str(steps)]
         return json.loads(subprocess.check_output(command, env=variables, text=True).splitlines()[-1])
 
 
