@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from halteres.agent.starting import models
-from halteres.agent.starting.models import CATALOGUE, TYPICAL, known_models, proposed
+from halteres.agent import known_models as models
+from halteres.agent.known_models import CATALOGUE, TYPICAL, known_models, proposed
 from halteres.cli.main import app
 from halteres.config.settings import InferenceSettings
 from halteres.errors import InvalidConfig

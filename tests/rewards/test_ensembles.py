@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from halteres.errors import InvalidConfig
-from halteres.rewards.ensembles import Combination, Ensemble
-from halteres.rewards.scorer import open_scorer, score_once
-from halteres.scores import Scorable, Score, best_first
+from halteres.rewards.scorer import Ensemble, open_scorer, score_once
+from halteres.scores import Combination, Scorable, Score, best_first
 from rewards.scorers import Scripted
 
 MEMBERS = (Scripted(lambda _: 1.0, "a"), Scripted(lambda _: 4.0, "b"), Scripted(lambda _: 1.0, "c"))

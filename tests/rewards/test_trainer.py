@@ -19,10 +19,10 @@ from halteres.errors import Conflict, InvalidConfig, InvalidData
 from halteres.models import TINY
 from halteres.observe.metrics import read_rows
 from halteres.rewards import RewardConfig, RewardModel, RewardTrainer
-from halteres.rewards.model_folder import REWARD_FILE
 from halteres.rewards.preferences import Comparison, Preferences
 from halteres.rewards.torch.__main__ import RunFiles
 from halteres.rewards.torch.trainer import LossNotFinite, TrainingResult, checkpoints
+from halteres.scores import REWARD_FILE
 
 from .torch_scenes import sums, tiny
 

@@ -147,8 +147,12 @@ def test_rooms_import_only_what_is_theirs(modules: Modules) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("depth", [2, 3], ids=["packages", "modules"])
-def test_the_service_has_no_circles(modules: Modules, depth: int) -> None:
+COMMANDS_OF_AN_ENVIRONMENT = ("environments.base", "environments.commands")
+"""The one circle: an environment's file is its own command (`YourEnv.cli()`), and commands drive environments."""
+
+
+@pytest.mark.parametrize("depth", [2, 3, 9], ids=["packages", "packages-of-packages", "modules"])
+def test_no_room_has_circles(modules: Modules, depth: int) -> None:
     """Neither its modules nor its sub-packages; what belongs together is one of either."""
 
     def part(name: str) -> str:
@@ -157,12 +161,11 @@ def test_the_service_has_no_circles(modules: Modules, depth: int) -> None:
     known = {module for module, _ in modules}
     needs: dict[str, set[str]] = {}
     for module, tree in modules:
-        if within(module, ("service",)):
-            names = (name.removeprefix("halteres.") for name, _ in imported(tree))
-            found = {
-                part(name if name in known else name.rpartition(".")[0]) for name in names if within(name, ("service",))
-            }
-            needs.setdefault(part(module), set()).update(found - {part(module)})
+        room = module.split(".")[0]
+        names = (name.removeprefix("halteres.") for name, _ in imported(tree))
+        inside = (name if name in known else name.rpartition(".")[0] for name in names if within(name, (room,)))
+        found = {part(name) for name in inside if (module, name) != COMMANDS_OF_AN_ENVIRONMENT}
+        needs.setdefault(part(module), set()).update(found - {part(module)})
     TopologicalSorter(needs).prepare()
 
 

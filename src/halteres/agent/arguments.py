@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from halteres.config import environ
 from halteres.runs.directory import RunAmbiguous, RunDirectory, RunNotFound, find_run, known_runs
-from halteres.runs.reading.roster import Entry
+from halteres.runs.roster import Entry
 
 LONGEST_NAME = 100  # characters
 

@@ -7,6 +7,7 @@ Never: raises (cancellation aside), knows a wire.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import math
@@ -20,8 +21,9 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from halteres.agent.caller import Caller
+from halteres.agent.cleanup import clean_up
 from halteres.agent.fitting import LONGEST, clipped, echoed, fitted
-from halteres.agent.remedies import next_call
+from halteres.agent.next_steps import next_call
 from halteres.agent.table import BY_NAME
 from halteres.agent.tool import Result, Tool
 from halteres.agent.untrusted import marked
@@ -90,6 +92,8 @@ async def call(name: str, arguments: Mapping[str, Any] | None, caller: Caller) -
             found = _tool(name)
             checked = _checked(found, arguments or {})
             result = await _run(found, caller, checked)
+            if not found.hints.read_only:  # something new was begun
+                await asyncio.to_thread(clean_up)
             return _told(result)
     except HalteresError as error:
         return _refused(name, error, arguments or {})
@@ -160,7 +164,8 @@ def _refused(name: str, error: HalteresError, arguments: Mapping[str, Any]) -> R
     if isinstance(error, Defect):
         error = recorded(error.what, error.__cause__ or error)
     body = _with_few_problems(as_answer(error))
-    body["next"] = next_call(name, error, _draft(arguments))
+    takes = BY_NAME[name].arguments.model_fields if name in BY_NAME else {}
+    body["next"] = next_call(name, error, _draft(arguments), takes)
     return Reply(body=_sealed(body), failed=True, status=error.status)
 
 

@@ -13,7 +13,7 @@ import socket
 import sys
 from collections.abc import Iterator
 
-from halteres.agent.starting.models import known_models, proposed
+from halteres.agent.known_models import known_models, proposed
 from halteres.config import environ
 from halteres.config.policies import load_policy
 from halteres.models import TINY, builtin_path

@@ -8,7 +8,7 @@ import halteres
 from halteres.agent.caller import Caller
 from halteres.agent.checks import machine_checks
 from halteres.agent.fitting import clipped
-from halteres.agent.starting.models import KnownModel, known_models, proposed
+from halteres.agent.known_models import KnownModel, known_models, proposed
 from halteres.agent.tool import READS, Result, tool
 from halteres.agent.wording import worded
 from halteres.config.policies import load_policy

@@ -27,7 +27,7 @@ def list_() -> None:
     """Every run, newest first."""
     from halteres.errors import boundary
     from halteres.runs.directory import RunDirectory, RunUnreadable, known_runs
-    from halteres.runs.reading.roster import UNREADABLE
+    from halteres.runs.roster import UNREADABLE
 
     entries = known_runs()
     if not entries:

@@ -18,8 +18,8 @@ from typing import Final
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from halteres.agent.faces.http.calls import refused
-from halteres.agent.faces.http.guard import TokenOnly
+from halteres.agent.faces.guard import TokenOnly
+from halteres.agent.faces.responses import refused
 from halteres.agent.faces.token import is_token, token
 from halteres.clients.plain import Refused, get_json
 from halteres.config import environ

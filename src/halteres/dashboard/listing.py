@@ -14,7 +14,7 @@ from halteres.dashboard.sparks import spark_of
 from halteres.errors import NotFound, boundary
 from halteres.runs.directory import known_runs
 from halteres.runs.reading.alerts import read_alerts
-from halteres.runs.reading.roster import UNREADABLE, Entry
+from halteres.runs.roster import UNREADABLE, Entry
 from halteres.runs.state import RunState, RunUnreadable, read_state
 
 ERROR_LENGTH = 200

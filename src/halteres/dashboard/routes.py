@@ -21,7 +21,8 @@ from starlette.staticfiles import StaticFiles
 
 import halteres
 from halteres.agent.arguments import chosen_run
-from halteres.agent.faces.http.calls import JSON, Calls, answer, arguments_of
+from halteres.agent.faces.http.calls import Calls, arguments_of
+from halteres.agent.faces.responses import JSON, answer
 from halteres.dashboard.access import PageOnly, Tickets, WithHeaders, cookie_name, is_admitted, page_key, proof
 from halteres.dashboard.curves import RecentCurves
 from halteres.dashboard.listing import listed

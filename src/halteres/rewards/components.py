@@ -32,8 +32,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from halteres.config import environ
-from halteres.rewards.scorer import Combination
-from halteres.scores import Output
+from halteres.scores import Combination, Output
 
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
 When = Literal["episode", "turn", "difference"]

@@ -16,11 +16,10 @@ from halteres.errors import InvalidData
 from halteres.rewards import metrics
 from halteres.rewards.benchmarks import Benchmark, rewardbench_2
 from halteres.rewards.calibration import LEAST_PAIRS, Calibration, Side, fit_calibration
-from halteres.rewards.ensembles import Ensemble
 from halteres.rewards.metrics import Bin, Floats, PairFigures, Share
 from halteres.rewards.preferences import Comparison, Preferences
 from halteres.rewards.reward_file import RewardFile
-from halteres.rewards.scorer import Scorer
+from halteres.rewards.scorer import Ensemble, Scorer
 from halteres.rewards.template import texts_of
 from halteres.scores import Scorable, Score
 from halteres.text import Message

@@ -18,8 +18,6 @@ from halteres.errors import InvalidData, NotFound
 from halteres.files import NOT_JSON, read_regular
 from halteres.models.shape import read_shape, weight_files
 
-REWARD_FILE = "halteres_reward.json"
-
 RESULT = "reward_model"
 """Folder in the directory of a run that trains one: the model; checkpoints are in it, as TRL leaves them."""
 

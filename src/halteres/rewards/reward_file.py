@@ -14,8 +14,8 @@ from pydantic import BaseModel, ValidationError
 from halteres.errors import InvalidData
 from halteres.files import replace_file
 from halteres.rewards.calibration import Calibration
-from halteres.rewards.model_folder import REWARD_FILE
 from halteres.rewards.template import ScoringTemplate
+from halteres.scores import REWARD_FILE
 
 SAVING = "saving"
 """Folder in a model's folder that is being replaced: the new files, whole, until the last is in its place."""

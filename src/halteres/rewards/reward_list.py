@@ -22,8 +22,8 @@ from halteres.rewards.components import DISAGREEMENT, OUT_OF_RANGE, Aggregation,
 from halteres.rewards.functions import RewardFunction, Sample, columns_of
 from halteres.rewards.judges import PROMPTS, Judge
 from halteres.rewards.rubrics import Rubric, read_rubric
-from halteres.rewards.scorer import Combination, LocalScorer, Scorer, open_scorer, places_of
-from halteres.scores import Scorable, Score
+from halteres.rewards.scorer import Ensemble, LocalScorer, Scorer, open_scorer, places_of
+from halteres.scores import Combination, Scorable, Score
 
 READY_WITHIN_S = 300.0
 """How long a reward server may load its model before it is asked to score: a component's deadline begins after that."""
@@ -298,8 +298,6 @@ async def _once_each(samples: Sequence[Sample], ask: Any) -> list[Any]:
 def _combined(scorers: Sequence[Scorer], combination: Combination) -> Scorer:
     if len(scorers) == 1:
         return scorers[0]
-    from halteres.rewards.ensembles import Ensemble  # numpy: an environment without ensembles starts without it
-
     return Ensemble(scorers, combination)
 
 

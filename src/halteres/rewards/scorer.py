@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, Protocol
+from statistics import fmean, pstdev
+from typing import Protocol
 
 from halteres.errors import HalteresError, InvalidConfig, InvalidData
-from halteres.scores import Output, Scorable, Score, is_address
-
-Device = Literal["auto", "cpu", "cuda"]
-"""Where a model computes; `auto`: a GPU where there is one."""
-
-Combination = Literal["mean", "min", "mean_minus_std"]
-"""What an ensemble makes of its members' scores."""
+from halteres.scores import Combination, Output, Scorable, Score, is_address
 
 
 class Scorer(Protocol):
@@ -144,6 +140,64 @@ async def score_once(scorer: Scorer, texts: Sequence[Scorable]) -> list[Score | 
         await scorer.close()
 
 
+class Ensemble:
+    """A `Scorer` of several, which score side by side: it trusts a text less the more they disagree.
+
+    Conservative ways (`min`, `mean_minus_std`) nearly remove over-optimisation in best-of-N (Coste et al., ICLR 2024);
+    what all members get wrong alike they do not see (arXiv 2312.09244).
+    A text that a member could not score has no score: the mean of the rest would be of another ensemble. Of parts that
+    all members tell, it tells the mean.
+
+    Args:
+        members: two or more, in standardised units, or the one with the widest scores decides.
+        combination: `min` is the worst case; `mean_minus_std` takes `k` standard deviations (ddof=0) off the mean.
+        k: of `mean_minus_std`.
+    """
+
+    def __init__(self, members: Sequence[Scorer], combination: Combination = "mean", k: float = 1.0) -> None:
+        if len(members) < 2:
+            raise InvalidConfig("An ensemble needs two members or more.", f"It has {len(members)}.")
+        self.name = f"{combination}({', '.join(member.name for member in members)})"
+        self._members, self._k = members, k
+        self._combination: Combination = combination
+
+    async def score(self, texts: Sequence[Scorable]) -> list[Score | None]:
+        """One score per text, in order, with the members' disagreement; None where a member has none.
+
+        Raises:
+            HalteresError: a member can score nothing at all.
+        """
+        by_member = await asyncio.gather(*(member.score(texts) for member in self._members))
+        return [self._combined(scores) for scores in zip(*by_member, strict=True)]
+
+    async def close(self) -> None:
+        """Close the members."""
+        for member in self._members:
+            await member.close()
+
+    def _combined(self, scores: Sequence[Score | None]) -> Score | None:
+        known = [score for score in scores if score is not None]
+        if len(known) < len(scores):
+            return None
+        values = [score.value for score in known]
+        spread = pstdev(values)
+        value = min(values) if self._combination == "min" else fmean(values)
+        out_of_range = [score.out_of_range for score in known if score.out_of_range is not None]
+        return Score(
+            value=value - self._k * spread if self._combination == "mean_minus_std" else value,
+            num_tokens=max(score.num_tokens for score in known),
+            truncated=any(score.truncated for score in known),
+            ended_with_eos=all(score.ended_with_eos for score in known),
+            out_of_range=any(out_of_range) if out_of_range else None,
+            disagreement=spread,
+            parts={
+                name: math.fsum(score.parts[name] for score in known) / len(known)
+                for name in known[0].parts
+                if all(name in score.parts for score in known)
+            },
+        )
+
+
 def open_scorer(
     where: str,
     *,
@@ -165,8 +219,6 @@ def open_scorer(
     """
     places = places_of(where)
     if len(places) > 1:
-        from halteres.rewards.ensembles import Ensemble
-
         members = [open_scorer(place, output=output, waits_for_start=waits_for_start) for place in places]
         return Ensemble(members, combination)
     if is_address(where):

@@ -25,8 +25,8 @@ from halteres.errors import Conflict, NotFound, boundary, nearest
 from halteres.files import NOT_JSON, read_regular, tail
 from halteres.observe.metrics import Row, read_rows
 from halteres.runs import identity, lock
-from halteres.runs.reading.lost import verdict_over
-from halteres.runs.reading.roster import Entry, roster
+from halteres.runs.lost import verdict_over
+from halteres.runs.roster import Entry, roster
 from halteres.runs.state import RESERVE, RunState, RunUnreadable, read_state, unreadable, write_state
 
 __all__ = [
@@ -164,19 +164,27 @@ class RunDirectory:
             where = ".".join(map(str, first["loc"])) or "the whole of it"
             raise unreadable(file, f"{where}: {first['msg']}") from error
 
+    def _verdict_over(self, state: RunState) -> RunState:
+        steps = [row["step"] for row in self.metrics() if isinstance(row.get("step"), int)]
+        try:
+            last_alive = (self.path / "heartbeat").stat().st_mtime
+        except OSError:
+            last_alive = time.time()
+        return verdict_over(state, self.newest_checkpoint(), max(steps, default=0), last_alive)
+
     def _lost(self) -> RunState:
         """The verdict over a run whose supervisor is gone, written if nobody else is just doing so."""
         try:
             with lock.taken(self.path / "lock"):
                 state = read_state(self.path / "run.json")
                 if not state.terminal:
-                    state = verdict_over(self, state)
+                    state = self._verdict_over(state)
                     (self.path / RESERVE).unlink(missing_ok=True)
                     write_state(self.path / "run.json", state)
                 return state
         except (Conflict, OSError):
             state = read_state(self.path / "run.json")
-            return state if state.terminal else verdict_over(self, state)
+            return state if state.terminal else self._verdict_over(state)
 
 
 def _is_checkpoint(row: Row) -> bool:

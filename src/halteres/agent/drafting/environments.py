@@ -13,7 +13,6 @@ from halteres.agent.caller import Caller
 from halteres.agent.drafting.configuring import held_model, lowered, mending
 from halteres.agent.drafting.drafts import choose
 from halteres.agent.drafting.fields import brief
-from halteres.agent.keeping import tidy
 from halteres.agent.tool import READS, Hints, Result, tool
 from halteres.agent.wording import worded
 from halteres.config.discovery import (
@@ -115,7 +114,6 @@ def rl_select_environment(
     here = draft if draft != caller.draft else None
     with mending("rl_select_environment", changes or {}, name=name, draft=here):
         chosen = choose(caller, draft, name, changes or {})
-    tidy()
     run = chosen.resolved.settings.run
     test, start = worded("rl_test_inference", draft=here), worded("rl_start_training", dry_run=True, draft=here)
     told = Selected(

@@ -17,7 +17,7 @@ from typing import Any
 from halteres.agent.call import call
 from halteres.agent.caller import Caller
 from halteres.agent.faces.functions import own_caller
-from halteres.agent.remedies import next_call
+from halteres.agent.next_steps import next_call
 from halteres.agent.table import TOOLS
 from halteres.errors import UserError, as_answer
 

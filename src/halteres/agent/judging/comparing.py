@@ -17,8 +17,8 @@ from pydantic import Field
 from halteres.agent.arguments import ShortNames, chosen_run
 from halteres.agent.caller import Caller
 from halteres.agent.fitting import size_of
-from halteres.agent.judging.headline import CORRECT, REWARD, Choice, choose, lower_is_better, rounded, tells_better
 from halteres.agent.tool import READS, Result, tool
+from halteres.agent.watching.headline import CORRECT, REWARD, Choice, choose, lower_is_better, rounded, tells_better
 from halteres.agent.wording import worded
 from halteres.config.settings import Settings
 from halteres.errors import HalteresError

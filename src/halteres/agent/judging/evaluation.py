@@ -21,11 +21,10 @@ from pydantic import Field
 from halteres.agent.arguments import Draft, RunId, WaitSeconds, chosen_run
 from halteres.agent.caller import Caller
 from halteres.agent.drafting.drafts import load_draft
-from halteres.agent.judging.headline import CORRECT, GREEDY, SCORE, rounded
-from halteres.agent.keeping import tidy
 from halteres.agent.tool import Hints, Result, tool
 from halteres.agent.trial.folder import TestFolder, begin, tests_home
 from halteres.agent.trial.testing import until_ended
+from halteres.agent.watching.headline import CORRECT, GREEDY, SCORE, rounded
 from halteres.agent.wording import worded
 from halteres.config import environ
 from halteres.config.program import describe, program_of
@@ -196,7 +195,6 @@ def _start(request: Request) -> TestFolder:
     body = msgspec.to_builtins(request, enc_hook=str)
     keys = (environ.API_KEY,) if request.service_url else ()
     folder = begin("e", MODULE, lambda folder: folder.write("request.json", body), *keys)
-    tidy()
     return folder
 
 

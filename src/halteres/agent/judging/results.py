@@ -11,7 +11,8 @@ from pydantic import Field
 from halteres.agent.arguments import RunId, ShortNames, chosen_run
 from halteres.agent.caller import Caller
 from halteres.agent.fitting import clipped, shortened
-from halteres.agent.judging.headline import (
+from halteres.agent.tool import READS, Result, tool
+from halteres.agent.watching.headline import (
     CORRECT,
     GREEDY,
     LOSS,
@@ -23,7 +24,6 @@ from halteres.agent.judging.headline import (
     headline,
     rounded,
 )
-from halteres.agent.tool import READS, Result, tool
 from halteres.agent.watching.look import (
     Look,
     first_call,
@@ -42,7 +42,7 @@ from halteres.runs.directory import RunDirectory, runs_home
 from halteres.runs.reading.adapter import vllm_command
 from halteres.runs.reading.outcome import Outcome, Weights, outcome_of
 from halteres.runs.reading.pictures import picture_of
-from halteres.runs.reading.roster import roster
+from halteres.runs.roster import roster
 from halteres.runs.state import RunState
 
 MOST_FIGURES = 180

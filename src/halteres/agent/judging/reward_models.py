@@ -19,11 +19,10 @@ from pydantic import Field
 
 from halteres.agent.arguments import WaitSeconds
 from halteres.agent.caller import Caller
-from halteres.agent.judging.headline import rounded
-from halteres.agent.keeping import tidy
 from halteres.agent.tool import READS, Hints, LongArguments, Result, tool
 from halteres.agent.trial.folder import TestFolder, begin, tests_home
 from halteres.agent.trial.testing import until_ended
+from halteres.agent.watching.headline import rounded
 from halteres.agent.wording import worded
 from halteres.config import environ
 from halteres.errors import HalteresError, NotFound, UserError
@@ -174,7 +173,6 @@ def _place(model: str) -> str:
 def _start(request: RewardRequest) -> TestFolder:
     keys = (environ.REWARD_KEY,) if "://" in request.model else ()
     folder = begin("r", MODULE, lambda folder: folder.write("request.json", msgspec.to_builtins(request)), *keys)
-    tidy()
     return folder
 
 

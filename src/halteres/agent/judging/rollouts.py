@@ -12,8 +12,8 @@ from pydantic import Field
 from halteres.agent.arguments import RunId, chosen_run
 from halteres.agent.caller import Caller
 from halteres.agent.fitting import shortened, shortened_item, size_of
-from halteres.agent.judging.headline import rounded
 from halteres.agent.tool import READS, Result, tool
+from halteres.agent.watching.headline import rounded
 from halteres.agent.watching.look import Look, left_of, look_at, next_after
 from halteres.agent.wording import worded
 from halteres.errors import HalteresError, NotReady, UserError

@@ -14,7 +14,6 @@ from pydantic import Field
 
 from halteres.agent.arguments import chosen_run
 from halteres.agent.caller import Caller
-from halteres.agent.keeping import tidy
 from halteres.agent.tool import Hints, Result, tool
 from halteres.agent.wording import worded
 from halteres.errors import UserError
@@ -93,7 +92,6 @@ def rl_train_reward_model(
     if dry_run:
         return _rehearsed(start)
     run = start_reward_training(start)
-    tidy()
     return _answer(run, forecast=_facts(start.forecast), warnings=[*start.forecast.warnings][:6])
 
 

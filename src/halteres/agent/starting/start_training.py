@@ -18,8 +18,7 @@ from halteres.agent.caller import Caller
 from halteres.agent.drafting.configuring import mended_call, mending
 from halteres.agent.drafting.drafts import choose, current, editing, load_draft, save_draft, sifted
 from halteres.agent.drafting.fields import brief, diff
-from halteres.agent.keeping import tidy
-from halteres.agent.remedies import next_call
+from halteres.agent.next_steps import next_call
 from halteres.agent.starting.estimates import Estimate, estimate
 from halteres.agent.tool import Hints, Result, tool
 from halteres.agent.trial.folder import TestOutcome, latest_test
@@ -317,7 +316,6 @@ def _start(intent: Intent, key: str | None, warnings: list[str]) -> Started:
     start = Start(plan=plan, ground=examined.demand(), sources=intent.resolved.sources, idempotency_key=key)
     expected = estimate(plan, start.ground, may_measure=False)
     run = begin_run(start)
-    tidy()
     if run.run_id != start.run_id:
         return _again(run)
     state = run.state()

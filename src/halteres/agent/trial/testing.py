@@ -19,7 +19,6 @@ from pydantic import Field
 from halteres.agent.arguments import Draft, WaitSeconds
 from halteres.agent.caller import Caller, TokenNeeded
 from halteres.agent.drafting.drafts import current, load_draft
-from halteres.agent.keeping import tidy
 from halteres.agent.tool import Hints, LongArguments, Result, tool
 from halteres.agent.trial.folder import TestFolder, find_test, keys_for, open_test, start
 from halteres.agent.trial.report import brief, report
@@ -119,7 +118,6 @@ async def _started(caller: Caller, order: Order, within_s: float) -> tuple[TestF
         asking.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else will look
         raise NotReady("The environment takes long to describe itself.", "", "rl_test_inference() again") from error
     folder = await asyncio.to_thread(lambda: open_test(request) or start(request))
-    await asyncio.to_thread(tidy)
     return folder, discarded
 
 

@@ -19,7 +19,7 @@ from halteres.agent.wording import significant, worded
 from halteres.errors import UserError, boundary, unknown
 from halteres.runs.directory import RunDirectory, known_runs
 from halteres.runs.reading.progress import last_reward
-from halteres.runs.reading.roster import UNREADABLE, Entry
+from halteres.runs.roster import UNREADABLE, Entry
 from halteres.runs.state import RunUnreadable, Status
 
 ACTIVE = "active"

@@ -19,8 +19,8 @@ from pydantic import Field
 from halteres.agent.arguments import RunId, RunIds, WaitSeconds, chosen_run
 from halteres.agent.caller import Caller
 from halteres.agent.fitting import clipped
-from halteres.agent.judging.headline import CORRECT, rounded
 from halteres.agent.tool import READS, Result, tool
+from halteres.agent.watching.headline import CORRECT, rounded
 from halteres.agent.watching.look import (
     Look,
     failure_facts,

@@ -29,12 +29,11 @@ from halteres.models import known_folder
 from halteres.rewards.batches import forward_parts
 from halteres.rewards.calibration import Calibration
 from halteres.rewards.reward_file import SAVING, Probe, RewardFile, read_reward_file, write_reward_file
-from halteres.rewards.scorer import Device
 from halteres.rewards.template import Rendered, ScoringTemplate, padding_token, template_for
 from halteres.rewards.torch import lora
 from halteres.rewards.torch.network import ScoringNetwork, open_network
 from halteres.rewards.training_config import settled_weights
-from halteres.scores import Scorable, Score, best_first
+from halteres.scores import Device, Scorable, Score, best_first
 from halteres.text import Message, Tokenizer
 
 PROBE_TOLERANCE = 1e-4

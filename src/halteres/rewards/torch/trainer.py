@@ -32,7 +32,6 @@ from torch import Tensor, nn
 from halteres.engine.folders import recover
 from halteres.errors import Conflict, HalteresError, InvalidConfig, InvalidData, NotFound
 from halteres.rewards.batches import epoch_batches, forward_parts
-from halteres.rewards.model_folder import REWARD_FILE
 from halteres.rewards.preferences import Preferences, read_preferences
 from halteres.rewards.reward_file import read_reward_file
 from halteres.rewards.template import ScoringTemplate, padding_token, template_for, texts_of
@@ -44,6 +43,7 @@ from halteres.rewards.torch.network import ScoringNetwork, device_of, open_netwo
 from halteres.rewards.torch.progress import Interval, Progress
 from halteres.rewards.training_config import LoraSettings, RewardConfig
 from halteres.rewards.training_plan import check_inputs, objective_weights
+from halteres.scores import REWARD_FILE
 from halteres.text import Tokenizer
 
 StopReason = Literal["finished", "stopped", "terminated"]

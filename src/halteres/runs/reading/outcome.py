@@ -16,11 +16,12 @@ from typing import Any
 
 from halteres.files import NOT_JSON, read_regular
 from halteres.observe.metrics import Row, merge_by_step
-from halteres.rewards.model_folder import RESULT, REWARD_FILE
+from halteres.rewards.model_folder import RESULT
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.evaluations import Evaluation, differences, evaluations
 from halteres.runs.reading.intervals import Difference
 from halteres.runs.state import RunState
+from halteres.scores import REWARD_FILE
 
 _TRAINED = ("reward/mean", "num_tokens")
 """Metrics that every trained step has: of a policy, of a reward model."""

@@ -9,10 +9,9 @@ Never: knows a route, changes an answer, answers HTML.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -22,11 +21,9 @@ from starlette.responses import Response
 from halteres.agent.call import Reply, call, recorded
 from halteres.agent.caller import Caller, OpenThreads
 from halteres.agent.faces.functions import own_caller
+from halteres.agent.faces.responses import refused
 from halteres.errors import HalteresError, NotFound, NotReady, UserError, as_answer
 from halteres.loopback import body_within
-from halteres.redaction import Redactor
-
-JSON: Final = "application/json"
 
 MAX_BODY_BYTES = 2**20
 """Arguments are short; the longest are prompts to try."""
@@ -40,17 +37,6 @@ class _TooLarge(UserError):
 
 
 _LIMIT = ("The body is too large.", f"{MAX_BODY_BYTES // 2**10} KiB are the limit.", "Send less.")
-
-
-def answer(body: Any, status: int = 200) -> Response:
-    """A JSON answer."""
-    text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Response(text.encode(errors="replace"), status, media_type=JSON)
-
-
-def refused(error: HalteresError, status: int | None = None) -> Response:
-    """An error outside any tool, in the tools' form: it too tells no secret."""
-    return answer(Redactor.of_this_process().json(as_answer(error)), status or error.status)
 
 
 async def arguments_of(request: Request) -> dict[str, Any]:

@@ -19,8 +19,9 @@ from starlette.routing import Route
 
 import halteres
 from halteres.agent.caller import TokenNeeded
-from halteres.agent.faces.http.calls import JSON, SESSION, Calls, answer, arguments_of, refused
-from halteres.agent.faces.http.guard import carries_token
+from halteres.agent.faces.guard import carries_token
+from halteres.agent.faces.http.calls import SESSION, Calls, arguments_of
+from halteres.agent.faces.responses import JSON, answer, refused
 from halteres.agent.table import TOOLS
 from halteres.agent.tool import Tool
 from halteres.agent.trial.request import LOCAL

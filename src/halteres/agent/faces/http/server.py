@@ -22,8 +22,8 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from halteres.agent.faces import mcp
+from halteres.agent.faces.guard import LocalPeers, TokenOnly
 from halteres.agent.faces.http.calls import Calls, on_bug, on_error, on_gone, on_missing
-from halteres.agent.faces.http.guard import LocalPeers, TokenOnly
 from halteres.agent.faces.http.routes import LegacyRoutes, ToolRoutes
 from halteres.agent.faces.token import FILE, token
 from halteres.config import environ
@@ -55,7 +55,9 @@ def mounts() -> Mounts:
     """Everything that is installed."""
     if importlib.util.find_spec("mcp") is None:
         return Mounts(routes=(), endpoints=())
-    endpoint = mcp.http_app()
+    from halteres.agent.faces.mcp.http import Endpoint
+
+    endpoint = Endpoint()
     return Mounts(routes=[Route(mcp.PATH, endpoint, middleware=[Middleware(TokenOnly)])], endpoints=[endpoint])
 
 

@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 from halteres import loopback
 from halteres.agent.caller import Caller
 from halteres.agent.faces.functions import own_caller
-from halteres.agent.faces.http.guard import TokenOnly
+from halteres.agent.faces.guard import TokenOnly
 from halteres.agent.faces.mcp import PATH
 from halteres.agent.faces.mcp.server import PROGRESS_EVERY_S, build
 from halteres.agent.faces.token import FILE, token

@@ -13,7 +13,7 @@ import ipaddress
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from halteres.agent.faces.http.calls import refused
+from halteres.agent.faces.responses import refused
 from halteres.agent.faces.token import FILE, is_token
 from halteres.errors import UserError
 

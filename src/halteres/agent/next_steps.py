@@ -6,9 +6,8 @@ Never: makes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from halteres.agent.wording import in_calls, worded
 from halteres.errors import HalteresError
@@ -21,28 +20,29 @@ class Failed:
     tool: str
     error: HalteresError
     draft: str | None  # that it named; None: the caller's own
+    takes: Container[str]  # names of the tool's arguments
 
     @property
     def guess(self) -> str | None:
         """What was meant by the name that nothing has."""
         return self.error.details.get("did_you_mean")
 
-    @property
-    def arguments(self) -> Mapping[str, Any]:
-        """Name -> field of everything the tool takes; nothing where there is no such tool."""
-        from halteres.agent.table import BY_NAME  # here: tools of the table ask for remedies themselves
 
-        return BY_NAME[self.tool].arguments.model_fields if self.tool in BY_NAME else {}
+def next_call(name: str, error: HalteresError, draft: str | None = None, takes: Container[str] = ()) -> str:
+    """One line for the answer to a failed call: the error's own where it is a call, else by its code.
 
-
-def next_call(name: str, error: HalteresError, draft: str | None = None) -> str:
-    """One line for the answer to a failed call of tool `name`: the error's own where it is a call, else by its code."""
+    Args:
+        name: of the tool.
+        error: that it failed with.
+        draft: that the call named.
+        takes: names of the tool's arguments.
+    """
     if error.next.startswith("rl_"):
         return error.next
     by_code = _BY_CODE.get(error.code)
     if by_code is None:
         return in_calls(error.next) or "rl_health_check()"
-    return by_code(Failed(tool=name, error=error, draft=draft))
+    return by_code(Failed(tool=name, error=error, draft=draft, takes=takes))
 
 
 def _environment(failed: Failed) -> str:
@@ -55,7 +55,7 @@ def _run(failed: Failed) -> str:
     """The same call, of the run that was meant: tools name a run, or runs, by different arguments."""
     if failed.guess is None:
         return "rl_list_runs()"
-    argument = next((one for one in ("run_id", "resume_from", "run_ids") if one in failed.arguments), None)
+    argument = next((one for one in ("run_id", "resume_from", "run_ids") if one in failed.takes), None)
     meant = [failed.guess] if argument == "run_ids" else failed.guess
     return worded(failed.tool, **{argument: meant}) if argument else "rl_list_runs()"
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from halteres.agent.call import call
 from halteres.agent.caller import Caller
-from halteres.agent.remedies import next_call
+from halteres.agent.next_steps import next_call
 from halteres.agent.table import BY_NAME, TOOLS
 from halteres.config.discovery import EnvironmentBroken, EnvironmentNotFound
 from halteres.config.policies import PolicyCap
@@ -126,7 +126,8 @@ def test_whatever_a_tool_refuses_the_next_call_can_be_made(name: str, draft: str
     ],
 )
 def test_a_run_that_was_meant_goes_into_the_tools_own_argument(name: str, following: str) -> None:
-    assert next_call(name, RunNotFound("None.", did_you_mean=RUN)) == following
+    takes = BY_NAME[name].arguments.model_fields
+    assert next_call(name, RunNotFound("None.", did_you_mean=RUN), takes=takes) == following
 
 
 async def test_a_refused_edit_of_another_draft_leads_to_that_draft() -> None:

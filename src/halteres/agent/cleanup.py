@@ -37,7 +37,7 @@ DRAFTS_OF_SERVERS, GOING = "mcp-*", ".gone-"
 """Handles that `faces/mcp/stdio` makes; the beginning of a test's name while it is removed."""
 
 
-def tidy() -> None:
+def clean_up() -> None:
     """Remove what is beyond the bounds. Safe to do at any time, by several at once."""
     for what in (_tests, _drafts, _looks, _pictures, _unborn):
         with contextlib.suppress(OSError):  # removed by somebody else, or not ours to remove

@@ -6,22 +6,24 @@ Never: writes it (`directory`), or decides that the supervisor is gone.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from halteres.runs import identity
 from halteres.runs.state import RunState
 
-if TYPE_CHECKING:
-    from halteres.runs.directory import RunDirectory
 
+def verdict_over(state: RunState, newest: Mapping[str, Any] | None, step: int, ended_at: float) -> RunState:
+    """The state of a run that was in `state` when its supervisor went.
 
-def verdict_over(run: RunDirectory, state: RunState) -> RunState:
-    """The state of a run that was in `state` when its supervisor went."""
-    newest = run.newest_checkpoint()
+    Args:
+        state: as it was last written.
+        newest: checkpoint to go on from.
+        step: the last that a metric tells of.
+        ended_at: when the supervisor was last alive; unix seconds.
+    """
     go_on = (
         f"Go on from step {newest['step']}: {state.resume_command}"
         if newest
@@ -34,9 +36,9 @@ def verdict_over(run: RunDirectory, state: RunState) -> RunState:
         error=f"The run's supervisor is gone; its processes ended with it. {go_on}",
         exit={"process": "supervisor", "code": None},
         resumable=newest is not None,
-        last_checkpoint=newest,
-        step=max([state.step, *(row["step"] for row in run.metrics() if isinstance(row.get("step"), int))]),
-        ended_at=_last_heartbeat(run),
+        last_checkpoint=None if newest is None else dict(newest),
+        step=max(state.step, step),
+        ended_at=ended_at,
         processes={role: _ended(facts) for role, facts in state.processes.items()},
     )
 
@@ -47,10 +49,3 @@ def _ended(facts: Mapping[str, Any]) -> dict[str, Any]:
         return dict(facts)
     ending = identity.alive(facts)
     return {**facts, "exit": "unknown", "state": "ending" if ending else "ended with the supervisor"}
-
-
-def _last_heartbeat(run: RunDirectory) -> float:
-    try:
-        return (run.path / "heartbeat").stat().st_mtime
-    except OSError:
-        return time.time()

@@ -8,13 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from halteres.agent import keeping
 from halteres.agent.caller import Caller
-from halteres.agent.drafting import environments
+from halteres.agent.cleanup import DAY_S, PICTURES, TESTS, clean_up
 from halteres.agent.drafting.drafts import choose, drafts_home, editing, lock_of
-from halteres.agent.keeping import DAY_S, PICTURES, TESTS, tidy
-from halteres.agent.starting import start_training as starting
-from halteres.agent.trial import testing
+from halteres.agent.table import BY_NAME
 from halteres.agent.trial.folder import all_tests, new_folder
 from halteres.runs import lock
 from halteres.runs.directory import runs_home
@@ -45,7 +42,7 @@ def test_the_newest_tests_are_kept_and_those_under_way() -> None:
     half_gone = oldest[0].path.with_name(".gone-t-00000000")
     half_gone.mkdir()
     with lock.taken(oldest[1].lock):
-        tidy()
+        clean_up()
     left = [test.test_id for test in all_tests()]
     assert len(left) == TESTS + 1
     assert [test.test_id in left for test in oldest] == [False, True, False]
@@ -57,7 +54,7 @@ def test_drafts_of_servers_go_after_a_month_and_those_with_names_stay() -> None:
         choose(Caller(draft=handle), None, "arithmetic", {})
         aged(drafts_home() / f"{handle}.json", 29 if handle == "mcp-1111bbbb" else 31)
     with editing(Caller(draft="mcp-2222cccc"), None):
-        tidy()
+        clean_up()
     assert {file.stem for file in drafts_home().glob("*.json")} == {"mcp-1111bbbb", "mcp-2222cccc", "mine"}
     assert not lock_of(drafts_home() / "mcp-0000aaaa.json").exists()
 
@@ -69,7 +66,7 @@ def test_looks_stay_as_long_as_their_run_goes_on(home: Path) -> None:
     for run_id in ("aaaa1111", "bbbb2222", "cccc3333"):
         (home / "looks" / f"{run_id}.json").touch()
     with supervised(make_run("bbbb2222")):
-        tidy()
+        clean_up()
     assert [file.stem for file in (home / "looks").glob("*.json")] == ["bbbb2222"]
 
 
@@ -80,7 +77,7 @@ def test_the_newest_pictures_are_kept(home: Path) -> None:
     for number in range(PICTURES + 2):
         (cache / f"compare-{number}.png").touch()
         aged(cache / f"compare-{number}.png", number)
-    tidy()
+    clean_up()
     left = {file.name for file in cache.iterdir()}
     assert left == {"estimates.json", *(f"compare-{number}.png" for number in range(PICTURES))}
 
@@ -94,14 +91,14 @@ def test_what_a_killed_start_left_goes_after_a_day_and_no_run_ever_does() -> Non
         (folder / "lock").touch()
         aged(folder, days)
     with lock.taken(runs_home() / ".new-3" / "lock"):
-        tidy()
+        clean_up()
     assert {entry.name for entry in runs_home().iterdir()} == {"aaaa1111", ".new-2", ".new-3"}
 
 
 def test_a_home_that_cannot_be_looked_through_fails_nobody(home: Path) -> None:
     for name in ("tests", "drafts", "looks", "cache", "runs"):
         (home / name).write_text("no folder")
-    tidy()
+    clean_up()
 
 
 async def test_selecting_an_environment_tidies(home: Path) -> None:
@@ -111,6 +108,16 @@ async def test_selecting_an_environment_tidies(home: Path) -> None:
     assert not list((home / "looks").iterdir())
 
 
-@pytest.mark.parametrize("module", [environments, testing, starting], ids=lambda module: module.__name__)
-def test_whoever_begins_something_new_tidies(module: object) -> None:
-    assert vars(module)["tidy"] is keeping.tidy
+async def test_a_look_tidies_nothing(home: Path) -> None:
+    (home / "looks").mkdir()
+    (home / "looks" / "cccc3333.json").touch()
+    await told("rl_list_runs")
+    assert list((home / "looks").iterdir())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["rl_test_inference", "rl_evaluate", "rl_evaluate_reward_model", "rl_start_training", "rl_train_reward_model"],
+)
+def test_what_begins_something_new_is_no_look(name: str) -> None:
+    assert not BY_NAME[name].hints.read_only
