@@ -46,7 +46,10 @@ def chat(
         int, typer.Option(min=1, max=256, help="Sample so many answers, and show the one that --reward likes best.")
     ] = 1,
     reward: Annotated[
-        str | None, typer.Option(help="A reward model's folder, a scoring URL, or several joined by commas.")
+        str | None,
+        typer.Option(
+            "--reward", "--reward-model", help="A reward model's folder, a scoring URL, or several joined by commas."
+        ),
     ] = None,
 ) -> None:
     """Ask the policy of a run.
