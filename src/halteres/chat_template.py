@@ -7,7 +7,7 @@ Never: guesses a template that the folder does not have.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -36,7 +36,7 @@ class ChatTemplate:
     template: Template
     reads: frozenset[str]  # names of variables that it is given from outside
 
-    def render(self, variables: Mapping[str, Any]) -> str:
+    def render(self, /, **variables: Any) -> str:
         """The text for these variables; raises whatever the template does."""
         return self.template.render({_ROUNDS: count()}, **variables)
 

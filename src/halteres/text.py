@@ -102,8 +102,9 @@ class Tokenizer:
                 f"The tokenizer in {self.folder} has no chat template.", next="Send a plain prompt instead."
             )
         try:
-            chat = {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
-            return found.render({**chat, **self.specials, **extra})
+            return found.render(
+                messages=list(messages), add_generation_prompt=add_generation_prompt, **self.specials, **extra
+            )
         except Exception as error:
             raise InvalidData("The chat template refused the messages.", f"{type(error).__name__}: {error}.") from error
 
