@@ -29,7 +29,8 @@ from halteres.runs.supervision import budgets
 from halteres.runs.supervision.budgets import Budget, Cap
 from halteres.runs.supervision.children import GRACE_S
 from halteres.runs.supervision.conclusion import final_checkpoint
-from halteres.runs.supervision.engine_watch import engine_of, engines
+from halteres.runs.supervision.engine_watch import engine_of
+from halteres.runs.supervision.engines import engines
 from halteres.runs.supervision.evaluation import Evaluator
 from halteres.runs.supervision.event_reader import EventReader
 from halteres.runs.supervision.messages import (

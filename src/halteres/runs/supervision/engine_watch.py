@@ -1,5 +1,4 @@
-"""The engine seen from the supervisor: a grandchild, known by what its service says; one engine after another, as the
-service starts them.
+"""The engine seen from the supervisor: a grandchild, known by what its service says.
 
 Owns: its entry in run.json; noticing its end at once (Linux: a pid descriptor; elsewhere by looking); how it ended, by
 what its service says.
@@ -14,32 +13,12 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from halteres.files import NOT_JSON, read_regular, tail
 from halteres.runs import identity
-from halteres.runs.directory import RunDirectory
-from halteres.runs.supervision.messages import EngineBack, EngineGone
-
-TOLD_WITHIN_S = 2.0
-"""How long the service may take to say how its engine ended."""
-
-
-async def engines(run: RunDirectory, engine: Mapping[str, Any]) -> AsyncIterator[EngineGone | EngineBack]:
-    """Every end of an engine, and the next one that its service starts; without end."""
-    while True:
-        await gone(engine)
-        code = None
-        with suppress(TimeoutError):
-            async with asyncio.timeout(TOLD_WITHIN_S):
-                code = await told_end(run.log("service"), engine["pid"])
-        yield EngineGone(code)
-        engine = await another(run.path / "service", engine["pid"])
-        yield EngineBack(engine)
-
 
 LOOK_EVERY_S = 0.5
 LOOK_AGAIN_S = 0.05
