@@ -20,7 +20,7 @@ from benchmarks.agent.sitting import Arguments, GaveUp, Sitting, Told, Transcrip
 from benchmarks.agent.task import Place, Task, answer_in
 from halteres.agent.caller import Caller
 from halteres.agent.faces import openai
-from halteres.agent.faces.instructions import INSTRUCTIONS
+from halteres.agent.faces.mcp.prompts import INSTRUCTIONS
 
 ANSWERS_WITHIN_S, TRIES, FIRST_PAUSE_S = 600.0, 4, 2.0
 AGAIN = (408, 409, 429, 500, 502, 503, 504, 529)

@@ -19,10 +19,9 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR, CallToolRequestParams, ImageContent, TextContent
 
 from halteres.agent.caller import Caller
-from halteres.agent.faces.instructions import INSTRUCTIONS
 from halteres.agent.faces.mcp import resources
 from halteres.agent.faces.mcp.http import Endpoint
-from halteres.agent.faces.mcp.prompts import PROMPTS
+from halteres.agent.faces.mcp.prompts import INSTRUCTIONS, PROMPTS
 from halteres.agent.faces.mcp.server import build, reporting
 from halteres.agent.table import BY_NAME, TOOLS
 from halteres.agent.tool import Result

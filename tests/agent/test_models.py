@@ -48,7 +48,7 @@ def tiny() -> Path:
 
 
 def shelve(home: Path, name: str, **config: object) -> Path:
-    """A copy of the built-in model on the shelf."""
+    """A copy of the built-in model in the store."""
     folder = home / "models" / name
     shutil.copytree(tiny(), folder)
     told = json.loads((folder / "config.json").read_text())
@@ -119,11 +119,11 @@ def test_need_grows_with_the_model_the_batch_and_the_length() -> None:
 
 def test_a_name_of_the_hub_means_the_folder_of_its_last_part_too(home: Path) -> None:
     folder = shelve(home, "Qwen3-0.6B")
-    shelf = home / "models"
-    assert model_folder("Qwen/Qwen3-0.6B", shelf) == model_folder("Qwen3-0.6B", shelf) == folder
-    assert model_folder(str(folder), shelf) == folder
-    assert model_folder("../models/Qwen3-0.6B", shelf) is None
-    assert model_folder("", shelf) is None
+    models_home = home / "models"
+    assert model_folder("Qwen/Qwen3-0.6B", models_home) == model_folder("Qwen3-0.6B", models_home) == folder
+    assert model_folder(str(folder), models_home) == folder
+    assert model_folder("../models/Qwen3-0.6B", models_home) is None
+    assert model_folder("", models_home) is None
     assert [model.name for model in known_models() if model.name.endswith("Qwen3-0.6B")] == ["Qwen3-0.6B"]
 
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from halteres.agent.faces import cli
-from halteres.agent.faces.instructions import INSTRUCTIONS
+from halteres.agent.faces.mcp.prompts import INSTRUCTIONS
 from halteres.agent.untrusted import RULE, marked
 from halteres.cli.main import app
 from halteres.observe.metrics import append_row

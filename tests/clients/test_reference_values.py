@@ -19,7 +19,7 @@ import torch
 from training.standins import FakePolicy
 
 from halteres.config.settings import Estimator, TrainerSettings
-from halteres.engine.losses import settled
+from halteres.engine.datums import settled
 from halteres.engine.protocol import LossSpec
 from halteres.engine.torch.data import Example as Row
 from halteres.engine.torch.data import MicroBatch

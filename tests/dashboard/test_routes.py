@@ -12,7 +12,7 @@ from agent import run_scenes, scenes_results
 from agent.run_scenes import RUN, told
 
 from halteres.dashboard.curves import MOST_NAMES, MOST_POINTS, Curves
-from halteres.dashboard.sparks import POINTS, WHOLE_BYTES, Spark, spark_of
+from halteres.dashboard.listing import POINTS, WHOLE_BYTES, Spark, spark_of
 from halteres.observe.metrics import append_row
 
 from .conftest import HOST, Client

@@ -12,11 +12,10 @@ import pytest
 import torch
 from contract.requirements import proves
 
-from halteres.engine.graphs.arguments import MAX_VALUES
-from halteres.engine.graphs.checked import MAX_INPUTS, MAX_METRICS, MAX_NODES, check_custom, checked
+from halteres.engine.graphs.checked import MAX_INPUTS, MAX_METRICS, MAX_NODES, MAX_VALUES, check_custom, checked
 from halteres.engine.graphs.names import FUNCTIONS, METHODS
 from halteres.engine.protocol import CustomLoss, LossSpec
-from halteres.engine.torch.graphs import operations as graph_operations
+from halteres.engine.torch.graphs import call as graph_operations
 from halteres.errors import InvalidData
 
 from .graph_scenes import LOGPROBS, handmade_wire, node, wire

@@ -21,7 +21,7 @@ from halteres.engine.checks import LossNotFinite
 from halteres.engine.protocol import Adam, Datum, LossSpec
 from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.engine.torch.graphs import custom as custom_objective
-from halteres.engine.torch.graphs.interpreter import MAX_ELEMENTS, Program
+from halteres.engine.torch.graphs.custom import MAX_ELEMENTS, Program
 from halteres.engine.torch.limits import Limits
 from halteres.errors import InvalidData, UserError
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from contract.requirements import proves
 
-from halteres.engine.datums import MAX_TARGETS, check_pass, inputs_of
-from halteres.engine.losses import settled
+from halteres.engine.datums import MAX_TARGETS, check_pass, inputs_of, settled
 from halteres.engine.protocol import Datum, LossSpec, ModelInfo
 from halteres.engine.scripted import losses as scripted_losses
 from halteres.engine.torch import losses

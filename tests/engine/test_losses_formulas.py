@@ -11,7 +11,7 @@ from contract.requirements import proves
 from torch import Tensor
 
 from halteres.engine.checks import LossNotFinite
-from halteres.engine.losses import settled
+from halteres.engine.datums import settled
 from halteres.engine.protocol import LossSpec
 from halteres.engine.scripted import losses as scripted_losses
 from halteres.engine.torch.data import Example, MicroBatch

@@ -22,8 +22,7 @@ from halteres.clients.trajectories import (
     UnknownEnvironment,
 )
 from halteres.environments.config import BaseEnvConfig
-from halteres.environments.link import KEPT, TrajectoryLink
-from halteres.environments.outbox import Letter, Outbox
+from halteres.environments.link import KEPT, Letter, Outbox, TrajectoryLink
 from halteres.errors import InvalidData, NotReady
 from halteres.observe.metrics import read_rows
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from halteres.environments.pages import render_page
+from halteres.environments.processing import render_page
 from halteres.environments.scored import (
     NotFiniteScore,
     check,

@@ -8,10 +8,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from halteres.environments.arguments import BadUsage, parse
 from halteres.environments.arithmetic import ArithmeticConfig, ArithmeticEnv
 from halteres.environments.base import BaseEnv
-from halteres.environments.commands import describe
+from halteres.environments.commands import BadUsage, describe, parse
 from halteres.environments.config import APIServerConfig, BaseEnvConfig, EvalHandling
 from halteres.environments.configuring import Overrides, effective, read_file
 from halteres.errors import EnvironmentFailed, InvalidConfig, NotFound

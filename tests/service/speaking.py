@@ -108,7 +108,7 @@ async def speaking(folder: Path, says: str) -> AsyncIterator[tuple[Scene, Speake
     model = folder / "model"
     shutil.copytree(BASE.folder, model)
     (model / "chat_template.jinja").write_text(TOOL_TEMPLATE)
-    base = BaseModel("speaker", model, folder / "shelf")
+    base = BaseModel("speaker", model, folder / "models_home")
     host = InProcess()
     speaker = host.scripted = Speaker(model, base.name, says)
     with locked(folder / "state"), open_listener(0) as bound:

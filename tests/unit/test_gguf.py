@@ -165,7 +165,7 @@ def written(tmp_path: Path) -> Callable[..., Written]:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelStore:
+def models_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelStore:
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     return ModelStore(tmp_path / "home" / "models", HubCache(tmp_path / "hub"))
@@ -186,11 +186,11 @@ def logits(model: Any) -> torch.Tensor:
     ("family", "shape"), [("llama", {}), ("qwen2", {"tie_word_embeddings": False}), ("qwen3", WIDE)]
 )
 def test_a_quantised_model_computes_what_transformers_computes_from_its_file(
-    shelf: ModelStore, written: Callable[..., Written], family: str, shape: Mapping[str, Any]
+    models_home: ModelStore, written: Callable[..., Written], family: str, shape: Mapping[str, Any]
 ) -> None:
     made = written(family, kinds=(Kind.Q4_1, Kind.Q8_0, Kind.BF16, Kind.F16), **shape)
     folder = added(made.file)
-    assert model_folder("mine", shelf.folder) == folder
+    assert model_folder("mine", models_home.folder) == folder
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         made.file.parent, gguf_file=made.file.name, dtype=torch.float32
     )
@@ -201,7 +201,7 @@ def test_a_quantised_model_computes_what_transformers_computes_from_its_file(
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_an_unquantised_model_is_the_one_that_was_written(
-    shelf: ModelStore, written: Callable[..., Written], family: str
+    models_home: ModelStore, written: Callable[..., Written], family: str
 ) -> None:
     """Also where a head is wider than its share of the width (Qwen3)."""
     made = written(family, **({"head_dim": 32} if family == "qwen3" else {}))
@@ -209,7 +209,9 @@ def test_an_unquantised_model_is_the_one_that_was_written(
     assert torch.equal(logits(ours), logits(made.model))
 
 
-def test_the_stretched_frequencies_of_llama_3_are_kept(shelf: ModelStore, written: Callable[..., Written]) -> None:
+def test_the_stretched_frequencies_of_llama_3_are_kept(
+    models_home: ModelStore, written: Callable[..., Written]
+) -> None:
     rope = {
         "rope_type": "llama3",
         "rope_theta": 500000.0,
@@ -242,7 +244,9 @@ def test_a_large_model_is_written_in_several_files(
     assert torch.equal(logits(ours), logits(made.model))
 
 
-def test_the_tokenizer_and_the_chat_template_are_the_files(shelf: ModelStore, written: Callable[..., Written]) -> None:
+def test_the_tokenizer_and_the_chat_template_are_the_files(
+    models_home: ModelStore, written: Callable[..., Written]
+) -> None:
     made = written("qwen3", **WIDE)
     folder = added(made.file)
     ours, original = load_tokenizer(str(folder)), load_tokenizer(str(builtin_path(TINY)))
@@ -257,14 +261,14 @@ def test_the_tokenizer_and_the_chat_template_are_the_files(shelf: ModelStore, wr
     assert (ours.eos_token_ids, ours.pad_token_id, ours.specials) == ((2,), 0, original.specials)
 
 
-def test_a_smollm_reads_every_digit_alone(shelf: ModelStore, written: Callable[..., Written]) -> None:
+def test_a_smollm_reads_every_digit_alone(models_home: ModelStore, written: Callable[..., Written]) -> None:
     tokenizer = load_tokenizer(str(added(written("llama", values={"tokenizer.ggml.pre": "smollm"}).file)))
     assert [tokenizer.token(number) for number in tokenizer.encode("  12")[-2:]] == ["1", "2"]
     assert tokenizer.encode("  12")[:-2] == tokenizer.encode("  ")
 
 
 def test_a_llama_3_begins_a_text_with_its_own_token_and_ends_an_answer_with_either(
-    shelf: ModelStore, written: Callable[..., Written]
+    models_home: ModelStore, written: Callable[..., Written]
 ) -> None:
     values = {"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eot_token_id": 3}
     tokenizer = load_tokenizer(str(added(written("llama", values=values).file)))
@@ -293,7 +297,7 @@ def sentencepiece() -> Mapping[str, Any]:
 
 
 def test_a_sentencepiece_vocabulary_reads_as_in_transformers(
-    shelf: ModelStore, written: Callable[..., Written]
+    models_home: ModelStore, written: Callable[..., Written]
 ) -> None:
     values = sentencepiece()
     made = written("llama", vocab_size=len(values["tokenizer.ggml.tokens"]), values=values)
@@ -326,7 +330,7 @@ def test_a_model_that_would_be_computed_wrongly_is_refused_with_the_reason(
 
 
 def test_a_file_that_is_cut_off_or_of_another_kind_is_refused_in_one_sentence(
-    shelf: ModelStore, written: Callable[..., Written]
+    models_home: ModelStore, written: Callable[..., Written]
 ) -> None:
     file = written("llama").file
     whole = file.read_bytes()
@@ -337,16 +341,16 @@ def test_a_file_that_is_cut_off_or_of_another_kind_is_refused_in_one_sentence(
         assert "cut off or broken" in refused.value.why and refused.value.next
     with pytest.raises(UserError, match="There is no file"):
         added(file.with_name("none.gguf"))
-    assert not list(shelf.folder.rglob("*"))
+    assert not list(models_home.folder.rglob("*"))
 
 
 def test_weights_that_are_not_finite_are_refused_and_nothing_stays(
-    shelf: ModelStore, written: Callable[..., Written]
+    models_home: ModelStore, written: Callable[..., Written]
 ) -> None:
     bad = np.full((64,), np.nan, np.float32)
     with pytest.raises(UserError, match=r"'output_norm\.weight' holds values that are not finite"):
         added(written("llama", tensors={"output_norm.weight": bad}).file)
-    assert not [path for path in shelf.folder.rglob("*") if path.is_file()]
+    assert not [path for path in models_home.folder.rglob("*") if path.is_file()]
 
 
 def test_without_the_package_the_command_that_installs_it_is_named(
@@ -359,25 +363,25 @@ def test_without_the_package_the_command_that_installs_it_is_named(
 
 
 @pytest.mark.parametrize("broken", [KeyboardInterrupt(), OSError("No space left on device")])
-def test_a_conversion_that_is_broken_off_leaves_nothing(shelf: ModelStore, broken: BaseException) -> None:
+def test_a_conversion_that_is_broken_off_leaves_nothing(models_home: ModelStore, broken: BaseException) -> None:
     def write(folder: Path) -> None:
         (folder / "config.json").write_text("{}")
-        assert list(stored_models(shelf.folder)) == [], "what is being written is no model yet"
+        assert list(stored_models(models_home.folder)) == [], "what is being written is no model yet"
         raise broken
 
     with pytest.raises((KeyboardInterrupt, ServerError)):
-        shelf.add_written(write, "org/mine")
-    assert not [path for path in shelf.folder.rglob("*") if path.is_file()]
-    assert shelf.registered() == {}
+        models_home.add_written(write, "org/mine")
+    assert not [path for path in models_home.folder.rglob("*") if path.is_file()]
+    assert models_home.registered() == {}
 
 
 def test_a_converted_model_is_listed_cannot_be_overwritten_and_can_be_removed(
-    shelf: ModelStore, written: Callable[..., Written]
+    models_home: ModelStore, written: Callable[..., Written]
 ) -> None:
     file = written("llama").file
     folder = added(file)
-    assert shelf.registered() == {"mine": ("mine",)}
+    assert models_home.registered() == {"mine": ("mine",)}
     with pytest.raises(Conflict, match="The name 'mine' is taken"):
         added(file)
-    shelf.remove("mine")
-    assert not folder.exists() and shelf.registered() == {}
+    models_home.remove("mine")
+    assert not folder.exists() and models_home.registered() == {}

@@ -1,4 +1,4 @@
-"""Base models under names of one's own: what may be put on the shelf, and that clients then find its tokenizer."""
+"""Base models under names of one's own: what may be put into the store, and that clients then find its tokenizer."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from halteres.errors import Conflict, NotFound, NotReady, UserError
 from halteres.models import TINY, builtin_path, model_folder, names_of
 from halteres.models.download import download
 from halteres.models.hub_cache import HubCache
-from halteres.models.model_store import ModelStore
-from halteres.models.names import LLAMA_3_TOKENIZERS, checked_name, suggested_name
+from halteres.models.model_store import LLAMA_3_TOKENIZERS, ModelStore, checked_name, suggested_name
 from halteres.service.base import base_model
 from halteres.text import load_tokenizer
 
@@ -39,7 +38,7 @@ def own(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelStore:
+def models_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelStore:
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path / "home"))
     return ModelStore(tmp_path / "home" / "models", HubCache(tmp_path / "hub"))
 
@@ -50,142 +49,146 @@ def tree(folder: Path) -> dict[str, bytes | None]:
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in found}
 
 
-def entry(shelf: ModelStore, name: str) -> Path:
-    return shelf.cache.folder / f"models--{name.replace('/', '--')}"
+def entry(models_home: ModelStore, name: str) -> Path:
+    return models_home.cache.folder / f"models--{name.replace('/', '--')}"
 
 
-def downloaded(shelf: ModelStore, name: str, tokenizer: bytes) -> Path:
+def downloaded(models_home: ModelStore, name: str, tokenizer: bytes) -> Path:
     """An entry as a hub's client leaves it."""
-    snapshot = entry(shelf, name) / "snapshots" / ("a" * 40)
+    snapshot = entry(models_home, name) / "snapshots" / ("a" * 40)
     snapshot.mkdir(parents=True)
     (snapshot / "tokenizer.json").write_bytes(tokenizer)
-    (entry(shelf, name) / "refs").mkdir()
-    (entry(shelf, name) / "refs" / "main").write_text("a" * 40)
+    (entry(models_home, name) / "refs").mkdir()
+    (entry(models_home, name) / "refs" / "main").write_text("a" * 40)
     return snapshot
 
 
-def test_a_registered_folder_is_found_by_its_name_and_its_tokenizer_in_the_cache(shelf: ModelStore, own: Path) -> None:
-    added = shelf.add(own, NAME)
+def test_a_registered_folder_is_found_by_its_name_and_its_tokenizer_in_the_cache(
+    models_home: ModelStore, own: Path
+) -> None:
+    added = models_home.add(own, NAME)
     assert (added.name, added.shape.parameters, added.tokenizer_names) == (NAME, 873_856, (NAME,))
-    assert added.folder == model_folder(NAME, shelf.folder) == shelf.folder / NAME
+    assert added.folder == model_folder(NAME, models_home.folder) == models_home.folder / NAME
     assert added.folder.resolve() == own
-    commit = (entry(shelf, NAME) / "refs" / "main").read_text()
+    commit = (entry(models_home, NAME) / "refs" / "main").read_text()
     assert len(commit) == 40 and int(commit, 16)
-    snapshot = entry(shelf, NAME) / "snapshots" / commit
+    snapshot = entry(models_home, NAME) / "snapshots" / commit
     for file in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (snapshot / file).read_bytes() == (own / file).read_bytes()
     assert not list(snapshot.glob("*.safetensors"))
 
 
-def test_registering_again_changes_nothing(shelf: ModelStore, own: Path) -> None:
-    shelf.add(own, NAME)
-    before = tree(shelf.cache.folder)
-    assert shelf.add(own, NAME).name == NAME
-    assert tree(shelf.cache.folder) == before
+def test_registering_again_changes_nothing(models_home: ModelStore, own: Path) -> None:
+    models_home.add(own, NAME)
+    before = tree(models_home.cache.folder)
+    assert models_home.add(own, NAME).name == NAME
+    assert tree(models_home.cache.folder) == before
 
 
-def test_a_changed_tokenizer_makes_another_commit_and_leaves_nothing_behind(shelf: ModelStore, own: Path) -> None:
-    shelf.add(own, NAME)
+def test_a_changed_tokenizer_makes_another_commit_and_leaves_nothing_behind(models_home: ModelStore, own: Path) -> None:
+    models_home.add(own, NAME)
     (own / "chat_template.jinja").write_text("{{ messages }}")
-    shelf.add(own, NAME)
-    (snapshot,) = (entry(shelf, NAME) / "snapshots").iterdir()
-    assert snapshot.name == (entry(shelf, NAME) / "refs" / "main").read_text()
+    models_home.add(own, NAME)
+    (snapshot,) = (entry(models_home, NAME) / "snapshots").iterdir()
+    assert snapshot.name == (entry(models_home, NAME) / "refs" / "main").read_text()
     assert (snapshot / "chat_template.jinja").read_text() == "{{ messages }}"
 
 
-def test_removing_takes_everything_that_adding_made_and_not_the_model(shelf: ModelStore, own: Path) -> None:
+def test_removing_takes_everything_that_adding_made_and_not_the_model(models_home: ModelStore, own: Path) -> None:
     before = tree(own)
-    shelf.add(own, NAME)
-    shelf.add(own, "meta-llama/Llama-3.2-1B", copy=True)
-    shelf.add(tiny(), TINY)
-    assert shelf.registered().keys() == {NAME, "meta-llama/Llama-3.2-1B", TINY}
+    models_home.add(own, NAME)
+    models_home.add(own, "meta-llama/Llama-3.2-1B", copy=True)
+    models_home.add(tiny(), TINY)
+    assert models_home.registered().keys() == {NAME, "meta-llama/Llama-3.2-1B", TINY}
     for name in (NAME, "meta-llama/Llama-3.2-1B", TINY):
-        shelf.remove(name)
-    assert tree(shelf.folder) == tree(shelf.cache.folder) == {}
+        models_home.remove(name)
+    assert tree(models_home.folder) == tree(models_home.cache.folder) == {}
     assert tree(own) == before
-    assert shelf.registered() == {}
+    assert models_home.registered() == {}
 
 
-def test_a_copy_stands_where_the_folder_goes(shelf: ModelStore, own: Path) -> None:
+def test_a_copy_stands_where_the_folder_goes(models_home: ModelStore, own: Path) -> None:
     (own / "pytorch_model.bin").write_bytes(b"not needed")
-    added = shelf.add(own, "mine", copy=True)
+    added = models_home.add(own, "mine", copy=True)
     shutil.rmtree(own)
     assert base_model("mine").folder == added.folder
     assert (added.folder / "model.safetensors").read_bytes() == (tiny() / "model.safetensors").read_bytes()
     assert not (added.folder / "pytorch_model.bin").exists()
 
 
-def test_a_link_whose_model_has_gone_can_be_removed_or_led_elsewhere(shelf: ModelStore, own: Path) -> None:
-    shelf.add(own, "mine")
+def test_a_link_whose_model_has_gone_can_be_removed_or_led_elsewhere(models_home: ModelStore, own: Path) -> None:
+    models_home.add(own, "mine")
     shutil.rmtree(own)
-    assert "mine" in shelf.registered()
-    assert shelf.add(tiny(), "mine").folder.resolve() == tiny()
-    shelf.remove("mine")
-    assert not (shelf.folder / "mine").is_symlink()
+    assert "mine" in models_home.registered()
+    assert models_home.add(tiny(), "mine").folder.resolve() == tiny()
+    models_home.remove("mine")
+    assert not (models_home.folder / "mine").is_symlink()
 
 
-def test_a_llama_3_brings_the_names_under_which_clients_look_for_its_tokenizer(shelf: ModelStore, own: Path) -> None:
-    first = shelf.add(own, "meta-llama/Llama-3.2-1B")
+def test_a_llama_3_brings_the_names_under_which_clients_look_for_its_tokenizer(
+    models_home: ModelStore, own: Path
+) -> None:
+    first = models_home.add(own, "meta-llama/Llama-3.2-1B")
     assert set(first.tokenizer_names) == {"meta-llama/Llama-3.2-1B", *LLAMA_3_TOKENIZERS}
-    shelf.add(own, "meta-llama/Llama-3.1-8B-Instruct")
-    shelf.remove("meta-llama/Llama-3.2-1B")
-    assert all(shelf.cache.resolves(name) for name in LLAMA_3_TOKENIZERS), "the other still needs them"
-    shelf.remove("meta-llama/Llama-3.1-8B-Instruct")
-    assert tree(shelf.cache.folder) == {}
+    models_home.add(own, "meta-llama/Llama-3.1-8B-Instruct")
+    models_home.remove("meta-llama/Llama-3.2-1B")
+    assert all(models_home.cache.resolves(name) for name in LLAMA_3_TOKENIZERS), "the other still needs them"
+    models_home.remove("meta-llama/Llama-3.1-8B-Instruct")
+    assert tree(models_home.cache.folder) == {}
 
 
-def test_an_entry_that_was_left_half_written_is_written_anew(shelf: ModelStore, own: Path) -> None:
-    shelf.add(own, NAME)
-    whole = tree(shelf.cache.folder)
-    (entry(shelf, NAME) / "refs" / "main").unlink()
-    shelf.add(own, NAME)
-    assert tree(shelf.cache.folder) == whole
-    shutil.rmtree(entry(shelf, NAME) / "snapshots")
-    (entry(shelf, NAME) / "halteres.json").unlink()
-    shelf.add(own, NAME)
-    assert tree(shelf.cache.folder) == whole
+def test_an_entry_that_was_left_half_written_is_written_anew(models_home: ModelStore, own: Path) -> None:
+    models_home.add(own, NAME)
+    whole = tree(models_home.cache.folder)
+    (entry(models_home, NAME) / "refs" / "main").unlink()
+    models_home.add(own, NAME)
+    assert tree(models_home.cache.folder) == whole
+    shutil.rmtree(entry(models_home, NAME) / "snapshots")
+    (entry(models_home, NAME) / "halteres.json").unlink()
+    models_home.add(own, NAME)
+    assert tree(models_home.cache.folder) == whole
 
 
-def test_somebody_elses_entry_with_another_tokenizer_is_refused_and_left(shelf: ModelStore, own: Path) -> None:
-    downloaded(shelf, NAME, b"another")
-    before = tree(shelf.cache.folder)
+def test_somebody_elses_entry_with_another_tokenizer_is_refused_and_left(models_home: ModelStore, own: Path) -> None:
+    downloaded(models_home, NAME, b"another")
+    before = tree(models_home.cache.folder)
     with pytest.raises(Conflict, match="was not made by `halteres models`"):
-        shelf.add(own, NAME)
-    assert tree(shelf.cache.folder) == before
-    assert model_folder(NAME, shelf.folder) is None
+        models_home.add(own, NAME)
+    assert tree(models_home.cache.folder) == before
+    assert model_folder(NAME, models_home.folder) is None
 
 
-def test_somebody_elses_entry_with_the_same_tokenizer_serves_as_it_is(shelf: ModelStore, own: Path) -> None:
-    downloaded(shelf, NAME, (own / "tokenizer.json").read_bytes())
-    before = tree(shelf.cache.folder)
-    assert shelf.add(own, NAME).tokenizer_names == (NAME,)
-    shelf.remove(NAME)
-    assert tree(shelf.cache.folder) == before
+def test_somebody_elses_entry_with_the_same_tokenizer_serves_as_it_is(models_home: ModelStore, own: Path) -> None:
+    downloaded(models_home, NAME, (own / "tokenizer.json").read_bytes())
+    before = tree(models_home.cache.folder)
+    assert models_home.add(own, NAME).tokenizer_names == (NAME,)
+    models_home.remove(NAME)
+    assert tree(models_home.cache.folder) == before
 
 
-def test_what_a_hub_later_puts_into_our_entry_stays(shelf: ModelStore, own: Path) -> None:
-    shelf.add(own, NAME)
-    theirs = entry(shelf, NAME) / "snapshots" / ("b" * 40)
+def test_what_a_hub_later_puts_into_our_entry_stays(models_home: ModelStore, own: Path) -> None:
+    models_home.add(own, NAME)
+    theirs = entry(models_home, NAME) / "snapshots" / ("b" * 40)
     theirs.mkdir()
     (theirs / "tokenizer.json").write_bytes((own / "tokenizer.json").read_bytes())
-    (entry(shelf, NAME) / "refs" / "main").write_text("b" * 40)
-    shelf.remove(NAME)
-    assert theirs.is_dir() and (entry(shelf, NAME) / "refs" / "main").read_text() == "b" * 40
+    (entry(models_home, NAME) / "refs" / "main").write_text("b" * 40)
+    models_home.remove(NAME)
+    assert theirs.is_dir() and (entry(models_home, NAME) / "refs" / "main").read_text() == "b" * 40
 
 
-def test_a_model_put_on_the_shelf_by_hand_is_not_removed(shelf: ModelStore) -> None:
-    shutil.copytree(tiny(), shelf.folder / "mine")
-    with pytest.raises(Conflict, match="put on the shelf by hand"):
-        shelf.remove("mine")
-    assert (shelf.folder / "mine" / "config.json").is_file()
+def test_a_model_put_on_the_shelf_by_hand_is_not_removed(models_home: ModelStore) -> None:
+    shutil.copytree(tiny(), models_home.folder / "mine")
+    with pytest.raises(Conflict, match="put into the store by hand"):
+        models_home.remove("mine")
+    assert (models_home.folder / "mine" / "config.json").is_file()
 
 
-def test_a_name_that_is_taken_is_refused(shelf: ModelStore, own: Path) -> None:
-    shelf.add(tiny(), "mine")
+def test_a_name_that_is_taken_is_refused(models_home: ModelStore, own: Path) -> None:
+    models_home.add(tiny(), "mine")
     for name in ("mine", TINY, "mine/inner"):
         with pytest.raises(Conflict, match=f"The name '{name}' is taken"):
-            shelf.add(own, name)
-    assert (shelf.folder / "mine").resolve() == tiny()
+            models_home.add(own, name)
+    assert (models_home.folder / "mine").resolve() == tiny()
 
 
 @pytest.mark.parametrize("name", ["", "a/b/c", "../x", "a--b", "/x", "a b", "x" * 97, "a/..", "x.git", "ä", ".x"])
@@ -199,25 +202,25 @@ def test_a_snapshot_of_the_cache_is_called_what_its_entry_is(tmp_path: Path) -> 
     assert suggested_name(tmp_path / "mine") == "mine"
 
 
-def test_a_folder_that_cannot_be_served_is_refused_with_the_reason(shelf: ModelStore, own: Path) -> None:
+def test_a_folder_that_cannot_be_served_is_refused_with_the_reason(models_home: ModelStore, own: Path) -> None:
     config = json.loads((own / "config.json").read_text())
     (own / "config.json").write_text(
         json.dumps({**config, "model_type": "t5", "architectures": ["T5ForConditionalGeneration"]})
     )
     with pytest.raises(UserError, match="model_type 't5'"):
-        shelf.add(own, "mine")
+        models_home.add(own, "mine")
     (own / "config.json").write_text("[" * 100_000)
     with pytest.raises(UserError, match="nested too deeply"):
-        shelf.add(own, "mine")
+        models_home.add(own, "mine")
     (own / "config.json").write_text(json.dumps(config))
     (own / "tokenizer.json").unlink()
     with pytest.raises(UserError, match=r"tokenizer\.json is missing"):
-        shelf.add(own, "mine")
+        models_home.add(own, "mine")
     weights = own / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(UserError, match="is cut off"):
-        shelf.add(own, "mine")
-    assert tree(shelf.folder) == tree(shelf.cache.folder) == {}
+        models_home.add(own, "mine")
+    assert tree(models_home.folder) == tree(models_home.cache.folder) == {}
 
 
 @pytest.mark.parametrize(
@@ -255,41 +258,41 @@ def test_a_failed_download_says_what_to_do(tmp_path: Path, monkeypatch: pytest.M
     assert "Name or service not known" in refused.value.why and "HF_HUB_OFFLINE" in refused.value.next
 
 
-def test_a_service_answers_to_every_name_of_its_model(shelf: ModelStore, own: Path) -> None:
-    shelf.add(own, "mine")
+def test_a_service_answers_to_every_name_of_its_model(models_home: ModelStore, own: Path) -> None:
+    models_home.add(own, "mine")
     base = base_model("mine")
-    assert (base.name, base.folder) == ("mine", shelf.folder / "mine")
+    assert (base.name, base.folder) == ("mine", models_home.folder / "mine")
     with pytest.raises(NotFound, match="serves 'mine'") as refused:
         base.check(NAME)
     assert str(base.folder) in refused.value.details["allowed"]
-    shelf.add(own, NAME)
-    for name in ("mine", NAME, str(own), str(shelf.folder / "mine")):
+    models_home.add(own, NAME)
+    for name in ("mine", NAME, str(own), str(models_home.folder / "mine")):
         assert base.check(name) == name, "as the client wrote it"
-    assert set(names_of(own, shelf.folder)) == {"mine", NAME}
+    assert set(names_of(own, models_home.folder)) == {"mine", NAME}
     for name in ("halteres/tiny", str(tiny()), "/\0", "/" + "x" * 5000, "../mine", ""):
         with pytest.raises(NotFound):
             base.check(name)
 
 
-def test_a_service_of_the_builtin_model_answers_to_the_names_it_got(shelf: ModelStore) -> None:
-    shelf.add(tiny(), NAME)
+def test_a_service_of_the_builtin_model_answers_to_the_names_it_got(models_home: ModelStore) -> None:
+    models_home.add(tiny(), NAME)
     assert base_model(TINY).check(NAME) == NAME
     assert base_model(NAME).check(TINY) == TINY
     assert base_model(str(tiny())).name == str(tiny())
 
 
-def test_a_model_that_is_nowhere_is_a_sentence(shelf: ModelStore, own: Path) -> None:
-    shelf.add(own, "mine")
+def test_a_model_that_is_nowhere_is_a_sentence(models_home: ModelStore, own: Path) -> None:
+    models_home.add(own, "mine")
     with pytest.raises(NotFound, match="halteres models add") as refused:
         base_model("mime")
     assert refused.value.details["did_you_mean"] == "mine"
 
 
 @proves("session:sampler-tokenizer")
-def test_the_sdk_and_transformers_find_the_tokenizer_offline(shelf: ModelStore, own: Path) -> None:
+def test_the_sdk_and_transformers_find_the_tokenizer_offline(models_home: ModelStore, own: Path) -> None:
     """SDK 0.38.0 by the base model's name; seed 003 and the cookbook by their own stand-in."""
-    shelf.add(own, NAME)
-    shelf.add(own, "meta-llama/Llama-3.2-1B")
+    models_home.add(own, NAME)
+    models_home.add(own, "meta-llama/Llama-3.2-1B")
     script = (
         "from halteres.process import block_torch\n"
         "block_torch()  # neither needs it, and it is slow to import\n"
@@ -302,7 +305,7 @@ def test_the_sdk_and_transformers_find_the_tokenizer_offline(shelf: ModelStore, 
         f"print({{(t.eos_token_id, *t.encode({TEXT!r})) for t in found}})\n"
         "print(len(scan_cache_dir().repos), scan_cache_dir().warnings)\n"
     )
-    variables = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(shelf.cache.folder), "TINKER_TELEMETRY": "0"}
+    variables = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(models_home.cache.folder), "TINKER_TELEMETRY": "0"}
     ended = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, **variables}, timeout=60
     )

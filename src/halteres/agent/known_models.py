@@ -13,7 +13,7 @@ from typing import Any, Literal
 from halteres.models import builtin_names, model_folder, stored_models
 from halteres.models.shape import ModelShape, read_shape
 from halteres.runs.starting import machine
-from halteres.runs.starting.base_model import shelf
+from halteres.runs.starting.base_model import models_home
 from halteres.runs.starting.footprint import Workload, need
 
 # name, family, layers, width, feed, vocabulary, heads, kv_heads, head_width, context, tied
@@ -120,10 +120,10 @@ def proposed(models: tuple[KnownModel, ...] | None = None) -> KnownModel:
 
 def _here() -> Iterator[tuple[str, Path]]:
     for name in builtin_names():
-        if (folder := model_folder(name, shelf())) is not None:
+        if (folder := model_folder(name, models_home())) is not None:
             yield name, folder
-    own = {folder.resolve() for name in builtin_names() if (folder := model_folder(name, shelf()))}
-    yield from ((name, folder) for name, folder in stored_models(shelf()) if folder.resolve() not in own)
+    own = {folder.resolve() for name in builtin_names() if (folder := model_folder(name, models_home()))}
+    yield from ((name, folder) for name, folder in stored_models(models_home()) if folder.resolve() not in own)
 
 
 def _on_disk(name: str, folder: Path, work: Workload, there: machine.Machine) -> KnownModel:
@@ -159,7 +159,7 @@ def _sized(name: str, folder: Path | None, shape: ModelShape, work: Workload, th
     )
 
 
-def _note(name: str, folder: Path | None, stranger: ModelShape | None) -> str:
-    if stranger is not None:
-        return f"'{stranger.architecture}', of model_type '{stranger.family}', is no causal language model"
+def _note(name: str, folder: Path | None, other: ModelShape | None) -> str:
+    if other is not None:
+        return f"'{other.architecture}', of model_type '{other.family}', is no causal language model"
     return "" if folder else f"not on this disk: `halteres models add {name}`, or set model to the path of its folder"

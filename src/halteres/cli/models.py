@@ -66,7 +66,7 @@ def add(
 
 @app.command()
 def remove(name: Annotated[str, typer.Argument(help="As `halteres models list` tells it.")]) -> None:
-    """Take a registered model off the shelf; a folder that it leads to stays."""
+    """Take a registered model out of the store; a folder that it leads to stays."""
     _store().remove(name)
     typer.echo(f"'{name}' is registered no more.")
 
@@ -94,7 +94,7 @@ def _source(named: str) -> tuple[Path, str]:
     from halteres.config import environ
     from halteres.models import model_folder
     from halteres.models.download import download
-    from halteres.models.names import checked_name, suggested_name
+    from halteres.models.model_store import checked_name, suggested_name
 
     known = model_folder(named, environ.home() / "models")
     path = Path(named).expanduser()

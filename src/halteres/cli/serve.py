@@ -47,7 +47,7 @@ def service(
     context: typer.Context,
     port: Port = 8001,
     model: Annotated[
-        str, typer.Option(help="'halteres/tiny', a name on the shelf (`halteres models list`), or a model folder.")
+        str, typer.Option(help="'halteres/tiny', a name in the store (`halteres models list`), or a model folder.")
     ] = "halteres/tiny",
     state: Annotated[
         Path | None, typer.Option(help="Folder of the service's state. [default: HALTERES_HOME/service]")

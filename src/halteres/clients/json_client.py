@@ -1,6 +1,7 @@
 """JSON over keep-alive connections, to a server that may not be ready yet.
 
-Owns: one request and what its answer means; waiting for a server that cannot be reached, or asks for a wait.
+Owns: connections that stay open until it is closed; one request and what its answer means; waiting for a server that
+cannot be reached, or asks for a wait.
 Never: repeats what a server refused; knows what is asked for.
 """
 
@@ -15,11 +16,36 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from halteres.clients.connections import Connected
 from halteres.errors import InvalidData, NotFound, NotReady, ServerError
 
 if TYPE_CHECKING:  # 0.3 s: whoever only describes an environment does without
     import aiohttp
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:  # the trainer's client needs none of it
+    import aiohttp
+
+
+class Connected:
+    """A client with connections: `async with` closes them, and so does `close`."""
+
+    _session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections; the next call opens new ones."""
+        if self._session is not None:
+            session, self._session = self._session, None
+            await session.close()
 
 
 _NOT_READY = (408, 429, 503)

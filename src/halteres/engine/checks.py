@@ -1,7 +1,7 @@
 """What every engine refuses, whatever holds its weights.
 
 Owns: the rules for tokens, a sampling request and an optimiser step, and the sentences that name what breaks them
-(`datums` has the rules for training data, `losses` those for a loss and its settings).
+(`datums` has the rules for training data, a loss and its settings).
 Never: changes anything: a request is checked whole before its first effect.
 """
 

@@ -1,6 +1,7 @@
 """What every engine refuses of a training request, and the loss inputs of a request that is sound.
 
-Owns: the rules for a datum and its loss inputs, and the sentences that name what breaks them; thresholds per token.
+Owns: a loss as a request asks for it, completed; the rules for a datum and its loss inputs, and the sentences that name
+what breaks them; thresholds per token.
 Never: changes anything: a request is checked whole before its first effect, so a bad datum poisons nobody.
 
 N tokens of a datum, K targets of a token.
@@ -14,10 +15,39 @@ from collections.abc import Mapping
 import numpy as np
 
 from halteres.engine.checks import array, check_tokens, check_vocabulary, first, tokens_of
-from halteres.engine.losses import SEQUENCES, TARGETS, settled
+from halteres.engine.graphs.checked import check_custom
 from halteres.engine.protocol import Array, CustomLoss, Datum, DType, LossSpec, ModelInfo
 from halteres.errors import InvalidData
-from halteres.losses import CLIP_HIGH, CLIP_LOW, LossKind, find_kind
+from halteres.losses import CLIP_HIGH, CLIP_LOW, CUSTOM, LossKind, complete_settings, find_kind
+
+TARGETS = "target_tokens"
+MAX_SEQUENCE_RATIO = 2.0
+"""Above it stable_reinforce weighs a sequence no more."""
+SEQUENCES = "sampled_sequences"
+"""Int32 among a loss's inputs: `Datum.sequences`, or who has none, 1 where a token seems sampled."""
+
+
+def settled(spec: LossSpec) -> Mapping[str, float]:
+    """The loss's settings, defaults filled in.
+
+    Raises:
+        InvalidData: there is no such loss, or a setting is unknown or unusable; the message names it.
+    """
+    settings = complete_settings(spec.name, spec.config)
+    _check_graph(spec)
+    return settings
+
+
+def _check_graph(spec: LossSpec) -> None:
+    if (spec.name == CUSTOM) != (spec.custom is not None):
+        raise InvalidData(
+            f"The loss '{spec.name}' was sent {'with' if spec.custom else 'without'} a graph.",
+            "The loss 'custom' has one, no other has.",
+            "Make one with create_custom_loss and send its id.",
+        )
+    if spec.custom is not None:
+        check_custom(spec.custom)
+
 
 MAX_TARGETS = 256
 """Targets of one token."""

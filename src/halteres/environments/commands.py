@@ -1,7 +1,7 @@
 """What an environment file does when it is run: serve, process, evaluate, describe.
 
-Owns: the order of set-up, signals, exit codes (0, 1 for an error of ours, 2 for usage, 3 where there is nothing to
-evaluate), what goes to stdout.
+Owns: the verbs and the form of their options; the order of set-up, signals, exit codes (0, 1 for an error of ours, 2
+for usage, 3 where there is nothing to evaluate), what goes to stdout.
 Never: lets a traceback stand for an answer where the author's file is at fault; its place is named instead.
 """
 
@@ -15,10 +15,10 @@ import logging
 import signal
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import asdict
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -27,14 +27,77 @@ from halteres.clients.trajectories import EnvironmentClient
 from halteres.config.discovery import EnvironmentNotFound
 from halteres.config.program import NOTHING_TO_EVALUATE
 from halteres.config.settings import TrainerSettings, Wiring
-from halteres.environments.arguments import USAGE, Arguments, BadUsage, parse
 from halteres.environments.base import BaseEnv, NoEvaluation
 from halteres.environments.config import APIServerConfig, BaseEnvConfig
-from halteres.environments.configuring import Effective, Overrides, effective
+from halteres.environments.configuring import Effective, Overrides, effective, read_file
 from halteres.environments.link import PATIENCE, TrajectoryLink
 from halteres.environments.processing import process
 from halteres.environments.serving import Serving
-from halteres.errors import EnvironmentFailed, HalteresError, unknown
+from halteres.errors import EnvironmentFailed, HalteresError, UserError, unknown
+
+Verb = Literal["serve", "process", "evaluate", "describe"]
+
+VERBS: tuple[Verb, ...] = ("serve", "process", "evaluate", "describe")
+USAGE = f"usage: {{file}} {'|'.join(VERBS)} [--config FILE] [--env.FIELD VALUE] [--openai.FIELD VALUE]"
+
+_IGNORED = ("--slurm", "--testing")  # Atropos's; they choose nothing here
+_NOTHING = ("null", "none", "None")
+
+
+class BadUsage(UserError):
+    """Arguments that are no command; the process ends with code 2."""
+
+    code = "usage"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """A command and what it overrides, values as text."""
+
+    verb: Verb
+    config: Path | None
+    overrides: Overrides
+
+    def all_overrides(self) -> Overrides:
+        """The file's, with the arguments on top."""
+        return self.overrides if self.config is None else self.overrides.over(read_file(self.config))
+
+
+def parse(arguments: Sequence[str]) -> Arguments:
+    """Read the arguments after the file's name.
+
+    Raises:
+        BadUsage: no verb, an unknown one, an unknown option, or one without its value.
+    """
+    known: dict[str, Verb] = {verb: verb for verb in VERBS}
+    verb = known.get(arguments[0]) if arguments else None
+    if verb is None:
+        given = f"'{arguments[0]}' is none of the commands" if arguments else "There is no command"
+        raise BadUsage(f"{given}; they are {', '.join(VERBS)}.")
+    config: Path | None = None
+    sections: dict[str, dict[str, Any]] = {"env": {}, "openai": {}}
+    for option, value in _options(arguments[1:]):
+        section, _, field = option.removeprefix("--").partition(".")
+        if option == "--config":
+            config = Path(value)
+        elif section in sections and field:
+            sections[section][field] = None if value in _NOTHING else value
+        elif option not in _IGNORED:
+            raise BadUsage(f"There is no option '{option}'.", "Settings are --env.FIELD and --openai.FIELD.")
+    return Arguments(verb=verb, config=config, overrides=Overrides(env=sections["env"], openai=sections["openai"]))
+
+
+def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    rest = list(arguments)
+    while rest:
+        option, equals, value = rest.pop(0).partition("=")
+        if not option.startswith("--"):
+            raise BadUsage(f"'{option}' is no option.")
+        has_next = bool(rest) and not rest[0].startswith("--")
+        if not equals and not has_next and option not in _IGNORED:
+            raise BadUsage(f"The option '{option}' needs a value.")
+        yield option, value if equals else rest.pop(0) if has_next else "true"
+
 
 log = logging.getLogger(__name__)
 

@@ -1,15 +1,17 @@
 """Base models in HALTERES_HOME/models: registering them, listing them, removing them.
 
-Owns: what makes a folder a model that can be served; links and copies on the shelf; that clients find its tokenizer.
+Owns: what makes a folder a model that can be served; what it may be called; links and
+copies in the store; that clients find its tokenizer.
 Never: downloads (`models.download`); removes a folder that somebody put there by hand.
 
-A model on the shelf is a link to its folder, or a folder made here (a copy, a converted file) that carries the mark
+A model in the store is a link to its folder, or a folder made here (a copy, a converted file) that carries the mark
 `.halteres-copy`.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,8 +21,46 @@ from halteres.errors import Conflict, NotFound, ServerError, UserError, boundary
 from halteres.models import builtin_path, is_model, stored_models
 from halteres.models.copying import copy_files
 from halteres.models.hub_cache import TOKENIZER_FILES, HubCache
-from halteres.models.names import checked_name, tokenizer_names
 from halteres.models.shape import ModelShape, read_shape, weight_files
+
+_FORM = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_MAX_LENGTH = 96
+_LLAMA_3 = "meta-llama/Llama-3"
+LLAMA_3_TOKENIZERS = ("thinkingmachineslabinc/meta-llama-3-instruct-tokenizer", "baseten/Meta-Llama-3-tokenizer")
+"""What clients load instead of a gated Llama 3 tokenizer: tinker 0.38.0 (sampling_client.py) and tinker-cookbook 0.6.1
+the first, seed 003 the second."""
+
+
+def checked_name(name: str) -> str:
+    """The name, if it is of the hub's form: 'name' or 'organisation/name'.
+
+    Raises:
+        UserError: it is not.
+
+    Source: huggingface_hub 2.4, validate_repo_id: a cache entry's folder has '--' for '/', so no name may hold one.
+    """
+    if len(name) > _MAX_LENGTH or not _FORM.fullmatch(name) or name.endswith((".git", ".", "-")):
+        raise UserError(
+            f"A model cannot be called '{name}'.",
+            f"A name is 'name' or 'organisation/name' of letters, digits, '_', '.', '-', at most {_MAX_LENGTH} of them,"
+            " without '--' and '..'.",
+            "Give another with --as.",
+        )
+    return name
+
+
+def suggested_name(folder: Path) -> str:
+    """The name of the model in a folder: its own last part; of a snapshot in a Hugging Face cache, the entry's."""
+    entry = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and entry.startswith("models--"):
+        return entry.removeprefix("models--").replace("--", "/")
+    return folder.name
+
+
+def tokenizer_names(name: str) -> tuple[str, ...]:
+    """Every name under which clients of the model of this name look for its tokenizer."""
+    return (name, *LLAMA_3_TOKENIZERS) if name.startswith(_LLAMA_3) else (name,)
+
 
 _COPY = ".halteres-copy"
 _SMALL_FILES = ("config.json", "model.safetensors.index.json", *TOKENIZER_FILES)
@@ -31,7 +71,7 @@ class Registered:
     """A model that can be served by name."""
 
     name: str
-    folder: Path  # absolute; on the shelf, or of the built-in model
+    folder: Path  # absolute; in the store, or of the built-in model
     shape: ModelShape
     tokenizer_names: tuple[str, ...]  # that resolve in the Hugging Face cache
 
@@ -44,7 +84,7 @@ class ModelStore:
     cache: HubCache
 
     def add(self, source: Path, name: str, *, copy: bool = False) -> Registered:
-        """Put a model on the shelf; safe to repeat.
+        """Put a model in the store; safe to repeat.
 
         Args:
             source: its folder in Hugging Face format.
@@ -67,7 +107,7 @@ class ModelStore:
         return Registered(name=name, folder=folder, shape=shape, tokenizer_names=self._found_as(name))
 
     def add_written(self, write: Callable[[Path], None], name: str) -> Registered:
-        """Put a model on the shelf that is written for it, into an empty folder: whole, or not at all.
+        """Put a model in the store that is written for it, into an empty folder: whole, or not at all.
 
         Raises:
             UserError, Conflict, ServerError: as `add` does, and whatever `write` raises.
@@ -94,7 +134,7 @@ class ModelStore:
         return self.add(place, name)
 
     def remove(self, name: str) -> None:
-        """Take a model off the shelf: its link or copy, and what it has in the Hugging Face cache.
+        """Take a model out of the store: its link or copy, and what it has in the Hugging Face cache.
 
         Raises:
             NotFound: nothing of this name is registered.
@@ -115,8 +155,8 @@ class ModelStore:
 
     def registered(self) -> dict[str, tuple[str, ...]]:
         """The names that `add` has put here, each with those under which clients find its tokenizer."""
-        shelved = (name for name, _ in stored_models(self.folder) if self._is_registered(name))
-        return {name: self._found_as(name) for name in sorted({*shelved, *self.cache.models()})}
+        stored = (name for name, _ in stored_models(self.folder) if self._is_registered(name))
+        return {name: self._found_as(name) for name in sorted({*stored, *self.cache.models()})}
 
     def _found_as(self, name: str) -> tuple[str, ...]:
         return tuple(known for known in tokenizer_names(name) if self.cache.resolves(known))
@@ -154,7 +194,7 @@ class ModelStore:
     def _unregistered(self, name: str, place: Path) -> UserError:
         if place.is_dir():
             return Conflict(
-                f"'{name}' was put on the shelf by hand.",
+                f"'{name}' was put into the store by hand.",
                 f"{place} holds the model itself; no `halteres models add` made it.",
                 "Delete that folder yourself if it is to go.",
             )

@@ -1,6 +1,7 @@
 """The run directory: the interface of a run, for every process that looks at it.
 
-Owns: where runs live, their ids, reading their files, finding them; telling a lost supervisor from a living one.
+Owns: where runs live, their ids, reading their files, finding them; telling a lost supervisor from a living one, and
+what is then true of its run.
 Never: starts or stops anything; writes, except the verdict over a run whose supervisor is gone.
 """
 
@@ -9,11 +10,12 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 from pydantic import ValidationError
 
@@ -25,9 +27,45 @@ from halteres.errors import Conflict, NotFound, boundary, nearest
 from halteres.files import NOT_JSON, read_regular, tail
 from halteres.observe.metrics import Row, read_rows
 from halteres.runs import identity, lock
-from halteres.runs.lost import verdict_over
 from halteres.runs.roster import Entry, roster
 from halteres.runs.state import RESERVE, RunState, RunUnreadable, read_state, unreadable, write_state
+
+
+def verdict_over(state: RunState, newest: Mapping[str, Any] | None, step: int, ended_at: float) -> RunState:
+    """The state of a run that was in `state` when its supervisor went.
+
+    Args:
+        state: as it was last written.
+        newest: checkpoint to go on from.
+        step: the last that a metric tells of.
+        ended_at: when the supervisor was last alive; unix seconds.
+    """
+    go_on = (
+        f"Go on from step {newest['step']}: {state.resume_command}"
+        if newest
+        else "It has no checkpoint yet: start it again."
+    )
+    return msgspec.structs.replace(
+        state,
+        status="failed",
+        code="supervisor_lost",
+        error=f"The run's supervisor is gone; its processes ended with it. {go_on}",
+        exit={"process": "supervisor", "code": None},
+        resumable=newest is not None,
+        last_checkpoint=None if newest is None else dict(newest),
+        step=max(state.step, step),
+        ended_at=ended_at,
+        processes={role: _ended(facts) for role, facts in state.processes.items()},
+    )
+
+
+def _ended(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """A process of a run whose supervisor is gone: ended too, or just about to, and nobody saw how."""
+    if facts.get("exit") is not None or not facts.get("pid"):
+        return dict(facts)
+    ending = identity.alive(facts)
+    return {**facts, "exit": "unknown", "state": "ending" if ending else "ended with the supervisor"}
+
 
 __all__ = [
     "RunAmbiguous",

@@ -140,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, default=8001, help="0 takes a free one")
     parser.add_argument("--listen-fd", type=int, help="an inherited socket that listens already")
     parser.add_argument("--engine", choices=("torch", "scripted"), default="torch")
-    parser.add_argument("--model", default=TINY, help="a built-in name, a name on the shelf, or a model folder")
+    parser.add_argument("--model", default=TINY, help="a built-in name, a name in the store, or a model folder")
     parser.add_argument(
         "--samplers", type=int, default=0, help="engines that only sample, each a process; 0: the one that trains does"
     )

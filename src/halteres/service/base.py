@@ -26,12 +26,12 @@ class BaseModel:
 
     name: str
     folder: Path  # absolute
-    shelf: Path  # where other names of it may be registered, also while it is served
+    models_home: Path  # where other names of it may be registered, also while it is served
 
     @property
     def names(self) -> tuple[str, ...]:
         """Every name it answers to, its own first; its folder's path is another."""
-        return tuple(dict.fromkeys((self.name, *names_of(self.folder, self.shelf))))
+        return tuple(dict.fromkeys((self.name, *names_of(self.folder, self.models_home))))
 
     def answers_to(self, asked: str) -> bool:
         """Whether a client's name means this model: its name, its folder's path, a name registered for that folder."""
@@ -58,23 +58,23 @@ class BaseModel:
 
 
 def base_model(named: str) -> BaseModel:
-    """The base model behind a built-in name, a name on the shelf, or a folder.
+    """The base model behind a built-in name, a name in the store, or a folder.
 
     Raises:
         NotFound: none of them.
     """
-    shelf = environ.home() / "models"
-    folder = model_folder(named, shelf)
+    models_home = environ.home() / "models"
+    folder = model_folder(named, models_home)
     if folder is None:
-        raise _missing(named, shelf)
-    known = builtin_path(named) is not None or folder.is_relative_to(shelf)
-    return BaseModel(named if known and not Path(named).is_absolute() else str(folder), folder, shelf)
+        raise _missing(named, models_home)
+    known = builtin_path(named) is not None or folder.is_relative_to(models_home)
+    return BaseModel(named if known and not Path(named).is_absolute() else str(folder), folder, models_home)
 
 
-def _missing(named: str, shelf: Path) -> NotFound:
+def _missing(named: str, models_home: Path) -> NotFound:
     there = Path(named).expanduser()
-    place = there if there.is_absolute() or there.is_dir() else shelf / named
-    known = [*builtin_names(), *(name for name, _ in stored_models(shelf))]
+    place = there if there.is_absolute() or there.is_dir() else models_home / named
+    known = [*builtin_names(), *(name for name, _ in stored_models(models_home))]
     return NotFound(
         f"There is no model '{named}'.",
         f"{place.absolute()} holds no config.json.",

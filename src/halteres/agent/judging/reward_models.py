@@ -83,7 +83,7 @@ class Ranked(Result):
 
 @tool(title="List reward models", hints=READS)
 def rl_list_reward_models(caller: Caller) -> RewardModels:
-    """List the reward models on this machine: trained by runs, or put on the shelf."""
+    """List the reward models on this machine: trained by runs, or put into the store."""
     found = [_entry(folder, run_id) for folder, run_id in _folders()]
     path = found[0]["model"] if found else None
     follow = worded("rl_edit_config", "reward_model_path", path) if path else "rl_train_reward_model(dry_run=true)"

@@ -28,7 +28,7 @@ from halteres.models import model_folder
 from halteres.runs.directory import RunAmbiguous, RunNotFound, find_run
 from halteres.runs.reading.adapter import CONFIG, weights_of
 from halteres.runs.served import service_arguments
-from halteres.runs.starting.base_model import RunModel, found_model, shelf
+from halteres.runs.starting.base_model import RunModel, found_model, models_home
 from halteres.runs.starting.preflight import MissingKey
 
 LOCAL = "local:"
@@ -197,7 +197,7 @@ class Bench:
         if self.backend == "openrouter":
             return name.startswith(LOCAL)
         is_here = name.startswith(LOCAL) or name == self.settings.inference.model
-        return self.backend == "local" or is_here or model_folder(name, shelf()) is not None
+        return self.backend == "local" or is_here or model_folder(name, models_home()) is not None
 
     def _local(self, name: str) -> Candidate:
         """One that is not there is a candidate too: it fails, and the others do not."""
@@ -222,7 +222,7 @@ class Bench:
     def _tokenizer_folder(self) -> str:
         """Of the draft's base model; empty where it is not here: an endpoint's model is tested without it too."""
         asked = self.settings.inference
-        if (folder := model_folder(asked.model, shelf())) is not None:
+        if (folder := model_folder(asked.model, models_home())) is not None:
             return str(folder)
         try:
             tokenizer = found_model(asked)[1].tokenizer
@@ -260,7 +260,7 @@ def _names_weights(name: str) -> bool:
     """Whether it is one of the forms in which rl_get_results names weights: tinker://, an adapter folder, a run."""
     if name.startswith("tinker://") or (Path(name).expanduser() / CONFIG).is_file():
         return True
-    if "/" in name or model_folder(name, shelf()) is not None:
+    if "/" in name or model_folder(name, models_home()) is not None:
         return False
     try:
         find_run(name)

@@ -30,7 +30,7 @@ from halteres.errors import EnvironmentFailed
 from halteres.models import model_folder
 from halteres.rewards.checking import ALLOWED
 from halteres.rewards.components import secret_variables
-from halteres.runs.starting.base_model import shelf
+from halteres.runs.starting.base_model import models_home
 
 WITHIN_S = 45.0
 """How long an environment may take to load its tasks and score."""
@@ -73,7 +73,7 @@ def rl_score(
     if described.is_foreign:
         raise EnvironmentFailed(f"{program.name} cannot score a text by itself.", "It is written for atroposlib.")
     asked = {"completions": completions, "prompt": prompt}
-    folder = model_folder(settings.inference.model, shelf())
+    folder = model_folder(settings.inference.model, models_home())
     found = scored(program, {**settings.env, "seed": settings.run.seed}, str(folder or ""), asked)
     return Scored(
         environment=program.name,

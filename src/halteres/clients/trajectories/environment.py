@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from halteres.clients.connections import Connected
+from halteres.clients.json_client import Connected
 from halteres.clients.trajectories.address import Address
 from halteres.clients.trajectories.calls import (
     EVERYWHERE,

@@ -1,6 +1,7 @@
 """Graphs of custom losses: what a client may send.
 
-Owns: the check of such a graph, node by node, before anybody runs it; its value, `CustomLoss`.
+Owns: the check of such a graph, node by node, before anybody runs it; the forms that arguments may have; its value,
+`CustomLoss`.
 Never: computes, imports or evaluates anything that a graph names: names are looked up in a list of ours.
 
 A graph is data: nodes in order, each naming an operation and its arguments.
@@ -10,16 +11,115 @@ Source: format 1 of tinker SDK 0.38.0, types/custom_loss_graph.py and lib/public
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
-from halteres.engine.graphs.arguments import check_arguments, check_attribute, check_references
-from halteres.engine.graphs.names import FUNCTIONS, METHODS
+from halteres.engine.graphs.names import ATTRIBUTES, DTYPES, FUNCTIONS, KEYWORDS, METHODS, OFF, PLACEMENT
 from halteres.engine.protocol import CustomLoss
 from halteres.errors import InvalidData, nearest
+
+MAX_VALUES = 1024  # in one node's arguments
+MAX_DEPTH = 8  # of lists within lists
+MAX_TEXT = 64
+
+
+def check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], known: Collection[str], where: str) -> None:
+    """Refuse arguments that are not of the forms above, or refer to a node that is not among the known ones.
+
+    Raises:
+        InvalidData: as said; its sentence begins with `where`.
+    """
+    leaves = [leaf for value in (*args, *kwargs.values()) for leaf in _leaves(value, where, 0)]
+    if len(leaves) > MAX_VALUES:
+        raise InvalidData(f"{where} has {len(leaves)} values in its arguments.", f"It may have {MAX_VALUES}.")
+    check_references([name for kind, name in leaves if kind == "ref"], known, where)
+    for key, value in kwargs.items():
+        if key not in KEYWORDS | PLACEMENT | OFF or (key in OFF and value not in (None, False)):
+            raise InvalidData(f"{where}: the argument '{key[:100]}' is not allowed here.")
+
+
+def check_attribute(args: Sequence[Any], kwargs: Mapping[str, Any], where: str) -> None:
+    """Refuse an attribute that a graph may not read.
+
+    Raises:
+        InvalidData: it names those that it may.
+    """
+    kinds = [kind for value in args for kind, _ in _leaves(value, where, 0)]
+    if kinds != ["ref", "plain"] or kwargs or args[1] not in ATTRIBUTES:
+        wanted = _told(args[1]) if len(args) > 1 else "nothing"
+        raise InvalidData(
+            f"{where}: only the attributes {', '.join(sorted(ATTRIBUTES))} can be read.", f"This one reads {wanted}."
+        )
+
+
+def check_references(names: Sequence[Any], known: Collection[str], where: str) -> None:
+    """Refuse names that no node before this one has.
+
+    Raises:
+        InvalidData: it names the first of them.
+    """
+    for name in names:
+        if not isinstance(name, str) or name not in known:
+            raise InvalidData(f"{where} refers to '{str(name)[:100]}'.", "No node before it has that name.")
+
+
+def _leaves(value: Any, where: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """The values within an argument, each with its kind."""
+    if depth > MAX_DEPTH:
+        raise InvalidData(f"{where}: an argument is nested more than {MAX_DEPTH} deep.")
+    kind, held = "plain", value
+    if isinstance(value, list):
+        kind = "list"
+    elif isinstance(value, dict):
+        kind, held = _object(value, where)
+    elif not _is_plain(value):
+        raise InvalidData(f"{where}: {_told(value)} is not allowed as an argument.")
+    yield kind, held
+    for one in held if kind in ("list", "tuple", "slice") else ():
+        yield from _leaves(one, where, depth + 1)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= MAX_TEXT
+    if isinstance(value, int):
+        return abs(value) < 2**63
+    return value is None or (isinstance(value, float) and math.isfinite(value))
+
+
+def _object(value: Mapping[str, Any], where: str) -> tuple[str, Any]:
+    """The one key of an object, and what it holds."""
+    (kind, held), *others = [*value.items()] or [("", None)]
+    sound = {
+        "ref": isinstance(held, str),
+        "tuple": isinstance(held, list),
+        "slice": isinstance(held, list) and len(held) == 3,
+        "ellipsis": held is True,
+        "float": held in ("inf", "-inf", "nan"),
+        "dtype": isinstance(held, str) and held in DTYPES,
+        "device": isinstance(held, str) and len(held) <= MAX_TEXT,
+        "layout": held == "strided",
+        "memory_format": isinstance(held, str) and len(held) <= MAX_TEXT,
+    }
+    if others or not sound.get(kind, False):
+        raise InvalidData(
+            f"{where}: {_told(value)} is not allowed as an argument.", f"Objects have one key, of {', '.join(sound)}."
+        )
+    return kind, held
+
+
+def _told(value: Any) -> str:
+    """A value as a sentence names it; nothing of it is trusted to be short."""
+    if isinstance(value, str):
+        return f"'{value[:100]}'"
+    if isinstance(value, dict):
+        return "an object of " + (", ".join(f"'{str(key)[:30]}'" for key in [*value][:3]) or "no key")
+    return f"a {type(value).__name__}" + (" out of range" if isinstance(value, int | float) else "")
+
 
 MAX_NODES = 1000
 MAX_INPUTS = 16

@@ -1,7 +1,7 @@
 """The link between the training service and its engine's process: a Unix socket.
 
-Owns: many calls at once on one connection, what a broken link means, telling the other side that nobody waits for a
-call any more.
+Owns: many calls at once on one connection, what a reply does to the call that waits for it, what a broken link means,
+telling the other side that nobody waits for a call any more.
 Never: retries, restarts, or keeps anything across a restart of either side.
 
     service                                     engine's process
@@ -20,11 +20,11 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from halteres.engine.link.waiting import ManyPieces, OneAnswer, Waiting
+from halteres.engine.link.pieces import PieceQueue
 from halteres.engine.link.wire import (
     CANCEL,
     CANCELLABLE,
@@ -32,9 +32,12 @@ from halteres.engine.link.wire import (
     NOTHING,
     OPERATIONS,
     Call,
+    Operation,
+    Reply,
     decode_reply,
     encode,
     read_frame,
+    unpacked,
     write_frame,
 )
 from halteres.engine.protocol import (
@@ -55,6 +58,59 @@ from halteres.engine.protocol import (
     Weights,
 )
 from halteres.errors import HalteresError, InvalidData, NotReady
+
+
+class Waiting(Protocol):
+    """One call that has no whole answer yet."""
+
+    def take(self, reply: Reply) -> None:
+        """A frame has come for it."""
+        ...
+
+    def fail(self, error: HalteresError) -> None:
+        """None will come any more."""
+        ...
+
+
+class OneAnswer:
+    """A call whose single reply is its answer."""
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
+
+    def take(self, reply: Reply) -> None:
+        """See `Waiting`."""
+        if self.future.done():
+            return
+        if reply.failure is None:
+            self.future.set_result(reply.result)
+        else:
+            self.future.set_exception(unpacked(reply.failure))
+
+    def fail(self, error: HalteresError) -> None:
+        """See `Waiting`."""
+        if not self.future.done():
+            self.future.set_exception(copy(error))
+
+
+class ManyPieces:
+    """A call whose replies are pieces, until one says that it was the last."""
+
+    def __init__(self, operation: Operation) -> None:
+        self._operation = operation
+        self.pieces = PieceQueue()
+
+    def take(self, reply: Reply) -> None:
+        """See `Waiting`."""
+        if reply.more:
+            self.pieces.put(self._operation.result.decode(reply.result))
+        else:
+            self.pieces.end(None if reply.failure is None else unpacked(reply.failure))
+
+    def fail(self, error: HalteresError) -> None:
+        """See `Waiting`."""
+        self.pieces.end(copy(error))
+
 
 CALL_DEADLINE_S = 3600.0
 """No single engine call takes longer. An engine that hangs is noticed sooner: `child` asks it for signs of life."""

@@ -2,6 +2,8 @@
 
 Owns: the whole `Engine` protocol, answered from a fixed bigram model (`hooks` has the hooks by which a test
 holds, fails or slows a call).
+Its weights are a version and a shape, in real PEFT folders.
+
 Never: needs torch or reads weights; a model folder's config and tokenizer are all it looks at.
 Promise: logprobs are a pure function of (tokens, policy version); samples of (policy version, prompt, seed, index).
 """
@@ -20,13 +22,14 @@ from weakref import WeakValueDictionary
 
 import msgspec
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
 from halteres.engine import protocol
 from halteres.engine.checks import array, check_adam, check_sampling, check_weights, tokens_of
-from halteres.engine.datums import check_pass
+from halteres.engine.datums import TARGETS, check_pass
 from halteres.engine.extra_outputs import check_streamed
 from halteres.engine.folders import digest, size_of, written
-from halteres.engine.losses import TARGETS
 from halteres.engine.protocol import (
     Adam,
     Array,
@@ -44,14 +47,80 @@ from halteres.engine.protocol import (
     StepResult,
     Wanted,
 )
-from halteres.engine.scripted.bigram import Bigram
 from halteres.engine.scripted.hooks import Hooks
 from halteres.engine.scripted.losses import sum_of
-from halteres.engine.scripted.sampling import Asked
-from halteres.engine.scripted.weights import Weights
-from halteres.engine.shapes import MAX_RANK, TARGETS_OF_ADAPTERS, check_shape
-from halteres.errors import Conflict, NotFound, UserError
+from halteres.engine.scripted.sampling import Asked, Bigram
+from halteres.engine.shapes import MAX_RANK, TARGETS_OF_ADAPTERS, check_shape, foreign_shape
+from halteres.errors import Conflict, InvalidData, NotFound, UserError
 from halteres.text import load_tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """What the scripted engine knows of an adapter's or a snapshot's weights."""
+
+    lora: LoraConfig
+    version: int
+
+    def write(self, folder: Path, optimizer: bool, base_model: str, hidden_size: int) -> Saved:
+        """Write a PEFT folder with its state; whole or not at all."""
+        with written(folder) as place:
+            (place / "adapter_config.json").write_text(json.dumps(_adapter_config(self.lora, base_model)))
+            state = {"version": self.version, "lora": msgspec.to_builtins(self.lora)}
+            (place / "state.json").write_text(json.dumps(state))
+            save_file(_tensors(self, hidden_size), place / "adapter_model.safetensors")
+            if optimizer:
+                save_file({"step": np.asarray([self.version])}, place / "optimizer.safetensors")
+        return Saved(folder=str(folder), size_bytes=size_of(folder), version=self.version)
+
+    @classmethod
+    def read(cls, folder: Path, optimizer: bool) -> Weights:
+        """Read a folder that `write` wrote or, without the optimiser, any plain PEFT adapter: that has version 0.
+
+        Raises:
+            NotFound: a file is missing; the message names it.
+            InvalidData: a file cannot be read, or the adapter is none that an engine computes.
+        """
+        needed = ["adapter_config.json", "adapter_model.safetensors"]
+        needed += ["optimizer.safetensors", "state.json"] * optimizer
+        missing = [name for name in needed if not (folder / name).is_file()]
+        if missing:
+            raise NotFound(
+                f"The folder {folder} is not the checkpoint that was asked for.",
+                f"It lacks {', '.join(missing)}.",
+                "Name a folder written by save, or a PEFT adapter; only one saved with the optimiser restores it.",
+            )
+        try:
+            names = load_file(folder / "adapter_model.safetensors").keys()
+            if not (folder / "state.json").is_file():
+                return cls(lora=foreign_shape(folder, names), version=0)
+            return msgspec.json.decode((folder / "state.json").read_bytes(), type=cls)
+        except (msgspec.MsgspecError, SafetensorError) as error:
+            raise InvalidData(f"The checkpoint {folder} cannot be read.", f"{error}.", "Use another one.") from error
+
+
+def _adapter_config(lora: LoraConfig, base_model: str) -> dict[str, object]:
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "target_modules": ["q_proj"],
+        "bias": "none",
+        "inference_mode": True,
+    }
+
+
+def _tensors(weights: Weights, hidden_size: int) -> dict[str, np.ndarray]:
+    """One adapted projection: A from the seed, B filled with the version."""
+    prefix = "base_model.model.model.layers.0.self_attn.q_proj"
+    generator = np.random.default_rng((weights.lora.seed or 0) % 2**64)
+    shape = (weights.lora.rank, hidden_size)
+    return {
+        f"{prefix}.lora_A.weight": generator.standard_normal(shape, np.float32),
+        f"{prefix}.lora_B.weight": np.full(shape[::-1], float(weights.version), np.float32),
+    }
 
 
 @dataclass(slots=True, kw_only=True)

@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from halteres.engine.checks import loss_not_finite
-from halteres.engine.datums import inputs_of
-from halteres.engine.losses import MAX_SEQUENCE_RATIO, SEQUENCES
+from halteres.engine.datums import MAX_SEQUENCE_RATIO, SEQUENCES, inputs_of
 from halteres.engine.protocol import Datum, LossSpec
 from halteres.errors import UserError
 from halteres.losses import CLIP_HIGH, CLIP_LOW, STABLE_REINFORCE, find_kind

@@ -1,6 +1,7 @@
 """Adapters on disk: PEFT folders, with optimiser state beside them.
 
-Owns: the files of a checkpoint and what is checked when one is read.
+Owns: the files of a checkpoint and what is checked when one is read; adapters that somebody else wrote, brought into
+our layout; the one thread that writes, in the order in which it was asked to, and those that read.
 Never: leaves half a folder (`folders.written`); keeps a gradient: an accumulated one is not part of a checkpoint.
 
     adapter_config.json          PEFT's LoraConfig
@@ -13,8 +14,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -24,12 +27,56 @@ from torch import Tensor
 
 from halteres.engine.folders import size_of, written
 from halteres.engine.protocol import LoraConfig, Saved
-from halteres.engine.shapes import CONFIG
+from halteres.engine.shapes import CONFIG, canonical, foreign_shape
 from halteres.engine.torch.adapter import AdamState, Checkpoint
-from halteres.engine.torch.foreign import read_foreign
 from halteres.engine.torch.lora import Layout
 from halteres.engine.torch.model import BaseModel
 from halteres.errors import InvalidData, NotFound
+
+
+def read_foreign(folder: Path, tensors: Mapping[str, Tensor], base: BaseModel) -> Checkpoint:
+    """An adapter without optimiser, its missing modules zero.
+
+    Raises:
+        InvalidData: a tensor is unknown, of a wrong shape, half of a pair, or holds a value that is not finite.
+    """
+    layout = Layout.of(base, foreign_shape(folder, tensors))
+    flat = torch.zeros(layout.size)
+    views = layout.named(flat)
+    found = {canonical(name): tensor for name, tensor in tensors.items() if not _is_a_copy(name, tensor, base)}
+    for name, tensor in found.items():
+        why = _flaw(name, tensor, views, found)
+        if why:
+            raise InvalidData(
+                f"The adapter in {folder} does not fit this base model.",
+                why,
+                "Load it with the base model it was trained on, and export it again if it is damaged.",
+            )
+        views[name].copy_(tensor)
+    return Checkpoint(layout=layout, flat=flat.to(base.device), version=0, adam=None)
+
+
+def _flaw(name: str, tensor: Tensor, views: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:
+    if name not in views:
+        return f"'{name}' is no LoRA tensor of a module that the base model has."
+    if not tensor.is_floating_point() or tensor.shape != views[name].shape:
+        return f"'{name}' is {tensor.dtype} of shape {list(tensor.shape)}, not {list(views[name].shape)}."
+    other = name.replace(".lora_A.", ".lora_B.") if ".lora_A." in name else name.replace(".lora_B.", ".lora_A.")
+    if other not in found:
+        return f"'{name}' is there and '{other}' is not."
+    if not bool(torch.isfinite(tensor).all()):
+        return f"'{name}' holds a NaN or infinite value."
+    return ""
+
+
+def _is_a_copy(name: str, tensor: Tensor, base: BaseModel) -> bool:
+    """PEFT writes embeddings beside an adapter of lm_head, unchanged ones too; those say nothing."""
+    module = name.removeprefix("base_model.model.").removesuffix(".weight").removesuffix(".base_layer")
+    own = {"model.embed_tokens": base.embedding_VD, "lm_head": base.head.weight_ED}.get(module)
+    if own is None or own.shape != tensor.shape:
+        return False
+    return torch.allclose(tensor.to(own), own, rtol=2**-8, atol=1e-6)  # it may have been rounded to bfloat16
+
 
 WEIGHTS, STATE, OPTIMIZER = "adapter_model.safetensors", "state.json", "optimizer.safetensors"
 
@@ -160,3 +207,38 @@ def _peft_config(layout: Layout, base_name: str) -> dict[str, object]:
         "use_rslora": False,
         "use_dora": False,
     }
+
+
+T = TypeVar("T")
+
+READERS = 4
+"""Folders that are read at a time: a disk that hangs under one need not stop the others."""
+
+
+class Files:
+    """Writes and reads folders in the background; called from one thread."""
+
+    def __init__(self) -> None:
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
+        self._readers = ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="reading")
+        self._newest: dict[Path, Future[Any]] = {}  # of each folder that is not written yet
+
+    def write(self, folder: Path, work: Callable[[], T]) -> Future[T]:
+        """Queue the writing of a folder."""
+        self._newest = {place: pending for place, pending in self._newest.items() if not pending.done()}
+        future = self._writer.submit(work)
+        self._newest[folder.absolute()] = future
+        return future
+
+    def pending(self, folder: Path) -> Future[Any] | None:
+        """Done once what was queued for this folder is written, or has failed; None if nothing was."""
+        return self._newest.get(folder.absolute())
+
+    def read(self, work: Callable[[], T]) -> Future[T]:
+        """Queue the reading of a folder."""
+        return self._readers.submit(work)
+
+    def close(self) -> None:
+        """End once everything is written; nobody waits any more for what is being read."""
+        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._writer.shutdown(wait=True)

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from halteres.engine.checks import array, tokens_of
-from halteres.engine.datums import check_pass, inputs_of
-from halteres.engine.losses import TARGETS
+from halteres.engine.datums import TARGETS, check_pass, inputs_of
 from halteres.engine.protocol import Datum, LossSpec, ModelInfo
 from halteres.engine.torch.cache import round_up
 from halteres.engine.torch.trie import Trie, axis_length, shared_length

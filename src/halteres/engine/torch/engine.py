@@ -43,7 +43,7 @@ from halteres.engine.protocol import (
 )
 from halteres.engine.shapes import MAX_RANK, TARGETS_OF_ADAPTERS
 from halteres.engine.torch.adapter import BASE, Adapter, Checkpoint, Snapshot
-from halteres.engine.torch.checkpoint import read_checkpoint, write_checkpoint
+from halteres.engine.torch.checkpoint import Files, read_checkpoint, write_checkpoint
 from halteres.engine.torch.fused import FusedModel
 from halteres.engine.torch.limits import PLACE, Limits
 from halteres.engine.torch.loading import load_base
@@ -55,7 +55,6 @@ from halteres.engine.torch.passes import run_pass
 from halteres.engine.torch.requests import SampleRequest
 from halteres.engine.torch.sampler import Sampler
 from halteres.engine.torch.worker import Call, Slices, Worker
-from halteres.engine.torch.writing import Files
 from halteres.errors import Conflict, HalteresError, InvalidConfig, NotFound
 from halteres.text import load_tokenizer
 

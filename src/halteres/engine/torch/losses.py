@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from halteres.engine.losses import MAX_SEQUENCE_RATIO, SEQUENCES
+from halteres.engine.datums import MAX_SEQUENCE_RATIO, SEQUENCES
 from halteres.losses import CLIP_HIGH, CLIP_LOW, STABLE_REINFORCE
 
 Inputs = Mapping[str, Tensor]

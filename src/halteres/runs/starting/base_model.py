@@ -42,14 +42,14 @@ class RunModel:
     shape: ModelShape | None = None  # None: its weights are somebody else's concern
 
 
-def shelf() -> Path:
+def models_home() -> Path:
     """Where models are put: HALTERES_HOME/models."""
     return environ.home() / "models"
 
 
 def find_folder(name: str) -> Path:
     """The absolute folder of the base model of this name, or at this path. ModelMissing where there is none."""
-    folder = model_folder(name, shelf())
+    folder = model_folder(name, models_home())
     if folder is None:
         raise _missing(name)
     return folder
@@ -91,7 +91,7 @@ def given_model(asked: InferenceSettings, service_url: str) -> RunModel:
     Raises:
         NotReady, ServiceUnusable, InvalidConfig: it does not.
     """
-    folder = str(model_folder(asked.model, shelf()) or asked.model)
+    folder = str(model_folder(asked.model, models_home()) or asked.model)
     told = (_ask("/halteres/v1/info", service_url) or {}).get("model") or {}
     name, there = told.get("name"), told.get("folder")
     if name is None:  # a service that is not ours: it will say itself whether it knows the model
@@ -122,8 +122,8 @@ def found_model(asked: InferenceSettings) -> tuple[str | None, RunModel]:
 
 def _missing(name: str) -> ModelMissing:
     path = Path(name).expanduser()
-    folder = path if path.is_absolute() or name.startswith((".", "~")) else shelf() / name
-    here = [*builtin_names(), *(known for known, _ in stored_models(shelf()))]
+    folder = path if path.is_absolute() or name.startswith((".", "~")) else models_home() / name
+    here = [*builtin_names(), *(known for known, _ in stored_models(models_home()))]
     why = f"{folder} has no config.json." if folder.is_dir() else f"There is no folder {folder.absolute()}."
     return ModelMissing(
         f"Model '{name}' is not there.",

@@ -29,7 +29,7 @@ from halteres.config.discovery import is_path
 from halteres.config.edits import ENVIRONMENT, Edit
 from halteres.errors import UserError
 from halteres.models import known_folder, model_folder
-from halteres.runs.starting.base_model import shelf
+from halteres.runs.starting.base_model import models_home
 
 NAMES_A_PROGRAM: Final = frozenset({ENVIRONMENT, "run.interpreter", "run.working_directory"})
 """Settings whose value is run, or says which files of a user are read by what is run."""
@@ -83,9 +83,11 @@ def _settings(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _is_model_elsewhere(value: Any) -> bool:
-    """Whether it is a folder neither built-in nor on the shelf: also one below the server's working directory."""
+    """Whether it is a folder neither built-in nor in the store: also one below the server's working directory."""
     name = value.removeprefix(LOCAL) if isinstance(value, str) else ""
-    return _is_path(name) or (known_folder(name, shelf()) is None and model_folder(name, shelf()) is not None)
+    return _is_path(name) or (
+        known_folder(name, models_home()) is None and model_folder(name, models_home()) is not None
+    )
 
 
 def _is_path(value: Any) -> bool:

@@ -31,8 +31,8 @@ from halteres import process
 from halteres.agent.call import Reply, call
 from halteres.agent.caller import Caller
 from halteres.agent.faces.functions import base64_of
-from halteres.agent.faces.instructions import INSTRUCTIONS
 from halteres.agent.faces.mcp import prompts, resources
+from halteres.agent.faces.mcp.prompts import INSTRUCTIONS
 from halteres.agent.table import BY_NAME, TOOLS
 from halteres.agent.tool import Tool
 

@@ -1,23 +1,153 @@
 """One operation of a custom loss's graph: its function, its arguments, its result.
 
-Owns: arguments decoded; what a result will be like, told before it is made by running the operation on tensors without
-data ("meta").
-Never: runs off the CPU, where an index out of range ends the process; decides what is too much (`graph` does).
+Owns: for each name of `engine.graphs.names` the one function that is called; arguments decoded; what a result will be
+like, told before it is made by running the operation on tensors without data ("meta").
+Never: runs off the CPU, where an index out of range ends the process; decides what is too much (`custom` does).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from halteres.engine.graphs.checked import Node
 from halteres.engine.graphs.names import ELEMENTWISE, FACTORIES, KEYWORDS
+from halteres.engine.torch.graphs import guards
 from halteres.engine.torch.graphs.guards import Function
-from halteres.engine.torch.graphs.operations import FUNCTIONS, METHODS
+
+_ELEMENTWISE: tuple[Function, ...] = (
+    torch.abs, torch.acos, torch.acosh, torch.asin, torch.asinh, torch.atan, torch.atan2, torch.atanh, torch.ceil,
+    torch.clamp, torch.clamp_max, torch.clamp_min, torch.clip, torch.cos, torch.cosh, torch.erf, torch.erfc,
+    torch.exp, torch.exp2, torch.expm1, torch.floor, torch.frac, torch.lgamma, torch.log, torch.log10, torch.log1p,
+    torch.log2, torch.logaddexp, torch.logaddexp2, torch.logit, torch.neg, torch.negative, torch.pow,
+    torch.reciprocal, torch.relu, torch.round, torch.rsqrt, torch.sigmoid, torch.sign, torch.sin, torch.sinh,
+    torch.sqrt, torch.square, torch.tan, torch.tanh, torch.trunc, torch.nan_to_num, torch.add, torch.sub,
+    torch.subtract, torch.mul, torch.multiply, torch.div, torch.divide, torch.true_divide, torch.floor_divide,
+    torch.remainder, torch.fmod, torch.maximum, torch.minimum, torch.fmax, torch.fmin, torch.hypot, torch.xlogy,
+    torch.lerp, torch.eq, torch.ne, torch.gt, torch.ge, torch.lt, torch.le, torch.isnan, torch.isinf,
+    torch.isfinite, torch.isclose, torch.logical_and, torch.logical_or, torch.logical_not, torch.logical_xor,
+    torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor, torch.bitwise_not,
+)  # fmt: skip
+
+_REDUCTIONS: tuple[Function, ...] = (
+    torch.sum, torch.mean, torch.prod, torch.amax, torch.amin, torch.max, torch.min, torch.std, torch.var,
+    torch.logsumexp, torch.any, torch.all, torch.argmax, torch.argmin, torch.nansum, torch.nanmean,
+    torch.count_nonzero, torch.median, torch.nanmedian, torch.quantile, torch.softmax, torch.log_softmax,
+    torch.cumsum, torch.cumprod, torch.cummax, torch.cummin, torch.logcumsumexp,
+)  # fmt: skip
+
+_REARRANGING: tuple[Function, ...] = (
+    torch.where, torch.gather, torch.index_select, torch.masked_fill, torch.masked_select, torch.scatter,
+    torch.scatter_add, torch.index_add, torch.take, torch.topk, torch.sort, torch.argsort, torch.narrow,
+    torch.select, torch.diagonal, torch.reshape, torch.flatten, torch.unflatten, torch.squeeze, torch.unsqueeze,
+    torch.transpose, torch.permute, torch.movedim, torch.flip, torch.roll, torch.tril, torch.triu,
+    torch.broadcast_to, torch.tile, torch.t, torch.detach, torch.clone, torch.numel,
+)  # fmt: skip
+
+_PRODUCTS: tuple[Function, ...] = (torch.matmul, torch.mm, torch.mv, torch.bmm, torch.dot, torch.outer)
+
+
+def _by_name(functions: Sequence[Function]) -> dict[str, Function]:
+    return {function.__name__: function for function in functions}
+
+
+_GUARDED = _by_name((guards.norm, guards.chunk, guards.split, guards.unbind, guards.diff))
+_TORCH = {**_by_name((*_ELEMENTWISE, *_REDUCTIONS, *_REARRANGING, *_PRODUCTS)), **_GUARDED}
+
+_FACTORIES = _by_name((torch.zeros, torch.ones, torch.full, torch.arange, torch.linspace, torch.eye))
+
+_LOSSES = _by_name(
+    (
+        F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.kl_div, F.binary_cross_entropy,
+        F.binary_cross_entropy_with_logits,
+    )
+)  # fmt: skip
+
+_OPERATORS: dict[str, Function] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv,
+    "floordiv": operator.floordiv, "mod": operator.mod, "pow": guards.power, "neg": operator.neg, "pos": operator.pos,
+    "abs": operator.abs, "matmul": operator.matmul, "eq": operator.eq, "ne": operator.ne, "lt": operator.lt,
+    "le": operator.le, "gt": operator.gt, "ge": operator.ge, "and_": operator.and_, "or_": operator.or_,
+    "xor": operator.xor, "invert": operator.invert,
+}  # fmt: skip
+
+_MATH: tuple[Function, ...] = (
+    math.sqrt, math.exp, math.expm1, math.log, math.log1p, math.log2, math.log10, math.pow, math.floor, math.ceil,
+    math.trunc, math.fabs, math.sin, math.cos, math.tan, math.tanh,
+)  # fmt: skip
+
+FUNCTIONS: Mapping[str, Function] = {
+    **{f"torch.{name}": function for name, function in {**_TORCH, **_FACTORIES}.items()},
+    "torch.cat": torch.cat,
+    "torch.zeros_like": torch.zeros_like,
+    "torch.ones_like": torch.ones_like,
+    "torch.full_like": torch.full_like,
+    "torch.concat": torch.concat,
+    "torch.stack": torch.stack,
+    "torch.cosine_similarity": torch.cosine_similarity,
+    "torch.functional.norm": guards.norm,
+    "torch.functional.split": guards.split,
+    **{f"torch.nn.functional.{name}": function for name, function in _LOSSES.items()},
+    "torch.nn.functional.softmax": guards.softmax,
+    "torch.nn.functional.log_softmax": guards.log_softmax,
+    "torch.nn.functional.relu": guards.relu,
+    "torch.nn.functional.silu": guards.silu,
+    "torch.nn.functional.elu": guards.elu,
+    "torch.nn.functional.leaky_relu": guards.leaky_relu,
+    "torch.nn.functional.softsign": F.softsign,
+    "torch.nn.functional.pad": F.pad,
+    "torch.nn.functional.normalize": guards.normalize,
+    "torch._C._nn.log_sigmoid": F.logsigmoid,
+    "torch._C._nn.softplus": F.softplus,
+    "torch._C._nn.gelu": F.gelu,
+    "torch._C._special.special_expit": torch.special.expit,
+    "torch._C._special.special_expm1": torch.special.expm1,
+    "torch._C._special.special_log1p": torch.special.log1p,
+    "torch._C._special.special_xlogy": torch.special.xlogy,
+    "torch._C._linalg.linalg_norm": guards.linalg_norm,
+    "torch._C._linalg.linalg_vector_norm": torch.linalg.vector_norm,
+    **{f"operator.{name}": guards.arithmetic(function) for name, function in _OPERATORS.items()},
+    "operator.getitem": guards.item_of,
+    **{f"math.{function.__name__}": guards.on_numbers(function) for function in _MATH},
+    "getattr": guards.attribute,
+}
+
+METHODS: Mapping[str, Function] = {
+    # A method may take other arguments than the function of its name: reshape(2, 3), x.where(mask, y).
+    **{name: getattr(Tensor, name) for name in _TORCH},
+    **_GUARDED,
+    "view": Tensor.view,
+    "view_as": Tensor.view_as,
+    "reshape_as": Tensor.reshape_as,
+    "expand": Tensor.expand,
+    "expand_as": Tensor.expand_as,
+    "repeat": Tensor.repeat,
+    "to": guards.to,
+    "type": guards.to_type,
+    "type_as": guards.to,
+    "float": guards.cast(torch.float32),
+    "double": guards.cast(torch.float64),
+    "half": guards.cast(torch.float16),
+    "bfloat16": guards.cast(torch.bfloat16),
+    "int": guards.cast(torch.int32),
+    "long": guards.cast(torch.int64),
+    "bool": guards.cast(torch.bool),
+    "cpu": guards.itself,
+    "contiguous": Tensor.contiguous,
+    "new_zeros": Tensor.new_zeros,
+    "new_ones": Tensor.new_ones,
+    "new_full": Tensor.new_full,
+    "size": Tensor.size,
+    "dim": Tensor.dim,
+}
+
 
 _GETITEM = "operator.getitem"
 _WIDENING = frozenset(
