@@ -31,6 +31,11 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_sessionfinish() -> None:
+    """The SDK's clients close themselves when they are collected; at the interpreter's end they no longer can."""
+    gc.collect()
+
+
 UVICORN_ASKS_EVERY_S = 0.005
 """Whether it is to end; by itself every 0.1 s, and it rests as long again before it ends: 0.2 s for each test."""
 
