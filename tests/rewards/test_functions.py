@@ -64,6 +64,8 @@ async def test_what_nobody_gives_it_is_named(tmp_path: Path) -> None:
     sentence = "takes prompt, completion, which this task does not have. It is called with answer, prompts, completions"
     with pytest.raises(ScorerFailed, match=sentence):
         await reward({"answer": "4"}, SAMPLES)
+    with pytest.raises(ScorerFailed, match="takes answer, which this task does not have"):
+        await function(tmp_path, "def reward(completions, answer, **columns):\n    return [1.0]\n")({}, SAMPLES)
 
 
 async def test_a_slow_function_holds_nobody_up(tmp_path: Path) -> None:

@@ -14,14 +14,16 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from halteres.errors import Conflict, InvalidConfig, InvalidData
+from halteres.errors import Conflict, InvalidConfig, InvalidData, ServerError
 from halteres.models import TINY
 from halteres.observe.metrics import read_rows
 from halteres.rewards import RewardConfig, RewardModel, RewardTrainer
 from halteres.rewards.preferences import Comparison, Preferences
 from halteres.rewards.torch.__main__ import RunFiles
-from halteres.rewards.torch.trainer import LossNotFinite, TrainingResult, checkpoints
+from halteres.rewards.torch.trainer import LossNotFinite, TrainingResult
+from halteres.rewards.torch.training_folder import TRAINER_STATE, checkpoints
 from halteres.scores import REWARD_FILE
 
 from .torch_scenes import sums, tiny
@@ -184,6 +186,56 @@ def test_a_signal_while_the_checkpoint_is_written_takes_nothing_away(
     finally:
         signal.signal(signal.SIGTERM, before)
     assert (result.stop_reason, [place.name for place in checkpoints(tmp_path)]) == ("stopped", ["checkpoint-1"])
+
+
+def test_a_folder_with_the_checkpoints_of_another_training_is_refused_and_so_is_one_that_is_in_use(
+    tmp_path: Path,
+) -> None:
+    one = trainer(tmp_path, save_steps=1)
+    one.should_stop = lambda: True
+    one.train()
+    with pytest.raises(Conflict, match="holds the checkpoints of another training"):
+        trainer(tmp_path).train()
+    other = trainer(tmp_path / "in-use")
+
+    def second() -> bool:
+        with pytest.raises(Conflict, match="Another process trains into"):
+            trainer(tmp_path / "in-use").train()
+        return True
+
+    other.should_stop = second
+    assert other.train().num_steps == 1
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    one = trainer(tmp_path / "file")
+    with pytest.raises(ServerError, match="cannot be written"):
+        one.train()
+    assert one.num_tokens == 0
+
+
+def test_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:
+    one = trainer(tmp_path)
+    one.should_stop = lambda: True
+    one.train()
+    for content in (b"", (tmp_path / "checkpoint-1" / TRAINER_STATE).read_bytes()[:1000]):
+        (tmp_path / "checkpoint-1" / TRAINER_STATE).write_bytes(content)
+        with pytest.raises(InvalidData, match="checkpoint-1 is damaged"):
+            trainer(tmp_path).train(resume_from_checkpoint=True)
+
+
+@pytest.mark.parametrize("how", ["weights", "compute"])
+def test_a_model_trained_with_bf16_can_be_loaded(tmp_path: Path, how: str) -> None:
+    """Its probes are scored as a loaded model scores."""
+    if how == "weights":
+        model = AutoModelForSequenceClassification.from_pretrained(tiny(), num_labels=1, dtype=torch.bfloat16)
+        config = RewardConfig(output_dir=str(tmp_path), max_steps=2, disable_tqdm=True)
+        tokenizer = AutoTokenizer.from_pretrained(tiny())
+        RewardTrainer(model, config, processing_class=tokenizer, train_dataset=sums(16)).train()
+    else:
+        trainer(tmp_path, bf16=True, max_steps=2).train()
+    assert RewardModel.load(tmp_path).score(["It is 4."])
 
 
 def test_a_finished_training_without_checkpoints_is_not_gone_on_with(tmp_path: Path) -> None:

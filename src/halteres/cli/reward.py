@@ -69,7 +69,7 @@ def train(
     on_identical: OnIdentical = "error",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint, if any.")] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Train as a run, and return: halteres runs status, stop, results.")
+        bool, typer.Option("--detach", help="Train as a run, and return: halteres runs status, stop.")
     ] = False,
     resume_run: Annotated[
         str | None,

@@ -125,17 +125,20 @@ def _arguments(item: Any, samples: Sequence[Sample]) -> dict[str, list[Any]]:
     }
 
 
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
 def _accepted(name: str, function: Callable[..., Any], arguments: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Those that the function names; all where it takes any."""
     parameters = inspect.signature(function).parameters
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
-        return arguments
-    required = [one.name for one in parameters.values() if one.default is one.empty and one.kind != one.VAR_POSITIONAL]
+    required = [one.name for one in parameters.values() if one.default is one.empty and one.kind not in _VARIADIC]
     if missing := [one for one in required if one not in arguments]:
         raise ScorerFailed(
             f"{name} takes {', '.join(missing)}, which this task does not have.",
             f"It is called with {', '.join(arguments)}, by these names; each is a list with one value per completion.",
         )
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+        return arguments
     return {name: value for name, value in arguments.items() if name in parameters}
 
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Protocol
+from typing import Protocol, get_args
 
-from halteres.errors import HalteresError, InvalidConfig, InvalidData
+from halteres.errors import HalteresError, InvalidConfig, InvalidData, unknown
 from halteres.scores import Combination, Output, Scorable, Score, is_address
 
 
@@ -215,8 +215,10 @@ def open_scorer(
 
     Raises:
         NotFound, InvalidData: a folder holds no reward model.
-        InvalidConfig: no address of a server.
+        InvalidConfig: no address of a server; no such units.
     """
+    if output not in get_args(Output):
+        raise unknown(InvalidConfig, "output", output, get_args(Output))
     places = places_of(where)
     if len(places) > 1:
         members = [open_scorer(place, output=output, waits_for_start=waits_for_start) for place in places]

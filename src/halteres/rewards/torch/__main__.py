@@ -81,7 +81,7 @@ class RunFiles:
 
     def report(self, metrics: Mapping[str, float]) -> None:
         """A row of metrics, under TRL's names; and the checkpoints written since the last one."""
-        from halteres.rewards.torch.trainer import checkpoints
+        from halteres.rewards.torch.training_folder import checkpoints
 
         now, steps = time.monotonic(), max(1.0, metrics["step"] - self._last_step)
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}

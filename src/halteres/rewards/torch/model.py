@@ -7,6 +7,7 @@ Never: trains.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 
 from halteres.config import environ
 from halteres.engine.folders import written
@@ -187,7 +189,10 @@ class RewardModel:
         """
         target = folder if not folder.exists() else folder / SAVING
         with written(target) as place:
-            self.network.save(place)
+            try:
+                self.network.save(place)
+            except SafetensorError as error:  # a full disk, for example
+                raise OSError(errno.EIO, str(error)) from error
             self._copy_tokenizer(place)
             write_reward_file(place, self._file(origin))
             for name, content in (beside or {}).items():
@@ -295,10 +300,13 @@ class RewardModel:
     def _probe(self, text: Scored | dict[str, Any]) -> Probe:
         whole = Scorable(**text) if isinstance(text, dict) else text
         rendered = self.template.render(self.tokenizer, whole)
-        training = self.network.model.training
-        self.network.model.eval()
+        network = self.network
+        training, bf16 = network.model.training, network.bf16
+        network.model.eval()
+        network.bf16 = False  # a folder is loaded to compute in fp32, however it was trained
         ((score, *_),) = self._forward([single_row(rendered.tokens)])
-        self.network.model.train(training)
+        network.model.train(training)
+        network.bf16 = bf16
         stored = asdict(whole) if isinstance(whole, Scorable) else None
         return Probe(text=stored, tokens=list(rendered.tokens), score=score)
 

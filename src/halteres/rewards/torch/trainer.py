@@ -41,6 +41,7 @@ from halteres.rewards.torch.losses import LossSettings, comparison_loss
 from halteres.rewards.torch.model import MAX_PROBES, Origin, RewardModel, model_place
 from halteres.rewards.torch.network import ScoringNetwork, device_of, open_network
 from halteres.rewards.torch.progress import Interval, Progress
+from halteres.rewards.torch.training_folder import TRAINER_STATE, alone_in, checkpoints, read_trainer_state
 from halteres.rewards.training_config import LoraSettings, RewardConfig
 from halteres.rewards.training_plan import check_inputs, objective_weights
 from halteres.scores import REWARD_FILE
@@ -49,7 +50,6 @@ from halteres.text import Tokenizer
 StopReason = Literal["finished", "stopped", "terminated"]
 """All steps were taken; `should_stop` said so; the process was asked to end (SIGTERM, Ctrl-C)."""
 
-TRAINER_STATE = "trainer.pt"
 
 ORDER = ("seed", "per_device_train_batch_size", "gradient_accumulation_steps", "train_sampling_strategy", "max_steps",
          "num_train_epochs")  # fmt: skip
@@ -120,6 +120,7 @@ class RewardTrainer:
         weights = objective_weights(asked, _own_weights(model), preferences, held_out)
         check_inputs(asked, preferences, held_out)
         network = _network(model, tokenizer, template, asked, weights)
+        network.model.float()  # AdamW's steps are lost in bf16 weights; `bf16` is of what is computed with them
         self.args = asked.settled(network.num_parameters)
         self._loss = LossSettings(
             label_smoothing=self.args.label_smoothing,
@@ -150,7 +151,9 @@ class RewardTrainer:
         """Train, from the start or from a checkpoint (True: the newest in `output_dir`, or the start).
 
         Raises:
-            Conflict: True, where a training without checkpoints has finished.
+            Conflict: True, where a training without checkpoints has finished; none, where there are checkpoints; or
+                another process trains into the same folder.
+            ServerError: the folder cannot be written.
             NotFound: there is no such checkpoint.
             InvalidData: it was made on other data, or under other settings that decide the order of rows.
             LossNotFinite: training has diverged; the step was not taken, and nothing is saved.
@@ -163,9 +166,19 @@ class RewardTrainer:
             cast("Any", network.model).gradient_checkpointing_enable()
         network.model.train()
         optimiser = _optimiser(self._parameters(), config)
-        step = self._resumed(resume_from_checkpoint, optimiser)
-        if Path(config.output_dir).is_dir():
-            recover(Path(config.output_dir))  # what a killed training was just writing
+        place = Path(config.output_dir)
+        with alone_in(place):
+            recover(place)  # what a killed training was just writing
+            if not resume_from_checkpoint and checkpoints(place):
+                raise Conflict(
+                    f"The folder {place} holds the checkpoints of another training.",
+                    next="Go on with it (--resume), name another folder (--out), or remove them.",
+                )
+            return self._trained(self._resumed(resume_from_checkpoint, optimiser), optimiser)
+
+    def _trained(self, step: int, optimiser: torch.optim.Optimizer) -> TrainingResult:
+        """Train from this step on."""
+        network, config = self.model.network, self.args
         progress = Progress(self.total_steps, shown=not config.disable_tqdm)
         interval, reason = Interval(), cast("StopReason", "finished")
         with _termination() as terminated:  # until all is saved: whoever asked before may ask again
@@ -400,9 +413,7 @@ class RewardTrainer:
                 )
             return 0
         folder = found[-1] if asked is True else Path(str(asked))
-        if not (folder / TRAINER_STATE).is_file():
-            raise NotFound(f"There is no checkpoint in {folder}.", f"{TRAINER_STATE} is missing.")
-        state: dict[str, Any] = torch.load(folder / TRAINER_STATE, weights_only=True, map_location="cpu")
+        state = read_trainer_state(folder)
         differing = [name for name, value in self._order().items() if state["order"].get(name) != value]
         if differing:
             raise InvalidData(
@@ -451,12 +462,6 @@ def schedule(config: RewardConfig, step: int, total: int) -> float:
     if config.lr_scheduler_type == "cosine":
         return max(0.0, 0.5 * (1 + math.cos(math.pi * done)))
     return max(0.0, 1 - done)
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a training, the newest last."""
-    found = [one for one in folder.glob("checkpoint-*") if (one / TRAINER_STATE).is_file()]
-    return sorted(found, key=lambda one: int(one.name.rpartition("-")[2]))
 
 
 def _optimiser(parameters: Sequence[nn.Parameter], config: RewardConfig) -> torch.optim.Optimizer:

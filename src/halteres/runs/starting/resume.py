@@ -58,11 +58,8 @@ def resume_point(old: RunDirectory, settings: Settings, service_url: str | None)
     """The newest checkpoint of `old`, if a run with these settings can go on from it."""
     state = old.state()
     if state.kind == "reward":
-        raise Conflict(
-            f"Run {old.run_id} trains a reward model, no policy.",
-            "",
-            f"Go on with it: halteres reward train --resume-run {old.run_id}",
-        )
+        on = "" if state.status == "completed" else f"Go on with it: halteres reward train --resume-run {old.run_id}"
+        raise Conflict(f"Run {old.run_id} trains a reward model, no policy.", "", on)
     if not state.terminal:
         raise Conflict(
             f"Run {old.run_id} is still {state.status}.", "", f"Stop it first: halteres runs stop {old.run_id}"
