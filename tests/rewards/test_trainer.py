@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from halteres.errors import Conflict, InvalidConfig, InvalidData, ServerError
+from halteres.errors import Conflict, InvalidConfig, InvalidData, NotFound, ServerError
 from halteres.models import TINY
 from halteres.observe.metrics import read_rows
 from halteres.rewards import RewardConfig, RewardModel, RewardTrainer
@@ -196,6 +196,8 @@ def test_a_folder_with_the_checkpoints_of_another_training_is_refused_and_so_is_
     one.train()
     with pytest.raises(Conflict, match="holds the checkpoints of another training"):
         trainer(tmp_path).train()
+    with pytest.raises(NotFound, match=r"has not finished.*checkpoint-1\. Go on with it .*--resume"):
+        RewardModel.load(tmp_path)
     other = trainer(tmp_path / "in-use")
 
     def second() -> bool:

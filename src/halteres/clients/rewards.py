@@ -69,6 +69,7 @@ class RewardClient(JsonClient):
             waits_for_start=waits_for_start,
         )
         self.name, self.output, self.model, self.timeout_s = root, output, model, timeout_s
+        self.units: Output | None = None  # in which the server answered: raw ones of a model without calibration
 
     async def score(self, texts: Sequence[Scorable]) -> list[Score | None]:
         """One score per text, in order; None where the server could not score it: it says why, and the log too.
@@ -114,6 +115,7 @@ class RewardClient(JsonClient):
         answer = await self._post("/score", {"items": [_item(text) for text in texts]})
         with boundary(ServerError, "Reading the answer of /score"):
             scores = [_score_of(item) for item in answer["items"]]
+            self.units = answer.get("output")
         if len(scores) != len(texts):
             raise ServerError(f"{self.root}/score answered {len(scores)} items, not {len(texts)}.")
         failed = [item["error"] for item in answer["items"] if "error" in item]

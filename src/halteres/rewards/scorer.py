@@ -91,6 +91,11 @@ class LocalScorer:
         """The model's; it reads every weight where it was not asked for before."""
         return self._model.digest
 
+    @property
+    def units(self) -> Output:
+        """In which scores come."""
+        return output_of(self._model, self._output)
+
     async def score(self, texts: Sequence[Scorable]) -> list[Score | None]:
         """One score per text, in order; None for a text that the model cannot read."""
         async with self._computing:
@@ -165,9 +170,17 @@ class Ensemble:
         """One score per text, in order, with the members' disagreement; None where a member has none.
 
         Raises:
+            InvalidConfig: the members score in different units.
             HalteresError: a member can score nothing at all.
         """
         by_member = await asyncio.gather(*(member.score(texts) for member in self._members))
+        units = {member.name: str(unit) for member in self._members if (unit := getattr(member, "units", None))}
+        if len(set(units.values())) > 1:
+            raise InvalidConfig(
+                "The members of the ensemble score in different units.",
+                f"{', '.join(f'{name}: {unit}' for name, unit in units.items())}. Not every one is calibrated.",
+                "Calibrate each (halteres reward calibrate), or ask for raw scores (output: raw).",
+            )
         return [self._combined(scores) for scores in zip(*by_member, strict=True)]
 
     async def close(self) -> None:

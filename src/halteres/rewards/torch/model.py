@@ -34,6 +34,7 @@ from halteres.rewards.reward_file import SAVING, Probe, RewardFile, read_reward_
 from halteres.rewards.template import Rendered, ScoringTemplate, padding_token, template_for
 from halteres.rewards.torch import lora
 from halteres.rewards.torch.network import ScoringNetwork, open_network
+from halteres.rewards.torch.training_folder import checkpoints
 from halteres.rewards.training_config import settled_weights
 from halteres.scores import Device, Scorable, Score, best_first
 from halteres.text import Message, Tokenizer
@@ -94,6 +95,12 @@ class RewardModel:
                 "Name one that `halteres reward train` has written, or a server's address.",
             )
         file = read_reward_file(place)
+        if file is None and not (place / "config.json").is_file() and (found := checkpoints(place)):
+            raise NotFound(
+                f"The training in {place} has not finished.",
+                f"Its newest checkpoint is {found[-1]}.",
+                f"Go on with it (halteres reward train ... --resume), or name {found[-1]}.",
+            )
         tokenizer = Tokenizer(place if (place / "tokenizer.json").is_file() else _base_of(place))
         template, padding, notes = _own(file, tokenizer) if file is not None else _assumed(place, tokenizer)
         weights = file.objective_weights if file is not None else None
