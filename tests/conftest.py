@@ -21,19 +21,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Nothing that a collection makes is garbage: looking for some takes a quarter of its time, and later, with all
-    tests and torch to look through, a part of each test's."""
+    """Nothing that a collection makes is garbage: looking for some takes a quarter of its time."""
     gc.disable()
     try:
         return (yield)
     finally:
-        gc.freeze()
         gc.enable()
-
-
-def pytest_sessionfinish() -> None:
-    """The SDK's clients close themselves when they are collected; at the interpreter's end they no longer can."""
-    gc.collect()
 
 
 UVICORN_ASKS_EVERY_S = 0.005
