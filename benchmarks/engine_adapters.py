@@ -25,8 +25,9 @@ from typing import Any
 
 import numpy as np
 from machine import machine
+from synthetic import datum
 
-from halteres.engine.protocol import Adam, Array, Datum, LoraConfig, LossSpec, SamplingParams
+from halteres.engine.protocol import Adam, Datum, LoraConfig, LossSpec, SamplingParams
 from halteres.engine.torch import TorchEngine
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.mixture import Mixture
@@ -121,17 +122,6 @@ async def train(engine: TorchEngine, tenants: list[str]) -> None:
 def data(count: int, seed: int = 0) -> tuple[Datum, ...]:
     random = np.random.default_rng(seed)
     return tuple(datum(random.integers(3, 600, random.integers(48, 97)).astype(np.int32)) for _ in range(count))
-
-
-def datum(tokens: np.ndarray) -> Datum:
-    targets, weights = tokens[1:].astype(np.int64), np.ones(len(tokens) - 1, np.float32)
-    return Datum(
-        tokens=tokens[:-1].tobytes(),
-        inputs={
-            "target_tokens": Array(dtype="int64", shape=targets.shape, data=targets.tobytes()),
-            "weights": Array(dtype="float32", shape=weights.shape, data=weights.tobytes()),
-        },
-    )
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from machine import machine
-from random_models import save_qwen3
+from synthetic import save_qwen3
 
 from halteres.engine.protocol import SampleResult, SamplingParams
 from halteres.engine.torch.adapter import BASE

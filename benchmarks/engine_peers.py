@@ -27,12 +27,12 @@ from typing import Any
 import numpy as np
 import torch
 from machine import machine
-from random_models import save_qwen3
-from rl_step import TARGETS, matmul_gflops
+from rl_step import TARGETS, layer_weights, matmul_gflops
+from synthetic import datum, save_qwen3
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
-from halteres.engine.protocol import Adam, Array, BaseType, Datum, LoraConfig, LossSpec, SamplingParams
+from halteres.engine.protocol import Adam, BaseType, LoraConfig, LossSpec, SamplingParams
 from halteres.engine.torch import TorchEngine
 from halteres.engine.torch.limits import Limits
 from halteres.models import TINY, builtin_path
@@ -175,22 +175,10 @@ def ragged(vocabulary: int) -> list[np.ndarray]:
     return [random.integers(3, min(vocabulary, 4000), length).astype(np.int32) for length in lengths]
 
 
-def datum(tokens: np.ndarray) -> Datum:
-    targets, weights = tokens[1:].astype(np.int64), np.ones(len(tokens) - 1, np.float32)
-    return Datum(
-        tokens=tokens[:-1].tobytes(),
-        inputs={
-            "target_tokens": Array(dtype="int64", shape=targets.shape, data=targets.tobytes()),
-            "weights": Array(dtype="float32", shape=weights.shape, data=weights.tobytes()),
-        },
-    )
-
-
 def pass_gflop(folder: Path, tokens: int) -> float:
     """Operations of the matmuls with base weights, forward and to their inputs backward; without padding."""
     shape = read_shape(folder)
-    layers = shape.layers * shape.width * (shape.qkv + shape.heads * shape.head_width + 3 * shape.feed)
-    return 2 * 2 * tokens * (layers + shape.width * shape.vocabulary) / 1e9
+    return 2 * 2 * tokens * (layer_weights(shape) + shape.width * shape.vocabulary) / 1e9
 
 
 if __name__ == "__main__":

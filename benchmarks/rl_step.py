@@ -35,7 +35,7 @@ from machine import machine
 from halteres.engine.torch.matmul import linear
 from halteres.environments.problems import draw_problem
 from halteres.models import TINY, builtin_path
-from halteres.models.shape import read_shape
+from halteres.models.shape import ModelShape, read_shape
 
 HERE = Path(__file__).parent
 ROWS = 1024  # of the matmul whose speed is measured
@@ -179,11 +179,16 @@ def matmul_gflops(dtype: str, model: Path) -> float:
     return 2 * ROWS * weight.numel() / min(times) / 1e9
 
 
+def layer_weights(shape: ModelShape) -> int:
+    """Base weights that each token meets in the layers."""
+    return shape.layers * shape.width * (shape.qkv + shape.heads * shape.head_width + 3 * shape.feed)
+
+
 def step_gflop(model: Path, samples: int, tokens: int, prompt_tokens: int) -> float:
     """Operations of a step's matmuls with base weights, prompts computed once; without adapters and attention."""
     shape = read_shape(model)
     head = shape.width * shape.vocabulary
-    layers = shape.layers * shape.width * (shape.qkv + shape.heads * shape.head_width + 3 * shape.feed)
+    layers = layer_weights(shape)
     answers = samples * tokens
     sampled = layers * (prompt_tokens + answers - samples) + head * answers
     trained = 2 * layers * (prompt_tokens + answers) + head * (prompt_tokens + 2 * answers)

@@ -205,8 +205,3 @@ def as_answer(error: HalteresError) -> dict[str, Any]:
 def as_failure(error: HalteresError) -> dict[str, str]:
     """What a process that ends with this error leaves for whoever tells of its end."""
     return {"code": error.code, "what": error.what, "why": error.why, "next": error.next}
-
-
-def as_atropos(error: HalteresError) -> dict[str, Any]:
-    """The trajectory API's failure, which its clients expect with status 200."""
-    return {"status": "failure", "error": error.sentence}

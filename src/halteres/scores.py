@@ -18,9 +18,6 @@ Output = Literal["raw", "standardised", "probability"]
 Combination = Literal["mean", "min", "mean_minus_std"]
 """What an ensemble makes of its members' scores."""
 
-Device = Literal["auto", "cpu", "cuda"]
-"""Where a reward model computes; `auto`: a GPU where there is one."""
-
 REWARD_FILE = "halteres_reward.json"
 """What a reward model of ours has beside its weights: how it shows texts to itself, its calibration, its probes."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from halteres.rewards.evaluation import as_text
-from halteres.scores import Scorable, Score
+from halteres.scores import Output, Scorable, Score
 
 
 class Scripted:
@@ -13,6 +13,7 @@ class Scripted:
 
     def __init__(self, value: Callable[[str], float | None], name: str = "scripted") -> None:
         self.name, self._value = name, value
+        self.units: Output | None = None
         self.calls: list[int] = []  # texts of each
 
     async def score(self, texts: Sequence[Scorable]) -> list[Score | None]:

@@ -41,7 +41,7 @@ async def test_what_a_member_cannot_score_has_no_score() -> None:
 async def test_members_of_different_units_are_no_ensemble() -> None:
     """A calibrated member standardises, another gives raw scores: their mean would be neither."""
     calibrated, plain = Scripted(lambda _: 1.0, "calibrated"), Scripted(lambda _: 4.0, "plain")
-    calibrated.units, plain.units = "standardised", "raw"  # type: ignore[attr-defined]
+    calibrated.units, plain.units = "standardised", "raw"
     with pytest.raises(InvalidConfig, match=r"calibrated: standardised, plain: raw\. Not every one is calibrated"):
         await Ensemble([calibrated, plain]).score([Scorable(completion="text")])
 

@@ -21,7 +21,6 @@ from halteres.errors import (
     ServerError,
     UserError,
     as_answer,
-    as_atropos,
     as_failed_future,
     as_http,
     boundary,
@@ -81,10 +80,6 @@ def test_tool_answers_keep_next_apart() -> None:
     assert answer["next"] == "Resume from 'step-30'."
     assert "Resume" not in answer["error"]
     assert "line" not in answer
-
-
-def test_atropos_clients_get_a_failure_with_status_200() -> None:
-    assert as_atropos(ERROR) == {"status": "failure", "error": str(ERROR)}
 
 
 def test_a_boundary_turns_foreign_errors_into_its_kind() -> None:

@@ -12,19 +12,14 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from halteres.errors import InvalidData, NotFound, NotReady, ServerError
 
 if TYPE_CHECKING:  # 0.3 s: whoever only describes an environment does without
-    import aiohttp
-
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
-
-if TYPE_CHECKING:  # the trainer's client needs none of it
     import aiohttp
 
 

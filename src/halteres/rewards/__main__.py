@@ -22,10 +22,9 @@ from halteres.config import environ
 from halteres.errors import HalteresError, InvalidConfig
 from halteres.loopback import HOST, Server, is_loopback, open_listener, url_of
 from halteres.process import begin, usable_cores
-from halteres.rewards.model_folder import names_of
+from halteres.rewards.model_folder import Device, names_of
 from halteres.rewards.scorer import Model
 from halteres.rewards.server import PORT, create_app
-from halteres.scores import Device
 
 KEEP_ALIVE_S = 75
 """Longer than the clients': who closes first leaves the other a broken request."""

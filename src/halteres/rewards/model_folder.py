@@ -11,12 +11,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 from halteres.errors import InvalidData, NotFound
 from halteres.files import NOT_JSON, read_regular
 from halteres.models.shape import read_shape, weight_files
+
+Device = Literal["auto", "cpu", "cuda"]
+"""Where a reward model computes; `auto`: a GPU where there is one."""
 
 RESULT = "reward_model"
 """Folder in the directory of a run that trains one: the model; checkpoints are in it, as TRL leaves them."""
@@ -80,15 +83,6 @@ def names_of(folders: Sequence[Path]) -> dict[str, Path]:
 def path_of(name: str) -> str:
     """The path below which this model answers, though a request names none."""
     return f"/models/{quote(name, safe='')}"
-
-
-def is_model_folder(folder: Path) -> bool:
-    """Whether it is one of a reward model."""
-    try:
-        read_model_folder(folder)
-    except (NotFound, InvalidData):
-        return False
-    return True
 
 
 def _adapter(path: Path, facts: Mapping[str, Any]) -> ModelFolder:

@@ -19,6 +19,11 @@ class Scorer(Protocol):
 
     name: str  # for tables: a folder's name, an address
 
+    @property
+    def units(self) -> Output | None:
+        """In which scores come; None: it is not known yet, or none of these."""
+        ...
+
     async def score(self, texts: Sequence[Scorable]) -> list[Score | None]:
         """One score per text, in order; None where the scorer could not score it.
 
@@ -163,6 +168,7 @@ class Ensemble:
         if len(members) < 2:
             raise InvalidConfig("An ensemble needs two members or more.", f"It has {len(members)}.")
         self.name = f"{combination}({', '.join(member.name for member in members)})"
+        self.units: Output | None = None  # its members'
         self._members, self._k = members, k
         self._combination: Combination = combination
 
@@ -174,13 +180,14 @@ class Ensemble:
             HalteresError: a member can score nothing at all.
         """
         by_member = await asyncio.gather(*(member.score(texts) for member in self._members))
-        units = {member.name: str(unit) for member in self._members if (unit := getattr(member, "units", None))}
+        units: dict[str, Output] = {one.name: one.units for one in self._members if one.units is not None}
         if len(set(units.values())) > 1:
             raise InvalidConfig(
                 "The members of the ensemble score in different units.",
                 f"{', '.join(f'{name}: {unit}' for name, unit in units.items())}. Not every one is calibrated.",
                 "Calibrate each (halteres reward calibrate), or ask for raw scores (output: raw).",
             )
+        self.units = next(iter(units.values()), None)
         return [self._combined(scores) for scores in zip(*by_member, strict=True)]
 
     async def close(self) -> None:

@@ -30,43 +30,6 @@ from halteres.runs import identity, lock
 from halteres.runs.roster import Entry, roster
 from halteres.runs.state import RESERVE, RunState, RunUnreadable, read_state, unreadable, write_state
 
-
-def verdict_over(state: RunState, newest: Mapping[str, Any] | None, step: int, ended_at: float) -> RunState:
-    """The state of a run that was in `state` when its supervisor went.
-
-    Args:
-        state: as it was last written.
-        newest: checkpoint to go on from.
-        step: the last that a metric tells of.
-        ended_at: when the supervisor was last alive; unix seconds.
-    """
-    go_on = (
-        f"Go on from step {newest['step']}: {state.resume_command}"
-        if newest
-        else "It has no checkpoint yet: start it again."
-    )
-    return msgspec.structs.replace(
-        state,
-        status="failed",
-        code="supervisor_lost",
-        error=f"The run's supervisor is gone; its processes ended with it. {go_on}",
-        exit={"process": "supervisor", "code": None},
-        resumable=newest is not None,
-        last_checkpoint=None if newest is None else dict(newest),
-        step=max(state.step, step),
-        ended_at=ended_at,
-        processes={role: _ended(facts) for role, facts in state.processes.items()},
-    )
-
-
-def _ended(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """A process of a run whose supervisor is gone: ended too, or just about to, and nobody saw how."""
-    if facts.get("exit") is not None or not facts.get("pid"):
-        return dict(facts)
-    ending = identity.alive(facts)
-    return {**facts, "exit": "unknown", "state": "ending" if ending else "ended with the supervisor"}
-
-
 __all__ = [
     "RunAmbiguous",
     "RunDirectory",
@@ -332,3 +295,39 @@ def _not_found(asked: str, entries: Sequence[Entry]) -> RunNotFound:
 
 def _shortly(asked: str) -> str:
     return asked if len(asked) <= NAME_LENGTH else f"{asked[:NAME_LENGTH]}..."
+
+
+def verdict_over(state: RunState, newest: Mapping[str, Any] | None, step: int, ended_at: float) -> RunState:
+    """The state of a run that was in `state` when its supervisor went.
+
+    Args:
+        state: as it was last written.
+        newest: checkpoint to go on from.
+        step: the last that a metric tells of.
+        ended_at: when the supervisor was last alive; unix seconds.
+    """
+    go_on = (
+        f"Go on from step {newest['step']}: {state.resume_command}"
+        if newest
+        else "It has no checkpoint yet: start it again."
+    )
+    return msgspec.structs.replace(
+        state,
+        status="failed",
+        code="supervisor_lost",
+        error=f"The run's supervisor is gone; its processes ended with it. {go_on}",
+        exit={"process": "supervisor", "code": None},
+        resumable=newest is not None,
+        last_checkpoint=None if newest is None else dict(newest),
+        step=max(state.step, step),
+        ended_at=ended_at,
+        processes={role: _ended(facts) for role, facts in state.processes.items()},
+    )
+
+
+def _ended(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """A process of a run whose supervisor is gone: ended too, or just about to, and nobody saw how."""
+    if facts.get("exit") is not None or not facts.get("pid"):
+        return dict(facts)
+    ending = identity.alive(facts)
+    return {**facts, "exit": "unknown", "state": "ending" if ending else "ended with the supervisor"}

@@ -34,53 +34,6 @@ from halteres.engine.torch.model import BaseModel
 from halteres.errors import InvalidData, NotFound
 
 
-def read_foreign(folder: Path, tensors: Mapping[str, Tensor], base: BaseModel) -> Checkpoint:
-    """An adapter without optimiser, its missing modules zero.
-
-    Raises:
-        InvalidData: a tensor is unknown, of a wrong shape, half of a pair, or holds a value that is not finite.
-    """
-    layout = Layout.of(base, foreign_shape(folder, tensors))
-    flat = torch.zeros(layout.size)
-    views = layout.named(flat)
-    found = {canonical(name): tensor for name, tensor in tensors.items() if not _is_a_copy(name, tensor, base)}
-    for name, tensor in found.items():
-        why = _flaw(name, tensor, views, found)
-        if why:
-            raise InvalidData(
-                f"The adapter in {folder} does not fit this base model.",
-                why,
-                "Load it with the base model it was trained on, and export it again if it is damaged.",
-            )
-        views[name].copy_(tensor)
-    return Checkpoint(layout=layout, flat=flat.to(base.device), version=0, adam=None)
-
-
-def _flaw(name: str, tensor: Tensor, views: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:
-    if name not in views:
-        return f"'{name}' is no LoRA tensor of a module that the base model has."
-    if not tensor.is_floating_point() or tensor.shape != views[name].shape:
-        return f"'{name}' is {tensor.dtype} of shape {list(tensor.shape)}, not {list(views[name].shape)}."
-    other = name.replace(".lora_A.", ".lora_B.") if ".lora_A." in name else name.replace(".lora_B.", ".lora_A.")
-    if other not in found:
-        return f"'{name}' is there and '{other}' is not."
-    if not bool(torch.isfinite(tensor).all()):
-        return f"'{name}' holds a NaN or infinite value."
-    return ""
-
-
-def _is_a_copy(name: str, tensor: Tensor, base: BaseModel) -> bool:
-    """PEFT writes embeddings beside an adapter of lm_head, unchanged ones too; those say nothing."""
-    module = name.removeprefix("base_model.model.").removesuffix(".weight").removesuffix(".base_layer")
-    own = {"model.embed_tokens": base.embedding_VD, "lm_head": base.head.weight_ED}.get(module)
-    if own is None or own.shape != tensor.shape:
-        return False
-    return torch.allclose(tensor.to(own), own, rtol=2**-8, atol=1e-6)  # it may have been rounded to bfloat16
-
-
-WEIGHTS, STATE, OPTIMIZER = "adapter_model.safetensors", "state.json", "optimizer.safetensors"
-
-
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """What PEFT's files cannot say."""
 
@@ -207,6 +160,53 @@ def _peft_config(layout: Layout, base_name: str) -> dict[str, object]:
         "use_rslora": False,
         "use_dora": False,
     }
+
+
+def read_foreign(folder: Path, tensors: Mapping[str, Tensor], base: BaseModel) -> Checkpoint:
+    """An adapter without optimiser, its missing modules zero.
+
+    Raises:
+        InvalidData: a tensor is unknown, of a wrong shape, half of a pair, or holds a value that is not finite.
+    """
+    layout = Layout.of(base, foreign_shape(folder, tensors))
+    flat = torch.zeros(layout.size)
+    views = layout.named(flat)
+    found = {canonical(name): tensor for name, tensor in tensors.items() if not _is_a_copy(name, tensor, base)}
+    for name, tensor in found.items():
+        why = _flaw(name, tensor, views, found)
+        if why:
+            raise InvalidData(
+                f"The adapter in {folder} does not fit this base model.",
+                why,
+                "Load it with the base model it was trained on, and export it again if it is damaged.",
+            )
+        views[name].copy_(tensor)
+    return Checkpoint(layout=layout, flat=flat.to(base.device), version=0, adam=None)
+
+
+def _flaw(name: str, tensor: Tensor, views: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:
+    if name not in views:
+        return f"'{name}' is no LoRA tensor of a module that the base model has."
+    if not tensor.is_floating_point() or tensor.shape != views[name].shape:
+        return f"'{name}' is {tensor.dtype} of shape {list(tensor.shape)}, not {list(views[name].shape)}."
+    other = name.replace(".lora_A.", ".lora_B.") if ".lora_A." in name else name.replace(".lora_B.", ".lora_A.")
+    if other not in found:
+        return f"'{name}' is there and '{other}' is not."
+    if not bool(torch.isfinite(tensor).all()):
+        return f"'{name}' holds a NaN or infinite value."
+    return ""
+
+
+def _is_a_copy(name: str, tensor: Tensor, base: BaseModel) -> bool:
+    """PEFT writes embeddings beside an adapter of lm_head, unchanged ones too; those say nothing."""
+    module = name.removeprefix("base_model.model.").removesuffix(".weight").removesuffix(".base_layer")
+    own = {"model.embed_tokens": base.embedding_VD, "lm_head": base.head.weight_ED}.get(module)
+    if own is None or own.shape != tensor.shape:
+        return False
+    return torch.allclose(tensor.to(own), own, rtol=2**-8, atol=1e-6)  # it may have been rounded to bfloat16
+
+
+WEIGHTS, STATE, OPTIMIZER = "adapter_model.safetensors", "state.json", "optimizer.safetensors"
 
 
 T = TypeVar("T")

@@ -30,13 +30,14 @@ from halteres.errors import InvalidData, NotFound, boundary
 from halteres.models import known_folder
 from halteres.rewards.batches import forward_parts
 from halteres.rewards.calibration import Calibration
+from halteres.rewards.model_folder import Device
 from halteres.rewards.reward_file import SAVING, Probe, RewardFile, read_reward_file, write_reward_file
 from halteres.rewards.template import Rendered, ScoringTemplate, padding_token, template_for
 from halteres.rewards.torch import lora
 from halteres.rewards.torch.network import ScoringNetwork, open_network
 from halteres.rewards.torch.training_folder import checkpoints
 from halteres.rewards.training_config import settled_weights
-from halteres.scores import Device, Scorable, Score, best_first
+from halteres.scores import Scorable, Score, best_first
 from halteres.text import Message, Tokenizer
 
 PROBE_TOLERANCE = 1e-4

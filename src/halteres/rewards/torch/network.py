@@ -22,10 +22,9 @@ from torch import Tensor, nn
 from halteres.engine.torch.shared_prefix import SharedRow, batch_of, shared_row, single_row
 from halteres.errors import InvalidConfig, InvalidData, NotFound
 from halteres.rewards.batches import forward_parts
-from halteres.rewards.model_folder import num_outputs_of
+from halteres.rewards.model_folder import Device, num_outputs_of
 from halteres.rewards.torch import lora
 from halteres.rewards.training_config import LoraSettings
-from halteres.scores import Device
 
 PART_TOKENS = {"cpu": 128, "cuda": 4096}
 """Padding tokens that cost as much as another pass: rows of very different lengths go in passes of their own."""

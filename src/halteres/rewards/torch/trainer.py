@@ -50,7 +50,6 @@ from halteres.text import Tokenizer
 StopReason = Literal["finished", "stopped", "terminated"]
 """All steps were taken; `should_stop` said so; the process was asked to end (SIGTERM, Ctrl-C)."""
 
-
 ORDER = ("seed", "per_device_train_batch_size", "gradient_accumulation_steps", "train_sampling_strategy", "max_steps",
          "num_train_epochs")  # fmt: skip
 """Settings on which it depends which rows the next step sees: a checkpoint goes on only under the same."""
@@ -167,46 +166,46 @@ class RewardTrainer:
         network.model.train()
         optimiser = _optimiser(self._parameters(), config)
         place = Path(config.output_dir)
-        with alone_in(place):
+        with alone_in(place), _termination() as terminated:  # until all is saved: whoever asked before may ask again
             recover(place)  # what a killed training was just writing
             if not resume_from_checkpoint and checkpoints(place):
                 raise Conflict(
                     f"The folder {place} holds the checkpoints of another training.",
                     next="Go on with it (--resume), name another folder (--out), or remove them.",
                 )
-            return self._trained(self._resumed(resume_from_checkpoint, optimiser), optimiser)
+            step = self._resumed(resume_from_checkpoint, optimiser)
+            return self._trained(step, optimiser, terminated)
 
-    def _trained(self, step: int, optimiser: torch.optim.Optimizer) -> TrainingResult:
-        """Train from this step on."""
+    def _trained(self, step: int, optimiser: torch.optim.Optimizer, terminated: threading.Event) -> TrainingResult:
+        """Train from this step on, and save."""
         network, config = self.model.network, self.args
         progress = Progress(self.total_steps, shown=not config.disable_tqdm)
         interval, reason = Interval(), cast("StopReason", "finished")
-        with _termination() as terminated:  # until all is saved: whoever asked before may ask again
-            with progress():
-                for note in self._notes():
-                    progress.note(note)
-                while step < self.total_steps:
-                    rate = config.learning_rate or 0.0
-                    for group in optimiser.param_groups:
-                        group["lr"] = rate * schedule(config, step, self.total_steps)
-                    gradient_norm = self._step(step, optimiser, interval)
-                    step += 1
-                    metrics = None
-                    if step % config.logging_steps == 0 or step == self.total_steps or self._is_due("eval", step):
-                        metrics = self._report(step, interval, gradient_norm, optimiser.param_groups[0]["lr"])
-                        interval = Interval()
-                    progress.step(step, metrics)
-                    if terminated.is_set() or (self.should_stop is not None and self.should_stop()):
-                        reason = "terminated" if terminated.is_set() else "stopped"
-                        break
-                    if self._is_due("save", step) and step < self.total_steps:
-                        self._save_checkpoint(step, optimiser)
-            network.model.eval()
-            if step < self.total_steps:
-                folder = self._save_checkpoint(step, optimiser)
-            else:
-                reason, folder = "finished", Path(config.output_dir)
-                self.save_model(folder)
+        with progress():
+            for note in self._notes():
+                progress.note(note)
+            while step < self.total_steps:
+                rate = config.learning_rate or 0.0
+                for group in optimiser.param_groups:
+                    group["lr"] = rate * schedule(config, step, self.total_steps)
+                gradient_norm = self._step(step, optimiser, interval)
+                step += 1
+                metrics = None
+                if step % config.logging_steps == 0 or step == self.total_steps or self._is_due("eval", step):
+                    metrics = self._report(step, interval, gradient_norm, optimiser.param_groups[0]["lr"])
+                    interval = Interval()
+                progress.step(step, metrics)
+                if terminated.is_set() or (self.should_stop is not None and self.should_stop()):
+                    reason = "terminated" if terminated.is_set() else "stopped"
+                    break
+                if self._is_due("save", step) and step < self.total_steps:
+                    self._save_checkpoint(step, optimiser)
+        network.model.eval()
+        if step < self.total_steps:
+            folder = self._save_checkpoint(step, optimiser)
+        else:
+            reason, folder = "finished", Path(config.output_dir)
+            self.save_model(folder)
         return TrainingResult(
             folder=folder,
             num_steps=step,

@@ -28,6 +28,7 @@ from halteres.errors import Conflict, NotFound
 from halteres.files import linked
 from halteres.models import model_folder
 from halteres.observe.metrics import append_row
+from halteres.rewards.model_folder import RESULT
 from halteres.runs import identity
 from halteres.runs.directory import RunDirectory
 
@@ -58,8 +59,12 @@ def resume_point(old: RunDirectory, settings: Settings, service_url: str | None)
     """The newest checkpoint of `old`, if a run with these settings can go on from it."""
     state = old.state()
     if state.kind == "reward":
-        on = "" if state.status == "completed" else f"Go on with it: halteres reward train --resume-run {old.run_id}"
-        raise Conflict(f"Run {old.run_id} trains a reward model, no policy.", "", on)
+        goes_on = f"Go on with it: halteres reward train --resume-run {old.run_id}"
+        is_complete = f"It is complete: halteres reward eval {old.path / RESULT} HELD_OUT"
+        raise Conflict(
+            f"Run {old.run_id} trains a reward model, no policy.",
+            next=is_complete if state.status == "completed" else goes_on,
+        )
     if not state.terminal:
         raise Conflict(
             f"Run {old.run_id} is still {state.status}.", "", f"Stop it first: halteres runs stop {old.run_id}"

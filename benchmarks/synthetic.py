@@ -1,11 +1,14 @@
-"""Model folders of random weights, for benchmarks whose subject is time or memory."""
+"""Models of random weights and data of random tokens, for benchmarks whose subject is time or memory."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from halteres.engine.protocol import Array, Datum
 
 
 def save_qwen3(folder: Path, *, width: int, layers: int) -> Path:
@@ -24,3 +27,15 @@ def save_qwen3(folder: Path, *, width: int, layers: int) -> Path:
     )
     Qwen3ForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+def datum(tokens: np.ndarray) -> Datum:
+    """One for cross_entropy: each token predicts the next."""
+    targets, weights = tokens[1:].astype(np.int64), np.ones(len(tokens) - 1, np.float32)
+    return Datum(
+        tokens=tokens[:-1].tobytes(),
+        inputs={
+            "target_tokens": Array(dtype="int64", shape=targets.shape, data=targets.tobytes()),
+            "weights": Array(dtype="float32", shape=weights.shape, data=weights.tobytes()),
+        },
+    )
