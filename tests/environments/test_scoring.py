@@ -151,6 +151,30 @@ async def test_a_run_whose_reward_never_answers_ends_with_that_reward_and_not_wi
     assert notice["remedy"] == "See whether that reward answers, or take it out of env.rewards."
 
 
+@pytest.mark.parametrize("relative", [False, True])
+async def test_a_judge_that_never_grades_is_named_with_its_reason(
+    inference: Inference, functions: Path, relative: bool
+) -> None:
+    """Where it is all there is the group fails, sampled once; where another component pays the group stays."""
+
+    async def judge(request: web.Request) -> web.Response:
+        message = {"role": "assistant", "content": "I cannot say."}
+        return web.json_response({"choices": [{"message": message}], "usage": {"total_tokens": 10}})
+
+    app = web.Application()
+    app.add_routes([web.post("/v1/chat/completions", judge)])
+    async with serving(app) as url:
+        rubric = {} if relative else {"rubric": {"criteria": [{"name": "k", "text": "?"}]}}
+        rewards: list[dict[str, Any]] = [{"name": "g", **rubric, "judge": {"base_url": f"{url}/v1"}}]
+        alone = await settled(digits(inference, rewards))
+        sampled = len(inference.requests)
+        beside = await settled(digits(inference, [*rewards, {"name": "own", "environment": True}]))
+    (failure,) = alone.failures
+    assert failure.code == "scorer_failed" and sampled == 1
+    assert "The reward 'g'" in failure.why and "Its answer was no grade: 'I cannot say.'" in failure.why
+    assert len(beside.kept) == 1
+
+
 async def test_what_judges_spent_on_groups_that_failed_is_told(
     inference: Inference, functions: Path, tmp_path: Path
 ) -> None:

@@ -51,7 +51,12 @@ async def test_it_takes_as_many_of_the_columns_as_it_names(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("returned", "sentence"),
-    [("[1.0]", "gave 1 values for 2"), ("None", "NoneType"), ("[1.0, float('nan')]", "completion 1 the value nan")],
+    [
+        ("[1.0]", "gave 1 values for 2"),
+        ("None", "NoneType"),
+        ("[1.0, float('nan')]", "completion 1 the value nan"),
+        ("[1.0, '2']", "completion 1 the text '2'"),
+    ],
 )
 async def test_an_answer_of_another_shape_is_no_score(tmp_path: Path, returned: str, sentence: str) -> None:
     reward = function(tmp_path, f"def reward(completions):\n    return {returned}\n")

@@ -16,7 +16,7 @@ from environments.stages import serving
 
 from halteres.rewards.components import JudgeSpec, RewardSpec
 from halteres.rewards.functions import Sample
-from halteres.rewards.judges import Judge
+from halteres.rewards.judges import Judge, NoGrade
 from halteres.rewards.reward_list import RewardList
 from halteres.rewards.rubrics import read_rubric
 
@@ -274,6 +274,32 @@ async def test_a_group_that_the_budget_does_not_reach_has_no_value_and_no_failur
         await rewards.close()
     assert [value.total if value else None for value in scores.values["g"]] == [0.5, None, None]
     assert not scores.failures and rewards.taken_counts()["judge/g/over_budget"] >= 2
+
+
+async def test_a_budget_is_spent_on_whole_comparisons() -> None:
+    """Of 28 pairs, 20 calls decide 10 with one at a time, and none is lost but those under way when it is spent."""
+    async with judged(lambda _: {"A": 1.0}, concurrency=4, calls_per_step=20) as (judge, one):
+        values = await judge.compare_all([sample(str(number)) for number in range(8)])
+        counts = judge.taken_counts()
+    assert len(one.requests) == 20 and counts["in_both_orders"] >= 8
+    assert any(value is not None for value in values)
+
+
+@pytest.mark.parametrize(
+    ("say", "why"),
+    [(lambda _: "Hm, well.", "Its answer was no grade: 'Hm, well.'"), (lambda _: 404, "answered 404")],
+)
+async def test_a_judge_that_grades_nothing_says_why(say: Callable[[str], Said | int], why: str) -> None:
+    async with endpoint(say) as one:
+        graded = RewardSpec(name="g", rubric=RUBRIC.model_dump(mode="json"), judge=JudgeSpec(base_url=one.url))
+        ranked = RewardSpec(name="r", judge=JudgeSpec(base_url=one.url))
+        rewards = RewardList([graded, ranked])
+        scores = await rewards.score({}, [sample("1"), sample("2")], step=1)
+        await rewards.close()
+    for name in ("g", "r"):
+        failure = scores.failures[name]
+        assert isinstance(failure, NoGrade) and scores.values[name] == [None, None]
+        assert "The judge default gave no grade." in failure.sentence and why in failure.sentence
 
 
 async def test_groups_of_two_steps_under_way_at_once_do_not_renew_what_a_step_may_spend() -> None:

@@ -119,6 +119,7 @@ def test_the_shape_of_ultrafeedback_is_read() -> None:
         ({**PAIR, "margin": 10**400}, "'margin' is not finite"),
         ({**PAIR, "margin": "1"}, "'margin' is a string, not a number"),
         ({**PAIR, "weight": -1}, "'weight' is negative"),
+        ({**PAIR, "objective": "correctness"}, "the objective 'correctness' has the name of another metric"),
         ({**PAIR, "objective": "out_of_range"}, "the objective 'out_of_range' has the name of another metric"),
         ({**PAIR, "kind": 3}, "'kind' is a number, not a string"),
         ({**PAIR, "tie": "yes"}, "'tie' is a string, not a truth value"),

@@ -95,11 +95,16 @@ def test_the_steps_of_a_row_are_read_as_the_states_after_them() -> None:
             {"prompt": "?", "chosen": "a", "rejected": "b"},
             "holds ranked completions, while row 1 holds steps with labels",
         ),
+        (
+            {"chosen": [said("assistant", "a")], "rejected": [said("assistant", "b")]},
+            "holds ranked completions, while row 1 holds steps with labels",
+        ),
     ],
 )
 def test_rows_in_steps_that_cannot_be_used_are_told_by_their_numbers(row: Any, problem: str) -> None:
     error = refusal(STEPS, STEPS, row)
     assert "row 3: " in error.why and problem in error.why
+    assert '"labels": [true, false]' in error.next, "the example is of a row in steps"
 
 
 def test_labels_that_are_all_alike_are_warned_of() -> None:

@@ -71,6 +71,14 @@ async def test_a_models_time_begins_when_it_is_loaded() -> None:
     assert server.asked == 4
 
 
+async def test_a_server_that_is_gone_is_told_as_gone() -> None:
+    rewards = RewardList([RewardSpec(name="rm", model="http://127.0.0.1:9", timeout_s=0.5)])
+    rewards._step = 1  # the first step would wait for it to load
+    scores = await rewards.score({}, [SAMPLE], step=1)
+    await rewards.close()
+    assert "cannot be reached" in scores.failures["rm"].sentence
+
+
 async def test_the_address_of_a_model_is_no_part_of_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is how soon its server tells which model it has: a group that was scored knows it."""
     monkeypatch.setattr(reward_list, "READY_WITHIN_S", 0.1)
@@ -99,7 +107,7 @@ async def test_a_model_has_one_version_in_its_folder_and_on_a_server_beside_othe
 ) -> None:
     models = {"first": StandIn(digest="d1"), "second": StandIn(digest="d2")}
 
-    def opened(where: str, *, output: Output, waits_for_start: bool) -> Scorer:
+    def opened(where: str, *, output: Output, waits_for_start: bool, timeout_s: float) -> Scorer:
         assert waits_for_start, "the run's own server may be loading yet"
         return open_scorer(where, output=output) if "://" in where else LocalScorer(models[where], output)
 

@@ -330,6 +330,14 @@ def test_a_model_with_two_outputs_is_refused(tmp_path: Path) -> None:
         RewardTrainer(model, RewardConfig(output_dir=str(tmp_path)), str(tiny()), sums(4))
 
 
+def test_a_model_that_writes_instead_of_scoring_is_refused(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny())
+    with pytest.raises(InvalidConfig, match=r"no head named 'score'.*AutoModelForSequenceClassification"):
+        RewardTrainer(model, RewardConfig(output_dir=str(tmp_path)), str(tiny()), sums(4))
+
+
 def test_a_tokenizer_that_pads_with_its_end_token_is_given_another_and_it_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

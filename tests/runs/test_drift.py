@@ -44,6 +44,13 @@ def test_members_that_agreed_on_every_answer_of_the_base_model_have_a_limit_too(
     assert told([agreed, *of_environment(6, **{"reward/rm/disagreement": 0.0})]) == []
 
 
+def test_an_ensemble_that_counts_its_worst_member_already_is_not_told_to() -> None:
+    given = [BASE, *of_environment(6, **{"reward/rm/disagreement": 0.6})]
+    worst = {"name": "rm", "model": "a,b", "combination": "min"}
+    assert "combination: min" in the_one(given).remedy
+    assert "train its members" in the_one(given, replace(CASE, env={**CASE.env, "rewards": [worst]})).remedy
+
+
 def test_scores_beyond_the_calibrated_ones_are_told_with_the_model_that_gave_them() -> None:
     alert = the_one(of_environment(6, **{"reward/rm/out_of_range": 0.4, "reward/other/out_of_range": 0.1}))
     assert (alert.rule, alert.step) == ("scores_out_of_range", 3)

@@ -14,7 +14,6 @@ from halteres.cli.rl import PASSED_ON
 if TYPE_CHECKING:
     from halteres.rewards.evaluation import Evaluation
     from halteres.rewards.preferences import Preferences
-    from halteres.rewards.scorer import Scorer
     from halteres.rewards.training_plan import Forecast
 
 app = typer.Typer(help="Reward models, from preference data to a served score.", no_args_is_help=True)
@@ -164,6 +163,7 @@ def eval_(
     from halteres.rewards.judge_evaluation import SUFFIXES, evaluate_judge, read_judge
     from halteres.rewards.preferences import read_preferences
     from halteres.rewards.reward_file import read_reward_file
+    from halteres.rewards.scorer import comparable_units, open_scorer
 
     rows = read_rewardbench(data) if format == "rewardbench" else read_preferences(data, on_identical=on_identical)
     stored = read_reward_file(Path(model)) if Path(model).is_dir() else None
@@ -171,7 +171,7 @@ def eval_(
     async def measured() -> Evaluation:
         if Path(model).suffix in SUFFIXES and not Path(model).is_dir():
             return await evaluate_judge(read_judge(Path(model)), rows)
-        scorer = _scorer(model, combination)
+        scorer = open_scorer(model, output=comparable_units(model), combination=combination)
         try:
             return await evaluate(scorer, rows, stored=stored, probe=probes)
         finally:
@@ -242,11 +242,11 @@ def rank(
     """Order answers to one prompt, the best first."""
     import asyncio
 
-    from halteres.rewards.scorer import score_once
+    from halteres.rewards.scorer import comparable_units, open_scorer, score_once
     from halteres.scores import Scorable, best_first
 
     texts = [Scorable(prompt=prompt, completion=completion) for completion in completions]
-    scores = asyncio.run(score_once(_scorer(model, "mean"), texts))
+    scores = asyncio.run(score_once(open_scorer(model, output=comparable_units(model)), texts))
     values = [None if score is None else score.value for score in scores]
     order = best_first(values)
     if as_json:
@@ -292,7 +292,7 @@ def check(
     else:
         for finding in found:
             typer.echo(f"{finding.code:20} {finding.subject}: {finding.why}")
-        typer.echo(f"{len(found)} findings" if found else "nothing found")
+        typer.echo(f"{len(found)} finding{'s' * (len(found) > 1)}" if found else "nothing found")
     if found:
         raise typer.Exit(1)
 
@@ -349,14 +349,6 @@ def _base_model(name: str) -> Path:
             next=f"halteres models add {name}, or name a folder; halteres/tiny comes with the package.",
         )
     return folder
-
-
-def _scorer(where: str, combination: Literal["mean", "min", "mean_minus_std"]) -> Scorer:
-    """In raw units; of an ensemble the members in standardised ones, which alone can be put together."""
-    from halteres.rewards.scorer import open_scorer, places_of
-
-    several = len(places_of(where)) > 1
-    return open_scorer(where, output="standardised" if several else "raw", combination=combination)
 
 
 def _show(found: Evaluation, rows: Preferences) -> None:

@@ -146,8 +146,9 @@ async def score(
     key: str = "",
     timeout_s: float = 300,
 ) -> list[Score | None]:
-    """Score once, over connections of its own. Raises as `RewardClient.score` does."""
-    async with RewardClient(url, output=output, key=key, timeout_s=timeout_s) as client:
+    """Score once, over connections of its own; a server that is not there is not waited for. Raises as
+    `RewardClient.score` does."""
+    async with RewardClient(url, output=output, key=key, timeout_s=timeout_s, waits_for_start=False) as client:
         return await client.score(texts)
 
 

@@ -20,6 +20,7 @@ from halteres.environments.scored import RewardRecord, ScoredDataGroup, ScoredDa
 from halteres.errors import EnvironmentFailed, ScorerFailed
 from halteres.rewards.components import TOTAL, Reward, Value, compose
 from halteres.rewards.functions import Sample
+from halteres.rewards.judges import NoGrade
 from halteres.rewards.reward_list import GroupScores, RewardList
 from halteres.rollouts.groups import GroupFailed, Round
 from halteres.text import Message
@@ -42,6 +43,7 @@ class GroupScoring:
         self._samples: list[Sample] = []  # of the rollouts that stay, in order
         self._values: dict[str, list[Value | None]] = {spec.name: [] for spec in rewards.specs}
         self._seconds, self._counts = Counter[str](), Counter[str]()
+        self._no_grade = ""  # why the last judge that graded none of the answers did not
         self._began = time.monotonic() if began is None else began
 
     def scored(self, attempt: Round[Any]) -> Round[Any]:
@@ -56,7 +58,8 @@ class GroupScoring:
         """Score the rollouts among these outcomes; a failure in place of each that has no reward.
 
         Raises:
-            ScorerFailed: a component could not score at all.
+            ScorerFailed: a component could not score at all, or none has scored any rollout of the group, for judges
+                that give no grade.
         """
         rollouts = [one for one in outcomes if not isinstance(one, FailedRollout)]
         if not rollouts:
@@ -64,6 +67,8 @@ class GroupScoring:
         samples = [sample_of(rollout) for rollout in rollouts]
         scores = await self._scores(samples, relative=False)
         failed = [self._failure(scores, place) for place in range(len(rollouts))]
+        if self._no_grade and not self._samples and all(failed):
+            raise ScorerFailed(self._no_grade)
         for place, sample in enumerate(samples):
             if failed[place] is None:
                 self._samples.append(sample)
@@ -83,7 +88,8 @@ class GroupScoring:
         rewards = compose(self._rewards.specs, self._values, self._rewards.aggregation)
         composed = [reward for reward in rewards if reward is not None]
         if len(composed) < len(rewards):
-            raise ScorerFailed("A rollout is left without a reward.", "No component scored the whole group.")
+            why = self._no_grade or "No component scored the whole group."
+            raise ScorerFailed("A rollout is left without a reward.", why)
         _pay(group, composed)
         group["rewards"] = RewardRecord(
             values=[{name: self._values[name][place] for name in self._values} for place in range(len(composed))],
@@ -98,7 +104,9 @@ class GroupScoring:
     async def _scores(self, samples: Sequence[Sample], *, relative: bool) -> GroupScores:
         scores = await self._rewards.score(self._item, samples, self._step, relative=relative)
         for name, error in scores.failures.items():
-            raise ScorerFailed(f"The reward '{name}' could not score.", error.sentence)
+            if not isinstance(error, NoGrade):  # judges go without a grade; the other components may still pay
+                raise ScorerFailed(f"The reward '{name}' could not score.", error.sentence)
+            self._no_grade = f"The reward '{name}': {error.sentence}"
         self._seconds.update(scores.seconds)
         for name, column in scores.values.items():
             if none := sum(value is None for value in column):
@@ -113,7 +121,7 @@ class GroupScoring:
         if any(spec.is_relative for spec in self._rewards.specs):
             return None
         if all(column[place] is None for column in scores.values.values()):
-            return FailedRollout(code=MISSING, why="No reward applies to it, or could score it.")
+            return FailedRollout(code=MISSING, why=self._no_grade or "No reward applies to it, or could score it.")
         return None
 
 

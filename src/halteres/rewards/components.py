@@ -84,7 +84,7 @@ class JudgeSpec(_Spec):
         "Which answer serves the user's request better?"
     )
     max_new_tokens: Annotated[int, Field(ge=1, description="tokens of a written verdict at most")] = 256
-    concurrency: Annotated[int, Field(ge=1, description="requests under way at once")] = 8
+    concurrency: Annotated[int, Field(ge=1, description="grades or comparisons under way at once")] = 8
     request_timeout_s: Annotated[float, Field(gt=0, description="seconds that one request may take")] = 60
     calls_per_step: Annotated[int | None, Field(ge=0, description="requests in one optimiser step at most")] = None
     tokens_per_step: Annotated[int | None, Field(ge=0, description="tokens, both ways, in one step at most")] = None
@@ -184,15 +184,19 @@ def secret_variables(env: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(sorted(keys))
 
 
-def is_learned(env: Mapping[str, Any]) -> bool:
-    """Whether a reward model or a judge has a say in the reward, by the environment's settings."""
+def reward_specs(env: Mapping[str, Any]) -> tuple[RewardSpec, ...]:
+    """The components of the reward by an environment's settings; none where the environment will refuse them."""
     try:
         specs = _SPECS.validate_python(env.get("rewards") or ())
     except ValidationError:
-        return False  # the environment refuses them, and says why
-    return bool(env.get("reward_model_path")) or any(
-        (spec.model or spec.judge) and (spec.weight or spec.gate) for spec in specs
-    )
+        return ()
+    path = env.get("reward_model_path")
+    return (*specs, RewardSpec(name="reward_model", model=str(path))) if path else specs
+
+
+def is_learned(env: Mapping[str, Any]) -> bool:
+    """Whether a reward model or a judge has a say in the reward, by the environment's settings."""
+    return any((spec.model or spec.judge) and (spec.weight or spec.gate) for spec in reward_specs(env))
 
 
 def check_specs(specs: Sequence[RewardSpec], aggregation: Aggregation, field: str = "rewards") -> None:

@@ -73,6 +73,11 @@ class RewardFunction:
     def _checked(self, given: Any, length: int) -> list[float | None]:
         if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != length:
             raise ScorerFailed(f"{self._name} gave {_shown(given)} for {length} completions.", "One value for each.")
+        texts = [number for number, value in enumerate(given) if isinstance(value, str)]
+        if texts:
+            raise ScorerFailed(
+                f"{self._name} gave completion {texts[0]} the text {given[texts[0]]!r}.", "A number is due."
+            )
         values = [None if value is None else float(value) for value in given]
         wrong = [number for number, value in enumerate(values) if value is not None and not math.isfinite(value)]
         if wrong:
@@ -136,6 +141,7 @@ def _accepted(name: str, function: Callable[..., Any], arguments: dict[str, list
         raise ScorerFailed(
             f"{name} takes {', '.join(missing)}, which this task does not have.",
             f"It is called with {', '.join(arguments)}, by these names; each is a list with one value per completion.",
+            "Its task has to have them as fields; `halteres reward check` takes them as --column NAME=VALUE.",
         )
     if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
         return arguments

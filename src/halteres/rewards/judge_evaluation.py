@@ -80,7 +80,7 @@ async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluati
         raise NotReady(
             f"The judge gave a verdict on none of {len(preferences.comparisons)} comparisons.",
             f"{did.failed} questions failed, {did.unreadable} answers could not be read, {did.over_budget} questions "
-            "were over its budget." + (f" The last failure: {judge.last_failure}" if did.failed else ""),
+            "were over its budget." + (f" The last: {judge.last_failure}" if judge.last_failure else ""),
             f"See whether {spec.judge.base_url} answers, and whether its model is called {spec.judge.model}."
             if did.failed
             else "Take a judge that follows instructions, or raise max_new_tokens or its budget.",

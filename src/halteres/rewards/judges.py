@@ -78,6 +78,12 @@ class Grade:
     criteria: Mapping[str, float]  # each 0 to 1; with the means of those of one aspect
 
 
+class NoGrade(HalteresError):
+    """A judge graded none of the answers that it was asked about; `why` is of the last one."""
+
+    code = "judge_gave_no_grade"
+
+
 class OverBudget(HalteresError):
     """A judge may spend no more, in this step or at all."""
 
@@ -139,7 +145,7 @@ class Judge:
 
     def __init__(self, spec: JudgeSpec, client: InferenceClient | None = None, *, waits_for_start: bool = True) -> None:
         self.spec = spec
-        self.last_failure = ""  # why a question got no answer
+        self.last_failure = ""  # why a question got no answer that could be read
         self.budget = Budget(spec)
         self._client = client or InferenceClient(
             spec.base_url,
@@ -151,6 +157,7 @@ class Judge:
             waits_for_start=waits_for_start,
         )
         self._retries = Retries(attempts=3, within_s=spec.request_timeout_s)
+        # One for all questions about an answer or a pair: a budget is spent on whole grades, not on first halves.
         self._slots = asyncio.Semaphore(spec.concurrency)
         self._tells_logprobs: bool | None = None  # None: no answer has shown it yet
         self._cache: dict[str, Any] = {}
@@ -167,17 +174,21 @@ class Judge:
 
     async def grade(self, rubric: Rubric, sample: Sample) -> Grade | None:
         """One answer by every criterion; None: one of them could not be graded."""
-        grades = await asyncio.gather(*(self._graded(criterion, sample) for criterion in rubric.criteria))
-        by_name = {one.name: grade for one, grade in zip(rubric.criteria, grades, strict=True) if grade is not None}
-        if len(by_name) < len(rubric.criteria):
-            return None
+        by_name: dict[str, float] = {}
+        async with self._slots:
+            for criterion in rubric.criteria:
+                if (grade := await self._graded(criterion, sample)) is None:
+                    return None
+                by_name[criterion.name] = grade
         return Grade(score=rubric.score(by_name), criteria={**by_name, **rubric.aspects(by_name)})
 
     async def compare(self, first: Sample, second: Sample) -> float | None:
         """1: the first answer is better, 0: the second, 0.5: a tie; None: the judge could not tell."""
-        forth, back = await asyncio.gather(self._compared(first, second), self._compared(second, first))
-        if forth is None or back is None:
-            return None
+        async with self._slots:
+            if (forth := await self._compared(first, second)) is None:
+                return None
+            if (back := await self._compared(second, first)) is None:
+                return None
         is_decided = (forth > 0.5) != (back > 0.5) and 0.5 not in (forth, back)
         self._count_orders(is_decided or forth == back == 0.5)
         return float(forth > back) if is_decided else 0.5
@@ -198,7 +209,9 @@ class Judge:
         count = len(samples)
         if count < 2:
             return [None] * count
-        forth, back = await asyncio.gather(self._ranked(samples), self._ranked(samples[::-1]))
+        async with self._slots:
+            forth = await self._ranked(samples)
+            back = None if forth is None else await self._ranked(samples[::-1])
         if forth is None or back is None:
             return [None] * count
         self._count_orders(forth == back[::-1])
@@ -269,7 +282,8 @@ class Judge:
         for _ in range(1 if by_letter else 2):
             try:
                 answer = await self._asked(words, by_letter=by_letter)
-            except OverBudget:
+            except OverBudget as error:
+                self.last_failure = error.sentence
                 return None, "over_budget"
             except (InvalidData, NotFound, NotReady, ServerError) as error:
                 if error.sentence != self.last_failure:
@@ -280,6 +294,7 @@ class Judge:
                 if len(self._cache) < MOST_CACHED:
                     self._cache[key] = found
                 return found, "read"
+            self.last_failure = f"Its answer was no grade: {answer.text.strip()[:80]!r}."
         return None, "unreadable"
 
     async def _asked(self, words: str, *, by_letter: bool) -> Completion:
@@ -297,17 +312,14 @@ class Judge:
             async with asyncio.timeout(self.spec.request_timeout_s):
                 return (await self._client.chat(messages, sampling))[0]
 
-        async with self._slots:
-            if by_letter and self._tells_logprobs is False:  # it was found out while this waited
-                raise NoLogprobs(f"The judge {self.spec.model} tells no log-probabilities.")
-            try:
-                answer = await self._retries.call(attempt, on=(ServerError,))
-            except TimeoutError as error:
-                raise NotReady(f"The judge {self.spec.model} gave no answer in time.") from error
-            except InvalidData as error:
-                if not by_letter:
-                    raise
-                raise NoLogprobs(error.what, error.why) from error
+        try:
+            answer = await self._retries.call(attempt, on=(ServerError,))
+        except TimeoutError as error:
+            raise NotReady(f"The judge {self.spec.model} gave no answer in time.") from error
+        except InvalidData as error:
+            if not by_letter:
+                raise
+            raise NoLogprobs(error.what, error.why) from error
         self.budget.pay(answer.num_tokens)
         self._counts["tokens"] += answer.num_tokens
         if by_letter:

@@ -22,6 +22,7 @@ SHIPPED = "halteres/arithmetic-pairs"
 """The preference set inside the package: this name alone is its training half, with `:held_out` the other."""
 
 EXAMPLE = '{"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}'
+STEPS_EXAMPLE = '{"prompt": "2 + 2 + 2?", "completions": ["2 + 2 = 4.", "4 + 2 = 7."], "labels": [true, false]}'
 
 _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+?)(?::(?P<split>[\w.\[\]%:+-]+))?")
 _SUFFIXES = (".jsonl", ".json", ".parquet")

@@ -14,13 +14,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, takewhile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
 
 from halteres.errors import InvalidConfig, InvalidData
 from halteres.rewards.components import RESERVED_PARTS
-from halteres.rewards.preference_rows import EXAMPLE, NumberedRows, Unreadable, read_rows
+from halteres.rewards.preference_rows import EXAMPLE, STEPS_EXAMPLE, NumberedRows, Unreadable, read_rows
+from halteres.rewards.rubrics import Aspect
 from halteres.text import Message
 
 Text = str | Sequence[Message] | Sequence[int]
@@ -151,12 +152,12 @@ def checked(
     for number, row in found.rows:
         try:
             comparison = _comparison(row, number, margin_from)
-            if comparisons and comparison.form != comparisons[0].form:
-                first = comparisons[0]
-                raise RowProblem(f"is {comparison.form}, while row {first.row} is {first.form}")
             if comparisons and bool(comparison.labels) != bool(comparisons[0].labels):
                 kinds = ("ranked completions", "steps with labels")[:: -1 if comparison.labels else 1]
                 raise RowProblem(f"holds {kinds[0]}, while row {comparisons[0].row} holds {kinds[1]}")
+            if comparisons and comparison.form != comparisons[0].form:
+                first = comparisons[0]
+                raise RowProblem(f"is {comparison.form}, while row {first.row} is {first.form}")
             if _prefers_itself(comparison):
                 if on_identical == "error":
                     raise RowProblem(IDENTICAL)
@@ -168,7 +169,7 @@ def checked(
         except RowProblem as problem:
             problems.setdefault(str(problem), []).append(number)
     if problems:
-        raise _refused(found.source, problems, len(found.rows))
+        raise _refused(found, problems)
     if not comparisons:
         raise InvalidData(
             f"{found.source} holds no row that can be used.", f"All {len(dropped)} have identical completions."
@@ -224,10 +225,12 @@ def _part(whole: Preferences, comparisons: tuple[Comparison, ...], which: str) -
     return replace(whole, comparisons=comparisons, digest=digest)
 
 
-def _refused(source: str, problems: Mapping[str, Sequence[int]], total: int) -> InvalidData:
+def _refused(found: NumberedRows, problems: Mapping[str, Sequence[int]]) -> InvalidData:
+    source, total = found.source, len(found.rows)
     lines = [f"{source} {_rows(rows)}: {problem}" for problem, rows in problems.items()]
     wrong = sum(map(len, problems.values()))
-    next = f"A row is {EXAMPLE}, or has messages in place of the strings."
+    has_steps = any(isinstance(row, Mapping) and "labels" in row for _, row in found.rows)
+    next = f"A row is {STEPS_EXAMPLE if has_steps else EXAMPLE}, or has messages in place of the strings."
     if IDENTICAL in problems:
         next += " Identical completions can be read as ties or dropped: on_identical 'tie' or 'drop'."
     return InvalidData(
@@ -267,7 +270,7 @@ def _comparison(row: Mapping[str, Any] | Unreadable, number: int, margin_from: M
     if weight < 0:
         raise RowProblem("'weight' is negative")
     objective = _optional(row, "objective", str, None) or None
-    if objective in RESERVED_PARTS:
+    if objective in (*RESERVED_PARTS, *get_args(Aspect)):
         raise RowProblem(f"the objective '{objective}' has the name of another metric")
     kind = _optional(row, "kind", str, None) or _optional(row, "subset", str, None)
     identifier = row.get("id")

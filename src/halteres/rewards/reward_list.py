@@ -20,7 +20,7 @@ from halteres.clients.rewards import RewardClient
 from halteres.errors import HalteresError, InvalidConfig, InvalidData, ScorerFailed, boundary
 from halteres.rewards.components import DISAGREEMENT, OUT_OF_RANGE, Aggregation, RewardSpec, Value
 from halteres.rewards.functions import RewardFunction, Sample, columns_of
-from halteres.rewards.judges import PROMPTS, Judge
+from halteres.rewards.judges import PROMPTS, Judge, NoGrade
 from halteres.rewards.rubrics import Rubric, read_rubric
 from halteres.rewards.scorer import Ensemble, LocalScorer, Scorer, open_scorer, places_of
 from halteres.scores import Combination, Scorable, Score
@@ -218,7 +218,9 @@ class _ModelScores:
     """A reward model, here or at an address, or an ensemble of several."""
 
     def __init__(self, spec: RewardSpec, places: Sequence[str]) -> None:
-        self._members = [open_scorer(place, output=spec.output, waits_for_start=True) for place in places]
+        self._members = [
+            open_scorer(place, output=spec.output, waits_for_start=True, timeout_s=spec.timeout_s) for place in places
+        ]
         self._scorer = _combined(self._members, spec.combination)
         self._digests: list[str | None] = [None] * len(places)  # None: not known yet; empty: its server tells none
 
@@ -263,6 +265,7 @@ class _Grades:
     async def score(self, item: Any, samples: Sequence[Sample]) -> list[Value | None]:
         rubric = self._rubric_of(item)
         grades = await _once_each(samples, lambda sample: self._judge.grade(rubric, sample))
+        _check_graded(self._judge, grades)
         return [None if one is None else Value(total=one.score, parts=one.criteria) for one in grades]
 
     def _rubric_of(self, item: Any) -> Rubric:
@@ -283,7 +286,15 @@ class _Comparisons:
 
     async def score(self, item: Any, samples: Sequence[Sample]) -> list[Value | None]:
         ranked = self._judge.rank if self._judge.spec.method == "ranking" else self._judge.compare_all
-        return [None if value is None else Value(total=value) for value in await ranked(samples)]
+        values = await ranked(samples)
+        if len(samples) > 1:  # one alone has nothing to be compared with
+            _check_graded(self._judge, values)
+        return [None if value is None else Value(total=value) for value in values]
+
+
+def _check_graded(judge: Judge, grades: Sequence[object | None]) -> None:
+    if all(grade is None for grade in grades):
+        raise NoGrade(f"The judge {judge.spec.model} gave no grade.", judge.last_failure)
 
 
 async def _once_each(samples: Sequence[Sample], ask: Any) -> list[Any]:

@@ -218,12 +218,18 @@ class Ensemble:
         )
 
 
+def comparable_units(where: str) -> Output:
+    """In which units to show the scores at a place: raw, but of an ensemble standardised, so that they can be added."""
+    return "standardised" if len(places_of(where)) > 1 else "raw"
+
+
 def open_scorer(
     where: str,
     *,
     output: Output = "standardised",
     combination: Combination = "mean",
     waits_for_start: bool = False,
+    timeout_s: float = 300,
 ) -> Scorer:
     """The scorer at a folder, an address, or several of them joined by commas: an ensemble.
 
@@ -232,6 +238,7 @@ def open_scorer(
         output: in which units scores come.
         combination: of an ensemble's scores.
         waits_for_start: whether a server that is not there yet is waited for.
+        timeout_s: of a call to a server.
 
     Raises:
         NotFound, InvalidData: a folder holds no reward model.
@@ -241,12 +248,14 @@ def open_scorer(
         raise unknown(InvalidConfig, "output", output, get_args(Output))
     places = places_of(where)
     if len(places) > 1:
-        members = [open_scorer(place, output=output, waits_for_start=waits_for_start) for place in places]
+        members = [
+            open_scorer(place, output=output, waits_for_start=waits_for_start, timeout_s=timeout_s) for place in places
+        ]
         return Ensemble(members, combination)
     if is_address(where):
         from halteres.clients.rewards import RewardClient
 
-        return RewardClient(where, output=output, waits_for_start=waits_for_start)
+        return RewardClient(where, output=output, waits_for_start=waits_for_start, timeout_s=timeout_s)
     from halteres.rewards.torch.model import RewardModel
 
     return LocalScorer(RewardModel.load(where), output)

@@ -24,7 +24,7 @@ from halteres.rewards import report
 from halteres.rewards.evaluation import evaluate
 from halteres.rewards.preferences import read_preferences
 from halteres.rewards.reward_file import read_reward_file
-from halteres.rewards.scorer import open_scorer, score_once
+from halteres.rewards.scorer import comparable_units, open_scorer, score_once
 from halteres.runs import lock
 from halteres.scores import Scorable, best_first
 
@@ -63,7 +63,7 @@ def _end_late(folder: TestFolder) -> None:
 
 
 async def _result(request: RewardRequest) -> dict[str, Any]:
-    scorer = open_scorer(request.model, output="raw")
+    scorer = open_scorer(request.model, output=comparable_units(request.model))
     if request.data is not None:
         stored = read_reward_file(Path(request.model)) if Path(request.model).is_dir() else None
         try:

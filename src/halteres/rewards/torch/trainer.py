@@ -521,6 +521,11 @@ def _network(
             arguments=config.model_init_kwargs,
             objective_weights=weights,
         )
+    if not isinstance(getattr(model, lora.HEAD, None), nn.Linear):
+        raise InvalidConfig(
+            f"{type(model).__name__} has no head named '{lora.HEAD}': it is no model that scores.",
+            next="Give its folder's name instead, or load it with AutoModelForSequenceClassification and num_labels=1.",
+        )
     if model.config.num_labels != max(1, len(weights)):
         wanted = f"The data name {len(weights)} objectives." if weights else "A reward model has one."
         raise InvalidConfig(

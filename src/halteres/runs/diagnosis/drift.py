@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from halteres.observe.metrics import Row
-from halteres.rewards.components import DISAGREEMENT, OUT_OF_RANGE, QUANTILE, is_learned
+from halteres.rewards.components import DISAGREEMENT, OUT_OF_RANGE, QUANTILE, is_learned, reward_specs
 from halteres.runs.diagnosis.case import Case
 from halteres.runs.diagnosis.excursion import Excursion, Finding, number
 
@@ -52,10 +52,16 @@ class EnsembleDisagrees:
         worst = max(apart, key=lambda name: apart[name] - self._limits[name])
         if not self._excursion.begins(apart[worst] > self._limits[worst]):
             return None
+        combination = next((spec.combination for spec in reward_specs(self._case.env) if spec.name == worst), None)
         return Finding(
             evidence=f"The members of '{worst}' are {apart[worst]:.2g} apart, {self.STEPS} steps in a row above "
             f"{self._limits[worst]:.2g}, the 95 % quantile of the base model's answers.",
-            remedy=_see_what_pays(self._case, "let the ensemble count its worst member (combination: min)"),
+            remedy=_see_what_pays(
+                self._case,
+                "train its members on answers like these"
+                if combination == "min"
+                else "let the ensemble count its worst member (combination: min)",
+            ),
         )
 
 
