@@ -17,15 +17,16 @@ from contract.requirements import proves
 from halteres.engine.failures import EngineOutOfMemory
 from halteres.engine.protocol import LoraConfig, SamplingParams, Wanted
 from halteres.engine.torch import TorchEngine, adapter, memory, passes, worker
+from halteres.engine.torch.data import micro_batches, read_examples
 from halteres.engine.torch.decode import DecodeBatch
-from halteres.engine.torch.limits import Limits
+from halteres.engine.torch.limits import Limits, PassBudget
 from halteres.engine.torch.memory import FreedMemory, attempt, resident_bytes
 from halteres.errors import HalteresError, InvalidData, ServerError, as_failed_future
 from halteres.main_memory import Memory
 from halteres.models import TINY
 
 from .scenes import CROSS_ENTROPY, packed, streamed
-from .torch_scenes import LORA, RATE, gradient, lessons, prompts, running, sample, trained, weights
+from .torch_scenes import LORA, RATE, gradient, lessons, prompts, running, sample, trained, weights, within
 
 pytestmark = pytest.mark.runs
 
@@ -136,7 +137,8 @@ async def test_a_pass_without_memory_fails_alone_and_leaves_no_trace(
         await engine.forward_backward("a", lessons(4, seed=9), CROSS_ENTROPY)
         expected = gradient(engine)
         calls = iter(range(100))
-        monkeypatch.setattr(passes, "hidden_states", refusing(passes.hidden_states, lambda *_: next(calls) == 2))
+        full = refusing(passes.hidden_states, lambda *_, **__: next(calls) >= 2)
+        monkeypatch.setattr(passes, "hidden_states", full)
         with pytest.raises(EngineOutOfMemory, match="forward_backward"):
             await engine.forward_backward("b", lessons(8), CROSS_ENTROPY)
         monkeypatch.undo()
@@ -145,6 +147,72 @@ async def test_a_pass_without_memory_fails_alone_and_leaves_no_trace(
         await engine.optim_step("a", RATE)
         await engine.forward_backward("b", lessons(4, seed=9), CROSS_ENTROPY)
         assert torch.equal(gradient(engine, "b"), expected)
+
+
+async def test_a_micro_batch_without_memory_is_tried_in_halves_and_the_next_pass_begins_with_them(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the adapter alone: others are computed as before, to the bit."""
+    sizes: list[int] = []
+    original = passes.hidden_states
+
+    def crowded(base: Any, weights: Any, tokens_N: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+        sizes.append(len(tokens_N))
+        if len(tokens_N) > 150:
+            raise RuntimeError(FULL)
+        return original(base, weights, tokens_N, *rest, **named)
+
+    async with running(model_folder, Limits(pass_tokens=600)) as engine:
+        for name in "ab":
+            await trained(engine, name, steps=1)
+        expected = await engine.forward_backward("a", lessons(16), CROSS_ENTROPY)
+        monkeypatch.setattr(passes, "hidden_states", crowded)
+        halved = await engine.forward_backward("b", lessons(16), CROSS_ENTROPY)
+        assert max(sizes) > 300, "the first is as large as ever"
+        assert halved.logprobs == expected.logprobs
+        apart = gradient(engine, "b") - gradient(engine, "a")
+        assert apart.norm() <= within(1e-6, 1e-3) * gradient(engine, "a").norm()
+        sizes.clear()
+        await engine.forward_backward("b", lessons(16), CROSS_ENTROPY)
+        assert max(sizes) <= 150
+        monkeypatch.undo()
+        await trained(engine, "c", steps=1)
+        assert await engine.forward_backward("c", lessons(16), CROSS_ENTROPY) == expected
+        assert torch.equal(gradient(engine, "c"), gradient(engine, "a"))
+
+
+async def test_a_single_datum_without_memory_is_computed_layer_by_layer_to_the_same_bits(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = passes.hidden_states
+    full = refusing(original, lambda *_, recompute: not recompute)
+    async with running(model_folder) as engine:
+        for name in "ab":
+            await trained(engine, name, steps=1)
+        expected = await engine.forward_backward("a", lessons(1), CROSS_ENTROPY)
+        monkeypatch.setattr(passes, "hidden_states", full)
+        assert await engine.forward_backward("b", lessons(1), CROSS_ENTROPY) == expected
+        assert torch.equal(gradient(engine, "b"), gradient(engine, "a"))
+
+
+async def test_a_layer_that_is_computed_again_keeps_its_input_alone(model_folder: Path) -> None:
+    kept: list[int] = []
+    for recompute in (False, True):
+        async with running(model_folder) as engine:
+            await engine.create_adapter("a", LORA)
+            engine._budgets["a"] = PassBudget(2048, 1 << 25, recompute)
+            bytes_kept: dict[int, int] = {}
+
+            def pack(tensor: torch.Tensor, found: dict[int, int] = bytes_kept) -> torch.Tensor:
+                found[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+                return tensor
+
+            examples = read_examples(lessons(16), CROSS_ENTROPY, engine._info)
+            batch = next(micro_batches(examples, 2048, torch.device("cpu")))
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                passes._logprobs(engine._base, engine._adapters["a"], batch, engine._budgets["a"])
+            kept.append(sum(bytes_kept.values()))
+    assert kept[1] < kept[0] / 2, kept
 
 
 async def test_a_step_without_memory_changes_nothing_and_can_be_asked_for_again(

@@ -89,11 +89,13 @@ async def test_nothing_that_one_tenant_does_moves_a_bit_of_another(
     seen: list[Seen] = []
     original = passes.hidden_states
 
-    def without_memory(base: object, weights: object, tokens_N: torch.Tensor, *rest: object) -> torch.Tensor:
+    def without_memory(
+        base: object, weights: object, tokens_N: torch.Tensor, *rest: object, **named: object
+    ) -> torch.Tensor:
         """B's pass of twelve lessons finds no memory."""
         if tokens_N[:5].tolist() == scarce:
             raise RuntimeError("DefaultCPUAllocator: not enough memory")
-        return original(base, weights, tokens_N, *rest)  # type: ignore[arg-type]
+        return original(base, weights, tokens_N, *rest, **named)  # type: ignore[arg-type]
 
     scarce = first_tokens(lessons(12, seed=99))
     for company in (False, True):

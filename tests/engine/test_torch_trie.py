@@ -14,7 +14,7 @@ from halteres.engine.protocol import LoraConfig
 from halteres.engine.torch import passes
 from halteres.engine.torch.adapter import Adapter
 from halteres.engine.torch.data import Example, micro_batches, plan
-from halteres.engine.torch.limits import Limits
+from halteres.engine.torch.limits import Limits, PassBudget
 from halteres.engine.torch.loading import load_base
 from halteres.engine.torch.lora import Layout
 from halteres.engine.torch.model import BaseModel
@@ -59,7 +59,7 @@ def computed(
     adapter, found, tries = moved_adapter(base), dict[int, Tensor](), 0
     adapter.begin_pass()
     for batch in micro_batches(examples, tokens, CPU, share):
-        logprobs = passes._logprobs(base, adapter, batch, Limits())
+        logprobs = passes._logprobs(base, adapter, batch, PassBudget.of(Limits()))
         logprobs.backward(batch.inputs()["weights"].float())
         rows = zip(logprobs.detach(), batch.examples, strict=True)
         found |= {example.index: row[: len(example)] for row, example in rows}

@@ -173,6 +173,11 @@ class MicroBatch:
         """B."""
         return len(self.examples)
 
+    @property
+    def size(self) -> int:
+        """Tokens to be computed, padding among them."""
+        return self.rows * self.length if self.trie is None else len(self.trie.tokens_N)
+
     def weighted(self) -> Tensor:
         """B x T: tokens that a weight or an advantage gives a loss; some losses have others, too."""
         scales = [e.inputs.get("advantages", e.inputs.get("weights")) for e in self.examples]

@@ -45,7 +45,7 @@ from halteres.engine.shapes import MAX_RANK, TARGETS_OF_ADAPTERS
 from halteres.engine.torch.adapter import BASE, Adapter, Checkpoint, Snapshot
 from halteres.engine.torch.checkpoint import Files, read_checkpoint, write_checkpoint
 from halteres.engine.torch.fused import FusedModel
-from halteres.engine.torch.limits import PLACE, Limits
+from halteres.engine.torch.limits import PLACE, Limits, PassBudget
 from halteres.engine.torch.loading import load_base
 from halteres.engine.torch.lora import Layout
 from halteres.engine.torch.memory import attempt, free_for_cache
@@ -101,8 +101,9 @@ class TorchEngine:
         self._limits = limits or Limits(cache_bytes=cache_bytes)
         self._info = _info(self._base, folder, name, threads, self._limits)
         self._adapters: dict[str, Adapter] = {}
+        self._budgets: dict[str, PassBudget] = {}  # one for each: what one finds out moves no bit of another
         self._snapshots: dict[str, Snapshot] = {}
-        self._worker = Worker(Sampler(self._base, self._limits), threads, self._limits.turn_steps)
+        self._worker = Worker(Sampler(self._base, self._limits), threads, self._limits)
         self._files = Files()
 
     async def info(self) -> ModelInfo:
@@ -127,7 +128,8 @@ class TorchEngine:
 
         def begin() -> Slices:
             found = self._adapter(adapter)
-            return run_pass(self._base, self._info, found, data, loss, self._limits, forward_only=forward_only)
+            budget = self._budgets.setdefault(adapter, PassBudget.of(self._limits))
+            return run_pass(self._base, self._info, found, data, loss, budget, forward_only=forward_only)
 
         return await self._in_slices("forward_backward", (adapter,), begin, batches=loss.custom is None)
 
@@ -247,6 +249,7 @@ class TorchEngine:
         def forget() -> None:
             self._adapters.pop(name, None)
             self._snapshots.pop(name, None)
+            self._budgets.pop(name, None)
 
         await self._call("drop", (name,), forget)
 

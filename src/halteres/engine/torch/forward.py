@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.utils.checkpoint import checkpoint
 
 from halteres.engine.torch.attention import Attention
 from halteres.engine.torch.functions import added, gated, logits_forward, project, project_backward, rms_norm
@@ -26,22 +27,39 @@ ROW_STEP = 8
 """Rows of a chunk are a multiple of this: with fewer than 4 rows matmul kernels change, and with them bits."""
 
 
-def hidden_states(base: BaseModel, lora: Adaptations, tokens_N: Tensor, grid: Grid, attention: Attention) -> Tensor:
+def hidden_states(
+    base: BaseModel,
+    lora: Adaptations,
+    tokens_N: Tensor,
+    grid: Grid,
+    attention: Attention,
+    *,
+    recompute: bool = False,
+) -> Tensor:
     """The final, normalised hidden state of every token, N x D, in the type of the base's weights.
 
-    The residual stream, norms and attention are fp32.
+    The residual stream, norms and attention are fp32. `recompute`: for the backward, each layer keeps its input alone
+    and is computed once more there, to the same bits (of models that transformers computes, layers keep everything).
     """
     if isinstance(base, TransformersModel):
         return base.hidden_states(lora, tokens_N, grid, attention)
     assert isinstance(base, FusedModel)  # noqa: S101 - for the type checker
     x_ND, rotation = base.embedding_VD.index_select(0, tokens_N).float(), Rotation.of(base, grid)
-    for i, layer in enumerate(base.layers):
+
+    def after(i: int, x_ND: Tensor) -> Tensor:
+        layer = base.layers[i]
         n_ND = rms_norm(x_ND, layer.attention_norm_D, base.norm_eps, base.operands)
         heads = split_heads(base, layer, grid, rotation, project(n_ND, layer.qkv, lora.get(layer.qkv)))
         x_ND = added(x_ND, project(attention(i, heads).to(base.operands), layer.out, lora.get(layer.out)))
         n_ND = rms_norm(x_ND, layer.mlp_norm_D, base.norm_eps, base.operands)
         a_NF = gated(project(n_ND, layer.gate_up, lora.get(layer.gate_up)))
-        x_ND = added(x_ND, project(a_NF, layer.down, lora.get(layer.down)))
+        return added(x_ND, project(a_NF, layer.down, lora.get(layer.down)))
+
+    for i in range(len(base.layers)):
+        if recompute and torch.is_grad_enabled():
+            x_ND = checkpoint(after, i, x_ND, use_reentrant=False, preserve_rng_state=False)
+        else:
+            x_ND = after(i, x_ND)
     return rms_norm(x_ND, base.final_norm_D, base.norm_eps, base.operands)
 
 

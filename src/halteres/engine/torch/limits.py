@@ -1,7 +1,8 @@
 """What bounds the engine's memory and latency.
 
-Owns: the figures. Never: adapts them to the load, since the micro-batch plan must be a pure function of the request
-and this configuration.
+Owns: the figures, and how large micro-batches may be once one has found no memory.
+Never: adapts them to the load: but for want of memory the micro-batch plan is a pure function of the request and this
+configuration.
 """
 
 from __future__ import annotations
@@ -23,3 +24,30 @@ class Limits:
     mixture_bytes: int = 1 << 28  # copies of the adapters that decode together; those without room go one by one
     prefixes: int = 256  # sequences whose keys and values stay when they have ended, while there is room; 0: none
     turn_steps: int = 8  # decode steps between two turns of other work
+
+
+@dataclass(slots=True)
+class PassBudget:
+    """What a micro-batch of an adapter's passes may take, as far as they have found out."""
+
+    tokens: int  # that one computes
+    head_elements: int  # logits that exist at once
+    recomputes: bool = False  # layers are computed once more in the backward, and keep little until then
+
+    @classmethod
+    def of(cls, limits: Limits) -> PassBudget:
+        """The usual one."""
+        return cls(limits.pass_tokens, limits.head_elements)
+
+    def shrink(self, tokens: int, rows: int) -> bool:
+        """A micro-batch of so many tokens and rows found no memory: smaller ones from now on.
+
+        Rows by themselves are computed in less memory and a third more time. False: nothing is left to save.
+        """
+        if rows > 1:
+            self.tokens = tokens // 2
+        elif self.recomputes:
+            return False
+        else:
+            self.recomputes = True
+        return True

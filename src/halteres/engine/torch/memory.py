@@ -74,6 +74,20 @@ def resident_bytes() -> int:
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether torch, or Python, raised it for want of memory."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(said in str(error).lower() for said in _SAID)
+    )
+
+
+def let_go() -> None:
+    """Give back what broken work held; no exception of it may be alive any more."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
 def attempt(where: str, work: Callable[[], T]) -> T | HalteresError:
     """The result of `work`, or what went wrong in it.
 
@@ -88,9 +102,7 @@ def attempt(where: str, work: Callable[[], T]) -> T | HalteresError:
     if isinstance(failure, ServerError) and torch.cuda.is_initialized():
         _leave_if_lost(where)
     if isinstance(failure, EngineOutOfMemory):
-        gc.collect()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+        let_go()
     return failure
 
 
@@ -113,9 +125,7 @@ def free_for_cache(device: torch.device) -> int:
 
 def _told(where: str, error: HalteresError) -> HalteresError:
     cause = error.__cause__
-    if isinstance(cause, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(cause, RuntimeError) and any(said in str(cause).lower() for said in _SAID)
-    ):
+    if is_out_of_memory(cause):
         return out_of_memory(where, str(cause))
     if cause is not None and isinstance(error, ServerError):
         log.error("%s broke.", where, exc_info=error)

@@ -7,9 +7,11 @@ Never: applies a gradient; knows a formula.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -22,17 +24,17 @@ from halteres.engine.torch.data import Example, MicroBatch, micro_batches, read_
 from halteres.engine.torch.forward import hidden_states, target_logprobs
 from halteres.engine.torch.graphs.custom import CustomObjective
 from halteres.engine.torch.heads import Grid, Heads
-from halteres.engine.torch.limits import Limits
+from halteres.engine.torch.limits import PassBudget
 from halteres.engine.torch.lora import Adaptation, Lora, LoraWeights
 from halteres.engine.torch.losses import LOSSES
+from halteres.engine.torch.memory import is_out_of_memory, let_go
 from halteres.engine.torch.model import BaseModel, Projection
 from halteres.engine.torch.objectives import Objective, PerToken, Value
 from halteres.engine.torch.trie import Asked
 from halteres.engine.torch.trie_attention import TrieAttention, joins
 from halteres.errors import HalteresError
 
-LEAST_TOKENS = 16
-"""Of a micro-batch."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -40,27 +42,17 @@ class PendingBatch:
     """A micro-batch that is to be computed: by itself, or before with those of other adapters."""
 
     base: BaseModel
-    limits: Limits
+    budget: PassBudget
     adapter: Adapter
     batch: MicroBatch
     objective: PerToken
     forward_only: bool
     outcome: Outcome | HalteresError | None = None  # once it was computed
 
-    @property
-    def size(self) -> int:
-        """Tokens to be computed."""
-        return self.batch.rows * self.batch.length if self.batch.trie is None else len(self.batch.trie.tokens_N)
-
-    def fits(self, others: Sequence[PendingBatch]) -> bool:
-        """It may be computed with these; without others it always may."""
+    def fits(self, others: Sequence[PendingBatch], tokens: int) -> bool:
+        """It may be computed with these, up to so many tokens; without others it always may."""
         alike = all(other.forward_only == self.forward_only for other in others)
-        return alike and sum(other.size for other in others) + self.size <= self.limits.pass_tokens
-
-    @property
-    def has_room(self) -> bool:
-        """Others may fit."""
-        return self.size + LEAST_TOKENS <= self.limits.pass_tokens
+        return alike and sum(other.batch.size for other in others) + self.batch.size <= tokens
 
     def settle(self) -> Outcome:
         """Its outcome, computed now if it was not before.
@@ -71,11 +63,10 @@ class PendingBatch:
         if self.outcome is None:
             gradient = not self.forward_only
             with torch.set_grad_enabled(gradient):
-                found = _logprobs(self.base, self.adapter, self.batch, self.limits)
-            value = self.objective.value(found.detach(), self.batch, gradient)
-            if value.gradient is not None:
-                found.backward(value.gradient)
-            self.outcome = Outcome(found.detach(), value)
+                found = _logprobs(self.base, self.adapter, self.batch, self.budget)
+            outcome = Outcome(found.detach(), self.objective.value(found.detach(), self.batch, gradient))
+            _backward([self.adapter], [found], [outcome])
+            self.outcome = outcome
         if isinstance(self.outcome, HalteresError):
             raise self.outcome
         return self.outcome
@@ -94,14 +85,15 @@ def compute_together(pending: Sequence[PendingBatch]) -> None:
 
     Whatever else raises here has changed no adapter, and left every one without an outcome.
     """
-    base, limits, gradient = pending[0].base, pending[0].limits, not pending[0].forward_only
+    base, budget, gradient = pending[0].base, pending[0].budget, not pending[0].forward_only
     axis = JointAxis.of(base, [one.batch for one in pending])
     adaptations = JointAdaptations([(span, one.adapter.weights) for span, one in zip(axis.spans, pending, strict=True)])
     with torch.set_grad_enabled(gradient):
-        hidden_ND = hidden_states(base, adaptations, axis.tokens_N, Grid.single(axis.positions_N), axis)
+        grid = Grid.single(axis.positions_N)
+        hidden_ND = hidden_states(base, adaptations, axis.tokens_N, grid, axis, recompute=budget.recomputes)
         parts = axis.own(hidden_ND)
         found = [
-            _heads_logprobs(base, one.adapter, one.batch, own, limits) for one, own in zip(pending, parts, strict=True)
+            _heads_logprobs(base, one.adapter, one.batch, own, budget) for one, own in zip(pending, parts, strict=True)
         ]
     outcomes: list[Outcome | HalteresError] = []
     for one, logprobs in zip(pending, found, strict=True):
@@ -109,22 +101,21 @@ def compute_together(pending: Sequence[PendingBatch]) -> None:
             outcomes.append(Outcome(logprobs.detach(), one.objective.value(logprobs.detach(), one.batch, gradient)))
         except HalteresError as failure:
             outcomes.append(failure)
-    if gradient:
-        _backward(pending, found, outcomes)
+    _backward([one.adapter for one in pending], found, outcomes)
     for one, outcome in zip(pending, outcomes, strict=True):
         one.outcome = outcome
 
 
 def _backward(
-    pending: Sequence[PendingBatch], found: Sequence[Tensor], outcomes: Sequence[Outcome | HalteresError]
+    adapters: Sequence[Adapter], found: Sequence[Tensor], outcomes: Sequence[Outcome | HalteresError]
 ) -> None:
-    """Add the gradients of those that have a value to their adapters', once all are there."""
+    """Add the gradients of those that have one to their adapters', once all are there: none if memory ends before."""
     outputs, gradients, leaves = list[Tensor](), list[Tensor](), list[Tensor]()
-    for one, logprobs, outcome in zip(pending, found, outcomes, strict=True):
+    for adapter, logprobs, outcome in zip(adapters, found, outcomes, strict=True):
         if isinstance(outcome, Outcome) and outcome.value.gradient is not None:
             outputs.append(logprobs)
             gradients.append(outcome.value.gradient)
-            leaves += [tensor for lora in one.adapter.weights.values() for tensor in lora.tensors]
+            leaves += [tensor for lora in adapter.weights.values() for tensor in lora.tensors]
     if outputs:
         sums = torch.autograd.grad(outputs, leaves, gradients, allow_unused=True)
         for leaf, gradient in zip(leaves, sums, strict=True):
@@ -138,13 +129,14 @@ def run_pass(
     adapter: Adapter,
     data: tuple[Datum, ...],
     loss: LossSpec,
-    limits: Limits,
+    budget: PassBudget,
     *,
     forward_only: bool,
 ) -> Generator[PendingBatch | None, None, PassResult]:
     """Yields between micro-batches, so that others get their turn; nothing counts unless the whole pass succeeds.
 
-    What it yields before a micro-batch may be computed with others' (`compute_together`) before it goes on.
+    What it yields before a micro-batch may be computed with others' (`compute_together`) before it goes on. One that
+    finds no memory is tried again in halves, and those after it, also of later passes, are no larger.
 
     Raises:
         InvalidData: unknown loss or setting, an unusable datum, or a custom loss that fails.
@@ -155,14 +147,15 @@ def run_pass(
     logprobs: dict[int, Array] = {}
     metrics: list[Mapping[str, float]] = [{"loss:sum": 0.0, "num_tokens:sum": float(sum(map(len, examples)))}]
     adapter.begin_pass()
-    for batch in micro_batches(examples, limits.pass_tokens, base.device):
-        if isinstance(objective, PerToken):
-            pending = PendingBatch(base, limits, adapter, batch, objective, forward_only)
-            yield pending
-            outcome = pending.settle()
-        else:
-            outcome = yield from _custom(base, limits, adapter, batch, objective, forward_only)
-            yield
+    batches = micro_batches(examples, budget.tokens, base.device)
+    while (batch := next(batches, None)) is not None:
+        if batch.rows > 1 and batch.size > budget.tokens:  # planned before memory was found to end
+            batches = chain(micro_batches(batch.examples, budget.tokens, base.device), batches)
+            continue
+        outcome = yield from _outcome(base, budget, adapter, batch, objective, forward_only)
+        if outcome is None:
+            batches = chain((batch,), batches)
+            continue
         logprobs |= _by_datum(outcome.logprobs, batch.examples)
         metrics.append({"loss:sum": outcome.value.total, **outcome.value.metrics})
     if not forward_only:
@@ -171,42 +164,68 @@ def run_pass(
     return PassResult(logprobs=ordered, metrics=_merged(metrics, len(examples)))
 
 
+def _outcome(
+    base: BaseModel,
+    budget: PassBudget,
+    adapter: Adapter,
+    batch: MicroBatch,
+    objective: Objective,
+    forward_only: bool,
+) -> Generator[PendingBatch | None, None, Outcome | None]:
+    """Of one micro-batch; None: it found no memory, and the budget is smaller now."""
+    try:
+        if isinstance(objective, PerToken):
+            pending = PendingBatch(base, budget, adapter, batch, objective, forward_only)
+            yield pending
+            return pending.settle()
+        outcome = yield from _custom(base, budget, adapter, batch, objective, forward_only)
+        yield
+        return outcome
+    except Exception as error:
+        if not is_out_of_memory(error) or not budget.shrink(batch.size, batch.rows):
+            raise
+    let_go()
+    then = "layer by layer" if budget.recomputes else f"in parts of {budget.tokens} tokens"
+    log.warning("A micro-batch of %d tokens found no memory; it is computed %s.", batch.size, then)
+    return None
+
+
 def _custom(
-    base: BaseModel, limits: Limits, adapter: Adapter, batch: MicroBatch, objective: Objective, forward_only: bool
+    base: BaseModel, budget: PassBudget, adapter: Adapter, batch: MicroBatch, objective: Objective, forward_only: bool
 ) -> Generator[None, None, Outcome]:
     """A loss in slices of its own."""
     with torch.set_grad_enabled(not forward_only):
-        found = _logprobs(base, adapter, batch, limits)
-    value = yield from objective(found.detach(), batch, not forward_only)
-    if value.gradient is not None:
-        found.backward(value.gradient)
-    return Outcome(found.detach(), value)
+        found = _logprobs(base, adapter, batch, budget)
+    outcome = Outcome(found.detach(), (yield from objective(found.detach(), batch, not forward_only)))
+    _backward([adapter], [found], [outcome])
+    return outcome
 
 
 def _objective(loss: LossSpec) -> Objective:
     return CustomObjective(loss.custom) if loss.custom is not None else PerToken(LOSSES[loss.name], settled(loss))
 
 
-def _logprobs(base: BaseModel, adapter: Adapter, batch: MicroBatch, limits: Limits) -> Tensor:
+def _logprobs(base: BaseModel, adapter: Adapter, batch: MicroBatch, budget: PassBudget) -> Tensor:
     """Of every target, shaped as they are."""
     if batch.trie is None:
-        grid = Grid.padded(base, batch.rows, batch.length)
-        hidden_ND = hidden_states(base, adapter.weights, batch.tokens_N, grid, Causal(grid))
+        tokens_N, grid = batch.tokens_N, Grid.padded(base, batch.rows, batch.length)
+        attention: Attention = Causal(grid)
     else:
-        tokens_N, positions_N = (
-            torch.from_numpy(a).to(base.device) for a in (batch.trie.tokens_N, batch.trie.positions_N)
-        )
-        attention = TrieAttention([batch.trie], base, base.device)
-        hidden_ND = hidden_states(base, adapter.weights, tokens_N, Grid.single(positions_N), attention)
-    return _heads_logprobs(base, adapter, batch, hidden_ND, limits)
+        arrays = (batch.trie.tokens_N, batch.trie.positions_N)
+        tokens_N, positions_N = (torch.from_numpy(array).to(base.device) for array in arrays)
+        grid, attention = Grid.single(positions_N), TrieAttention([batch.trie], base, base.device)
+    hidden_ND = hidden_states(base, adapter.weights, tokens_N, grid, attention, recompute=budget.recomputes)
+    return _heads_logprobs(base, adapter, batch, hidden_ND, budget)
 
 
-def _heads_logprobs(base: BaseModel, adapter: Adapter, batch: MicroBatch, hidden_ND: Tensor, limits: Limits) -> Tensor:
+def _heads_logprobs(
+    base: BaseModel, adapter: Adapter, batch: MicroBatch, hidden_ND: Tensor, budget: PassBudget
+) -> Tensor:
     """The same, given the hidden states; what examples share is computed once."""
     expected_N, expected_P = _expected(batch), None
     if batch.trie is None:
         targets_NK = batch.targets.flatten(0, 1)
-        found_NK = target_logprobs(base, adapter.weights, hidden_ND, targets_NK, limits.head_elements, expected_N)
+        found_NK = target_logprobs(base, adapter.weights, hidden_ND, targets_NK, budget.head_elements, expected_N)
         return found_NK.view_as(batch.targets)
     asked = Asked.of(batch.trie, [example.targets for example in batch.examples], batch.length)
     arrays = (asked.rows_P, asked.targets_P, asked.cells_BT)
@@ -215,7 +234,7 @@ def _heads_logprobs(base: BaseModel, adapter: Adapter, batch: MicroBatch, hidden
     if expected_N is not None:
         expected_P = torch.zeros(len(rows_P), dtype=torch.bool, device=base.device)
         expected_P[cells_BT.view(-1)[expected_N]] = True
-    found_P = target_logprobs(base, adapter.weights, hidden_PD, targets_P, limits.head_elements, expected_P)
+    found_P = target_logprobs(base, adapter.weights, hidden_PD, targets_P, budget.head_elements, expected_P)
     return found_P.index_select(0, cells_BT.view(-1)).view_as(batch.targets)
 
 

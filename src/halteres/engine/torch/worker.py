@@ -27,7 +27,9 @@ from typing import Any
 
 import torch
 
+from halteres.engine.failures import EngineOutOfMemory
 from halteres.engine.protocol import EngineGone
+from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.memory import IDLE_S, FreedMemory, attempt
 from halteres.engine.torch.passes import PendingBatch, compute_together
 from halteres.engine.torch.requests import SampleRequest
@@ -80,8 +82,11 @@ def closed_error() -> HalteresError:
 class Worker:
     """Runs calls and decode steps until closed."""
 
-    def __init__(self, sampler: Sampler, threads: int, turn_steps: int) -> None:
-        self._sampler, self._threads, self._turn_steps = sampler, threads, turn_steps
+    def __init__(self, sampler: Sampler, threads: int, limits: Limits) -> None:
+        self._sampler, self._threads, self._turn_steps = sampler, threads, limits.turn_steps
+        self._most_together = (
+            limits.pass_tokens
+        )  # of micro-batches that are computed together, as far as there is memory
         self._inbox: deque[Call | SampleRequest] = deque()
         self._calls: list[Call] = []  # in the order in which they came
         self._freed = FreedMemory()
@@ -171,7 +176,9 @@ class Worker:
         together = self._together(call)
         if len(together) > 1:
             pending = [one.pending for one in together if one.pending is not None]
-            attempt("several passes", lambda: compute_together(pending))  # where it fails, each tries alone
+            failure = attempt("several passes", lambda: compute_together(pending))  # where it fails, each tries alone
+            if isinstance(failure, EngineOutOfMemory):
+                self._most_together = sum(one.batch.size for one in pending) // 2
         for one in together:
             self._advance(one)
 
@@ -179,10 +186,14 @@ class Worker:
         """The call, and others with room beside its micro-batch; passes that have not begun begin."""
         found = [call] if not call.batches or self._has_begun(call) else []
         pending = [one.pending for one in found if one.pending is not None]
-        if not pending or not pending[0].has_room:
+        if not pending or pending[0].batch.size >= self._most_together:
             return found
         for other in [other for other in self._free_calls() if other.batches and other is not call]:
-            if self._has_begun(other) and other.pending is not None and other.pending.fits(pending):
+            if (
+                self._has_begun(other)
+                and other.pending is not None
+                and other.pending.fits(pending, self._most_together)
+            ):
                 found.append(other)
                 pending.append(other.pending)
         return found
