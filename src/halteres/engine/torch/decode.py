@@ -25,6 +25,7 @@ from halteres.engine.torch.choose import Chosen, Shaping, choose
 from halteres.engine.torch.forward import head_logits, hidden_states
 from halteres.engine.torch.heads import Grid
 from halteres.engine.torch.limits import Limits
+from halteres.engine.torch.matmul import LEAST_ROWS
 from halteres.engine.torch.memory import attempt
 from halteres.engine.torch.mixture import Mixture
 from halteres.engine.torch.model import BaseModel
@@ -33,9 +34,6 @@ from halteres.engine.torch.rng import as_seed, uniforms
 from halteres.engine.torch.rows import COLUMNS, Place, RowBlock, Rows
 from halteres.engine.torch.scores import Share, score_prompt
 from halteres.errors import UserError
-
-ROW_STEP = 8
-"""Rows of a step are padded to a multiple of this: with fewer than 4 rows matmul kernels change, and with them bits."""
 
 
 @dataclass(slots=True)
@@ -118,7 +116,7 @@ class DecodeBatch:
     def step(self) -> None:
         """One more token for every row; rows that end leave."""
         places = self.rows.places
-        columns_S = _columns(places, multiple_of=ROW_STEP)
+        columns_S = _columns(places, multiple_of=LEAST_ROWS)
         tokens_S, positions_S = (self._tensor(columns_S[name]) for name in ("token", "position"))
         reads = [(block.cache, len(slots), int(block.written_R.max())) for block, slots in places]
         attention, grid = Cached(reads, positions_S), Grid.single(positions_S)
@@ -230,7 +228,7 @@ class DecodeBatch:
 
     def _sample(self, hidden_ND: Tensor, shaping: Shaping, owners: Sequence[Snapshot]) -> list[Newest]:
         """A token for every row; the logits of a few rows at a time."""
-        size = max(ROW_STEP, self.limits.head_elements // self.base.vocabulary // ROW_STEP * ROW_STEP)
+        size = max(LEAST_ROWS, self.limits.head_elements // self.base.vocabulary // LEAST_ROWS * LEAST_ROWS)
         found, tops = list[Chosen](), dict[int, TopK]()
         for start in range(0, hidden_ND.shape[0], size):
             rows_CD = _padded(hidden_ND[start : start + size])
@@ -302,5 +300,5 @@ def _shaping(columns_N: np.ndarray) -> Shaping:
 
 
 def _padded(rows_CD: Tensor) -> Tensor:
-    missing = -rows_CD.shape[0] % ROW_STEP
+    missing = -rows_CD.shape[0] % LEAST_ROWS
     return torch.cat([rows_CD, rows_CD.new_zeros((missing, rows_CD.shape[1]))]) if missing else rows_CD

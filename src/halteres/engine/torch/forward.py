@@ -19,12 +19,9 @@ from halteres.engine.torch.functions import added, gated, logits_forward, projec
 from halteres.engine.torch.fused import FusedModel
 from halteres.engine.torch.heads import Grid, Rotation, split_heads
 from halteres.engine.torch.lora import Adaptation, Adaptations
-from halteres.engine.torch.matmul import linear
+from halteres.engine.torch.matmul import LEAST_ROWS, linear
 from halteres.engine.torch.model import BaseModel, Projection
 from halteres.engine.torch.transformers_model import TransformersModel
-
-ROW_STEP = 8
-"""Rows of a chunk are a multiple of this: with fewer than 4 rows matmul kernels change, and with them bits."""
 
 
 def hidden_states(
@@ -81,7 +78,7 @@ def target_logprobs(
     At most `elements` logits exist at once. `expected` says which tokens will probably have a gradient: it costs them
     no second look at their logits.
     """
-    rows = max(ROW_STEP, elements // base.vocabulary // ROW_STEP * ROW_STEP)
+    rows = max(LEAST_ROWS, elements // base.vocabulary // LEAST_ROWS * LEAST_ROWS)
     head = lora.get(base.head)
     tensors = head.tensors if head is not None else ()
     targets_NK = targets.view(targets.shape[0], -1)

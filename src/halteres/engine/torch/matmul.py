@@ -24,6 +24,10 @@ SEQUENTIAL = 192
 """Inputs of a matmul that MKL adds up one after the other. Beyond, it splits the sum by rules that depend on their
 number."""
 
+LEAST_ROWS = 8
+"""Rows are padded to a multiple of this: with fewer than 4 kernels change, and with them bits. 4 are no faster than 8:
+reading the weights is what takes time (measured on a Zen 3 core)."""
+
 LEAST_COLUMNS = 16
 """With 8 outputs or fewer, MKL's bits are others."""
 

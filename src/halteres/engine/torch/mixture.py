@@ -21,7 +21,7 @@ from torch import Tensor
 from halteres.engine.torch.adapter import Snapshot
 from halteres.engine.torch.cache import round_up
 from halteres.engine.torch.lora import Adaptation, Adaptations, Lora
-from halteres.engine.torch.matmul import SEQUENTIAL, stackable
+from halteres.engine.torch.matmul import LEAST_ROWS, SEQUENTIAL, stackable
 from halteres.engine.torch.model import BaseModel, Projection
 
 RANKS = (16, 32, 64, 128, SEQUENTIAL)
@@ -32,9 +32,6 @@ ROWS_PER_CALL = 64
 
 ROW_STEP, SLOT_STEP = 4, 4
 """Rows of a batched matmul, and slots, are multiples of these."""
-
-LEAST_ROWS = 8
-"""Of a matmul of its own: with fewer than 4 rows kernels change, and with them bits."""
 
 
 class Mixture:
