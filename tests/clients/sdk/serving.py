@@ -32,8 +32,10 @@ class Serving:
 
 
 @contextmanager
-def serving(folder: Path, engine: str = "torch") -> Iterator[Serving]:
+def serving(folder: Path, engine: str = "torch", samplers: int = 0) -> Iterator[Serving]:
     """A service with the built-in model while the block runs; its state and log are in `folder`.
+
+    `samplers`: engines beside the one that trains, which alone sample.
 
     Raises:
         RuntimeError: it ended before it was ready; the message holds the end of its log.
@@ -41,7 +43,18 @@ def serving(folder: Path, engine: str = "torch") -> Iterator[Serving]:
     log = folder / "service.log"
     reading, writing = os.pipe()
     with socket.create_server(("127.0.0.1", 0)) as bound, log.open("ab") as output:
-        argv = ["--state", folder / "state", "--engine", engine, "--model", TINY, "--threads", "1"]
+        argv = [
+            "--state",
+            folder / "state",
+            "--engine",
+            engine,
+            "--model",
+            TINY,
+            "--threads",
+            "1",
+            "--samplers",
+            samplers,
+        ]
         argv += ["--limit", "models=4096"]  # SDKs before 0.27.2 cannot close: their models stay alive for ten minutes
         child = subprocess.Popen(
             [sys.executable, "-m", "halteres.service", *map(str, argv), "--listen-fd", str(bound.fileno())],

@@ -28,6 +28,16 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 @proves("connect:older-sdks", "connect:retired-routes", "wire:accept", "wire:content-type")
 @pytest.mark.parametrize("version", VERSIONS)
 def test_an_sdk_of_this_version_works(version: str, service: Serving, tmp_path: Path) -> None:
+    check(version, service, tmp_path)
+
+
+def test_the_newest_sdk_works_where_another_engine_samples(tmp_path: Path) -> None:
+    with serving(tmp_path, samplers=1) as service:
+        check(VERSIONS[-1], service, tmp_path)
+
+
+def check(version: str, service: Serving, tmp_path: Path) -> None:
+    """Drive the service with this SDK: every step that it has gives the right values."""
     folder = builtin_path(TINY)
     assert folder is not None
     outcome = drive(environment(version), service.url, model=TINY, folder=folder, report=tmp_path / "report.json")
