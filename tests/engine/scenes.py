@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from halteres.engine.link.pieces import joined
+from halteres.engine.pieces import joined
 from halteres.engine.protocol import Array, Datum, LossSpec, Piece, Wanted, Weights
 from halteres.engine.protocol import Sequence as Sampled
 

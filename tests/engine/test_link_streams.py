@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from deadlines import until
 
-from halteres.engine.checks import LossNotFinite
-from halteres.engine.failures import EngineOutOfMemory, out_of_memory
+from halteres.engine.checks import EngineOutOfMemory, LossNotFinite, out_of_memory
 from halteres.engine.link.link import LinkedEngine, connect
 from halteres.engine.link.server import serve
 from halteres.engine.protocol import Adam, EngineGone, LoraConfig, Piece, SampleResult, SamplingParams, Wanted

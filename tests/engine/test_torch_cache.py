@@ -17,7 +17,7 @@ import pytest
 import torch
 from contract.requirements import proves
 
-from halteres.engine.link.pieces import PieceQueue
+from halteres.engine.pieces import PieceQueue
 from halteres.engine.protocol import Piece, SampleResult, SamplingParams, Wanted
 from halteres.engine.protocol import Sequence as Sampled
 from halteres.engine.torch.adapter import BASE, Snapshot

@@ -14,7 +14,7 @@ import pytest
 import torch
 from contract.requirements import proves
 
-from halteres.engine.failures import EngineOutOfMemory
+from halteres.engine.checks import EngineOutOfMemory
 from halteres.engine.protocol import LoraConfig, SamplingParams, Wanted
 from halteres.engine.torch import TorchEngine, adapter, memory, passes, worker
 from halteres.engine.torch.data import micro_batches, read_examples

@@ -12,7 +12,7 @@ import pytest
 from contract.requirements import proves
 from deadlines import until
 
-from halteres.engine.link.pieces import PieceQueue
+from halteres.engine.pieces import PieceQueue
 from halteres.engine.protocol import Piece, SamplingParams, Wanted
 from halteres.engine.torch import TorchEngine
 from halteres.engine.torch.limits import Limits

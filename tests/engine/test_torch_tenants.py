@@ -11,7 +11,7 @@ import pytest
 import torch
 from contract.requirements import proves
 
-from halteres.engine.failures import EngineOutOfMemory
+from halteres.engine.checks import EngineOutOfMemory
 from halteres.engine.protocol import Adam, Datum, LoraConfig, SamplingParams, Wanted
 from halteres.engine.torch import TorchEngine, passes
 from halteres.engine.torch.data import plan

@@ -51,6 +51,7 @@ ROOMS = {
         "engine.process",
         "engine.folders",
         "engine.graphs",
+        "engine.pieces",
         "engine.shapes",
     ),
     "engine": ("engine",),

@@ -24,7 +24,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from halteres.engine.link.pieces import PieceQueue
 from halteres.engine.link.wire import (
     CANCEL,
     CANCELLABLE,
@@ -40,6 +39,7 @@ from halteres.engine.link.wire import (
     unpacked,
     write_frame,
 )
+from halteres.engine.pieces import PieceQueue
 from halteres.engine.protocol import (
     Adam,
     Datum,

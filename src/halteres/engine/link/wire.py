@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from halteres import errors
-from halteres.engine import checks, failures, protocol
+from halteres.engine import checks, protocol
 from halteres.engine.protocol import Engine, Samples, Trains
 from halteres.errors import HalteresError
 
@@ -98,7 +98,7 @@ encode = msgspec.msgpack.Encoder().encode
 
 ERROR_KINDS = {
     name: kind
-    for room in (errors, checks, failures, protocol)
+    for room in (errors, checks, protocol)
     for name, kind in vars(room).items()
     if isinstance(kind, type) and issubclass(kind, HalteresError)
 }

@@ -26,9 +26,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from halteres.engine import protocol
-from halteres.engine.checks import array, check_adam, check_sampling, check_weights, tokens_of
+from halteres.engine.checks import array, check_adam, check_sampling, check_streamed, check_weights, tokens_of
 from halteres.engine.datums import TARGETS, check_pass
-from halteres.engine.extra_outputs import check_streamed
 from halteres.engine.folders import digest, size_of, written
 from halteres.engine.protocol import (
     Adam,

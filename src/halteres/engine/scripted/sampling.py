@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from halteres.engine.checks import array, tokens_of
-from halteres.engine.link.pieces import joined
+from halteres.engine.pieces import joined
 from halteres.engine.protocol import Array, Piece, SampleResult, SamplingParams, Sequence, TopK, Wanted
 
 END_SHARE = 1 / 16

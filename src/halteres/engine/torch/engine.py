@@ -20,10 +20,9 @@ import msgspec
 import numpy as np
 import torch
 
-from halteres.engine.checks import check_sampling, check_weights, tokens_of
-from halteres.engine.extra_outputs import check_streamed
+from halteres.engine.checks import check_sampling, check_streamed, check_weights, tokens_of
 from halteres.engine.folders import digest
-from halteres.engine.link.pieces import PieceQueue
+from halteres.engine.pieces import PieceQueue
 from halteres.engine.protocol import (
     Adam,
     BaseType,

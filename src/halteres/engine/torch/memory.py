@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import torch
 
-from halteres.engine.failures import EngineOutOfMemory, out_of_memory
+from halteres.engine.checks import EngineOutOfMemory, out_of_memory
 from halteres.errors import HalteresError, ServerError, boundary
 from halteres.main_memory import main_memory
 

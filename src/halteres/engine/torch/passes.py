@@ -30,8 +30,7 @@ from halteres.engine.torch.losses import LOSSES
 from halteres.engine.torch.memory import is_out_of_memory, let_go
 from halteres.engine.torch.model import BaseModel, Projection
 from halteres.engine.torch.objectives import Objective, PerToken, Value
-from halteres.engine.torch.trie import Asked
-from halteres.engine.torch.trie_attention import TrieAttention, joins
+from halteres.engine.torch.trie import Asked, TrieAttention, joins
 from halteres.errors import HalteresError
 
 log = logging.getLogger(__name__)

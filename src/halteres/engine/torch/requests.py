@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from halteres.engine.checks import bytes_of
-from halteres.engine.link.pieces import PieceQueue, end_to_end
+from halteres.engine.pieces import PieceQueue, end_to_end
 from halteres.engine.protocol import Piece, SampleResult, SamplingParams, Sequence, TopK, Wanted
 from halteres.engine.torch.adapter import Snapshot
 from halteres.engine.torch.scores import PromptScores

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import count
 
-from halteres.engine.failures import EngineOutOfMemory
+from halteres.engine.checks import EngineOutOfMemory
 from halteres.engine.torch.cache import POSITION_STEP, CacheMemory, PrefixCache, slot_length
 from halteres.engine.torch.decode import DecodeBatch
 from halteres.engine.torch.limits import Limits

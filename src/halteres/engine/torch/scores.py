@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from halteres.engine.checks import array
-from halteres.engine.link.pieces import end_to_end
+from halteres.engine.pieces import end_to_end
 from halteres.engine.protocol import Array, SamplingParams, TopK, Wanted
 from halteres.engine.torch.cache import round_up
 from halteres.engine.torch.choose import COLDEST, inverted, most_likely, tempered

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from halteres.engine.failures import EngineOutOfMemory
+from halteres.engine.checks import EngineOutOfMemory
 from halteres.engine.protocol import EngineGone
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.memory import IDLE_S, FreedMemory, attempt

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from halteres.engine.torch.shared_prefix import SharedRow
 from halteres.rewards.preferences import MOST_ROWS, Preferences
 from halteres.rewards.template import ScoringTemplate
 from halteres.rewards.torch.losses import RankedTexts
 from halteres.rewards.torch.model import rows_of
 from halteres.rewards.torch.network import ScoringNetwork
+from halteres.rewards.torch.shared_prefix import SharedRow
 from halteres.rewards.training_config import TiePolicy
 from halteres.rewards.training_plan import taught_rows
 from halteres.text import Tokenizer

@@ -25,7 +25,6 @@ from safetensors import SafetensorError
 from halteres.config import environ
 from halteres.engine.folders import written
 from halteres.engine.torch.merge import COMPANIONS
-from halteres.engine.torch.shared_prefix import SharedRow, shared_row, sharing_pays, single_row
 from halteres.errors import InvalidData, NotFound, boundary
 from halteres.models import known_folder
 from halteres.rewards.batches import forward_parts
@@ -35,6 +34,7 @@ from halteres.rewards.reward_file import SAVING, Probe, RewardFile, read_reward_
 from halteres.rewards.template import Rendered, ScoringTemplate, padding_token, template_for
 from halteres.rewards.torch import lora
 from halteres.rewards.torch.network import ScoringNetwork, open_network
+from halteres.rewards.torch.shared_prefix import SharedRow, shared_row, sharing_pays, single_row
 from halteres.rewards.torch.training_folder import checkpoints
 from halteres.rewards.training_config import settled_weights
 from halteres.scores import Scorable, Score, best_first

@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from halteres.engine.torch.shared_prefix import SharedRow, batch_of, shared_row, single_row
 from halteres.errors import InvalidConfig, InvalidData, NotFound
 from halteres.rewards.batches import forward_parts
 from halteres.rewards.model_folder import Device, num_outputs_of
 from halteres.rewards.torch import lora
+from halteres.rewards.torch.shared_prefix import SharedRow, batch_of, shared_row, single_row
 from halteres.rewards.training_config import LoraSettings
 
 PART_TOKENS = {"cpu": 128, "cuda": 4096}

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from halteres.engine import protocol
-from halteres.engine.link.pieces import PieceQueue
+from halteres.engine.pieces import PieceQueue
 from halteres.engine.protocol import EngineGone, Piece, SampleResult, SamplingParams, TopK, Wanted
 from halteres.errors import HalteresError, InvalidData, ServerError, UserError, boundary
 from halteres.service.durable.futures import Future, Futures, Outcome, binary_result, failure, outcome_of
