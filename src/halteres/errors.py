@@ -23,9 +23,12 @@ Never: logs, retries, exits.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, ClassVar
+
+from halteres.next_step import NextStep, for_agents
 
 
 class HalteresError(Exception):
@@ -34,27 +37,30 @@ class HalteresError(Exception):
     Args:
         what: what happened, one sentence.
         why: the cause, with the figures that show it.
-        next: what to do now, ideally a command or a call.
+        next: what to do now: a call, or a sentence where none helps.
         details: further JSON-able facts for programs (field, allowed, did_you_mean ...).
     """
 
     code: str = "internal"  # of the class; an error retold for another process keeps that one's
     status: ClassVar[int] = 500
 
-    def __init__(self, what: str, why: str = "", next: str = "", **details: Any) -> None:
-        self.what, self.why, self.next, self.details = what, why, next, details
+    def __init__(self, what: str, why: str = "", next: str | NextStep = "", **details: Any) -> None:
+        self.what, self.why, self.details = what, why, details
+        self.next: str | NextStep = next
         super().__init__(self.sentence)
 
     @property
     def sentence(self) -> str:
         """What, why and next as one readable text."""
-        return " ".join(part for part in (self.what, self.why, self.next) if part)
+        return " ".join(str(part) for part in (self.what, self.why, self.next) if part)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.what, self.why, self.next, self.details)
 
 
-def _rebuild(kind: type[HalteresError], what: str, why: str, next: str, details: dict[str, Any]) -> HalteresError:
+def _rebuild(
+    kind: type[HalteresError], what: str, why: str, next: str | NextStep, details: dict[str, Any]
+) -> HalteresError:
     return kind(what, why, next, **details)
 
 
@@ -125,9 +131,15 @@ class ScorerFailed(RolloutFailed):
 
 
 class ProcessFailed(HalteresError):
-    """A process of a run died, or never became ready."""
+    """A process of a run died, or never became ready; `log` among its details is where to look."""
 
     code = "process_exited"
+
+    @property
+    def sentence(self) -> str:
+        """What, why, where to look and what next as one readable text."""
+        log = f"Its log: {self.details['log']}." if self.details.get("log") else ""
+        return " ".join(str(part) for part in (self.what, self.why, log, self.next) if part)
 
 
 class ServerError(HalteresError):
@@ -183,8 +195,24 @@ def shortened(text: str, most: int = 200) -> str:
 
 
 def as_failed_future(error: HalteresError) -> dict[str, Any]:
-    """The Tinker API's failed promise: the client raises RequestFailedError of that category."""
-    return {"error": error.sentence, "category": "user" if isinstance(error, UserError) else "server"}
+    """The Tinker API's failed promise: the client raises RequestFailedError of that category.
+
+    Clients keep the text alone: it begins with the error's code, which `failed_future` reads.
+    """
+    return {
+        "error": f"[{error.code}] {error.sentence}",
+        "category": "user" if isinstance(error, UserError) else "server",
+    }
+
+
+def failed_future(text: str) -> tuple[str, str]:
+    """Code and sentence of a failed promise's text; an empty code where somebody else's service wrote it.
+
+    >>> failed_future("[nan_loss] The loss is not finite.")
+    ('nan_loss', 'The loss is not finite.')
+    """
+    tagged = re.fullmatch(r"\[(\w+)\] (.*)", text, re.DOTALL)
+    return (tagged[1], tagged[2]) if tagged else ("", text)
 
 
 def as_http(error: HalteresError) -> dict[str, Any]:
@@ -198,10 +226,10 @@ def as_answer(error: HalteresError) -> dict[str, Any]:
         "error": " ".join(part for part in (error.what, error.why) if part),
         "code": error.code,
         **{k: v for k, v in error.details.items() if v is not None},
-        "next": error.next,
+        "next": for_agents(error.next),
     }
 
 
 def as_failure(error: HalteresError) -> dict[str, str]:
     """What a process that ends with this error leaves for whoever tells of its end."""
-    return {"code": error.code, "what": error.what, "why": error.why, "next": error.next}
+    return {"code": error.code, "what": error.what, "why": error.why, "next": str(error.next)}

@@ -19,6 +19,7 @@ from halteres.config.policies import PolicyCap
 from halteres.config.problem import LockedSetting, Problem, UnknownSetting, refusal
 from halteres.config.settings import Settings
 from halteres.errors import Conflict, HalteresError, InvalidConfig, NotFound, NotReady, ServerError, UserError
+from halteres.next_step import NextStep
 from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunAmbiguous, RunDirectory, RunNotFound, runs_home
 from halteres.runs.starting.resume import resume_point
@@ -74,7 +75,7 @@ def test_the_check_refuses_what_cannot_be_called(following: str) -> None:
 PROBLEM = Problem(field="group_size", got="banana", rule="must be a number")
 ERRORS: list[HalteresError] = [
     UserError("It cannot be called so."),
-    UserError("Something.", next="halteres runs list shows all."),
+    UserError("Something.", next=NextStep("rl_list_runs")),
     InvalidConfig("The policy cannot be read."),
     refusal([PROBLEM]),
     refusal([PROBLEM, PROBLEM]),
@@ -90,7 +91,7 @@ ERRORS: list[HalteresError] = [
     PolicyCap("Too much.", field="trainer.total_steps", limit=500),
     PolicyCap("Too much."),
     NotFound("No Python."),
-    Conflict("It is still running.", next=f"Stop it first: halteres runs stop {RUN}"),
+    Conflict("It is still running.", next=NextStep("rl_stop_training", {"run_id": RUN}, "Stop it first")),
     NotReady("Not yet.", next="Try again in a moment."),
     ServerError("A defect.", next="Report it."),
 ]

@@ -15,6 +15,7 @@ from halteres.observe import plots
 from halteres.observe.metrics import append_row
 from halteres.observe.sinks import Reports, SinkReport
 from halteres.runs.directory import RunDirectory
+from halteres.runs.state import Failure
 
 from .run_scenes import RUN, add_alert, change, make_run, replied, supervised, tokens, told
 from .scenes_results import add_checkpoint, add_step, configure, evaluate, trained
@@ -185,10 +186,11 @@ async def test_many_checkpoints_are_counted_and_the_last_ones_told() -> None:
 async def test_a_failed_run_says_why_and_how_to_go_on() -> None:
     point = {"name": "final", "step": 5, "state_path": "tinker://x/weights/final"}
     facts: dict[str, Any] = {"total_steps": 50, "resumable": True, "last_checkpoint": point}
-    error = "Out of memory. halteres train --resume 3fa9c1d2"
-    run = trained(steps=5, status="failed", code="gpu_oom", error=error, **facts)
+    error = "Out of memory. Go on from step 5: halteres train --resume 3fa9c1d2"
+    failure = Failure(what="Out of memory.")
+    run = trained(steps=5, status="failed", code="gpu_oom", error=error, failure=failure, **facts)
     answer = await told("rl_get_results", run_id=RUN)
-    assert answer["notes"][0] == 'gpu_oom: Out of memory. rl_start_training(resume_from="3fa9c1d2")'
+    assert answer["notes"][0] == "gpu_oom: Out of memory. `next` goes on from step 5."
     assert "error" not in answer
     assert answer["next"] == 'rl_start_training(resume_from="3fa9c1d2", changes={"batch_size":32})'
     change(run, resumable=False, last_checkpoint=None)

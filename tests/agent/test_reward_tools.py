@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,9 @@ async def test_a_reward_model_is_trained_watched_listed_evaluated_and_ranks(home
     looked = await until(run_id, lambda answer: answer["status"] == "completed", within_s=90)
     assert (looked["step"], looked["total_steps"], looked["metrics"]["step"]) == (5, 5, 5)
     assert 0 <= looked["metrics"]["eval_accuracy"] <= 1
-    assert (await told("rl_start_training", resume_from=run_id))["next"] == (
-        f'Go on with it: rl_train_reward_model(resume_from="{run_id}")'
+    following = (await told("rl_start_training", resume_from=run_id))["next"]
+    assert re.fullmatch(
+        r'It is complete: rl_evaluate_reward_model\(model="\S+/reward_model", data="HELD_OUT"\)', following
     )
     assert (await told("rl_list_runs"))["runs"][0]["environment"] == "reward-model"
 

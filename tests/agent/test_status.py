@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from halteres.agent.wording import worded
 from halteres.config.policies import HERMES_COMPAT
+from halteres.next_step import worded
 from halteres.observe.metrics import append_row
 from halteres.observe.sinks import Reports, SinkReport
 from halteres.runs.directory import RunDirectory
+from halteres.runs.state import Failure
 
 from .run_scenes import (
     RUN,
@@ -125,10 +126,11 @@ async def test_a_starting_run_says_what_it_waits_for_and_has_null_for_figures() 
 
 
 async def test_a_failed_run_tells_error_exit_log_checkpoint_and_the_call_that_mends_it() -> None:
+    lower = "Lower max_token_length to 768 or batch_size to 32"
     run = failed(
         code="gpu_oom",
-        error="Trainer ran out of GPU memory at step 7. Lower max_token_length to 768 or batch_size to 32, "
-        f"then go on from step 5: halteres train --resume {RUN}.",
+        error=f"Trainer ran out of GPU memory. {lower}, then go on from step 5: halteres train --resume {RUN}",
+        failure=Failure(what="Trainer ran out of GPU memory at step 7.", first=lower),
     )
     run.log("trainer").write_text(
         "".join(f"{n:02} {'torch.OutOfMemoryError: CUDA out of memory. ' * 4}\n" for n in range(20))
@@ -249,6 +251,9 @@ async def test_of_a_log_the_last_line_is_told_first_and_all_within_the_budget() 
         code="process_exited",
         error=f"Trainer exited with code 1 at step 7. {'No more. ' * 6}Its log: /x/trainer.log. "
         f"Go on from step 5: halteres train --resume {RUN}",
+        failure=Failure(
+            what="Trainer exited with code 1 at step 7.", why=("No more. " * 6).strip(), log="/x/trainer.log"
+        ),
     )
     lines = [
         f"2026-07-01 12:00:0{n},123 INFO halteres.training.loop: Step {n}: reward 0.250, 2.10 s." for n in range(9)
@@ -263,7 +268,7 @@ async def test_of_a_log_the_last_line_is_told_first_and_all_within_the_budget() 
     assert answer["error"].endswith("No more. `next` goes on from step 5.")
     assert answer["alerts"] == []
     assert tokens(answer) <= BUDGET
-    change(run, error="x" * 5000)
+    change(run, failure=Failure(what="x" * 5000))
     assert tokens(await told("rl_check_status", run_id=RUN)) <= BUDGET + 40
 
 
@@ -278,12 +283,18 @@ async def test_a_line_that_tells_of_trouble_is_told_before_later_ones() -> None:
 
 async def test_the_way_on_is_told_as_it_is_now_not_as_it_was_when_a_process_failed() -> None:
     before = "Trainer exited with code 1 at step 7. There is no checkpoint to go on from: start the run again."
-    run = failed(code="process_exited", error=before)
+    run = failed(code="process_exited", error=before, failure=Failure(what="Trainer exited with code 1 at step 7."))
     assert (await told("rl_check_status", run_id=RUN))["error"].endswith(" `next` goes on from step 5.")
     change(run, resumable=False, last_checkpoint=None)
     answer = await told("rl_check_status", run_id=RUN)
     assert answer["error"].endswith("There is no checkpoint to go on from: `next` starts again.")
     assert answer["next"] == 'rl_start_training(environment="gsm8k")'
+
+
+async def test_the_error_of_a_run_of_an_older_version_is_told_as_it_stands() -> None:
+    failed(code="process_exited", error="Trainer exited with code 1 at step 7. Its log: /x/trainer.log.")
+    answer = await told("rl_check_status", run_id=RUN)
+    assert answer["error"] == "Trainer exited with code 1 at step 7. Its log: /x/trainer.log."
 
 
 async def test_a_run_that_failed_after_its_last_step_is_resumed_to_its_end() -> None:

@@ -213,7 +213,8 @@ def checkpoint(folder: Path, name: str, step: int, weights: bool = True, final: 
             place(folder, path).mkdir(parents=True)
             (place(folder, path) / "adapter_config.json").write_text("{}")
     append(folder / "checkpoints.jsonl", row)
-    append(folder / "events.jsonl", {**row, "type": "checkpoint"})
+    early = {"reason": os.environ["STANDIN_REASON"]} if final and "STANDIN_REASON" in os.environ else {}
+    append(folder / "events.jsonl", {**row, "type": "checkpoint", **early})
 
 
 def place(folder: Path, path: str) -> Path:

@@ -380,6 +380,7 @@ def test_a_time_limit_reached_as_asked_is_a_completed_run_that_says_so(
     start: StartRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STANDIN_STEPS", "1")
+    monkeypatch.setenv("STANDIN_REASON", "time_limit")
     run = start("run.max_minutes=60")
     state = wait(run, lambda state: state.status == "running" and state.step == 1)
     os.kill(state.processes["trainer"]["pid"], signal.SIGTERM)  # stands for: its time is over

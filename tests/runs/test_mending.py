@@ -50,7 +50,7 @@ def test_a_trainer_without_gpu_memory_says_so_and_what_to_lower(run: RunDirector
     assert failed.details["exit"] == {"process": "trainer", "code": 1}
     assert failed.sentence == (
         "Trainer ran out of GPU memory at step 7. Lower max_token_length to 768 or batch_size to 32, "
-        f"then go on from step 5: halteres train --resume {RUN}."
+        f"then go on from step 5: halteres train --resume {RUN}"
     )
 
 

@@ -89,7 +89,9 @@ async def redeem(error: Exception) -> None:
 
 async def test_a_pass_that_the_engine_refuses_as_not_finite_is_a_diverged_loss() -> None:
     with pytest.raises(LossNotFinite) as caught:
-        await redeem(refused("The loss is not finite at datum 3, position 7. Lower the learning rate.", "user"))
+        await redeem(
+            refused("[nan_loss] The loss is not finite at datum 3, position 7. Lower the learning rate.", "user")
+        )
     assert caught.value.what == "The loss is not finite at datum 3, position 7. Lower the learning rate."
     assert "lower trainer.learning_rate" in caught.value.next
 

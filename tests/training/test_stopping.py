@@ -61,4 +61,4 @@ def test_the_time_limit_counts_from_the_start_of_training(tmp_path: Path) -> Non
     now = 1059.9
     assert stopping.request() is None
     now = 1060.0
-    assert stopping.request() == StopRequest("now", "the limit of 1 minutes is reached")
+    assert stopping.request() == StopRequest("now", "the limit of 1 minutes is reached", "time_limit")

@@ -24,6 +24,7 @@ from halteres.errors import (
     as_failed_future,
     as_http,
     boundary,
+    failed_future,
     nearest,
     unknown,
 )
@@ -67,7 +68,10 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
 
 
 def test_a_promise_carries_the_category() -> None:
-    assert as_failed_future(ERROR) == {"error": str(ERROR), "category": "user"}
+    told = as_failed_future(ERROR)
+    assert told == {"error": f"[{ERROR.code}] {ERROR}", "category": "user"}
+    assert failed_future(told["error"]) == (ERROR.code, str(ERROR))
+    assert failed_future("Somebody else's words.") == ("", "Somebody else's words.")
     assert as_failed_future(ServerError("Ours."))["category"] == "server"
 
 

@@ -28,6 +28,7 @@ FREE = (
     "scores",
     "tool_calls",
     "process",
+    "next_step",
     "main_memory",
     "loopback",
     "access_policy",
@@ -63,7 +64,8 @@ NOT = {"runs": ("agent", "dashboard", "cli"), "agent": ("cli", "dashboard"), "ag
 """What rooms that may import anything may not: the innermost line that fits a module holds."""
 FOUNDATION = {
     "types": (),
-    "errors": (),
+    "next_step": (),
+    "errors": ("next_step",),
     "losses": ("errors",),
     "files": (),
     "models": ("models", "errors", "files"),

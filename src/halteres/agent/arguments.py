@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from halteres.config import environ
+from halteres.next_step import NextStep
 from halteres.runs.directory import RunAmbiguous, RunDirectory, RunNotFound, find_run, known_runs
 from halteres.runs.roster import Entry
 
@@ -74,7 +75,7 @@ def _only_active() -> RunDirectory:
     raise RunNotFound(
         "No run is active, and no run_id was given.",
         f"The newest are {_listed(runs)}." if runs else "There are no runs yet.",
-        "" if runs else "rl_list_environments()",
+        "" if runs else NextStep("rl_list_environments"),
         did_you_mean=runs[0].run_id if runs else None,
         active_runs=[],
     )

@@ -7,6 +7,7 @@ key.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -136,3 +137,12 @@ def _nothing(value: Any) -> Any:
 
 def _length(value: Any) -> int:
     return len(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+def significant(value: float, digits: int = 3) -> float:
+    """Rounded to so many significant digits.
+
+    >>> significant(0.0123456)
+    0.0123
+    """
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else value

@@ -10,9 +10,9 @@ from halteres.agent.checks import machine_checks
 from halteres.agent.fitting import clipped
 from halteres.agent.known_models import KnownModel, known_models, proposed
 from halteres.agent.tool import READS, Result, tool
-from halteres.agent.wording import worded
 from halteres.config.policies import load_policy
 from halteres.errors import HalteresError
+from halteres.next_step import worded
 from halteres.runs.directory import active_runs
 from halteres.runs.starting import machine
 from halteres.runs.starting.check import Check

@@ -1,6 +1,6 @@
-"""What to call after an error: the rooms speak of commands, an agent needs calls.
+"""What to call after an error: its own next step, or by its kind.
 
-Owns: the call that mends each kind of error; a sentence where no call does.
+Owns: the call that mends each kind of error that names none; a sentence where no call does.
 Never: makes it.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 
-from halteres.agent.wording import in_calls, worded
 from halteres.errors import HalteresError
+from halteres.next_step import NextStep, for_agents, worded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +37,11 @@ def next_call(name: str, error: HalteresError, draft: str | None = None, takes: 
         draft: that the call named.
         takes: names of the tool's arguments.
     """
-    if error.next.startswith("rl_"):
-        return error.next
+    if isinstance(error.next, NextStep):
+        return error.next.for_agents
     by_code = _BY_CODE.get(error.code)
     if by_code is None:
-        return in_calls(error.next) or "rl_health_check()"
+        return error.next or "rl_health_check()"
     return by_code(Failed(tool=name, error=error, draft=draft, takes=takes))
 
 
@@ -64,7 +64,7 @@ def _missing(failed: Failed) -> str:
     """Where it is a run's checkpoint that is missing, its environment is there, to start anew."""
     if environment := failed.error.details.get("environment"):
         return worded("rl_start_training", environment=environment)
-    return in_calls(failed.error.next) or "rl_list_runs()"
+    return for_agents(failed.error.next) or "rl_list_runs()"
 
 
 def _again(failed: Failed) -> str:
@@ -74,7 +74,7 @@ def _again(failed: Failed) -> str:
         return worded("rl_get_current_config", field=details["field"], draft=failed.draft)
     if details.get("problems"):
         return f"call {failed.tool} again with the fields mended"
-    return in_calls(failed.error.next) or "rl_health_check()"
+    return for_agents(failed.error.next) or "rl_health_check()"
 
 
 def _checked(failed: Failed) -> str:
@@ -89,7 +89,7 @@ def _capped(failed: Failed) -> str:
         waiting = worded("rl_check_status", active[-1], wait_s=45, until="terminal")
         return f"{waiting} or {worded('rl_stop_training', active[-1])}"
     if details.get("field") is None:
-        return in_calls(failed.error.next) or "rl_get_current_config()"
+        return for_agents(failed.error.next) or "rl_get_current_config()"
     return worded("rl_edit_config", details["field"], details.get("limit"), draft=failed.draft)
 
 
@@ -112,7 +112,7 @@ _BY_CODE: Mapping[str, Callable[[Failed], str]] = {
     "policy_cap": _capped,
     "missing_key": _missing_key,
     "disk_full": lambda failed: "rl_health_check()",
-    "conflict": lambda failed: in_calls(failed.error.next) or "rl_list_runs()",
+    "conflict": lambda failed: for_agents(failed.error.next) or "rl_list_runs()",
     "not_found": _missing,
     "run_ambiguous": lambda failed: "rl_list_runs()",
 }

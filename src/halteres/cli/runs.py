@@ -89,7 +89,7 @@ def status(run: Run) -> None:
         if text:
             _say(f"{label}: {text}")
     if state.resumable:
-        _say(f"next: {state.resume_command}")
+        _say(f"next: {state.resume().command}")
 
 
 @app.command()
@@ -127,7 +127,7 @@ def stop(
     state = stop_run(directory, mode="after_step" if after_step else "now")
     _say(f"run {directory.run_id}: {state.status}")
     if state.resumable:
-        _say(f"next: {state.resume_command}")
+        _say(f"next: {state.resume().command}")
 
 
 @app.command()

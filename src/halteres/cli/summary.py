@@ -100,7 +100,7 @@ def _where(run: RunDirectory, state: RunState, console: Console) -> None:
 
 def _next(run: RunDirectory, state: RunState) -> str:
     if state.status == "stopped" and run.newest_checkpoint():
-        return state.resume_command
+        return state.resume().command
     if state.status == "stopped":
         return f"halteres train {state.environment} (this run had no checkpoint yet)"
     if "max_turns" in run.environment_config():  # a chat is no episode of an environment that answers

@@ -36,7 +36,7 @@ STOP_RULE = f"strings of 1 to {MAX_STOP_BYTES} bytes; an empty list stops at not
 class LossNotFinite(UserError):
     """A loss or its gradient is NaN or infinite: training has diverged, and nothing of the request counts.
 
-    Only the text reaches a client of the Tinker API: it holds "is not finite".
+    Of an error of a request only the text reaches a client of the Tinker API: it begins with the code.
     """
 
     code = "nan_loss"

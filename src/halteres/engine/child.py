@@ -126,7 +126,7 @@ class EngineChild:
         return ProcessFailed(
             f"The engine (process {self.process.pid}) {how}.",
             why + last,
-            f"Read {self._log}.",
+            pid=self.process.pid,
             exit_code=exit_code,
             log=str(self._log),
             tail="\n".join(lines),

@@ -28,7 +28,7 @@ from halteres.files import NOT_JSON, read_regular, tail
 from halteres.observe.metrics import Row, read_rows
 from halteres.runs import identity, lock
 from halteres.runs.roster import Entry, roster
-from halteres.runs.state import RESERVE, RunState, RunUnreadable, read_state, unreadable, write_state
+from halteres.runs.state import RESERVE, Failure, RunState, RunUnreadable, read_state, unreadable, write_state
 
 __all__ = [
     "RunAmbiguous",
@@ -306,16 +306,14 @@ def verdict_over(state: RunState, newest: Mapping[str, Any] | None, step: int, e
         step: the last that a metric tells of.
         ended_at: when the supervisor was last alive; unix seconds.
     """
-    go_on = (
-        f"Go on from step {newest['step']}: {state.resume_command}"
-        if newest
-        else "It has no checkpoint yet: start it again."
-    )
+    what = "The run's supervisor is gone; its processes ended with it."
+    go_on = state.resume(f"Go on from step {newest['step']}") if newest else "It has no checkpoint yet: start it again."
     return msgspec.structs.replace(
         state,
         status="failed",
         code="supervisor_lost",
-        error=f"The run's supervisor is gone; its processes ended with it. {go_on}",
+        error=f"{what} {go_on}",
+        failure=Failure(what=what),
         exit={"process": "supervisor", "code": None},
         resumable=newest is not None,
         last_checkpoint=None if newest is None else dict(newest),

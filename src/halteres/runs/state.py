@@ -17,8 +17,9 @@ import msgspec
 
 from halteres.config.program import EnvironmentProgram, project_of
 from halteres.config.settings import default_name
-from halteres.errors import NotFound
+from halteres.errors import HalteresError, NotFound
 from halteres.files import NOT_JSON, read_regular, replace_file
+from halteres.next_step import NextStep
 
 Status = Literal["pending", "starting", "running", "stopping", "stopped", "completed", "failed"]
 Phase = Literal["api", "trainer", "environment", "evaluation"]
@@ -38,6 +39,23 @@ MOST_STATE_BYTES = 1 << 20
 
 RESERVE, RESERVE_BYTES = ".reserve", 128 * 1024
 """A file given up at the end: how a run ended can be written even when the disk is full."""
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run failed, in parts: how it is gone on from depends on when that is asked."""
+
+    what: str  # a sentence
+    why: str = ""  # sentences
+    first: str = ""  # what is to be done before it is gone on from, without a full stop
+    log: str = ""  # path of the log of whoever failed
+
+    @classmethod
+    def of(cls, error: HalteresError) -> Failure:
+        """The parts of an error that ended a run."""
+        why, told = error.why, error.details
+        if "first" not in told:  # its next step is no way to go on
+            why = f"{why} {error.next}".strip()
+        return cls(what=error.what, why=why, first=told.get("first", ""), log=told.get("log", ""))
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +78,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     code: str | None = None
     exit: dict[str, Any] | None = None  # of a failed run: {process, code} of what ended and should not have
+    failure: Failure | None = None  # of a failed run: `error` in its parts
     note: str | None = None  # what a person should know though nothing failed
     resumable: bool = False
     last_checkpoint: dict[str, Any] | None = None
@@ -98,11 +117,10 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         """The name that it was given."""
         return self.name if self.name != self.default_name else None
 
-    @property
-    def resume_command(self) -> str:
-        """What goes on with it."""
-        verb = "reward train --resume-run" if self.kind == "reward" else "train --resume"
-        return f"halteres {verb} {self.run_id}"
+    def resume(self, reason: str = "") -> NextStep:
+        """What goes on with it, and what for."""
+        tool = "rl_train_reward_model" if self.kind == "reward" else "rl_start_training"
+        return NextStep(tool, {"resume_from": self.run_id}, reason)
 
     @property
     def terminal(self) -> bool:

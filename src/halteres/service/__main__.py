@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
 import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -17,6 +19,7 @@ from halteres.config import environ
 from halteres.engine.process import EngineCommand, EngineProcess
 from halteres.engine.protocol import BaseType
 from halteres.errors import HalteresError, InvalidConfig
+from halteres.files import replace_file
 from halteres.loopback import HOST, is_loopback, open_listener
 from halteres.models import TINY
 from halteres.process import begin, usable_cores
@@ -67,16 +70,24 @@ def _fleet(arguments: argparse.Namespace, base: BaseModel) -> Fleet:
         dtype=arguments.dtype,
     )
 
-    def engine(log_name: str) -> EngineProcess:
+    def engine(name: str) -> EngineProcess:
         return EngineProcess(
             command,
-            arguments.state / log_name,
-            on_death=lambda why: log.error("%s", why),
+            arguments.state / f"{name}.log",
+            on_death=lambda why: note_end(arguments.state / f"{name}_exit.json", why),
             on_restart=lambda: log.warning("The engine runs again; what it held comes back when it is asked for."),
         )
 
-    samplers = (engine(f"sampler-{number}.log") for number in range(1, arguments.samplers + 1))
-    return Fleet.of(engine("engine.log"), *samplers)
+    samplers = (engine(f"sampler-{number}") for number in range(1, arguments.samplers + 1))
+    return Fleet.of(engine("engine"), *samplers)
+
+
+def note_end(file: Path, why: HalteresError) -> None:
+    """An engine has ended: for whoever reads the log, and for programs (`runs.supervision.engine_watch`)."""
+    log.error("%s", why)
+    told = {"pid": why.details.get("pid"), "code": why.details.get("exit_code")}
+    with suppress(OSError):  # the log has it
+        replace_file(file, json.dumps(told).encode())
 
 
 def _options(arguments: argparse.Namespace) -> Options:

@@ -70,7 +70,8 @@ async def run(folder: RunFolder) -> None:
         await keep(policy, report)  # the service is well: what was learnt need not be lost with the environment
         raise
     request = stopping.request()
-    await close(policy, report, done, request.why if request else f"all {settings.trainer.total_steps} steps are done")
+    done_all = f"all {settings.trainer.total_steps} steps are done"
+    await close(policy, report, done, request.why if request else done_all, request.reason if request else None)
 
 
 def report_of(settings: Settings, wiring: Wiring, folder: RunFolder) -> Report:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from halteres.errors import HalteresError
+from halteres.errors import HalteresError, failed_future
 from halteres.training.datums import Example, Row
 from halteres.training.failures import LossNotFinite, RequestRefused, ServiceFailed
 
@@ -74,10 +74,10 @@ def _told(error: Exception, call: str) -> HalteresError:
     if category is None:
         return ServiceFailed(f"The training service's {call} raised {type(error).__name__}: {error}.")
     inside = _SERVICE_SENTENCE.search(str(error))
-    sentence = inside[1] if inside else str(error)
+    code, sentence = failed_future(inside[1] if inside else str(error))
     if category != "user":
         return ServiceFailed(f"The training service failed at {call}: {sentence}")
-    if "is not finite" in sentence:
+    if code == LossNotFinite.code:
         return LossNotFinite(sentence, next="Resume from the last checkpoint with a lower trainer.learning_rate.")
     return RequestRefused(f"The training service refused {call}: {sentence}")
 

@@ -16,6 +16,7 @@ from halteres.training.learner import Learner, Pass
 from halteres.training.objective import Objective
 from halteres.training.report import Report, Step, Timer
 from halteres.training.schedule import learning_rate, minibatches
+from halteres.training.stopping import StopReason
 
 BASELINE = "step-000000"
 FINAL = "final"
@@ -96,6 +97,6 @@ def checkpoint_name(step: int) -> str:
     return f"step-{step:06d}"
 
 
-async def close(policy: Learner, report: Report, step: int, why: str) -> None:
-    """Write the final weights: a run has ended well only once they exist."""
-    report.checkpoint(await policy.save(FINAL, step), final=True, why=why)
+async def close(policy: Learner, report: Report, step: int, why: str, reason: StopReason | None = None) -> None:
+    """Write the final weights: a run has ended well only once they exist. `reason`: of an early end."""
+    report.checkpoint(await policy.save(FINAL, step), final=True, why=why, reason=reason)

@@ -22,6 +22,7 @@ from halteres.training.folder import RunFolder
 from halteres.training.learner import Checkpoint, Pass
 from halteres.training.objective import TrainingBatch
 from halteres.training.rollouts import Rollouts
+from halteres.training.stopping import StopReason
 from halteres.training.turns import FloatArray, Turns
 from halteres.types import CONTEXT_LOGPROB, Batch
 
@@ -126,13 +127,15 @@ class Report:
         )
         self.unsaved_step = step.number
 
-    def checkpoint(self, checkpoint: Checkpoint, *, final: bool = False, why: str | None = None) -> None:
-        """A checkpoint exists. `final`: the last one of this process, and why it is."""
+    def checkpoint(
+        self, checkpoint: Checkpoint, *, final: bool = False, why: str | None = None, reason: StopReason | None = None
+    ) -> None:
+        """A checkpoint exists. `final`: the last one of this process, and why it is; `reason`: of an early end."""
         self.unsaved_step = None
         facts = {**asdict(checkpoint), "final": final}
         # The multi-turn seed's name for the step, beside ours: whoever read its rows can read these.
         append_row(self._folder.checkpoints, {**facts, "policy_iteration_step": checkpoint.step, "t": self._clock()})
-        self._event("checkpoint", **facts, **({"why": why} if why else {}))
+        self._event("checkpoint", **facts, **({"why": why} if why else {}), **({"reason": reason} if reason else {}))
         logger.info("Checkpoint '%s' of step %d is written.", checkpoint.name, checkpoint.step)
 
     def diverged(self, step: int, evidence: str) -> None:

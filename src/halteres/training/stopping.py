@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from halteres.config.control import Mode, read_stop_request
 from halteres.training.failures import StopTimedOut
@@ -28,12 +29,16 @@ SIGNAL_GRACE_S = 9.0
 """After a signal the process is gone within 10 s, with or without its final checkpoint."""
 
 
+StopReason = Literal["time_limit", "asked", "signal"]
+
+
 @dataclass(frozen=True, slots=True)
 class StopRequest:
     """Somebody wants an end."""
 
     mode: Mode
-    why: str
+    why: str  # for people
+    reason: StopReason = "asked"
 
 
 class Stopping:
@@ -59,7 +64,7 @@ class Stopping:
         """What was asked for so far, by anybody."""
         if self._request is None or self._request.mode != "now":
             if self._out_of_time():
-                self.ask(StopRequest("now", f"the limit of {self._max_s / 60:g} minutes is reached"))
+                self.ask(StopRequest("now", f"the limit of {self._max_s / 60:g} minutes is reached", "time_limit"))
             elif (mode := read_stop_request(self._file)) is not None:
                 self.ask(StopRequest(mode, "a stop was requested"))
         return self._request
@@ -84,7 +89,7 @@ def obey_signals(stopping: Stopping) -> None:
             _leave(128 + number, f"{number.name} came twice; ended without a final checkpoint.")
         seen.append(number)
         logger.warning("%s: ending with a checkpoint; a second signal ends at once.", number.name)
-        stopping.ask(StopRequest("now", f"{number.name} was received"))
+        stopping.ask(StopRequest("now", f"{number.name} was received", "signal"))
         loop.call_later(SIGNAL_GRACE_S, _leave, 1, _timed_out(number).sentence)
 
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -18,9 +18,8 @@ from halteres.agent.caller import Caller
 from halteres.agent.drafting import drafts
 from halteres.agent.drafting.drafts import current, sifted
 from halteres.agent.drafting.fields import Setting, brief, by_key, diff, find_setting, settings_of
-from halteres.agent.fitting import echoed, shortened
+from halteres.agent.fitting import echoed, shortened, significant
 from halteres.agent.tool import READS, UNSET, Hints, Result, tool
-from halteres.agent.wording import significant, worded
 from halteres.config import environ
 from halteres.config.edits import Edit, nearest_setting
 from halteres.config.files import Resolved
@@ -31,6 +30,7 @@ from halteres.config.problem import UnknownSetting, refusal
 from halteres.config.settings import TrainerSettings
 from halteres.errors import HalteresError, InvalidConfig, UserError
 from halteres.models import model_folder
+from halteres.next_step import NextStep, worded
 
 LONGEST_CALL = 600
 """Characters of a call that is worth telling."""
@@ -49,11 +49,13 @@ def mending(tool: str, changes: Mapping[str, Any], **arguments: Any) -> Iterator
         raise
 
 
-def mended_call(error: HalteresError, tool: str, changes: Mapping[str, Any], **arguments: Any) -> str | None:
+def mended_call(error: HalteresError, tool: str, changes: Mapping[str, Any], **arguments: Any) -> NextStep | None:
     """The call that would not be refused, where every problem has a suggestion."""
     mended = _mended({**changes, **error.details.get("coerced", {})}, error.details.get("problems") or [])
-    call = worded(tool, **arguments, changes=mended) if mended else ""
-    return call if 0 < len(call) <= LONGEST_CALL else None
+    if not mended:
+        return None
+    step = NextStep(tool, {**arguments, "changes": mended})
+    return step if len(step.call) <= LONGEST_CALL else None
 
 
 def _mended(changes: Mapping[str, Any], problems: list[dict[str, Any]]) -> dict[str, Any] | None:

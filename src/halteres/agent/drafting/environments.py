@@ -14,7 +14,6 @@ from halteres.agent.drafting.configuring import held_model, lowered, mending
 from halteres.agent.drafting.drafts import choose
 from halteres.agent.drafting.fields import brief
 from halteres.agent.tool import READS, Hints, Result, tool
-from halteres.agent.wording import worded
 from halteres.config.discovery import (
     BrokenFile,
     Discovery,
@@ -22,6 +21,7 @@ from halteres.config.discovery import (
     discover,
 )
 from halteres.config.program import last_failure
+from halteres.next_step import worded
 
 TIPS = (
     "rl_select_environment(name) selects one",

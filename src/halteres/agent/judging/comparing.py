@@ -19,9 +19,9 @@ from halteres.agent.caller import Caller
 from halteres.agent.fitting import size_of
 from halteres.agent.tool import READS, Result, tool
 from halteres.agent.watching.headline import CORRECT, REWARD, Choice, choose, lower_is_better, rounded, tells_better
-from halteres.agent.wording import worded
 from halteres.config.settings import Settings
 from halteres.errors import HalteresError
+from halteres.next_step import worded
 from halteres.observe.metrics import series
 from halteres.runs.directory import RunDirectory, RunNotFound, RunUnreadable
 from halteres.runs.reading.evaluations import differences

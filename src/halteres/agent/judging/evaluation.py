@@ -25,11 +25,11 @@ from halteres.agent.tool import Hints, Result, tool
 from halteres.agent.trial.folder import TestFolder, begin, tests_home
 from halteres.agent.trial.testing import until_ended
 from halteres.agent.watching.headline import CORRECT, GREEDY, SCORE, rounded
-from halteres.agent.wording import worded
 from halteres.config import environ
 from halteres.config.program import describe, program_of
 from halteres.config.settings import ENV_WIRING
 from halteres.errors import Conflict, InvalidConfig, NotFound, UserError
+from halteres.next_step import worded
 from halteres.observe.metrics import merge_by_step
 from halteres.runs.directory import RunDirectory
 from halteres.runs.lock import locked

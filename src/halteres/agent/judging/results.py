@@ -26,6 +26,7 @@ from halteres.agent.watching.headline import (
 )
 from halteres.agent.watching.look import (
     Look,
+    error_of,
     first_call,
     further,
     left_of,
@@ -35,8 +36,8 @@ from halteres.agent.watching.look import (
     wandb_names,
 )
 from halteres.agent.watching.status import WHY_LENGTH
-from halteres.agent.wording import in_calls, worded
 from halteres.errors import HalteresError
+from halteres.next_step import worded
 from halteres.observe.metrics import Row
 from halteres.runs.directory import RunDirectory, runs_home
 from halteres.runs.reading.adapter import vllm_command
@@ -251,7 +252,7 @@ def _alerts(look: Look) -> list[dict[str, Any]]:
 
 def _notes(look: Look, outcome: Outcome, asked: Choice | None) -> list[str]:
     state, skipped = look.state, look.skipped
-    notes = [f"{state.code or state.status}: {shortened(in_calls(state.error), 300)}"] if state.error else []
+    notes = [f"{state.code or state.status}: {shortened(error_of(look), 300)}"] if state.error else []
     notes += asked.notes if asked else ()
     notes += [look.hardly_moved] if look.hardly_moved else []
     if skipped:

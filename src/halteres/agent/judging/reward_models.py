@@ -23,10 +23,10 @@ from halteres.agent.tool import READS, Hints, LongArguments, Result, tool
 from halteres.agent.trial.folder import TestFolder, begin, tests_home
 from halteres.agent.trial.testing import until_ended
 from halteres.agent.watching.headline import rounded
-from halteres.agent.wording import worded
 from halteres.config import environ
 from halteres.errors import HalteresError, NotFound, UserError
 from halteres.models import stored_models
+from halteres.next_step import worded
 from halteres.rewards.model_folder import RESULT, ModelFolder, read_model_folder
 from halteres.runs.directory import list_runs
 

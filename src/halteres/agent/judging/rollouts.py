@@ -15,8 +15,8 @@ from halteres.agent.fitting import shortened, shortened_item, size_of
 from halteres.agent.tool import READS, Result, tool
 from halteres.agent.watching.headline import rounded
 from halteres.agent.watching.look import Look, left_of, look_at, next_after
-from halteres.agent.wording import worded
 from halteres.errors import HalteresError, NotReady, UserError
+from halteres.next_step import worded
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.rollouts import Mark, Rollout, StepOfRollouts, Turn, rollouts_of, steps_of
 

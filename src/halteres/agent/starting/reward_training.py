@@ -15,9 +15,9 @@ from pydantic import Field
 from halteres.agent.arguments import chosen_run
 from halteres.agent.caller import Caller
 from halteres.agent.tool import Hints, Result, tool
-from halteres.agent.wording import worded
 from halteres.errors import UserError
 from halteres.models import TINY
+from halteres.next_step import worded
 from halteres.rewards.training_plan import Forecast, read_plan
 from halteres.runs.directory import RunDirectory
 from halteres.runs.starting.preflight import run_of_key

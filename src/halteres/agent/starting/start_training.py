@@ -23,12 +23,12 @@ from halteres.agent.starting.estimates import Estimate, estimate
 from halteres.agent.tool import Hints, Result, tool
 from halteres.agent.trial.folder import TestOutcome, latest_test
 from halteres.agent.watching.look import look_at
-from halteres.agent.wording import worded
 from halteres.config import environ
 from halteres.config.discovery import EnvironmentNotFound
 from halteres.config.files import Resolved, resolve_settings
 from halteres.config.settings import Settings
 from halteres.errors import HalteresError, InvalidConfig, UserError
+from halteres.next_step import NextStep, worded
 from halteres.runs.directory import RunDirectory, find_run
 from halteres.runs.starting.check import Check
 from halteres.runs.starting.preflight import Examined, Plan, examine, run_of_key
@@ -67,7 +67,7 @@ class Call:
 
     def mended(self, refused: HalteresError) -> HalteresError:
         """A refusal to go on from a run, with the call that would not be refused."""
-        if self.resume_from and not refused.next.startswith("rl_"):
+        if self.resume_from and not isinstance(refused.next, NextStep):
             again = mended_call(refused, TOOL, self.changes, resume_from=self.resume_from, name=self.name)
             refused.next = again or refused.next
         return refused

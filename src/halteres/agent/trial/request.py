@@ -25,6 +25,7 @@ from halteres.config.program import EnvironmentProgram, describe, program_of
 from halteres.config.settings import ENV_WIRING, Settings
 from halteres.errors import HalteresError
 from halteres.models import model_folder
+from halteres.next_step import NextStep
 from halteres.runs.directory import RunAmbiguous, RunNotFound, find_run
 from halteres.runs.reading.adapter import CONFIG, weights_of
 from halteres.runs.served import service_arguments
@@ -348,10 +349,12 @@ def _check_set(*keys: str, always: bool) -> None:
     missing = next((key for key in keys if not environ.is_set(key)), None)
     if missing is None:
         return
-    remedy = 'rl_test_inference(backend="local") needs no key'
+    reason = f"{missing} must be set for other models; without a key"
     raise MissingKey(
         f"{missing} not set. Required for inference testing.",
         "Set it where these tools are started" + ("." if always else ", or test the local model, which needs none."),
-        f"set {missing}, then rl_test_inference()" if always else f"{remedy}; {missing} must be set for other models",
+        f"set {missing}, then rl_test_inference()"
+        if always
+        else NextStep("rl_test_inference", {"backend": "local"}, reason),
         field=missing,
     )

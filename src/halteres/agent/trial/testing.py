@@ -23,9 +23,9 @@ from halteres.agent.tool import Hints, LongArguments, Result, tool
 from halteres.agent.trial.folder import TestFolder, find_test, keys_for, open_test, start
 from halteres.agent.trial.report import brief, report
 from halteres.agent.trial.request import Order, Request
-from halteres.agent.wording import worded
 from halteres.config import environ
 from halteres.errors import NotReady
+from halteres.next_step import worded
 
 LOOK_EVERY_S = 0.05
 STARTED_WITHIN_S = 5.0  # longer where the call may wait longer

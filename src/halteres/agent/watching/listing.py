@@ -13,10 +13,10 @@ from typing import Annotated, Any, get_args
 from pydantic import Field
 
 from halteres.agent.caller import Caller
-from halteres.agent.fitting import clipped
+from halteres.agent.fitting import clipped, significant
 from halteres.agent.tool import READS, Result, tool
-from halteres.agent.wording import significant, worded
 from halteres.errors import UserError, boundary, unknown
+from halteres.next_step import worded
 from halteres.runs.directory import RunDirectory, known_runs
 from halteres.runs.reading.progress import last_reward
 from halteres.runs.roster import UNREADABLE, Entry

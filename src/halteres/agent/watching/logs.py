@@ -13,8 +13,8 @@ from halteres.agent.caller import Caller
 from halteres.agent.fitting import clipped
 from halteres.agent.tool import READS, Result, tool
 from halteres.agent.watching.look import Look, cleaned, look_at, matching, next_after
-from halteres.agent.wording import worded
 from halteres.errors import UserError, unknown
+from halteres.next_step import worded
 from halteres.runs.directory import RunDirectory
 
 TAIL_BYTES, SEARCHED_BYTES = 256 << 10, 4 << 20

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from halteres.agent.fitting import clipped
-from halteres.agent.wording import in_calls, significant, worded
+from halteres.agent.fitting import clipped, significant
 from halteres.clients import plain
 from halteres.config import environ
 from halteres.errors import HalteresError
+from halteres.next_step import worded
 from halteres.observe.plots import sparkline
 from halteres.observe.sinks import read_reports
 from halteres.redaction import Redactor, printable
@@ -317,17 +317,6 @@ ERROR_LENGTH = 300
 ANSWER_LENGTH, LEAST_LENGTH = 1340, 300
 """Characters of a whole answer, and how many of them the log has at least."""
 
-_ITS_LOG = re.compile(r"(?<=\.) Its log: \S+\.(?= |$)")
-"""What many a sentence ends with and the answer tells beside it."""
-
-_GO_ON = r"[Gg]o on from step \d+: halteres train --resume \w+"
-_WAY_ON = re.compile(
-    rf"(?<!then )(?:{_GO_ON}|There is no checkpoint to go on from: start the run again|"
-    r"It has no checkpoint yet: start it again)\.?"
-)
-_THEN = re.compile(rf"then (?:{_GO_ON}|start again)")
-"""How to go on, as it was when the process failed: the others may have written a checkpoint since."""
-
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\d[ T][\d:.,]+Z? (?:[a-z]+ (?=[A-Z]+ ))?")
 _LOGGER = re.compile(r"^(?:(?:INFO|DEBUG)|(WARNING|ERROR|CRITICAL)) [\w.]+: ")
 _TELLING = re.compile(r"^(?:WARNING|ERROR|CRITICAL|error)\b|\b\w*(?:Error|Exception)\b")
@@ -338,7 +327,7 @@ def failure_facts(look: Look) -> dict[str, Any]:
     if look.state.status != "failed":
         return {}
     return {
-        "error": clipped(in_calls(_sentence(look)), ERROR_LENGTH),
+        "error": clipped(error_of(look), ERROR_LENGTH),
         "code": look.state.code or "internal",
         "exit": look.failed_process.facts if look.failed_process else None,
         "resumable": look.state.resumable,
@@ -361,13 +350,19 @@ def log_tail(look: Look, told: dict[str, Any]) -> list[str]:
     return [lines[number] for number in sorted(kept)]
 
 
-def _sentence(look: Look) -> str:
-    """The error, with the way on as it is now."""
+def error_of(look: Look) -> str:
+    """The error, with the way on as it is now: a checkpoint may have been written since. The log is told beside it."""
+    failure = look.state.failure
+    if failure is None:
+        return look.state.error or "The run failed."
     newest = look.last_checkpoint if look.state.resumable else None
-    goes_on = f"`next` goes on from step {newest['step']}." if newest else ""
-    way_on = goes_on or "There is no checkpoint to go on from: `next` starts again."
-    sentence = _WAY_ON.sub(way_on, _ITS_LOG.sub("", look.state.error or "The run failed."))
-    return _THEN.sub("then resume" if newest else "then start again", sentence)
+    if failure.first:
+        way_on = f"{failure.first}, then {'resume' if newest else 'start again'}."
+    elif newest:
+        way_on = f"`next` goes on from step {newest['step']}."
+    else:
+        way_on = "There is no checkpoint to go on from: `next` starts again."
+    return " ".join(part for part in (failure.what, failure.why, way_on) if part)
 
 
 def _plain(line: str) -> str:

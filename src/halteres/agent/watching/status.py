@@ -33,11 +33,11 @@ from halteres.agent.watching.look import (
     why_no_batch,
 )
 from halteres.agent.watching.stopping import Until, wait_for, wait_for_all
-from halteres.agent.wording import worded
 from halteres.config import environ
 from halteres.config.policies import load_policy
 from halteres.errors import HalteresError, NotReady, UserError
 from halteres.files import NOT_JSON, read_regular, replace_file
+from halteres.next_step import worded
 from halteres.runs.directory import RunDirectory
 from halteres.runs.lock import locked
 from halteres.runs.reading.failures import read_restarts

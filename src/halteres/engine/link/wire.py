@@ -108,7 +108,7 @@ def packed(error: HalteresError) -> Failure:
     """An error for the wire; a class that only one room knows travels as its nearest common ancestor."""
     kind = next(kind for kind in type(error).__mro__ if kind in ERROR_KINDS.values())
     details = msgspec.to_builtins(error.details, enc_hook=str)  # an error must cross, whatever it carries
-    return Failure(kind.__name__, error.what, error.why, error.next, details)
+    return Failure(kind.__name__, error.what, error.why, str(error.next), details)
 
 
 def unpacked(failure: Failure) -> HalteresError:

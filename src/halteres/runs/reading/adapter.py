@@ -16,6 +16,7 @@ from typing import Any
 from halteres.config import environ
 from halteres.errors import NotFound
 from halteres.files import NOT_JSON, read_regular
+from halteres.next_step import NextStep
 from halteres.runs.directory import RunDirectory, RunNotFound, find_run, list_runs, runs_home
 from halteres.service.base import BaseModel, base_model
 from halteres.service.checkpoints.paths import folder_of
@@ -59,7 +60,7 @@ def weights_of(named: str) -> PolicyWeights:
         return newest_weights(run)
     path = (folder.parent if (folder / CONFIG).is_file() else folder).resolve()
     if path.parent != runs_home().resolve() or not (path / "run.json").is_file():
-        raise NotFound(f"{folder} belongs to no run.", NO_RUN, "halteres runs list")
+        raise NotFound(f"{folder} belongs to no run.", NO_RUN, NextStep("rl_list_runs"))
     return newest_weights(find_run(path.name))
 
 
@@ -91,7 +92,7 @@ def newest_weights(run: RunDirectory) -> PolicyWeights:
         raise NotFound(
             f"Run {run.run_id} has no weights to sample from.",
             f"It is {run.state().status} and has written no checkpoint.",
-            f"Look at it with: halteres runs status {run.run_id}",
+            NextStep("rl_check_status", {"run_id": run.run_id}, "Look at it with"),
         )
     return PolicyWeights(run=run, path=rows[-1]["sampler_path"], step=rows[-1]["step"])
 
@@ -103,7 +104,7 @@ def _in_a_run(path: str) -> PolicyWeights:
                 return PolicyWeights(run=run, path=path, step=row["step"])
         if folder_of(run.path / "service", path).is_dir():
             return PolicyWeights(run=run, path=path)
-    raise NotFound(f"No run has weights {path}.", NO_RUN, "halteres runs list")
+    raise NotFound(f"No run has weights {path}.", NO_RUN, NextStep("rl_list_runs"))
 
 
 def adapter_of(named: str, state: Path | None = None) -> Adapter:

@@ -17,6 +17,7 @@ import msgspec
 
 from halteres.errors import EnvironmentGaveUp, HalteresError, ProcessFailed
 from halteres.files import NOT_JSON, read_regular
+from halteres.next_step import NextStep
 from halteres.observe.metrics import read_rows
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.progress import Given, read_given
@@ -115,11 +116,10 @@ def died(run: RunDirectory, role: str, title: str, code: int | None, *, step: in
     told, exited = _told(run, role, code), {"process": role, "code": code}
     if short := _short_of(run, role, told):
         return _out_of_memory(run, f"{title} ran out of {short} {when}.", exited)
-    what, after = f"{title} {how(code)} {when}.", next_after(run, role)
+    what = f"{title} {how(code)} {when}."
     if told is None:
-        return ProcessFailed(what, _said(run, role, code) or _possibly(role, code), after, exit=exited)
-    why = " ".join(part for part in (told.what, told.why) if part)
-    failed = ProcessFailed(what, why, f"{told.next} {after}".strip(), exit=exited)
+        return _ended(run, role, what, _said(run, role, code) or _possibly(role, code), exited)
+    failed = _ended(run, role, what, " ".join(part for part in (told.what, told.why, told.next) if part), exited)
     failed.code = told.code
     return failed
 
@@ -132,37 +132,45 @@ def gave_up(run: RunDirectory, role: str, code: int | None) -> bool:
 
 def too_slow(run: RunDirectory, role: str, title: str, seconds: float) -> ProcessFailed:
     """A process of the run did not become ready in time."""
-    return ProcessFailed(
-        f"{title} was not ready within {seconds:.0f} s.",
-        _said(run, role, None),
-        next_after(run, role),
-        exit={"process": role, "code": None},
-    )
+    what = f"{title} was not ready within {seconds:.0f} s."
+    return _ended(run, role, what, _said(run, role, None), {"process": role, "code": None})
 
 
 def not_started(run: RunDirectory, error: OSError) -> ProcessFailed:
     """A process could not be started at all."""
-    return ProcessFailed("A process of the run could not be started.", f"{error}.", next_after(run, "supervisor"))
+    return _ended(run, "supervisor", "A process of the run could not be started.", f"{error}.")
 
 
 def disk_full(run: RunDirectory) -> DiskFull:
     """There is no room left for the run's files."""
-    return DiskFull("The disk is full.", f"Nothing more can be written in {run.path}.", f"Make room, {_then(run)}.")
+    room = "Make room"
+    return DiskFull(
+        "The disk is full.", f"Nothing more can be written in {run.path}.", _going_on(run, room), first=room
+    )
 
 
 def _out_of_memory(run: RunDirectory, what: str, exited: dict[str, Any]) -> ProcessFailed:
     remedies = [f"{name} to {value}" for name, value in smaller(read_given(run).env).items()]
     lower = f"Lower {' or '.join(remedies)}" if remedies else "Take a smaller inference.model"
-    failed = ProcessFailed(what, "", f"{lower}, {_then(run)}.", exit=exited)
+    failed = ProcessFailed(what, "", _going_on(run, lower), exit=exited, first=lower)
     failed.code = "gpu_oom"
     return failed
 
 
-def _then(run: RunDirectory) -> str:
+def _ended(run: RunDirectory, role: str, what: str, why: str, exited: dict[str, Any] | None = None) -> ProcessFailed:
+    """With where to look, and how to go on."""
+    told = {} if exited is None else {"exit": exited}
+    return ProcessFailed(what, why, _going_on(run), first="", log=str(run.log(role)), **told)
+
+
+def _going_on(run: RunDirectory, first: str = "") -> NextStep | str:
+    """How to go on from the newest checkpoint, once something else is done."""
     newest = run.newest_checkpoint()
     if newest is None:
-        return "then start again"
-    return f"then go on from step {newest['step']}: {read_state(run.path / 'run.json').resume_command}"
+        again = "There is no checkpoint to go on from: start the run again."
+        return f"{first}, then start again." if first else again
+    go_on = f"go on from step {newest['step']}"
+    return read_state(run.path / "run.json").resume(f"{first}, then {go_on}" if first else go_on.capitalize())
 
 
 def _short_of(run: RunDirectory, role: str, told: LastWords | None) -> Memory | None:
@@ -192,15 +200,6 @@ def how(code: int | None) -> str:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"was killed by signal {-code}"
-
-
-def next_after(run: RunDirectory, role: str) -> str:
-    """Where to look, and how to go on."""
-    newest = run.newest_checkpoint()
-    look = f"Its log: {run.log(role)}."
-    if newest is None:
-        return f"{look} There is no checkpoint to go on from: start the run again."
-    return f"{look} Go on from step {newest['step']}: {read_state(run.path / 'run.json').resume_command}"
 
 
 class LastWords(msgspec.Struct, frozen=True, kw_only=True):

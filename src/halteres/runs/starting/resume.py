@@ -27,6 +27,7 @@ from halteres.config.settings import Settings
 from halteres.errors import Conflict, NotFound
 from halteres.files import linked
 from halteres.models import model_folder
+from halteres.next_step import NextStep
 from halteres.observe.metrics import append_row
 from halteres.rewards.model_folder import RESULT
 from halteres.runs import identity
@@ -59,16 +60,14 @@ def resume_point(old: RunDirectory, settings: Settings, service_url: str | None)
     """The newest checkpoint of `old`, if a run with these settings can go on from it."""
     state = old.state()
     if state.kind == "reward":
-        goes_on = f"Go on with it: halteres reward train --resume-run {old.run_id}"
-        is_complete = f"It is complete: halteres reward eval {old.path / RESULT} HELD_OUT"
-        raise Conflict(
-            f"Run {old.run_id} trains a reward model, no policy.",
-            next=is_complete if state.status == "completed" else goes_on,
+        evaluate = NextStep(
+            "rl_evaluate_reward_model", {"model": str(old.path / RESULT), "data": "HELD_OUT"}, "It is complete"
         )
+        following = evaluate if state.status == "completed" else state.resume("Go on with it")
+        raise Conflict(f"Run {old.run_id} trains a reward model, no policy.", next=following)
     if not state.terminal:
-        raise Conflict(
-            f"Run {old.run_id} is still {state.status}.", "", f"Stop it first: halteres runs stop {old.run_id}"
-        )
+        stop = NextStep("rl_stop_training", {"run_id": old.run_id}, "Stop it first")
+        raise Conflict(f"Run {old.run_id} is still {state.status}.", next=stop)
     _wait_for_processes(old, state.processes)
     checkpoint = old.newest_checkpoint()
     if checkpoint is None:

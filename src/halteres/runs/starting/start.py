@@ -29,6 +29,7 @@ from halteres.config.settings import ENV_WIRING, Settings
 from halteres.config.sources import NOTHING_GIVEN, Effective, Sources, resolved, wired
 from halteres.errors import Conflict, HalteresError, InvalidConfig
 from halteres.files import replace_file
+from halteres.next_step import NextStep
 from halteres.process import detach
 from halteres.runs import lock
 from halteres.runs.directory import RunDirectory, new_run_id, runs_home
@@ -346,5 +347,5 @@ def _check_id(run_id: str, home: Path) -> None:
         raise Conflict(
             f"There is a run {run_id} already.",
             f"{home / run_id} is one run's directory.",
-            f"Start another, or go on with it: halteres train --resume {run_id}",
+            NextStep("rl_start_training", {"resume_from": run_id}, "Start another, or go on with it"),
         )

@@ -63,21 +63,20 @@ def trainer_ended(
         )
     if stop_asked:
         return Verdict(status="stopped")
-    why = _why(run)
-    if final and max_minutes is not None and (why is None or "minutes" in why):
+    ending = _final_event(run)
+    if final and max_minutes is not None and ending.get("reason") == "time_limit":
         note = f"The time limit of {max_minutes:g} minutes was reached at step {final['step']} of {state.total_steps}."
         return Verdict(status="completed", note=note)
     error = failures.died(run, "trainer", "Trainer", 0, step=state.step, ready=True)
-    if why:  # nobody asked its run to end, but somebody asked it
-        error.why = f"It ended early, with a checkpoint: {why}."
+    if ending.get("why"):  # nobody asked its run to end, but somebody asked it
+        error.why = f"It ended early, with a checkpoint: {ending['why']}."
     return Verdict(status="failed", error=error)
 
 
-def _why(run: RunDirectory) -> str | None:
-    """What the trainer gave as its reason to write the final weights."""
-    finals = [event for event in run.events() if event.get("type") == "checkpoint" and event.get("final")]
-    why = finals[-1].get("why") if finals else None
-    return str(why) if why else None
+def _final_event(run: RunDirectory) -> Mapping[str, Any]:
+    """What the trainer said of its final weights: `reason` and `why` of an early end."""
+    finals = (event for event in run.events() if event.get("type") == "checkpoint" and event.get("final"))
+    return next(reversed(list(finals)), {})
 
 
 WITHOUT_SERVICE_S = 1.0

@@ -10,14 +10,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
-import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from halteres.files import NOT_JSON, read_regular, tail
+from halteres.files import NOT_JSON, read_regular
 from halteres.runs import identity
 
 LOOK_EVERY_S = 0.5
@@ -61,22 +59,20 @@ async def another(service_folder: Path, than: int) -> dict[str, Any]:
     return engine
 
 
-async def told_end(service_log: Path, pid: int) -> int:
-    """The exit code of an engine that has ended, negative for a signal; returns once its service's log tells.
-
-    Its parent alone learns it from the kernel. The words are those of `halteres.engine.child`; a test holds them.
-    """
-    while (code := _told(tail(service_log, 40), pid)) is None:  # noqa: ASYNC110 - a log tells nobody that it grew
+async def exit_code(service_folder: Path, pid: int) -> int | None:
+    """Of an engine that has ended, negative for a signal; returns once its service, its parent, has written it."""
+    while (end := _last_end(service_folder)) is None or end.get("pid") != pid:  # noqa: ASYNC110 - a file tells nobody
         await asyncio.sleep(LOOK_AGAIN_S)
-    return code
+    code = end.get("code")
+    return code if isinstance(code, int) else None
 
 
-def _told(lines: list[str], pid: int) -> int | None:
-    words = re.compile(rf"The engine \(process {pid}\) .*?(?:killed by (SIG[A-Z0-9]+)|Exit code (\d+))\.")
-    for line in reversed(lines):
-        if said := words.search(line):
-            return -signal.Signals[said[1]] if said[1] else int(said[2])
-    return None
+def _last_end(service_folder: Path) -> dict[str, Any] | None:
+    try:
+        end = json.loads(read_regular(service_folder / "engine_exit.json"))
+    except (OSError, *NOT_JSON):
+        return None
+    return end if isinstance(end, dict) else None
 
 
 def _group(pid: int) -> int | None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from halteres.runs.directory import RunDirectory
-from halteres.runs.supervision.engine_watch import another, gone, told_end
+from halteres.runs.supervision.engine_watch import another, exit_code, gone
 from halteres.runs.supervision.messages import EngineBack, EngineGone
 
 TOLD_WITHIN_S = 2.0
@@ -26,7 +26,7 @@ async def engines(run: RunDirectory, engine: Mapping[str, Any]) -> AsyncIterator
         code = None
         with suppress(TimeoutError):
             async with asyncio.timeout(TOLD_WITHIN_S):
-                code = await told_end(run.log("service"), engine["pid"])
+                code = await exit_code(run.path / "service", engine["pid"])
         yield EngineGone(code)
         engine = await another(run.path / "service", engine["pid"])
         yield EngineBack(engine)

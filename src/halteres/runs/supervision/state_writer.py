@@ -24,7 +24,7 @@ from halteres.runs.supervision.logpipe import cut_logs
 
 _log = logging.getLogger(__name__)
 
-_TEXTS = ("error", "note")
+_TEXTS = ("failure", "error", "note")
 """What of the state is told in words; the rest is ours to choose."""
 
 
@@ -51,7 +51,12 @@ class StateWriter:
 
     def without_secrets(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Changes as the state will have them."""
-        return {name: self._redactor.json(value) if name in _TEXTS else value for name, value in changes.items()}
+        return {name: self._redacted(value) if name in _TEXTS else value for name, value in changes.items()}
+
+    def _redacted(self, value: Any) -> Any:
+        if isinstance(value, msgspec.Struct):
+            return msgspec.convert(self._redactor.json(msgspec.to_builtins(value)), type(value))
+        return self._redactor.json(value)
 
     def process(self, role: str, **facts: Any) -> None:
         """Change what is known of one process."""

@@ -25,7 +25,7 @@ from halteres.errors import Conflict, HalteresError, ServerError, boundary
 from halteres.runs import identity, lock
 from halteres.runs.directory import RunDirectory
 from halteres.runs.servers import new_secret
-from halteres.runs.state import RESERVE, Phase, RunState, Status
+from halteres.runs.state import RESERVE, Failure, Phase, RunState, Status
 from halteres.runs.stop import WAKE
 from halteres.runs.supervision.conclusion import conclude, export_adapter, final_checkpoint
 from halteres.runs.supervision.controller import RunController
@@ -88,6 +88,7 @@ async def _close(writer: StateWriter, verdict: Verdict) -> Status:
         "error": verdict.error.sentence if verdict.error else None,
         "code": verdict.error.code if verdict.error else verdict.code,
         "exit": verdict.error.details.get("exit") if verdict.error else None,
+        "failure": Failure.of(verdict.error) if verdict.error else None,
         "note": verdict.note,
         "resumable": resumable,
         "last_checkpoint": newest or writer.state.last_checkpoint,

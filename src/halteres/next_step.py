@@ -1,0 +1,84 @@
+"""What to do next, as a value: a call of the agent's tools, which each reader gets in words of its own.
+
+Owns: how a call is written out for an agent to make, and the command of a shell that does the same.
+Never: makes the call; knows which arguments a tool takes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_COMMANDS = {
+    "rl_start_training": "halteres train --resume {resume_from}",
+    "rl_train_reward_model": "halteres reward train --resume-run {resume_from}",
+    "rl_evaluate_reward_model": "halteres reward eval {model} HELD_OUT",
+    "rl_stop_training": "halteres runs stop {run_id}",
+    "rl_check_status": "halteres runs status {run_id}",
+    "rl_list_runs": "halteres runs list",
+}
+"""Of a person at a terminal; any other call is written as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class NextStep:
+    """A call that goes on from here.
+
+    >>> step = NextStep("rl_start_training", {"resume_from": "3fa9c1d2"}, "Go on from step 5")
+    >>> step.for_agents
+    'Go on from step 5: rl_start_training(resume_from="3fa9c1d2")'
+    >>> str(step)
+    'Go on from step 5: halteres train --resume 3fa9c1d2'
+    """
+
+    tool: str
+    args: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    reason: str = ""  # what it is for
+
+    @property
+    def call(self) -> str:
+        """As an agent makes it; a run comes first, without the argument's name."""
+        named = dict(self.args)
+        run = [named.pop("run_id")] if "run_id" in named else []
+        return worded(self.tool, *run, **named)
+
+    @property
+    def command(self) -> str:
+        """As a person types it."""
+        try:
+            return _COMMANDS[self.tool].format_map(self.args)
+        except KeyError:  # there is no such command, or it takes other arguments
+            return self.call
+
+    @property
+    def for_agents(self) -> str:
+        """What it is for, and the call."""
+        return self._with(self.call)
+
+    def __str__(self) -> str:
+        return self._with(self.command)
+
+    def _with(self, text: str) -> str:
+        return f"{self.reason}: {text}" if self.reason else text
+
+
+def for_agents(following: str | NextStep) -> str:
+    """A next step, or a sentence that is none, as an agent reads it."""
+    return following.for_agents if isinstance(following, NextStep) else following
+
+
+def worded(tool: str, /, *arguments: Any, **named: Any) -> str:
+    """A call as text; arguments that are None or empty are left out.
+
+    >>> worded("rl_check_status", "3fa9c1d2", wait_s=45, until="eval")
+    'rl_check_status("3fa9c1d2", wait_s=45, until="eval")'
+    """
+    given = [_json(value) for value in arguments]
+    given += [f"{key}={_json(value)}" for key, value in named.items() if value not in (None, {}, "")]
+    return f"{tool}({', '.join(given)})"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
