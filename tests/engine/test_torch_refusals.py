@@ -62,7 +62,7 @@ async def test_a_ratio_that_overflows_is_refused_and_accumulates_nothing(model_f
             await engine.forward_backward("a", (good, bad), IMPORTANCE_SAMPLING)
         assert caught.value.code == "nan_loss"
         told = as_failed_future(caught.value)
-        assert told["error"].startswith("The loss is not finite at datum 1, position 3.")
+        assert told["error"].startswith("[nan_loss] The loss is not finite at datum 1, position 3.")
         assert told["category"] == "user"
         assert not gradient(engine).any()
         await engine.forward_backward("a", (good,), IMPORTANCE_SAMPLING)
