@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-_COMMANDS = {
-    "rl_start_training": "halteres train --resume {resume_from}",
-    "rl_train_reward_model": "halteres reward train --resume-run {resume_from}",
-    "rl_evaluate_reward_model": "halteres reward eval {model} HELD_OUT",
-    "rl_stop_training": "halteres runs stop {run_id}",
-    "rl_check_status": "halteres runs status {run_id}",
-    "rl_list_runs": "halteres runs list",
+_COMMANDS: dict[tuple[str, ...], str] = {
+    ("rl_start_training", "resume_from"): "halteres train --resume {resume_from}",
+    ("rl_train_reward_model", "resume_from"): "halteres reward train --resume-run {resume_from}",
+    ("rl_evaluate_reward_model", "model", "data"): "halteres reward eval {model} {data}",
+    ("rl_stop_training", "run_id"): "halteres runs stop {run_id}",
+    ("rl_check_status", "run_id"): "halteres runs status {run_id}",
+    ("rl_list_runs",): "halteres runs list",
 }
-"""Of a person at a terminal; any other call is written as it is."""
+"""What a person types, by the tool and exactly these of its arguments; any other call is written as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,8 @@ class NextStep:
     @property
     def command(self) -> str:
         """As a person types it."""
-        try:
-            return _COMMANDS[self.tool].format_map(self.args)
-        except KeyError:  # there is no such command, or it takes other arguments
-            return self.call
+        command = _COMMANDS.get((self.tool, *self.args))
+        return command.format_map(self.args) if command else self.call
 
     @property
     def for_agents(self) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,20 @@ def functions(tmp_path: Path) -> Path:
 
 def digits(inference: Inference, rewards: Sequence[Mapping[str, Any]], **changes: Any) -> Digits:
     return Digits(config(rewards=rewards, **changes), [server(inference)])
+
+
+@asynccontextmanager
+async def judge_saying(text: str) -> AsyncIterator[str]:
+    """The address of a judge that gives every question this answer, and no log-probabilities."""
+
+    async def judge(request: web.Request) -> web.Response:
+        message = {"role": "assistant", "content": text}
+        return web.json_response({"choices": [{"message": message}], "usage": {"total_tokens": 10}})
+
+    app = web.Application()
+    app.add_routes([web.post("/v1/chat/completions", judge)])
+    async with serving(app) as url:
+        yield url
 
 
 async def settled(env: BaseEnv, item: Any = 7) -> Settled:
@@ -156,14 +171,7 @@ async def test_a_judge_that_never_grades_is_named_with_its_reason(
     inference: Inference, functions: Path, relative: bool
 ) -> None:
     """Where it is all there is the group fails, sampled once; where another component pays the group stays."""
-
-    async def judge(request: web.Request) -> web.Response:
-        message = {"role": "assistant", "content": "I cannot say."}
-        return web.json_response({"choices": [{"message": message}], "usage": {"total_tokens": 10}})
-
-    app = web.Application()
-    app.add_routes([web.post("/v1/chat/completions", judge)])
-    async with serving(app) as url:
+    async with judge_saying("I cannot say.") as url:
         rubric = {} if relative else {"rubric": {"criteria": [{"name": "k", "text": "?"}]}}
         rewards: list[dict[str, Any]] = [{"name": "g", **rubric, "judge": {"base_url": f"{url}/v1"}}]
         alone = await settled(digits(inference, rewards))
@@ -179,14 +187,7 @@ async def test_what_judges_spent_on_groups_that_failed_is_told(
     inference: Inference, functions: Path, tmp_path: Path
 ) -> None:
     """Every group fails by another component, and the run ends by it: its last row tells what was paid for."""
-
-    async def judge(request: web.Request) -> web.Response:
-        message = {"role": "assistant", "content": '{"verdict": "B"}'}
-        return web.json_response({"choices": [{"message": message}], "usage": {"total_tokens": 10}})
-
-    app = web.Application()
-    app.add_routes([web.post("/v1/chat/completions", judge)])
-    async with serving(app) as url:
+    async with judge_saying('{"verdict": "B"}') as url:
         rewards = [
             {"name": "broken", "function": f"{functions}:broken"},
             {"name": "g", "rubric": {"criteria": [{"name": "k", "text": "?"}]}, "judge": {"base_url": f"{url}/v1"}},

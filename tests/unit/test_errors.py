@@ -12,6 +12,7 @@ import pytest
 
 from halteres import errors
 from halteres.errors import (
+    Conflict,
     EnvironmentFailed,
     HalteresError,
     InvalidConfig,
@@ -28,6 +29,7 @@ from halteres.errors import (
     nearest,
     unknown,
 )
+from halteres.next_step import NextStep
 
 
 def kinds(kind: type[HalteresError] = HalteresError) -> Iterator[type[HalteresError]]:
@@ -41,6 +43,15 @@ def kinds(kind: type[HalteresError] = HalteresError) -> Iterator[type[HalteresEr
 ERROR = NotFound(
     "Run r17 has no checkpoint 'step-40'.", "It stopped at step 33.", "Resume from 'step-30'.", field="name", line=None
 )
+
+
+def test_a_next_step_is_a_call_to_agents_and_a_command_to_people_also_from_another_process() -> None:
+    step = NextStep("rl_stop_training", {"run_id": "3fa9c1d2"}, "Stop it first")
+    error = pickle.loads(pickle.dumps(Conflict("It runs.", next=step)))  # noqa: S301 - our own
+    assert error.sentence == "It runs. Stop it first: halteres runs stop 3fa9c1d2"
+    assert as_answer(error)["next"] == 'Stop it first: rl_stop_training("3fa9c1d2")'
+    changed = NextStep("rl_start_training", {"resume_from": "3fa9c1d2", "changes": {"batch_size": 8}})
+    assert str(changed) == changed.call, "no command drops an argument"
 
 
 def test_the_sentence_says_what_why_and_next() -> None:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:  # 0.3 s: whoever only describes an environment does without
     import aiohttp
 
 
+log = logging.getLogger(__name__)
+
+
 class Connected:
     """A client with connections: `async with` closes them, and so does `close`."""
 
@@ -48,8 +51,6 @@ _NOT_READY = (408, 429, 503)
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
 _TELL_AFTER_S = 3.0
-
-log = logging.getLogger(__name__)
 
 
 class JsonClient(Connected):

@@ -44,6 +44,9 @@ _IGNORED = ("--slurm", "--testing")  # Atropos's; they choose nothing here
 _NOTHING = ("null", "none", "None")
 
 
+log = logging.getLogger(__name__)
+
+
 class BadUsage(UserError):
     """Arguments that are no command; the process ends with code 2."""
 
@@ -98,8 +101,6 @@ def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
             raise BadUsage(f"The option '{option}' needs a value.")
         yield option, value if equals else rest.pop(0) if has_next else "true"
 
-
-log = logging.getLogger(__name__)
 
 Kind = type[BaseEnv]
 

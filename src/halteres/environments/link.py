@@ -45,6 +45,9 @@ KEPT = "kept"
 T = TypeVar("T")
 
 
+log = logging.getLogger(__name__)
+
+
 class TrajectoryClient(Protocol):
     """What is asked of `clients.trajectories.EnvironmentClient`, which describes it."""
 
@@ -308,6 +311,3 @@ def _read(file: Path) -> Letter | None:
         log.warning("%s holds no group (%s); it is left there under another name.", file, error)
         file.rename(file.with_suffix(_DAMAGED))
         return None
-
-
-log = logging.getLogger(__name__)

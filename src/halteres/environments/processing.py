@@ -28,6 +28,9 @@ POLL_S = 0.05
 ITEMS_PER_GROUP = 10  # so many items may fail or be dropped for each group wanted
 
 
+log = logging.getLogger(__name__)
+
+
 async def process(env: BaseEnv) -> Path:
     """Write `total_steps` groups, one line each; the file's path.
 
@@ -191,6 +194,3 @@ def _plain(group: ScoredDataGroup, place: int, tokenizer: Tokenizer) -> str:
 
 def _text(role: str, text: str) -> str:
     return f'<div class="role">{escape(role)}</div><pre>{escape(text)}</pre>'
-
-
-log = logging.getLogger(__name__)

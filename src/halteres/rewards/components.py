@@ -173,25 +173,25 @@ _SPECS: TypeAdapter[tuple[RewardSpec, ...]] = TypeAdapter(RewardSpecs)
 
 def secret_variables(env: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the variables that an environment of these settings needs for its scorers, and is given by name."""
-    try:
-        specs = [spec for name in ("rewards", "panel") for spec in _SPECS.validate_python(env.get(name) or ())]
-    except ValidationError:
-        return ()  # the environment refuses them, and says why
-    models = [spec.model for spec in specs if spec.model] + [str(env.get("reward_model_path") or "")]
+    specs = (*reward_specs(env), *_specs(env, "panel"))
     keys = {spec.judge.key_variable for spec in specs if spec.judge is not None and spec.judge.key_variable}
-    if any("://" in model for model in models):
+    if any("://" in (spec.model or "") for spec in specs):
         keys.add(environ.REWARD_KEY)
     return tuple(sorted(keys))
 
 
 def reward_specs(env: Mapping[str, Any]) -> tuple[RewardSpec, ...]:
     """The components of the reward by an environment's settings; none where the environment will refuse them."""
-    try:
-        specs = _SPECS.validate_python(env.get("rewards") or ())
-    except ValidationError:
-        return ()
     path = env.get("reward_model_path")
-    return (*specs, RewardSpec(name="reward_model", model=str(path))) if path else specs
+    short = (RewardSpec(name="reward_model", model=str(path)),) if path else ()
+    return (*_specs(env, "rewards"), *short)
+
+
+def _specs(env: Mapping[str, Any], name: str) -> tuple[RewardSpec, ...]:
+    try:
+        return _SPECS.validate_python(env.get(name) or ())
+    except ValidationError:
+        return ()  # the environment refuses them, and says why
 
 
 def is_learned(env: Mapping[str, Any]) -> bool:

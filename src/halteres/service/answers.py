@@ -29,6 +29,9 @@ from halteres.service.wire.codec import JSON, SMALL_BYTES
 _encode = msgspec.json.Encoder().encode
 
 
+log = logging.getLogger(__name__)
+
+
 def answer(value: Any, status: int = 200) -> Response:
     """A JSON answer."""
     return Response(_encode(value), status, media_type=JSON)
@@ -85,8 +88,6 @@ ANTHROPIC = re.compile(r"/anthropic/api(/|$)|(/runs/[^/]+)?/v1/messages(/|$)")
 OPENAI = re.compile(r"/oai/api(/|$)|(/runs/[^/]+)?/(v1|tokenize|detokenize)(/|$)")
 
 ROUTES = "The routes are those of the Tinker API (SDK 0.38), /v1/… of OpenAI's and Anthropic's, and /runs/RUN/…."
-
-log = logging.getLogger(__name__)
 
 
 class NoMethod(UserError):

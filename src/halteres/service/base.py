@@ -20,6 +20,9 @@ LONGEST_PATH = 4096
 """Characters; every part of one is looked up on disk."""
 
 
+log = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, slots=True)
 class BaseModel:
     """One base model: its name and its folder, which also holds the tokenizer."""
@@ -96,8 +99,6 @@ LEAST = 1 << 29
 
 UNKNOWN = 32
 """Adapters and snapshots, half of them each, that a budget is for where the model's shape cannot be read."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,8 @@ from halteres.service.durable.tables import MODELS
 from halteres.service.tenancy.tenants import Tenant
 from halteres.service.wire.training import Request
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Placement:
@@ -45,8 +47,6 @@ MAX_WAITING = 4096
 
 GAP_S = 900.0
 """How long requests wait for one before them that does not arrive: the SDK gives up sending it long before."""
-
-log = logging.getLogger(__name__)
 
 
 class Executor(Protocol):

@@ -44,6 +44,9 @@ EVERY_S = 60.0
 """The same warning is written so often at most."""
 
 
+log = logging.getLogger(__name__)
+
+
 @dataclass(slots=True)
 class Warned:
     """A warning that was written."""
@@ -115,8 +118,6 @@ def create_app(service: Service, shutdown: Shutdown | None = None) -> Starlette:
     app.state.shutdown = shutdown or Shutdown()
     return app
 
-
-log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 900
 """How long an idle connection is kept: a client that reuses one just as it is closed would see an error."""

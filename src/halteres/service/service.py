@@ -41,6 +41,8 @@ from halteres.service.training.execution import Training
 from halteres.service.wire.training import Request, read_request
 from halteres.text import Tokenizer, load_tokenizer
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -64,8 +66,6 @@ class Options:
 
 FULL_KEEP_S = 60.0
 """How long a settled request may be asked for again of a journal that has grown too large."""
-
-log = logging.getLogger(__name__)
 
 
 GENERATE = "generate"

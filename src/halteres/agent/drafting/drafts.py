@@ -39,6 +39,8 @@ from halteres.errors import InvalidConfig, ServerError, UserError
 from halteres.files import replace_file
 from halteres.runs.lock import locked
 
+_log = logging.getLogger(__name__)
+
 
 def found_environment(environment: str) -> EnvironmentFile:
     """The environment of this name, or in this file.
@@ -80,8 +82,6 @@ def _places(environment: str) -> list[Path]:
 def _looked_for(places: list[Path]) -> str:
     return f"There is no file {', '.join(map(str, places))}." if places else ""
 
-
-_log = logging.getLogger(__name__)
 
 _HANDLE = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,64}")  # not the names of folders
 

@@ -31,6 +31,9 @@ from halteres.service.wire.codec import JSON
 T = TypeVar("T")
 
 
+log = logging.getLogger(__name__)
+
+
 async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """The items of all streams as they come, each with its stream's number; the first failure ends all."""
     if len(streams) == 1:
@@ -64,8 +67,6 @@ async def _next(stream: AsyncGenerator[T, None]) -> tuple[T, ...]:
 
 
 SCORED_WITHIN_S = 120.0
-
-log = logging.getLogger(__name__)
 
 
 class BestOf:

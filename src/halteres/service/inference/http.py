@@ -19,6 +19,8 @@ from halteres.service.inference.requests import Call
 from halteres.service.tenancy.tenants import tenant_of
 from halteres.service.wire.codec import PROMPT_BYTES
 
+log = logging.getLogger(__name__)
+
 
 class ServiceEnds(NotReady):
     """The service was told to end while this was under way."""
@@ -121,8 +123,6 @@ async def _left(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
-
-log = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
 

@@ -37,6 +37,9 @@ LONGEST_S = 300 * 365.25 * 86400
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
+log = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
     """What is known of a key."""
@@ -189,8 +192,6 @@ HOW = "`halteres keys create NAME` on the service's machine makes one; set TINKE
 OWN = "It is of one run, for its own processes: `halteres runs connect RUN` prints its address and key."
 
 _NO_HASH = "0" * 64
-
-log = logging.getLogger(__name__)
 
 
 class KeyRefused(UserError):

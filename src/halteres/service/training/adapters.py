@@ -37,6 +37,9 @@ ADAM = ("adamw", "adam")
 """The optimiser's names; both mean decoupled decay."""
 
 
+log = logging.getLogger(__name__)
+
+
 async def create_adapter(engine: Trains, model: Model, request: Request) -> LoraConfig:
     """Make the adapter that a create_model asks for; returns its shape, with the seed drawn for it."""
     asked = request.of(CreateModel)
@@ -92,8 +95,6 @@ POINT_SHARE = 20
 """A restore point is taken only after so many times its own cost."""
 
 T = TypeVar("T")
-
-log = logging.getLogger(__name__)
 
 
 class AdapterLost(ServerError):

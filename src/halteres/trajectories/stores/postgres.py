@@ -70,6 +70,9 @@ schema_version = Table(
 TABLES = (*tables.RECORDS, tables.bodies, changelog.turns)
 
 
+_log = logging.getLogger(__name__)
+
+
 def _prepare(connection: Connection, name: str) -> None:
     """Create what is missing in an empty database. `name` is what errors call it.
 
@@ -182,8 +185,6 @@ PRUNED_EVERY = 64
 
 PATIENCE_S = 20.0
 """How long a server that runs waits for a PostgreSQL that is being started again."""
-
-_log = logging.getLogger(__name__)
 
 
 class PostgresStore:

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from halteres.agent.faces.mcp.http import Endpoint
 
 
+_log = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mounts:
     """Routes, and what must be held while they answer."""
@@ -93,8 +96,6 @@ def create_app(legacy_auth: LegacyAuth = "open", calls: Calls | None = None) -> 
     app.router.redirect_slashes = False  # a redirected POST would change what an empty name means
     return app
 
-
-_log = logging.getLogger(__name__)
 
 DRAIN_S = 2
 """How long answers under way may take after the end was asked for."""

@@ -36,6 +36,8 @@ from halteres.agent.faces.mcp.prompts import INSTRUCTIONS
 from halteres.agent.table import BY_NAME, TOOLS
 from halteres.agent.tool import Tool
 
+_log = logging.getLogger(__name__)
+
 
 def described(tool: Tool) -> dict[str, Any]:
     """One tool. All four hints are told: a host takes one that is absent for the worst."""
@@ -52,9 +54,6 @@ def described(tool: Tool) -> dict[str, Any]:
             "openWorldHint": tool.hints.open_world,
         },
     }
-
-
-_log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
