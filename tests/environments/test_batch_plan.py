@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from halteres.clients.trajectories import Posted
+from halteres.clients.trajectories import Posted, Registered
 from halteres.environments.base import Backlog
 from halteres.environments.scored import ScoredDataGroup
 
@@ -95,6 +96,39 @@ async def test_an_environment_that_is_killed_fills_the_batches_that_it_would_hav
         await trainer.until(lambda: len(trainer.groups) == 6)
     assert await batches(inference, trainer, 1, run_dir=str(tmp_path)) == straight
     assert len(trainer.groups) == 4 * STEPS
+
+
+async def test_what_an_environment_saves_for_a_batch_is_there_before_that_batch_can_begin(
+    inference: Inference, tmp_path: Path
+) -> None:
+    """Killed while its last group is acknowledged, it begins the next batch with what it had drawn until then."""
+
+    class Counting(Digits):
+        drawn = 0
+
+        async def get_next_item(self) -> Any:
+            self.drawn += 1
+            return await super().get_next_item()
+
+        def save_checkpoint(self, step: int, data: Any = None) -> None:
+            super().save_checkpoint(step, {"drawn": self.drawn})
+
+    class Remembering(Asynchronous):
+        saved: ClassVar[list[dict[str, Any]]] = []
+
+        async def register_env(self, **values: Any) -> Registered:
+            return replace(await super().register_env(**values), checkpoint_dir=str(tmp_path))
+
+        async def post(self, group: Mapping[str, Any], *, key: str) -> Posted:
+            if len(self.groups) % 4 == 3:
+                file = tmp_path / "env_checkpoints" / "digits" / f"step-{self.step + 1}.json"
+                self.saved.append(json.loads(file.read_text()))
+            return await super().post(group, key=key)
+
+    trainer = Remembering(at_once)
+    async with asyncio.timeout(5), at_work(Counting(config(weights_lag=0), [server(inference)]), trainer) as task:
+        await task
+    assert trainer.saved == [{"drawn": 4 * (step + 1)} for step in range(STEPS)]
 
 
 async def test_of_an_item_that_gives_several_groups_those_beyond_the_batch_are_dropped(

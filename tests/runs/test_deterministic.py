@@ -26,7 +26,10 @@ pytestmark = pytest.mark.runs
 
 STEPS, CHECKPOINT_EVERY = 8, 2
 
+# Its tasks take a moment: a run that is over before its last process is killed would prove nothing.
 ENVIRONMENT = """
+import asyncio
+
 from halteres.environments.single_turn import SingleTurnEnv
 
 
@@ -37,6 +40,7 @@ class Lengths(SingleTurnEnv):
         self.drawn = 0
 
     async def get_next_item(self):
+        await asyncio.sleep(0.03)
         self.drawn += 1
         return [self.drawn, self.rng.randint(0, 999)]
 

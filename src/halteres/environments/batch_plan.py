@@ -48,8 +48,13 @@ class BatchPlan:
         more groups than one, or a larger one than is lacking."""
         return step == self.step and self.filled + num_rollouts <= self.batch_size
 
+    def is_completed_by(self, num_rollouts: int) -> bool:
+        """Whether so many rollouts more make the batch whole: then nothing else is under way."""
+        return self.filled + num_rollouts >= self.batch_size
+
     def add(self, num_rollouts: int) -> None:
         """A group has its place; a batch that is whole makes room for the next."""
-        self.filled += num_rollouts
-        if self.filled >= self.batch_size:
+        if self.is_completed_by(num_rollouts):
             self.step, self.filled, self.version = self.step + 1, 0, None
+        else:
+            self.filled += num_rollouts

@@ -189,6 +189,8 @@ class Serving:
             records.tally(drawn.batch_step).count("groups/dropped/surplus")
             return
         records.group(drawn.batch_step, drawn.draw.ordinal, drawn.item, group)
+        if self._plan is not None and self._plan.is_completed_by(len(rollouts_of(group))):
+            await self._save_before(self._plan.step + 1)
         body = to_wire(group, include_messages=self._env.config.include_messages)
         try:
             posted = await self._link.send(body, f"{drawn.draw.step}/{drawn.draw.ordinal}/{number}")
@@ -252,8 +254,7 @@ class Serving:
         """Do what is due when the trainer took batches: metrics; every so many steps a checkpoint, an evaluation.
 
         A deterministic environment's current step is the batch that it fills, so that what it draws, and what it saves
-        of itself, does not depend on when the trainer took one. One that has something to save does so before each
-        batch: started again, or resumed, it begins there.
+        of itself, does not depend on when the trainer took one.
         """
         before, now = self._env.curr_step, status.step if self._plan is None else self._plan.step
         self._env.curr_step, self._delivered = now, status.step
@@ -261,14 +262,22 @@ class Serving:
         if now == before:
             return
         interval = self._link.registered.checkpoint_interval
-        if self._plan is not None and type(self._env).save_checkpoint is not BaseEnv.save_checkpoint:
-            interval = 1
-        if interval > 0 and now // interval > before // interval:
+        if self._plan is None and interval > 0 and now // interval > before // interval:
             await self._call("save_checkpoint", lambda: self._env.save_checkpoint(now))
         every = self._env.config.steps_per_eval
         supervised = self._env.config.run_dir is not None  # then the supervisor evaluates pinned weights
         if not supervised and every > 0 and now // every > before // every:
             self._begin_evaluation()
+
+    async def _save_before(self, step: int) -> None:
+        """Save what a deterministic environment has to know of itself when it begins the batch after `step` others:
+        started again, or resumed, it begins there.
+
+        Called before the last group of the batch before is sent. Sent, it may become a batch at once; an environment
+        killed between the two would begin a batch whose checkpoint does not exist.
+        """
+        if type(self._env).save_checkpoint is not BaseEnv.save_checkpoint:  # it has something to save
+            await self._call("save_checkpoint", lambda: self._env.save_checkpoint(step))
 
     async def _report(self) -> None:
         """Write the figures of steps whose batch was delivered and of which nothing is under way any more."""
