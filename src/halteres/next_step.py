@@ -1,4 +1,4 @@
-"""What to do next, as a value: a call of the agent's tools, which each reader gets in words of its own.
+"""What to do next, as values: a call of the agent's tools, which each reader gets in words of its own; several of them.
 
 Owns: how a call is written out for an agent to make, and the command of a shell that does the same.
 Never: makes the call; knows which arguments a tool takes.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import dropwhile
 from typing import Any
 
 _COMMANDS: dict[tuple[str, ...], str] = {
@@ -60,6 +61,37 @@ class NextStep:
 
     def _with(self, text: str) -> str:
         return f"{self.reason}: {text}" if self.reason else text
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """What mends something: calls to make one after the other, what to mind then, and calls that follow upon that.
+
+    >>> steps = (NextStep("rl_stop_training", {"run_id": "3fa9"}), NextStep("rl_get_results", {"run_id": "3fa9"}))
+    >>> print(Remedy(steps, "only harder tasks would teach more."))
+    rl_stop_training("3fa9") then rl_get_results("3fa9"); only harder tasks would teach more.
+    """
+
+    steps: tuple[NextStep, ...] = ()
+    words: str = ""
+    later: tuple[NextStep, ...] = ()
+
+    @property
+    def first(self) -> NextStep | None:
+        """The call that it begins with."""
+        return self.steps[0] if self.steps else None
+
+    def after(self, *tools: str) -> Remedy:
+        """What is left to do when its first calls, as far as they are of these tools, have been made."""
+        return replace(self, steps=tuple(dropwhile(lambda step: step.tool in tools, self.steps)))
+
+    def __str__(self) -> str:
+        words = " ".join(part for part in (self.words, _in_order(self.later)) if part)
+        return "; ".join(part for part in (_in_order(self.steps), words) if part)
+
+
+def _in_order(steps: tuple[NextStep, ...]) -> str:
+    return " then ".join(step.call for step in steps)
 
 
 def for_agents(following: str | NextStep) -> str:

@@ -16,12 +16,16 @@ from msgspec import structs
 from halteres.agent.call import Reply, call
 from halteres.agent.caller import Caller
 from halteres.config.settings import Settings
+from halteres.next_step import NextStep, Remedy
 from halteres.observe.metrics import append_row
 from halteres.runs import identity, lock
 from halteres.runs.directory import RunDirectory, runs_home
+from halteres.runs.reading.alerts import Alert
 from halteres.runs.state import RunState, read_state, write_state
 
 RUN = "3fa9c1d2"
+STOP = NextStep("rl_stop_training", {"run_id": RUN})
+READ_BEST = NextStep("rl_get_rollouts", {"run_id": RUN, "which": "best"})
 ENV = {"group_size": 8, "batch_size": 64, "max_token_length": 1024}
 LIVE = {"pid": 4242, "exit": None, "state": "running"}
 SEED_STATUS = {
@@ -100,9 +104,18 @@ def add_evaluation(run: RunDirectory, step: int, share: float = 0.39) -> None:
     append_row(run.path / "metrics.jsonl", {"step": step, "src": "eval", "eval/percent_correct": share})
 
 
-def add_alert(run: RunDirectory, rule: str = "truncation", step: int = 7, **facts: Any) -> None:
-    told = {"evidence": "41 % of the answers were cut off.", "remedy": "rl_edit_config('max_token_length', 1536)"}
-    append_row(run.path / "events.jsonl", {"type": "alert", "rule": rule, "step": step, **told, **facts})
+def add_alert(
+    run: RunDirectory,
+    rule: str = "truncation",
+    step: int = 7,
+    *,
+    evidence: str = "41 % of the answers were cut off.",
+    remedy: Remedy | str = "rl_edit_config('max_token_length', 1536)",
+) -> None:
+    """A text is a remedy that has no calls."""
+    remedy = Remedy(words=remedy) if isinstance(remedy, str) else remedy
+    alert = Alert(rule=rule, step=step, evidence=evidence, remedy=remedy)
+    append_row(run.path / "events.jsonl", {"type": "alert", **alert.facts})
 
 
 def change(run: RunDirectory, **changes: Any) -> None:

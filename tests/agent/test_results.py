@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
+from halteres.next_step import NextStep, Remedy
 from halteres.observe import plots
 from halteres.observe.metrics import append_row
 from halteres.observe.sinks import Reports, SinkReport
 from halteres.runs.directory import RunDirectory
 from halteres.runs.state import Failure
 
-from .run_scenes import RUN, add_alert, change, make_run, replied, supervised, tokens, told
+from .run_scenes import READ_BEST, RUN, STOP, add_alert, change, make_run, replied, supervised, tokens, told
 from .scenes_results import add_checkpoint, add_step, configure, evaluate, trained
 
 BUDGET = 600
@@ -199,20 +200,20 @@ async def test_a_failed_run_says_why_and_how_to_go_on() -> None:
 
 async def test_alerts_are_told_with_the_next_call_of_their_remedies() -> None:
     run = trained()
-    best = f'rl_get_rollouts("{RUN}", which="best")'
-    anew = 'rl_start_training(environment="gsm8k", changes={"env.seed":7})'
+    anew = NextStep("rl_start_training", {"environment": "gsm8k", "changes": {"env.seed": 7}})
+    hacked = Remedy((STOP, READ_BEST), "see what is wrong.")
     add_alert(run, "truncation", 7)
-    add_alert(run, "entropy_collapse", 30, remedy=f'rl_stop_training("{RUN}") then {anew}: it does not come back.')
-    add_alert(run, "reward_hacking", 50, remedy=f'rl_stop_training("{RUN}") then {best}: see what is wrong.')
+    add_alert(run, "entropy_collapse", 30, remedy=Remedy((STOP, anew), "it does not come back."))
+    add_alert(run, "reward_hacking", 50, remedy=hacked)
     answer = await told("rl_get_results", run_id=RUN)
     assert answer["alerts"] == [
-        {"rule": "reward_hacking", "step": 50, "times": 1, "remedy": best},
-        {"rule": "entropy_collapse", "step": 30, "times": 1, "remedy": anew},
+        {"rule": "reward_hacking", "step": 50, "times": 1, "remedy": READ_BEST.call},
+        {"rule": "entropy_collapse", "step": 30, "times": 1, "remedy": anew.call},
         {"rule": "truncation", "step": 7, "times": 1},
     ]
-    assert answer["next"] == best
+    assert answer["next"] == READ_BEST.call
     (run.path / "events.jsonl").write_text("")
-    add_alert(run, "reward_hacking", 50, remedy=f'rl_stop_training("{RUN}") then {best}: see what is wrong.')
+    add_alert(run, "reward_hacking", 50, remedy=hacked)
     assert tokens(await told("rl_get_results", run_id=RUN)) <= BUDGET
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from halteres.next_step import NextStep, Remedy
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading import rollouts as rooms
 
-from .run_scenes import RUN, add_alert, change, make_run, replied, supervised, tokens, told
+from .run_scenes import READ_BEST, RUN, STOP, add_alert, change, make_run, replied, supervised, tokens, told
 from .scenes_results import add_group, completion
 
 BUDGET = 1500
@@ -58,15 +60,17 @@ async def test_the_best_and_the_worst_are_chosen_by_score_and_no_completion_come
 
 
 async def test_after_reading_comes_what_is_left_of_the_remedy_that_asked_for_it(run: RunDirectory) -> None:
+    anew = NextStep("rl_start_training", {"environment": "gsm8k"})
+    remedy = Remedy((STOP, READ_BEST), "mend the scorer, then", (anew,))
     mended = 'mend the scorer, then rl_start_training(environment="gsm8k")'
-    read = f'rl_get_rollouts("{RUN}", which="best"): {mended}'
-    add_alert(run, "reward_hacking", 2, remedy=f'rl_stop_training("{RUN}") then {read}')
+    add_alert(run, "reward_hacking", 2, remedy=remedy)
     with supervised(run):
         best = await told("rl_get_rollouts", run_id=RUN, which="best")
-        assert best["next"] == f'rl_stop_training("{RUN}") then {read}'
+        assert best["next"] == f"{STOP.call} then {READ_BEST.call}; {mended}"
     change(run, status="stopped", resumable=True)
     assert (await told("rl_get_rollouts", run_id=RUN, which="best"))["next"] == mended
-    add_alert(run, "reward_hacking", 2, remedy=f'rl_get_rollouts("{RUN}", which="worst"); {mended}')
+    read_worst = NextStep("rl_get_rollouts", {"run_id": RUN, "which": "worst"})
+    add_alert(run, "reward_hacking", 2, remedy=replace(remedy, steps=(read_worst,)))
     assert (await told("rl_get_rollouts", run_id=RUN, which="worst"))["next"] == mended
 
 

@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 
 from halteres.config.policies import HERMES_COMPAT
-from halteres.next_step import worded
+from halteres.next_step import NextStep, Remedy, worded
 from halteres.observe.metrics import append_row
 from halteres.observe.sinks import Reports, SinkReport
 from halteres.runs.directory import RunDirectory
 from halteres.runs.state import Failure
 
 from .run_scenes import (
+    READ_BEST,
     RUN,
     SEED_STATUS,
+    STOP,
     add_alert,
     add_evaluation,
     add_step,
@@ -310,16 +312,13 @@ async def test_a_run_that_failed_after_its_last_step_is_resumed_to_its_end() -> 
     assert answer["next"] == f'rl_start_training(resume_from="{RUN}")'
 
 
-HACKED = (
-    f'rl_stop_training("{RUN}") then rl_get_rollouts("{RUN}", which="best"): see what scores high and is wrong, '
-    'mend the scorer, then rl_start_training(environment="gsm8k")'
-)
+HACKED = Remedy((STOP, READ_BEST), "mend the scorer, then", (NextStep("rl_start_training", {"environment": "gsm8k"}),))
 
 
 async def test_an_alert_in_force_comes_before_waiting_and_before_going_on(running: RunDirectory) -> None:
     add_alert(running, "reward_hacking", 9, remedy=HACKED)
-    longer = f'rl_stop_training("{RUN}") then rl_start_training(resume_from="{RUN}")'
-    add_alert(running, "truncation", 12, remedy=longer)
+    resume = NextStep("rl_start_training", {"resume_from": RUN})
+    add_alert(running, "truncation", 12, remedy=Remedy((STOP, resume)))
     assert (await told("rl_check_status", run_id=RUN))["next"] == f'rl_stop_training("{RUN}")'
     change(running, status="stopped", resumable=True)
     for tool in ("rl_check_status", "rl_stop_training"):
@@ -330,7 +329,7 @@ async def test_an_alert_in_force_comes_before_waiting_and_before_going_on(runnin
 async def test_what_was_learnt_by_hacking_is_not_forgotten_and_what_only_costs_time_may_be_waited_for(
     running: RunDirectory,
 ) -> None:
-    add_alert(running, "env_idle", 12, remedy=f'rl_stop_training("{RUN}")')
+    add_alert(running, "env_idle", 12, remedy=Remedy((STOP,)))
     assert "until" in (await told("rl_check_status", run_id=RUN))["next"]
     add_alert(running, "reward_hacking", 3, remedy=HACKED)
     for step in range(13, 40):
@@ -339,11 +338,12 @@ async def test_what_was_learnt_by_hacking_is_not_forgotten_and_what_only_costs_t
 
 
 async def test_a_stopped_run_goes_on_as_its_alert_asks_for(running: RunDirectory) -> None:
-    mended = f'rl_start_training(resume_from="{RUN}", changes={{"env.max_new_tokens":128}})'
-    add_alert(running, "truncation", 12, remedy=f'rl_stop_training("{RUN}") then {mended}, or ask for short answers.')
+    mended = NextStep("rl_start_training", {"resume_from": RUN, "changes": {"env.max_new_tokens": 128}})
+    add_alert(running, "truncation", 12, remedy=Remedy((STOP, mended), "or ask for short answers."))
     change(running, status="stopped", resumable=True)
-    assert (await told("rl_check_status", run_id=RUN))["next"] == f'rl_get_results("{RUN}") or {mended}'
-    solved = f'rl_stop_training("{RUN}", mode="after_step") then rl_get_results("{RUN}"); only harder tasks teach more.'
+    assert (await told("rl_check_status", run_id=RUN))["next"] == f'rl_get_results("{RUN}") or {mended.call}'
+    results = NextStep("rl_get_results", {"run_id": RUN})
+    solved = Remedy((STOP, results), "only harder tasks would teach more.")
     add_alert(running, "truncation", 12, remedy=solved)
     assert (await told("rl_check_status", run_id=RUN))["next"] == f'rl_get_results("{RUN}")'
 
@@ -408,7 +408,7 @@ async def test_a_run_without_a_first_batch_whose_calls_are_refused_is_failing_in
     run = make_run()
     words = "`stop` is a list of texts. It was 7. Send them as texts."
     evidence = f"The inference server refused 1738 calls in a row (HTTP 400, /v1/chat/completions): {words}"
-    remedy = 'rl_stop_training("3fa9c1d2") then rl_start_training(environment="gsm8k"), once it is changed.'
+    remedy = Remedy((STOP, NextStep("rl_start_training", {"environment": "gsm8k"})), "once it is changed.")
     with supervised(run):
         add_alert(run, "calls_refused", 0, evidence=evidence, remedy=remedy)
         add_alert(run, "no_reward_variance", 1)

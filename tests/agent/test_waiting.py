@@ -15,13 +15,26 @@ from runs.scenes import STANDIN_SUPERVISOR, settings
 from halteres.agent.watching import status, stopping
 from halteres.agent.watching.stopping import Until, Watch, wait_for
 from halteres.errors import UserError
+from halteres.next_step import Remedy
 from halteres.observe.metrics import append_row
 from halteres.runs import lock
 from halteres.runs.directory import RunDirectory
 from halteres.runs.starting.start import start_run
 from halteres.runs.stop import stop_run
 
-from .run_scenes import LIVE, RUN, add_alert, add_evaluation, add_step, change, make_run, replied, supervised, told
+from .run_scenes import (
+    LIVE,
+    RUN,
+    STOP,
+    add_alert,
+    add_evaluation,
+    add_step,
+    change,
+    make_run,
+    replied,
+    supervised,
+    told,
+)
 
 LONG_S = 50.0
 """Longer than any test may take: who returns earlier was woken."""
@@ -108,7 +121,7 @@ async def test_an_alert_of_any_of_several_runs_ends_the_wait_with_its_remedy(
     with supervised(make_run("0000aaaa", steps=3)):
         task = asyncio.create_task(told("rl_check_status", run_ids=[RUN, "0000aaaa"], until="alert", wait_s=LONG_S))
         await waiter.looks(2)
-        add_alert(running, "truncation", 3, remedy=f'rl_stop_training("{RUN}")')
+        add_alert(running, "truncation", 3, remedy=Remedy((STOP,)))
         answer = await task
     assert (answer["woke"], answer["runs"][0]["alerts"]) == ("alert", ["truncation"])
     assert answer["next"] == f'rl_stop_training("{RUN}")'

@@ -132,7 +132,7 @@ def _alert(alert: Alert, look: Look) -> dict[str, Any]:
         "step": alert.step,
         "times": alert.times,
         "evidence": alert.evidence,
-        "remedy": alert.remedy,
+        "remedy": str(alert.remedy),
         "current": not look.state.terminal and alert in in_force(look.alerts, look.step),
     }
 

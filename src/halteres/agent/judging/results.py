@@ -27,9 +27,7 @@ from halteres.agent.watching.headline import (
 from halteres.agent.watching.look import (
     Look,
     error_of,
-    first_call,
     further,
-    left_of,
     look_at,
     next_after,
     sink_facts,
@@ -244,8 +242,8 @@ def _alerts(look: Look) -> list[dict[str, Any]]:
     made = ("rl_stop_training", "rl_get_results") if look.state.terminal else ()
     told: list[dict[str, Any]] = []
     for alert in look.alerts:
-        left = left_of(alert.remedy, *made)
-        remedy = {"remedy": first_call(left) or left} if len(told) < REMEDIES else {}
+        left = alert.remedy.after(*made)
+        remedy = {"remedy": left.first.call if left.first else str(left)} if len(told) < REMEDIES else {}
         told.append({"rule": alert.rule, "step": alert.step, "times": alert.times, **remedy})
     return told
 

@@ -14,9 +14,9 @@ from halteres.agent.caller import Caller
 from halteres.agent.fitting import shortened, shortened_item, size_of
 from halteres.agent.tool import READS, Result, tool
 from halteres.agent.watching.headline import rounded
-from halteres.agent.watching.look import Look, left_of, look_at, next_after
+from halteres.agent.watching.look import Look, look_at, next_after
 from halteres.errors import HalteresError, NotReady, UserError
-from halteres.next_step import worded
+from halteres.next_step import Remedy, worded
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.rollouts import Mark, Rollout, StepOfRollouts, Turn, rollouts_of, steps_of
 
@@ -184,15 +184,17 @@ def _next(run: RunDirectory, step: int, which: Which) -> str:
     if which == "random":
         return worded("rl_get_rollouts", run.run_id, step=step, which="worst")
     look = look_at(run)
-    remedy = look.pressing.remedy if look.pressing else ""
-    if which == "worst" and 'which="worst"' not in remedy:
+    remedy = look.pressing.remedy if look.pressing else Remedy()
+    worst_are_asked_for = any(call.args.get("which") == "worst" for call in (*remedy.steps, *remedy.later))
+    if which == "worst" and not worst_are_asked_for:
         return worded("rl_get_rollouts", run.run_id, step=step, which="best")
     return _after_reading(look, remedy) or next_after(look)
 
 
-def _after_reading(look: Look, remedy: str) -> str:
+def _after_reading(look: Look, remedy: Remedy) -> str:
     """What is left of an alert's remedy, in its words: what to do depends on what was read."""
     if not look.state.terminal:
-        return left_of(remedy, "rl_get_rollouts")
-    left = left_of(remedy, "rl_stop_training", "rl_get_rollouts", "rl_get_results")
-    return left if look.state.resumable or "resume_from" not in left else ""
+        return str(remedy.after("rl_get_rollouts"))
+    left = remedy.after("rl_stop_training", "rl_get_rollouts", "rl_get_results")
+    resumes = any("resume_from" in call.args for call in (*left.steps, *left.later))
+    return str(left) if look.state.resumable or not resumes else ""

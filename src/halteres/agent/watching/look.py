@@ -49,8 +49,6 @@ UNHURRIED = ("trainer_starved", "env_idle", "env_ahead", "scorer_slow")
 REFUSAL_LENGTH = 300
 """Characters of what is seen where a server's own words are in it."""
 
-_CALL = re.compile(r'(rl_\w+)\((?:"(?:[^"\\]|\\.)*"|[^()"])*\)')
-
 EVIDENCE_LENGTH, ALERTS_LENGTH = 150, 480
 """Characters of what is seen, and of all alerts of an answer but the first. A remedy is never cut: it is a call."""
 
@@ -78,27 +76,6 @@ def pressing(alerts: Sequence[Alert], step: int) -> Alert | None:
     return min(candidates, key=lambda alert: alert.rule not in (*FOR_GOOD, *GRAVE), default=None)
 
 
-def first_call(remedy: str) -> str | None:
-    """The call that a remedy begins with.
-
-    >>> first_call('rl_stop_training("3fa9c1d2") then rl_get_results("3fa9c1d2"); only harder tasks would teach more.')
-    'rl_stop_training("3fa9c1d2")'
-    """
-    call = _CALL.match(remedy)
-    return call[0] if call else None
-
-
-def left_of(remedy: str, *made: str) -> str:
-    """What is left to do of a remedy whose first calls, as far as they are of these tools, have been made.
-
-    >>> left_of('rl_stop_training("3fa9c1d2") then rl_start_training(environment="sums")', "rl_stop_training")
-    'rl_start_training(environment="sums")'
-    """
-    while (call := _CALL.match(remedy)) and call[1] in made:
-        remedy = remedy[call.end() :].lstrip(" ,;:.").removeprefix("then ")
-    return remedy
-
-
 def told_briefly(alerts: Sequence[Alert], state: RunState) -> list[dict[str, Any]]:
     """As many as there is room for, the first one in any case; none beside a failure, which needs the room."""
     if state.status == "failed":
@@ -115,7 +92,7 @@ def told_briefly(alerts: Sequence[Alert], state: RunState) -> list[dict[str, Any
 
 def _brief(alert: Alert) -> dict[str, Any]:
     evidence = clipped(alert.evidence, REFUSAL_LENGTH if alert.rule == REFUSED else EVIDENCE_LENGTH)
-    return {"rule": alert.rule, "step": alert.step, "evidence": evidence, "remedy": alert.remedy}
+    return {"rule": alert.rule, "step": alert.step, "evidence": evidence, "remedy": str(alert.remedy)}
 
 
 def cleaned(line: str) -> str:
@@ -479,7 +456,8 @@ def next_after(look: Look) -> str:
         case "stopping":
             return until_it_ends(run_id)
         case "running":
-            return (look.pressing and first_call(look.pressing.remedy)) or _watching(look)
+            call = look.pressing.remedy.first if look.pressing else None
+            return call.call if call else _watching(look)
         case "completed":
             return worded("rl_get_results", run_id)
         case "stopped":
@@ -504,8 +482,8 @@ def _remedy(look: Look) -> str | None:
     alert = look.pressing
     if alert is None or (look.state.status == "failed" and alert.rule not in FOR_GOOD):
         return None
-    call = first_call(left_of(alert.remedy, "rl_stop_training", "rl_get_results"))
-    return call if call and (look.state.resumable or "resume_from" not in call) else None
+    call = alert.remedy.after("rl_stop_training", "rl_get_results").first
+    return call.call if call and (look.state.resumable or "resume_from" not in call.args) else None
 
 
 def going_on(look: Look) -> str:

@@ -1,18 +1,18 @@
-"""The case: a run's settings as far as its remedies need them, and the calls an agent can make about it, as text.
+"""The case: a run's settings as far as its remedies need them, and the calls an agent can make about it.
 
-Owns: the wording of those calls, with this run's id and values computed from its settings.
+Owns: the arguments of those calls, with this run's id and values computed from its settings.
 Never: makes a call; judges.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from halteres.config.settings import TrainerSettings
+from halteres.next_step import NextStep, Remedy
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.outcome import chosen
 
@@ -46,48 +46,48 @@ class Case:
             success_threshold=settings.run.success_threshold,
         )
 
-    def logs(self, role: str) -> str:
+    def logs(self, role: str) -> NextStep:
         """Read a log."""
-        return f'rl_get_logs("{self.run_id}", role="{role}")'
+        return NextStep("rl_get_logs", {"run_id": self.run_id, "role": role})
 
-    def rollouts(self, which: Literal["best", "worst"]) -> str:
+    def rollouts(self, which: Literal["best", "worst"]) -> NextStep:
         """Read rollouts."""
-        return f'rl_get_rollouts("{self.run_id}", which="{which}")'
+        return NextStep("rl_get_rollouts", {"run_id": self.run_id, "which": which})
 
-    def results(self) -> str:
+    def results(self) -> NextStep:
         """See what was reached."""
-        return f'rl_get_results("{self.run_id}")'
+        return NextStep("rl_get_results", {"run_id": self.run_id})
 
-    def stop(self, mode: Literal["now", "after_step"] = "now") -> str:
+    def stop(self, mode: Literal["now", "after_step"] = "now") -> NextStep:
         """Stop it."""
-        return f'rl_stop_training("{self.run_id}"{"" if mode == "now" else f", mode={json.dumps(mode)}"})'
+        return NextStep("rl_stop_training", {"run_id": self.run_id, **({} if mode == "now" else {"mode": mode})})
 
-    def resume(self, changes: Changes | None = None) -> str:
+    def resume(self, changes: Changes) -> NextStep:
         """Go on from its newest checkpoint, once it has ended."""
-        return f'rl_start_training(resume_from="{self.run_id}"{_changes(changes or {})})'
+        return NextStep("rl_start_training", {"resume_from": self.run_id, "changes": changes})
 
-    def go_on_with(self, changes: Changes) -> str:
+    def go_on_with(self, changes: Changes) -> tuple[NextStep, NextStep]:
         """End it with a checkpoint, and go on from that with other settings."""
-        return f"{self.stop()} then {self.resume(changes)}"
+        return self.stop(), self.resume(changes)
 
-    def begin_anew(self, changes: Changes) -> str:
+    def begin_anew(self, changes: Changes) -> NextStep:
         """Start again from the base model, with what this run was started with and other settings."""
-        return f"rl_start_training(environment={json.dumps(self.environment)}{_changes({**self.given, **changes})})"
+        return NextStep("rl_start_training", {"environment": self.environment, "changes": {**self.given, **changes}})
 
     def slower(self) -> Changes:
         """Half the learning rate."""
         return {"trainer.learning_rate": _rounded(self.trainer.learning_rate / 2)}
 
-    def spoilt(self, best: float) -> str:
+    def spoilt(self, best: float) -> Remedy:
         """The remedy of a policy that has lost most of what it scored: its checkpoints have lost it too."""
         gentler = {"trainer.learning_rate": _rounded(self.trainer.learning_rate / 4)}
-        anew = f"{self.stop()} then {self.begin_anew(gentler)}"
-        return f"{anew}: the mean reward was {best:.3g} and is lost, updates are too large."
+        words = f"the mean reward was {best:.3g} and is lost, updates are too large."
+        return Remedy((self.stop(), self.begin_anew(gentler)), words)
 
-    def unscored(self) -> str:
+    def unscored(self) -> Remedy:
         """The remedy where no answer ever scored: before anything is spent on it, the scorer is looked at."""
-        larger = self.go_on_with(self.larger_groups())
-        return f"{self.rollouts('worst')}: would the scorer know a right answer? If so, easier tasks, or {larger}"
+        words = "would the scorer know a right answer? If so, easier tasks, or"
+        return Remedy((self.rollouts("worst"),), words, self.go_on_with(self.larger_groups()))
 
     def faster(self) -> Changes:
         """Twice the learning rate."""
@@ -121,10 +121,6 @@ class Case:
         """A positive whole number among the environment's settings."""
         value = self.env.get(name)
         return value if isinstance(value, int) and value > 0 else None
-
-
-def _changes(changes: Changes) -> str:
-    return f", changes={json.dumps(dict(changes), separators=(',', ':'))}" if changes else ""
 
 
 def _rounded(value: float) -> float:

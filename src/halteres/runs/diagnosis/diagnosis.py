@@ -7,8 +7,10 @@ Never: knows a threshold.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from halteres.next_step import Remedy
 from halteres.observe.metrics import Row
 from halteres.runs.diagnosis.case import Case
 from halteres.runs.diagnosis.drift import (
@@ -73,22 +75,22 @@ class Diagnosis:
         without variance also percent_correct."""
         rule, step = str(event.get("rule")), event.get("step")
         remedy = self._unvaried(event) if rule == NoVariance.name else _remedy(rule, self._case, resumable)
-        words = str(event.get("remedy") or "")
+        said = str(event.get("remedy") or "")
         return Alert(
             rule=rule,
             step=step if isinstance(step, int) else self._step,
             evidence=str(event.get("evidence") or ""),
-            remedy=f"{remedy}. {words}" if words else remedy,
+            remedy=replace(remedy, words=" ".join(text for text in (remedy.words, said) if text)),
         )
 
-    def _unvaried(self, event: Mapping[str, Any]) -> str:
+    def _unvaried(self, event: Mapping[str, Any]) -> Remedy:
         """Groups of equal scores that the environment drops are in no batch: its own share correct tells why."""
         share = number(dict(event), "percent_correct")
         if share is not None and share >= CEILING:
-            return f"{self._case.stop()} then {self._case.results()}"
+            return Remedy((self._case.stop(), self._case.results()))
         if share == 0.0 and self._step > 0:  # before the first batch there are no rollouts to read
             return self._case.unscored()
-        return self._case.go_on_with(self._case.larger_groups())
+        return Remedy(self._case.go_on_with(self._case.larger_groups()))
 
     def look(self, processes: Mapping[str, Mapping[str, Any]], *, training: bool) -> Alert | None:
         """With every heartbeat: does anything still happen?"""
@@ -130,12 +132,12 @@ def _alert(rule: str, step: int, finding: Finding) -> Alert:
     return Alert(rule=rule, step=step, evidence=finding.evidence, remedy=finding.remedy)
 
 
-def _remedy(rule: str, case: Case, resumable: bool) -> str:
-    """The call that mends what a role has noticed."""
+def _remedy(rule: str, case: Case, resumable: bool) -> Remedy:
+    """What mends what a role has noticed."""
     if rule == "temperature":
-        return case.go_on_with({"env.temperature": 1.0})
+        return Remedy(case.go_on_with({"env.temperature": 1.0}))
     if rule == "own_advantages":
-        return case.go_on_with({"trainer.advantage": "environment"})
+        return Remedy(case.go_on_with({"trainer.advantage": "environment"}))
     if rule == "nan_loss":  # the trainer ends itself; what it had learnt is in its last checkpoint
-        return case.resume(case.slower()) if resumable else case.begin_anew(case.slower())
-    return case.logs("env")
+        return Remedy((case.resume(case.slower()) if resumable else case.begin_anew(case.slower()),))
+    return Remedy((case.logs("env"),))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
+from halteres.next_step import Remedy
 from halteres.observe.metrics import Row
 from halteres.rewards.components import DISAGREEMENT, OUT_OF_RANGE, QUANTILE, is_learned, reward_specs
 from halteres.runs.diagnosis.case import Case
@@ -149,8 +150,11 @@ class KlOverBudget:
         return Finding(
             evidence=f"The policy is {apart:.2g} nats per token from its reference, {self.STEPS} steps in a row above "
             f"trainer.kl_budget ({budget:g}).",
-            remedy=f"{self._case.go_on_with(stronger)}: twice the penalty; or {self._case.results()} for an earlier "
-            "checkpoint.",
+            remedy=Remedy(
+                self._case.go_on_with(stronger),
+                "twice the penalty. Earlier checkpoints:",
+                (self._case.results(),),
+            ),
         )
 
 
@@ -179,7 +183,9 @@ class JudgeFails:
         return Finding(
             evidence=f"The judge of '{worst}' failed, or could not be read, for {shares[worst]:.0%} of the questions, "
             f"more than {self.MUCH:.0%} in {self.STEPS} steps in a row.",
-            remedy=f"{self._case.logs('env')}; then a judge that answers, or fewer requests at once (its concurrency).",
+            remedy=Remedy(
+                (self._case.logs("env"),), "then a judge that answers, or fewer requests at once (its concurrency)."
+            ),
         )
 
 
@@ -200,5 +206,7 @@ def _metrics(row: Row, pattern: str) -> Iterator[tuple[str, float]]:
             yield component, value
 
 
-def _see_what_pays(case: Case, mend: str) -> str:
-    return f"{case.rollouts('best')}: is it the answers that became better? If not, {case.stop()}, and {mend}."
+def _see_what_pays(case: Case, mend: str) -> Remedy:
+    return Remedy(
+        (case.rollouts("best"),), f"is it the answers that became better? If not, {mend}, and", (case.stop(),)
+    )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Protocol
 
+from halteres.next_step import Remedy
 from halteres.observe.metrics import Row
 
 CEILING = 0.9
@@ -29,7 +30,7 @@ class Finding:
     """What a rule has to say."""
 
     evidence: str  # a sentence with the figures
-    remedy: str  # a call, and a clause
+    remedy: Remedy
 
 
 class Rule(Protocol):

@@ -6,6 +6,7 @@ Never: judges what is learnt.
 
 from __future__ import annotations
 
+from halteres.next_step import Remedy
 from halteres.observe.metrics import Row
 from halteres.runs.diagnosis.case import Case
 from halteres.runs.diagnosis.excursion import Excursion, Finding, Rewards, number
@@ -34,8 +35,8 @@ class Truncation:
             remedy=self._case.spoilt(self._rewards.best) if self._rewards.collapsed else self._longer(),
         )
 
-    def _longer(self) -> str:
-        return f"{self._case.go_on_with(self._case.longer_answers())}, or ask for short answers in the prompt."
+    def _longer(self) -> Remedy:
+        return Remedy(self._case.go_on_with(self._case.longer_answers()), "or ask for short answers in the prompt.")
 
 
 class LogprobDrift:
@@ -59,8 +60,10 @@ class LogprobDrift:
         return Finding(
             evidence=f"The 99.9th percentile of |sampler - trainer| log-probability is {apart:.1e} (alarm above "
             f"{self.MOST:.0e}), on tokens of the same policy version.",
-            remedy=f"{self._case.logs('engine')}; run sampler and trainer in the same dtype: if they do, this is a "
-            "defect of the engine.",
+            remedy=Remedy(
+                (self._case.logs("engine"),),
+                "run sampler and trainer in the same dtype: if they do, this is a defect of the engine.",
+            ),
         )
 
 
@@ -88,7 +91,9 @@ class KlDrift:
         return Finding(
             evidence=f"Sampler and trainer are {apart:.2g} nats per token apart (alarm above {self.MOST:g}, "
             f"{self.STEPS} steps in a row); the oldest group was {stale:.0f} policy versions old.",
-            remedy=f"{self._case.go_on_with({**fresher, **self._case.slower()})}: fresher batches, smaller updates.",
+            remedy=Remedy(
+                self._case.go_on_with({**fresher, **self._case.slower()}), "fresher batches, smaller updates."
+            ),
         )
 
 
@@ -134,12 +139,13 @@ class TrainerStarved(Waiting):
             remedy=self._remedy(),
         )
 
-    def _remedy(self) -> str:
+    def _remedy(self) -> Remedy:
         workers, groups = self._case.number("max_num_workers"), self._case.groups_per_batch
         if workers and groups and workers < groups:
             more = self._case.go_on_with({"env.max_num_workers": groups})
-            return f"{more}: {workers} groups at a time do not fill a batch of {groups}."
-        return f"{self._case.rollouts('worst')}: are answers needlessly long? If they are short, scoring is slow."
+            return Remedy(more, f"{workers} groups at a time do not fill a batch of {groups}.")
+        words = "are answers needlessly long? If they are short, scoring is slow."
+        return Remedy((self._case.rollouts("worst"),), words)
 
 
 class EnvironmentIdle(Waiting):
@@ -158,8 +164,10 @@ class EnvironmentIdle(Waiting):
         return Finding(
             evidence=f"In {self.STEPS} steps in a row the environment waited {1 - share:.0%} of the time for the "
             f"trainer ({whole - waited:.1f} of {whole:.1f} s).",
-            remedy=f"{self._case.go_on_with({'trainer.max_staleness': staleness})}: rollouts then go on while the "
-            "trainer trains; or a smaller env.batch_size.",
+            remedy=Remedy(
+                self._case.go_on_with({"trainer.max_staleness": staleness}),
+                "rollouts then go on while the trainer trains; or a smaller env.batch_size.",
+            ),
         )
 
 
@@ -187,12 +195,12 @@ class EnvironmentAhead:
             remedy=self._remedy(),
         )
 
-    def _remedy(self) -> str:
+    def _remedy(self) -> Remedy:
         workers, groups = self._case.number("max_num_workers"), self._case.groups_per_batch
         if groups and (workers is None or workers > groups):
-            return f"{self._case.go_on_with({'env.max_num_workers': groups})}: fewer groups under way at once."
+            return Remedy(self._case.go_on_with({"env.max_num_workers": groups}), "fewer groups under way at once.")
         older = {"trainer.max_staleness": self._case.trainer.max_staleness + 1}
-        return f"{self._case.go_on_with(older)}: groups may be older."
+        return Remedy(self._case.go_on_with(older), "groups may be older.")
 
 
 class ScorerSlow:
@@ -219,8 +227,11 @@ class ScorerSlow:
         return Finding(
             evidence=f"The reward '{scorer}' takes {taken_s:.1f} of the {group_s:.1f} s of a group, in {self.STEPS} "
             "steps in a row.",
-            remedy=f"{self._case.logs('env')}; give '{scorer}' more of the machine or a smaller model, or let more "
-            "groups be under way (env.max_num_workers).",
+            remedy=Remedy(
+                (self._case.logs("env"),),
+                f"give '{scorer}' more of the machine or a smaller model, or let more groups be under way "
+                "(env.max_num_workers).",
+            ),
         )
 
 
@@ -244,7 +255,7 @@ class HeldOutFailed:
         return Finding(
             evidence=f"{failed:.0f} of {failed + rest:.0f} held-out tasks failed; the figures are of the other "
             f"{rest:.0f}.",
-            remedy=f"{self._case.logs('eval')}: it says why each of them failed.",
+            remedy=Remedy((self._case.logs("eval"),), "it says why each of them failed."),
         )
 
 
@@ -266,5 +277,5 @@ class LossIsNoNumber:
             return None
         return Finding(
             evidence="The loss is no finite number: the adapter is spoilt from here on.",
-            remedy=f"{self._case.stop()} then {self._case.resume(self._case.slower())}: half the learning rate.",
+            remedy=Remedy(self._case.go_on_with(self._case.slower()), "half the learning rate."),
         )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from halteres.next_step import Remedy
 from halteres.observe.metrics import Row
 from halteres.rewards.panel import PROXY, Divergence, Transfer, divergences, transfers
 from halteres.runs.diagnosis.case import Case
@@ -98,8 +99,11 @@ class Hacking:
             return None
         return Finding(
             evidence=str(from_best if worse else from_first),
-            remedy=f"{self._case.stop()} then {self._case.rollouts('best')}: see what scores high and is wrong, mend "
-            f"the scorer, then {self._case.begin_anew({})}",
+            remedy=Remedy(
+                (self._case.stop(), self._case.rollouts("best")),
+                "see what scores high and is wrong, mend the scorer, then",
+                (self._case.begin_anew({}),),
+            ),
         )
 
     def _is_worse(self, stretch: _Stretch, chance: float) -> bool:
@@ -155,8 +159,11 @@ class PanelDisagrees:
             return None
         return Finding(
             evidence=_shares(low) if low else _diverging(diverging[0]),
-            remedy=f"{self._case.stop()} then {self._case.rollouts('best')}: see what the reward pays for and the "
-            "panel does not; then mend `rewards` and start again from an earlier checkpoint.",
+            remedy=Remedy(
+                (self._case.stop(), self._case.rollouts("best")),
+                "see what the reward pays for and the panel does not; then mend `rewards` and start again from an "
+                "earlier checkpoint.",
+            ),
         )
 
 

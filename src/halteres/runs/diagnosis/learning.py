@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from halteres.next_step import Remedy
 from halteres.observe.metrics import Row
 from halteres.runs.diagnosis.case import Case
 from halteres.runs.diagnosis.excursion import Excursion, Finding, Rewards, number, trend
@@ -43,7 +44,7 @@ class NoVariance:
         return Finding(
             evidence=f"Rewards are at their ceiling ({mean:.3g} of {self._rewards.highest:.3g}): all answers of nearly "
             f"every group were equally good in {self.STEPS} steps in a row. Nothing is left to learn.",
-            remedy=f"{self._case.stop('after_step')} then {self._case.results()}; only harder tasks would teach more.",
+            remedy=Remedy((self._case.stop("after_step"), self._case.results()), "only harder tasks would teach more."),
         )
 
     def _stuck(self, silent: float, mean: float) -> Finding:
@@ -53,16 +54,14 @@ class NoVariance:
             remedy=self._remedy(silent, mean),
         )
 
-    def _remedy(self, silent: float, mean: float) -> str:
+    def _remedy(self, silent: float, mean: float) -> Remedy:
         if self._rewards.collapsed:
             return self._case.spoilt(self._rewards.best)
         return self._case.unscored() if silent >= 1.0 and mean <= self._rewards.lowest else self._larger()
 
-    def _larger(self) -> str:
-        return (
-            f"{self._case.go_on_with(self._case.larger_groups())}, or make the tasks easier: "
-            f"{self._case.rollouts('best')} shows how near the best answers are."
-        )
+    def _larger(self) -> Remedy:
+        words = "or make the tasks easier. How near the best answers are:"
+        return Remedy(self._case.go_on_with(self._case.larger_groups()), words, (self._case.rollouts("best"),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +130,15 @@ class NotRising:
     def _stays(self, line: _Line) -> Finding:
         return Finding(
             evidence=f"{line}, and is not at its ceiling ({self._rewards.highest:.3g}).",
-            remedy=f"{self._case.rollouts('worst')}; if those are honest tries at the task: "
-            f"{self._case.go_on_with(self._case.faster())}",
+            remedy=Remedy(
+                (self._case.rollouts("worst"),),
+                "if those are honest tries at the task:",
+                self._case.go_on_with(self._case.faster()),
+            ),
         )
 
     def _falls(self, line: _Line) -> Finding:
-        slower = f"{self._case.go_on_with(self._case.slower())}, a smaller learning rate."
+        slower = Remedy(self._case.go_on_with(self._case.slower()), "a smaller learning rate.")
         remedy = self._case.spoilt(self._rewards.best) if self._rewards.collapsed else slower
         return Finding(evidence=f"{line}: it falls.", remedy=remedy)
 
@@ -172,5 +174,5 @@ class EntropyCollapse:
         return Finding(
             evidence=f"The policy's entropy is {entropy:.2g} nats per token, {entropy / before:.0%} of what it began "
             f"with ({before:.2g}), at a mean reward of {mean:.3g}: it explores no more.",
-            remedy=f"{self._case.stop()} then {self._case.begin_anew(changes)}: lost entropy does not come back.",
+            remedy=Remedy((self._case.stop(), self._case.begin_anew(changes)), "lost entropy does not come back."),
         )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from halteres.errors import shortened
+from halteres.next_step import Remedy
 from halteres.runs.diagnosis.case import Case
 from halteres.runs.diagnosis.excursion import Finding
 
@@ -76,19 +77,19 @@ class RefusedCalls:
         self._alerted.add(calls.server)
         return Finding(evidence=_evidence(calls), remedy=self._remedy(calls))
 
-    def _remedy(self, calls: Calls) -> str:
-        again = f"{self._case.stop()} then {self._case.begin_anew({})}"
+    def _remedy(self, calls: Calls) -> Remedy:
         match calls:
             case Calls(status=status) if status >= 500:
-                return f"{self._case.logs('service')}: the server itself failed."
+                return Remedy((self._case.logs("service"),), "the server itself failed.")
             case Calls(status=401 | 403):
-                return f"{again}, once the key that it sends (openai.api_key) is one of this server's."
+                words = "first see that the key which it sends (openai.api_key) is one of this server's."
             case Calls(status=404 | 405):
-                return f"{again}, once it calls openai.base_url of its config as it is, with that model_name."
+                words = "first let it call openai.base_url of its config as it is, with that model_name."
             case Calls(status=0):
-                return f"{again}, once the groups that the environment makes hold what is asked of them."
+                words = "first see that the groups which the environment makes hold what is asked of them."
             case _:
-                return f"{again}, once what these words name is changed: a setting, or what the request asks for."
+                words = "first change what these words name: a setting, or what the request asks for."
+        return Remedy((self._case.stop(), self._case.begin_anew({})), words)
 
 
 def _evidence(calls: Calls) -> str:

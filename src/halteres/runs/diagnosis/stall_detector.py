@@ -17,6 +17,7 @@ from typing import Any
 
 from halteres.errors import HalteresError
 from halteres.files import tail
+from halteres.next_step import NextStep, Remedy
 from halteres.observe.metrics import Row
 from halteres.runs.diagnosis.case import Case
 from halteres.runs.diagnosis.excursion import Excursion, Finding, number
@@ -71,7 +72,7 @@ class StallDetector:
         usual = f"a step takes {median(self._seconds):.2g} s" if self._seconds else "the first step is awaited"
         return Finding(
             evidence=f"No step was done for {passed:.0f} s; {usual}.",
-            remedy=f"{self._case.logs('trainer')} and {self._case.logs('env')}, then {self._case.go_on_with({})}",
+            remedy=Remedy((self._case.logs("trainer"), self._case.logs("env"), *self._case.go_on_with({}))),
         )
 
     def _limit_s(self) -> float:
@@ -81,7 +82,9 @@ class StallDetector:
         told = ", ".join(f"{role} (process {pid})" for role, pid in pids.items())
         return Finding(
             evidence=f"Stopped by a signal (SIGSTOP), neither running nor ended: {told}.",
-            remedy=f"{self._case.go_on_with({})}, or let it go on: kill -CONT {' '.join(map(str, pids.values()))}",
+            remedy=Remedy(
+                self._case.go_on_with({}), f"or let it go on: kill -CONT {' '.join(map(str, pids.values()))}"
+            ),
         )
 
 
@@ -107,13 +110,17 @@ def stalled(run: RunDirectory, state: RunState | None = None) -> Alert | None:
     if not stopped and silent_s < STALE_S:
         return None
     why = f" Its process {who.get('pid')} was stopped by a signal (SIGSTOP)." if stopped else ""
-    resume = f'rl_start_training(resume_from="{run.run_id}")'
+    logs = NextStep("rl_get_logs", {"run_id": run.run_id, "role": "supervisor"})
+    resume = NextStep("rl_start_training", {"resume_from": run.run_id})
     return Alert(
         rule=RULE,
         step=max(state.step, _last_step(run)),
         evidence=f"The run's supervisor lives, but has shown no sign of it for {silent_s:.0f} s.{why}",
-        remedy=f'rl_get_logs("{run.run_id}", role="supervisor"); let it go on with kill -CONT {who.get("pid")}, '
-        f"or end it with kill -KILL {who.get('pid')} and then {resume}",
+        remedy=Remedy(
+            (logs,),
+            f"let it go on with kill -CONT {who.get('pid')}, or end it with kill -KILL {who.get('pid')} and then",
+            (resume,),
+        ),
     )
 
 

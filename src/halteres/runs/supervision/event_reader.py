@@ -46,7 +46,7 @@ class EventReader:
         _log.warning("%s", alert)
         if alert.rule in DRIFT:
             self.drift = self.drift or alert
-        self._writer.event("alert", rule=alert.rule, step=alert.step, evidence=alert.evidence, remedy=alert.remedy)
+        self._writer.event("alert", **alert.facts)
 
     async def _on_event(self, event: dict[str, Any]) -> None:
         kind, step = event.get("type"), event.get("step")
