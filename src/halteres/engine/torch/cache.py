@@ -55,7 +55,7 @@ class Block:
     def __init__(self, base: BaseModel, slots: int, length: int) -> None:
         layers, heads, width = len(base.layers), base.kv_heads, base.head_width
         self.slots, self.length, self.kv_heads = slots, length, heads
-        self._data = torch.zeros((2, layers, slots, heads, length, width), device=base.device)
+        self._data = torch.zeros((2, layers, slots, heads, length, width), dtype=base.cache_dtype, device=base.device)
         self._rows = self._data.view(2 * layers, slots * heads, length, width)
         self._positions = self._data.view(2, layers, slots * heads * length, width)
 
@@ -77,7 +77,7 @@ class Block:
     def append(self, layer: int, index_X: Tensor, k_X1W: Tensor, v_X1W: Tensor) -> None:
         """Write one position of each of the first slots."""
         for part, new_X1W in enumerate((k_X1W, v_X1W)):
-            self._positions[part, layer].index_copy_(0, index_X, new_X1W.squeeze(1))
+            self._positions[part, layer].index_copy_(0, index_X, new_X1W.squeeze(1).to(self._data.dtype))
 
     def read(self, slots: int, bound: int) -> Sequence[Tensor]:
         """Keys of every layer, then values of every layer, of the first slots up to a bound.
