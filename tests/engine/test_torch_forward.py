@@ -216,12 +216,6 @@ def test_a_missing_or_unknown_model_is_refused_with_a_sentence(tmp_path: Path) -
         TorchEngine(tmp_path, "x")
 
 
-def test_cuda_without_a_gpu_is_refused_with_a_sentence(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(InvalidConfig, match="HALTERES_DEVICE"):
-        TorchEngine(model_folder, "x", device="cuda")
-
-
 async def test_the_engine_takes_the_cpu_though_there_is_a_gpu(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,7 @@ async def _run(options: argparse.Namespace) -> None:
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    engine = _load(options)
+    engine = await _load(options)
     async with serve(engine, options.socket) as link:
         _say_ready()
         waits = {asyncio.create_task(event.wait()) for event in (ended, link.closed)}
@@ -48,18 +48,19 @@ async def _run(options: argparse.Namespace) -> None:
         await engine.close()
 
 
-def _load(options: argparse.Namespace) -> Engine:
+async def _load(options: argparse.Namespace) -> Engine:
     if options.backend == "scripted":
         from halteres.engine.scripted.engine import ScriptedEngine
 
         return ScriptedEngine(options.model, options.name, options.threads)
+    from halteres.engine.torch.device import usable_device
     from halteres.engine.torch.engine import TorchEngine
 
     return TorchEngine(
         options.model,
         options.name,
         options.threads,
-        device=environ.device(),
+        device=await usable_device(environ.device(), options.model, options.dtype),
         cache_gb=options.cache_gb,
         dtype=options.dtype,
     )

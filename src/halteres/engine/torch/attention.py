@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from halteres.engine.torch import flash
 from halteres.engine.torch.cache import POSITION_STEP, Block, round_up
 from halteres.engine.torch.heads import Grid, Heads
 
@@ -29,6 +30,10 @@ KEY_BLOCK = 192
 
 QUERY_BLOCK = 32
 """Queries of one block of a causal pass: it sees no key after its last one. 32 is fastest (24 to 192 were tried)."""
+
+WIDENED = 1 << 18
+"""Keys' numbers of a bfloat16 cache that are fp32 at once: they stay in a core's cache (whole blocks: 4 times as slow;
+reading fp32 from main memory takes as long)."""
 
 MIN_ROWS = 4
 """Below this many rows matmul kernels change, and with them bits. Queries are padded to a multiple of it: threads share
@@ -50,7 +55,9 @@ def weights(q_XMW: Tensor, k_XLW: Tensor, mask_ML: Tensor) -> Tensor:
 
 
 def weighted(p_XML: Tensor, v_XLW: Tensor, out_XMW: Tensor | None = None) -> Tensor:
-    """p @ v, summed block by block; into `out` where it is given."""
+    """p @ v, on a CPU summed block by block; into `out` where it is given."""
+    if p_XML.device.type != "cpu":
+        return torch.bmm(p_XML, v_XLW, out=out_XMW)
     out_XMW = torch.bmm(p_XML[:, :, :KEY_BLOCK], v_XLW[:, :KEY_BLOCK], out=out_XMW)
     for start in range(KEY_BLOCK, v_XLW.shape[1], KEY_BLOCK):
         block = slice(start, start + KEY_BLOCK)
@@ -114,16 +121,28 @@ class Causal:
         q_XGTW = heads.q_XGTW
         if q_XGTW.device.type == "cpu":
             out_XGTW = _CausalBlocks.apply(q_XGTW, heads.k_XTW, heads.v_XTW)
-        else:  # not verified yet
+        elif q_XGTW.dtype == torch.float32:  # not verified on a GPU yet
             k_X1TW, v_X1TW = heads.k_XTW.unsqueeze(1), heads.v_XTW.unsqueeze(1)
             out_XGTW = F.scaled_dot_product_attention(q_XGTW, k_X1TW, v_X1TW, is_causal=True, enable_gqa=True)
+        else:
+            return self._end_to_end(heads)
         assert isinstance(out_XGTW, Tensor)  # noqa: S101 - for the type checker
         return self._merged(out_XGTW)
+
+    def _end_to_end(self, heads: Heads) -> Tensor:
+        """On a GPU: rows as sequences of one length."""
+        length, width = heads.k_XTW.shape[1:]
+        q_IHW, k_IKW, v_IKW = (
+            part.view(self._rows, -1, length, width).transpose(1, 2).flatten(0, 1)
+            for part in (heads.q_XGTW, heads.k_XTW, heads.v_XTW)
+        )
+        lengths = flash.Lengths.of([length] * self._rows, [length] * self._rows, q_IHW.device)
+        return flash.attend(q_IHW, k_IKW, v_IKW, lengths).flatten(1)
 
     def _merged(self, out_XGTW: Tensor) -> Tensor:
         """Heads side by side again."""
         length, width = out_XGTW.shape[2:]
-        return out_XGTW.view(self._rows, -1, length, width).transpose(1, 2).reshape(self._rows * length, -1)
+        return out_XGTW.reshape(self._rows, -1, length, width).transpose(1, 2).reshape(self._rows * length, -1)
 
 
 class Prefill(Causal):
@@ -144,8 +163,8 @@ class Prefill(Causal):
         out_XGTW = torch.empty_like(heads.q_XGTW)
         for row, ((block, slot), own) in enumerate(zip(self.slots, self.positions, strict=True)):
             rows = slice(row * block.kv_heads, (row + 1) * block.kv_heads)
-            k_XLW, v_XLW = block.slot(layer, slot, own.start + out_XGTW.shape[2])
-            _attend_behind(heads.q_XGTW[rows], k_XLW, v_XLW, own.start, out_XGTW[rows])
+            k_XLW, v_XLW = (part.float() for part in block.slot(layer, slot, own.start + out_XGTW.shape[2]))
+            _attend_behind(heads.q_XGTW[rows].float(), k_XLW, v_XLW, own.start, out_XGTW[rows])
         return self._merged(out_XGTW)
 
 
@@ -175,7 +194,7 @@ class Cached:
 
     def __call__(self, layer: int, heads: Heads) -> Tensor:
         """Attended values, N x (H*W); the G query heads of a key head are rows of one matmul."""
-        q_XGW = heads.q_XGTW.squeeze(2)
+        q_XGW = heads.q_XGTW.squeeze(2).float()
         group = q_XGW.shape[1]
         if group % MIN_ROWS:
             q_XGW = F.pad(q_XGW, (0, 0, 0, -group % MIN_ROWS))
@@ -202,4 +221,11 @@ class _BlockRead:
     def __call__(self, layer: int, q_XMW: Tensor, heads: Heads, out_XMW: Tensor | None) -> Tensor:
         self.block.append(layer, self.index_X, heads.k_XTW[self.own], heads.v_XTW[self.own])
         k_XLW, v_XLW = self.views[layer], self.views[len(self.views) // 2 + layer]
-        return weighted(weights(q_XMW, k_XLW, self.mask_X1L), v_XLW, out_XMW)
+        if k_XLW.dtype == torch.float32:
+            return weighted(weights(q_XMW, k_XLW, self.mask_X1L), v_XLW, out_XMW)
+        out_XMW = torch.empty_like(q_XMW) if out_XMW is None else out_XMW
+        size = max(1, WIDENED // (k_XLW.shape[1] * k_XLW.shape[2]))
+        parts = (x.split(size) for x in (q_XMW, k_XLW, v_XLW, self.mask_X1L, out_XMW))
+        for q_CMW, k_CLW, v_CLW, mask_C1L, out_CMW in zip(*parts, strict=True):
+            weighted(weights(q_CMW, k_CLW.float(), mask_C1L), v_CLW.float(), out_CMW)
+        return out_XMW

@@ -54,7 +54,7 @@ from halteres.engine.torch.passes import run_pass
 from halteres.engine.torch.requests import SampleRequest
 from halteres.engine.torch.sampler import Sampler
 from halteres.engine.torch.worker import Call, Slices, Worker
-from halteres.errors import Conflict, HalteresError, InvalidConfig, NotFound
+from halteres.errors import Conflict, HalteresError, NotFound
 from halteres.text import load_tokenizer
 
 
@@ -78,7 +78,7 @@ class TorchEngine:
             name: that it is known by.
             threads: that compute.
             limits: other than the usual ones.
-            device: `cpu` or `cuda`.
+            device: `cpu` or `cuda` (`device.usable_device` says which).
             cache_gb: for keys and values, in 10^9 bytes; None: by what is free once the model is loaded.
             dtype: of the base weights and of their matmuls; adapters, gradients, attention and logits are fp32 anyhow.
 
@@ -89,15 +89,9 @@ class TorchEngine:
         torch.set_num_threads(threads)
         with suppress(RuntimeError):  # it can be set once per process only
             torch.set_num_interop_threads(1)
-        if device == "cuda" and not torch.cuda.is_available():
-            raise InvalidConfig(
-                "The engine cannot use CUDA here.",
-                f"torch {torch.__version__} finds no GPU.",
-                "Unset HALTERES_DEVICE for the CPU, or install a torch build for your GPU.",
-            )
         self._base = load_base(folder, getattr(torch, dtype), torch.device(device))
         cache_bytes = int(cache_gb * 1e9) if cache_gb else free_for_cache(self._base.device)
-        self._limits = limits or Limits(cache_bytes=cache_bytes)
+        self._limits = limits or Limits.of(self._base.device, cache_bytes)
         self._info = _info(self._base, folder, name, threads, self._limits)
         self._adapters: dict[str, Adapter] = {}
         self._budgets: dict[str, PassBudget] = {}  # one for each: what one finds out moves no bit of another

@@ -88,6 +88,7 @@ class _Split(Function):
 
         def __init__(self, base: FusedModel, layer: Layer, grid: Grid, rotation: Rotation) -> None:
             self.grid, self.eps = grid, base.norm_eps
+            self.attended, self.kept = base.attention_dtype, base.cache_dtype
             self.sizes = base.heads, base.kv_heads
             self.cos, self.sin = rotation.cos_A1TW, rotation.sin_A1TW
             self.weight_J1W = None if layer.qk_norm is None else layer.qk_norm.weight_J1W
@@ -112,7 +113,8 @@ class _Split(Function):
             q_BHTW, k_BKTW = (part.contiguous() for part in y_BJTW.split(shape.sizes, dim=1))
         ctx.save_for_backward(qkv_NE, r_BJT1)
         ctx.shape = shape
-        return q_BHTW, k_BKTW, v_BKTW.contiguous()
+        k_BKTW, v_BKTW = (part.to(shape.kept).to(shape.attended) for part in (k_BKTW, v_BKTW.contiguous()))
+        return q_BHTW.to(shape.attended), k_BKTW, v_BKTW
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -120,7 +122,7 @@ class _Split(Function):
         dqkv_NE = torch.empty_like(qkv_NE, dtype=torch.float32)
         (x_BJTW, _), (dx_BJTW, dv_BKTW) = shape.split(qkv_NE), shape.split(dqkv_NE)
         dv_BKTW.copy_(grads[2])
-        dy_BJTW = torch.cat(grads[:2], dim=1)
+        dy_BJTW = torch.cat(grads[:2], dim=1).float()
         g_BJTW = _swapped(dy_BJTW * shape.sin).addcmul_(dy_BJTW, shape.cos)
         if r_BJT1 is None:
             dx_BJTW.copy_(g_BJTW)

@@ -91,9 +91,19 @@ class BaseModel:
         return operand_type(self.embedding_VD)
 
     @property
+    def attention_dtype(self) -> torch.dtype:
+        """Of queries, keys and values: fp32, but on a GPU what its kernels for long sequences read."""
+        return self.dtype if self.device.type != "cpu" else torch.float32
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Of keys and values that are kept. Training rounds to it, too: both see the same numbers."""
+        return torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
+
+    @property
     def cache_bytes_per_token(self) -> int:
-        """Keys and values of one position, all layers: fp32, as attention computes."""
-        return 2 * len(self.layers) * self.kv_heads * self.head_width * torch.float32.itemsize
+        """Keys and values of one position, all layers."""
+        return 2 * len(self.layers) * self.kv_heads * self.head_width * self.cache_dtype.itemsize
 
 
 def eos_tokens(model: Any) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ from halteres.engine.torch.losses import LOSSES
 from halteres.engine.torch.memory import is_out_of_memory, let_go
 from halteres.engine.torch.model import BaseModel, Projection
 from halteres.engine.torch.objectives import Objective, PerToken, Value
-from halteres.engine.torch.trie import Asked, TrieAttention, joins
+from halteres.engine.torch.trie import Asked, joins, trie_attention
 from halteres.errors import HalteresError
 
 log = logging.getLogger(__name__)
@@ -212,7 +212,7 @@ def _logprobs(base: BaseModel, adapter: Adapter, batch: MicroBatch, budget: Pass
     else:
         arrays = (batch.trie.tokens_N, batch.trie.positions_N)
         tokens_N, positions_N = (torch.from_numpy(array).to(base.device) for array in arrays)
-        grid, attention = Grid.single(positions_N), TrieAttention([batch.trie], base, base.device)
+        grid, attention = Grid.single(positions_N), trie_attention([batch.trie], base)
     hidden_ND = hidden_states(base, adapter.weights, tokens_N, grid, attention, recompute=budget.recomputes)
     return _heads_logprobs(base, adapter, batch, hidden_ND, budget)
 
@@ -294,9 +294,7 @@ class JointAxis:
                 spans[i] = slice(start, start + len(own_tokens))
                 start = spans[i].stop
             tries = [trie for i in members if (trie := batches[i].trie) is not None]
-            attention = (
-                TrieAttention(tries, base, base.device) if tries else _PaddedRows(base, [batches[i] for i in members])
-            )
+            attention = trie_attention(tries, base) if tries else _PaddedRows(base, [batches[i] for i in members])
             attentions.append((start - before, attention))
         return cls(torch.cat(tokens), torch.cat(positions), tuple(spans), tuple(attentions))
 

@@ -119,9 +119,9 @@ def _attend(
         query = query * factor
     now = _pass.get()
     rows = (batch * key_heads, length, width)
-    found = Heads(
-        query.reshape(rows[0], -1, length, width).float(), key.reshape(rows).float(), value.reshape(rows).float()
-    )
+    found = Heads(query.reshape(rows[0], -1, length, width), key.reshape(rows), value.reshape(rows))
+    if query.device.type == "cpu":
+        found = Heads(found.q_XGTW.float(), found.k_XTW.float(), found.v_XTW.float())
     return now.attention(module.layer_idx, found).view(batch, length, heads, width).to(query.dtype), None
 
 

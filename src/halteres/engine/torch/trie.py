@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from halteres.engine.torch.attention import KEY_BLOCK, MIN_ROWS, QUERY_BLOCK, weighted, weights
+from halteres.engine.torch import flash
+from halteres.engine.torch.attention import KEY_BLOCK, MIN_ROWS, QUERY_BLOCK, Attention, weighted, weights
 from halteres.engine.torch.cache import round_up
 from halteres.engine.torch.heads import Heads
 from halteres.engine.torch.model import BaseModel
@@ -229,6 +231,39 @@ class TrieAttention:
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
+
+
+class FlashTrieAttention:
+    """The same on a GPU, in one call: each run's queries are the last of its path."""
+
+    def __init__(self, tries: Sequence[Trie], base: BaseModel, device: torch.device) -> None:
+        self._length, self._shape = sum(len(trie.tokens_N) for trie in tries), (base.heads, base.kv_heads)
+        ends = accumulate((len(trie.tokens_N) for trie in tries), initial=0)
+        runs = [
+            Run(run.path_L + offset, run.start)
+            for trie, offset in zip(tries, ends, strict=False)
+            for run in trie.runs
+            if len(run) > run.start
+        ]
+        self._lengths = flash.Lengths.of([len(run) - run.start for run in runs], [len(run) for run in runs], device)
+        own, paths = np.concatenate([run.path_L[run.start :] for run in runs]), np.concatenate([r.path_L for r in runs])
+        self._own_I, self._paths_L = torch.from_numpy(own).to(device), torch.from_numpy(paths).to(device)
+
+    def __call__(self, layer: int, heads: Heads) -> Tensor:
+        """Attended values, N x (H*W); zeros where there is padding."""
+        num_heads, kv_heads = self._shape
+        q_IHW = heads.q_XGTW.view(self._length, num_heads, -1).index_select(0, self._own_I)
+        k_LKW, v_LKW = (
+            part.view(self._length, kv_heads, -1).index_select(0, self._paths_L) for part in (heads.k_XTW, heads.v_XTW)
+        )
+        out_IE = flash.attend(q_IHW, k_LKW, v_LKW, self._lengths).flatten(1)
+        return out_IE.new_zeros((self._length, out_IE.shape[1])).index_copy(0, self._own_I, out_IE)
+
+
+def trie_attention(tries: Sequence[Trie], base: BaseModel) -> Attention:
+    """The fastest there is for this model on its device."""
+    kind = FlashTrieAttention if base.attention_dtype == torch.bfloat16 else TrieAttention
+    return kind(tries, base, base.device)
 
 
 class _Path(NamedTuple):
