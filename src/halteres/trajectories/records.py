@@ -22,6 +22,10 @@ class Place(StrEnum):
     ARCHIVED = "archived"  # of a run that was reset or replaced
 
 
+WAITING = (Place.QUEUED, Place.BUFFERED, Place.OUT)
+"""Places of groups whose tokens will be asked for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
     """One accepted group, without its tokens."""
@@ -53,7 +57,7 @@ class Standing(StrEnum):
     BROKEN = "broken"  # dissolved: its groups queue again, or are set aside
 
 
-OPEN = frozenset({Standing.OFFERED, Standing.LEASED, Standing.RETURNED})
+OPEN = (Standing.OFFERED, Standing.LEASED, Standing.RETURNED)
 """Standings of batches that are not settled: their groups are `Place.OUT`."""
 
 
@@ -165,7 +169,7 @@ class DeliverySaved:
 Change = RunSaved | EnvSaved | EnvSeen | GroupArrived | GroupMoved | DeliverySaved
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Tally:
     """Groups of the run in one place, per environment and reason."""
 
@@ -193,8 +197,7 @@ class Remembered:
     waiting: tuple[GroupRecord, ...] = ()  # queued, buffered and out, by position, then id
     deliveries: tuple[Delivery, ...] = ()  # the open ones, by id
     settled: tuple[Delivery, ...] = ()  # the newest that are not open, by id (some hundreds)
-    keyed: tuple[KnownKey, ...] = ()  # the newest keys of the run
-    all_keyed: bool = True  # those are all keys of the run: an unknown one is new
+    keyed: tuple[KnownKey, ...] = ()  # the keys of the run
     seen: tuple[EnvSeen, ...] = ()  # when environments were last heard of
     tallies: tuple[Tally, ...] = ()
     first_group_at: float | None = None  # unix s, of this run

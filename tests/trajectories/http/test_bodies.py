@@ -14,8 +14,8 @@ import pytest
 from starlette.types import Receive, Scope
 
 from halteres.trajectories import request_bodies
+from halteres.trajectories.http import INFLATED_AT_ONCE, LARGE_PACKED, Bodies, TooLarge, TooSlow, inflate
 from halteres.trajectories.options import Options, Rules
-from halteres.trajectories.request_bodies import INFLATED_AT_ONCE, LARGE_PACKED, Bodies, TooLarge, TooSlow, inflate
 from trajectories.scenes import Scene, group, opened
 
 

@@ -1,8 +1,7 @@
 """Groups as one HTML file, which needs nothing else.
 
-Owns: the page: a head with the course of the mean scores, a <details> for each group with all its sequences, the newest
-first; its policy, which lets nothing be loaded or run.
-Never: writes a character of a group unescaped; decides which groups.
+The page is a head with the curve of the mean scores, and a <details> for each group with all its sequences, the newest
+first. Its policy lets nothing be loaded or run; no character of a group is written unescaped.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from halteres.cli.groups import words
-from halteres.cli.groups.words import BOUNDS, Part, Stretch, counted, parts_of, stretches
-from halteres.clients.trajectories.groups.reading import Group, Told
+from halteres.cli.groups import texts
+from halteres.cli.groups.texts import BOUNDS, Part, Stretch, counted, parts_of, stretches
+from halteres.clients.trajectories.groups import Group, GroupInfo
 
 if TYPE_CHECKING:  # whoever names no tokenizer need not wait for its libraries
     from halteres.text import Tokenizer
 
-COURSE = (640, 56)
+CURVE = (640, 56)
 """Width and height of the head's curve."""
 
 BAR = (5, 2, 22)
@@ -39,7 +38,7 @@ MOST_BARS = 32
 class Entry:
     """One group on the page; its tokens are HTML already."""
 
-    told: Told  # without its element
+    info: GroupInfo  # without its element
     owner: str
     mean: float | None
     scores: tuple[float, ...]
@@ -50,22 +49,22 @@ class Entry:
     def of(cls, group: Group, tokenizer: Tokenizer | None) -> Entry:
         """Everything that is shown of a group."""
         return cls(
-            told=without_element(group.told),
-            owner=words.owner(group),
+            info=without_element(group.info),
+            owner=texts.owner(group),
             mean=group.mean,
             scores=tuple(group.element.scores),
-            lengths=words.lengths(group),
+            lengths=texts.lengths(group),
             sequences="".join(_sequence(group, at, tokenizer) for at in range(group.num_sequences)),
         )
 
-    def moved(self, told: Told) -> Entry:
+    def moved(self, info: GroupInfo) -> Entry:
         """The same group, where it is now."""
-        return replace(self, told=without_element(told))
+        return replace(self, info=without_element(info))
 
 
-def without_element(told: Told) -> Told:
+def without_element(info: GroupInfo) -> GroupInfo:
     """What is known of it."""
-    return msgspec.structs.replace(told, element=msgspec.Raw(b""))
+    return msgspec.structs.replace(info, element=msgspec.Raw(b""))
 
 
 def render(entries: Sequence[Entry], *, source: str, written_at: float) -> str:
@@ -98,7 +97,7 @@ def _style() -> str:
 def _head(entries: Sequence[Entry], source: str, written_at: float) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(written_at))
     return (
-        f"<header><h1>Groups</h1><p>{escape(source)} · written {when}</p><dl>{_facts(entries)}</dl>{_course(entries)}"
+        f"<header><h1>Groups</h1><p>{escape(source)} · written {when}</p><dl>{_facts(entries)}</dl>{_curve(entries)}"
         '<p class="legend"><span class="context">context</span> is what the policy was given, '
         f'<span class="sampled">sampled</span> what it wrote and learns from.{_surprises(entries)}</p></header>'
         + ("" if entries else '<p class="none">No group has come yet.</p>')
@@ -115,9 +114,9 @@ def _surprises(entries: Iterable[Entry]) -> str:
 
 def _facts(entries: Sequence[Entry]) -> str:
     means = _means(entries)
-    mean = words.number(sum(each / len(means) for each in means)) if means else "–"
-    aside = sum(entry.told.place == "set_aside" for entry in entries)
-    sequences = sum(entry.told.size for entry in entries)
+    mean = texts.number(sum(each / len(means) for each in means) if means else None)
+    aside = sum(entry.info.place == "set_aside" for entry in entries)
+    sequences = sum(entry.info.size for entry in entries)
     facts = [("groups", len(entries)), ("sequences", sequences), ("mean score", mean), ("set aside", aside)]
     return "".join(f"<div><dt>{name}</dt><dd>{fact}</dd></div>" for name, fact in facts)
 
@@ -126,12 +125,12 @@ def _means(entries: Iterable[Entry]) -> list[float]:
     return [entry.mean for entry in entries if entry.mean is not None]
 
 
-def _course(entries: Sequence[Entry]) -> str:
+def _curve(entries: Sequence[Entry]) -> str:
     """The mean score of each group, the oldest at the left."""
     means = _means(entries)
     if len(means) < 2:
         return ""
-    width, height = COURSE
+    width, height = CURVE
     low, high = min(means), max(means)
     points = [
         f"{at * width / (len(means) - 1):.1f},{height - 3 - _share(mean, low, high) * (height - 6):.1f}"
@@ -140,23 +139,22 @@ def _course(entries: Sequence[Entry]) -> str:
     return (
         f'<figure><svg viewBox="0 0 {width} {height}" preserveAspectRatio="none" role="img" '
         f'aria-label="mean score of each group"><polyline points="{" ".join(points)}"/></svg>'
-        f"<figcaption>mean score of each group, {words.number(low)} to {words.number(high)}</figcaption></figure>"
+        f"<figcaption>mean score of each group, {texts.number(low)} to {texts.number(high)}</figcaption></figure>"
     )
 
 
 def _entry(entry: Entry) -> str:
-    told = entry.told
-    mean = "–" if entry.mean is None else words.number(entry.mean)
-    why = f'<p class="why">{escape(words.reason(told))}</p>' if told.why else ""
-    gone = "" if entry.sequences else f'<p class="gone">{words.gone(told)}.</p>'
+    info = entry.info
+    why = f'<p class="why">{escape(texts.reason(info))}</p>' if info.why else ""
+    gone = "" if entry.sequences else f'<p class="gone">{texts.gone(info)}.</p>'
     return (
-        f'<details id="g{told.id}"><summary><span class="id">{told.id}</span>'
+        f'<details id="g{info.id}"><summary><span class="id">{info.id}</span>'
         f'<span class="owner">{escape(entry.owner)}</span>'
-        f'<span class="place {told.place}">{escape(words.place(told))}</span>'
-        f'<span class="bars">{_bars(entry.scores)}</span><span class="mean">{mean}</span>'
+        f'<span class="place {info.place}">{escape(texts.place(info))}</span>'
+        f'<span class="bars">{_bars(entry.scores)}</span><span class="mean">{texts.number(entry.mean)}</span>'
         f'<span class="quiet lengths">{escape(entry.lengths)}</span>'
-        f'<span class="quiet">{escape(words.version(told))}</span>'
-        f'<time class="quiet">{words.clock(told.received_at)}</time></summary>{why}{gone}{entry.sequences}</details>'
+        f'<span class="quiet">{escape(texts.version(info))}</span>'
+        f'<time class="quiet">{texts.clock(info.received_at)}</time></summary>{why}{gone}{entry.sequences}</details>'
     )
 
 
@@ -190,14 +188,14 @@ def _bar(at: int, share: float) -> str:
 
 
 def _sequence(group: Group, at: int, tokenizer: Tokenizer | None) -> str:
-    rank = words.rank(group, at)
+    rank = texts.rank(group, at)
     parts = parts_of(group, at, tokenizer)
-    figures = escape(words.figures(group, at))
-    head = f'<h2>{escape(words.score(group, at))} <span class="rank">{rank}</span> <small>{figures}</small></h2>'
+    figures = escape(texts.figures(group, at))
+    head = f'<h2>{escape(texts.score(group, at))} <span class="rank">{rank}</span> <small>{figures}</small></h2>'
     as_messages = any(part.label for part in parts)
     spans = "" if as_messages else "".join(_span(part, stretches(group, at, part, tokenizer)) for part in parts)
-    texts = "".join(map(_message, parts)) if as_messages else f"<pre>{spans}</pre>"
-    return f'<section class="{rank}">{head}{texts}</section>'
+    body = "".join(map(_message, parts)) if as_messages else f"<pre>{spans}</pre>"
+    return f'<section class="{rank}">{head}{body}</section>'
 
 
 def _message(part: Part) -> str:
