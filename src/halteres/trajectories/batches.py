@@ -38,8 +38,7 @@ from halteres.trajectories.records import Delivery, DeliverySaved, GroupRecord, 
 from halteres.trajectories.schema import BatchQuery, Registration
 from halteres.trajectories.state import State
 
-OFFER_S = 60.0
-"""How long the reply of a batch may take to be written, before the batch answers another question."""
+OFFER_S = 60.0  # how long the reply of a batch may take to be written, before the batch answers another question
 
 
 class LeaseLost(Conflict):

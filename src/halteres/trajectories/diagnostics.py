@@ -20,15 +20,9 @@ from halteres.trajectories.state import State
 
 Reason = dict[str, Any]
 
-SILENT_S = 5.0
-"""Environments poll ten times a second; one that is silent for longer is worth a word."""
-
-MOST_NAMED = 5
-"""Environments that a sentence names."""
-
-PATIENCE_S = 30.0
-"""How long a trainer asks in vain, with a whole batch of sequences queued, before the log says why."""
-
+SILENT_S = 5.0  # environments poll ten times a second; one that is silent for longer is worth a word
+MOST_NAMED = 5  # environments that a sentence names
+PATIENCE_S = 30.0  # how long a trainer asks in vain, with a whole batch of sequences queued, before the log says why
 _MEANINGS = {
     "stale": "sampled by weights too old for the trainer's bound",
     "ahead": "sampled by weights too new for the trainer, which may have gone back to a checkpoint",

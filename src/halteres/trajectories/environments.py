@@ -15,14 +15,9 @@ from halteres.trajectories.schema import EnvRegistration
 LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
 """Of an environment's weight in batches; beyond them what it was given could not be counted exactly."""
 
-TIMEOUT_S = 60.0
-"""An environment silent for longer has no weight and no minimum, until its next request."""
-
-ADOPTED_FROM = 2**30
-"""Ids from here were made up by somebody; the next one is not counted from them."""
-
-POLLING_S = 5.0
-"""An environment that was heard of within this time shares what a batch still lacks."""
+TIMEOUT_S = 60.0  # an environment silent for longer has no weight and no minimum, until its next request
+ADOPTED_FROM = 2**30  # ids from here were made up by somebody; the next one is not counted from them
+POLLING_S = 5.0  # an environment that was heard of within this time shares what a batch still lacks
 
 
 class Buffer:

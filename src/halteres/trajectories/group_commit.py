@@ -24,11 +24,8 @@ from halteres.trajectories.state import State
 from halteres.trajectories.stores.store import News, Store, StoreFailed
 
 T = TypeVar("T")
-Decision = Callable[[State], T]
-"""Changes the state by `state.do`, or raises before it changed anything."""
-
-NEWS_S = 0.2
-"""How far a server may lag behind others on the same queue in what it only tells."""
+Decision = Callable[[State], T]  # changes the state by `state.do`, or raises before it changed anything
+NEWS_S = 0.2  # how far a server may lag behind others on the same queue in what it only tells
 
 _log = logging.getLogger(__name__)
 

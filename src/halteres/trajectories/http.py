@@ -32,35 +32,22 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 JSON = "application/json"
 
-CLIENT = "halteres-client"
-"""Header of a client that knows our extensions."""
+CLIENT = "halteres-client"  # header of a client that knows our extensions
 
 # -- request bodies ----------------------------------------------------------------------------------------------------
 
-AT_ONCE = 1024**3
-"""Bytes of all bodies being read or used; beyond, later ones wait, but for small ones."""
-
+AT_ONCE = 1024**3  # bytes of all bodies being read or used; beyond, later ones wait, but for small ones
 SMALL = 64 * 1024
 """Bytes up to which a body that says its length waits for nobody: a connection keeps more than that anyway."""
 
-LARGEST_BODY = 256 * 1024 * 1024
-"""Bytes of a request, inflated."""
-
-MOST_MEMBERS = 16
-"""Members of a gzipped request. Clients send one; what follows it is copied for each."""
-
-LARGE_PACKED = 128 * 1024
-"""Bytes of gzip from which a thread inflates them: of what clients send, 1 MB or more inside."""
-
+LARGEST_BODY = 256 * 1024 * 1024  # bytes of a request, inflated
+MOST_MEMBERS = 16  # members of a gzipped request. Clients send one; what follows it is copied for each.
+LARGE_PACKED = 128 * 1024  # bytes of gzip from which a thread inflates them: of what clients send, 1 MB or more inside
 INFLATED_AT_ONCE = 1024 * 1024
 """Bytes that are inflated on the event loop, in 2 ms at most. What holds more begins again in a thread."""
 
-GZIPPED = b"\x1f\x8b"
-"""How every gzip stream begins."""
-
-STALL_S = 10.0
-"""How long nothing of a body may arrive: one that says no more holds its place for no longer."""
-
+GZIPPED = b"\x1f\x8b"  # how every gzip stream begins
+STALL_S = 10.0  # how long nothing of a body may arrive: one that says no more holds its place for no longer
 DEADLINE_S = 120.0
 """How long a body may take from its first byte to its last: one that trickles holds its place for no longer."""
 
@@ -250,18 +237,12 @@ def query_of(request: Request, kind: type[T], *lists: str) -> T:
 
 # -- replies -----------------------------------------------------------------------------------------------------------
 
-SMALLEST_GZIPPED = 1000
-"""Bytes from which a reply is gzipped if the client accepts that."""
-
+SMALLEST_GZIPPED = 1000  # bytes from which a reply is gzipped if the client accepts that
 LARGE_TO_PACK = 256 * 1024
 """Bytes from which a reply is compressed in a thread: 400 MB/s are 0.7 ms up to here, and a thread costs 0.1."""
 
-LEVEL = 1
-"""The original compresses at 9: many times the time for a tenth of the size."""
-
-RETRY_AFTER_S = 1
-"""What a 503 advises where the error does not say."""
-
+LEVEL = 1  # the original compresses at 9: many times the time for a tenth of the size
+RETRY_AFTER_S = 1  # what a 503 advises where the error does not say
 TOO_DEEP = Unprocessable(
     [{"type": "json_too_deep", "loc": ["body"], "msg": "The body is nested too deeply to be read."}]
 )

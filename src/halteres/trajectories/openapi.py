@@ -13,9 +13,7 @@ from starlette.routing import Route
 from halteres.trajectories import schema
 from halteres.trajectories.scored_data import ScoredData
 
-ASKED = (401, 403)
-"""Of every route: the access policy."""
-
+ASKED = (401, 403)  # of every route: the access policy
 STORED = (503,)
 WITH_BODY = (400, 408, 413, 422, *STORED)
 
@@ -33,11 +31,8 @@ WORDS: Mapping[int, str] = {
     503: "Nothing is kept or read for now; Retry-After says when to ask again",
 }
 
-TEXT = (400, 413)
-"""Statuses answered as plain text."""
-
-PROTOCOL = "0.4.0"
-"""The version of Atropos whose API this is."""
+TEXT = (400, 413)  # statuses answered as plain text
+PROTOCOL = "0.4.0"  # the version of Atropos whose API this is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,12 +21,8 @@ Composition = Literal["fifo", "weighted"]
 Validation = Literal["quarantine", "strict"]
 Gzip = Literal["auto", "always", "never"]
 
-FILE_NAME = "trajectories.sqlite"
-"""Of a queue's file, where nobody gave it one."""
-
-SMALLEST_TOKEN = 16
-"""Characters: what nobody guesses through a network."""
-
+FILE_NAME = "trajectories.sqlite"  # of a queue's file, where nobody gave it one
+SMALLEST_TOKEN = 16  # characters: what nobody guesses through a network
 MEBIBYTE = 1024 * 1024
 
 _TOKEN = re.compile(r"[!-~]+")

@@ -19,35 +19,24 @@ from halteres.trajectories.records import Versions
 from halteres.trajectories.schema import UNREADABLE, Unprocessable, refusal
 from halteres.trajectories.scored_data import ScoredData, given, has_endless_token, not_finite
 
-LARGE = 512 * 1024
-"""Bytes from which a body is read in a thread, which costs 0.1 ms; reading takes 2 ms up to here."""
-
+LARGE = 512 * 1024  # bytes from which a body is read in a thread, which costs 0.1 ms; reading takes 2 ms up to here
 LARGE_LENIENT = 64 * 1024
 """Bytes from which a body that needs coercions is read in a thread: at 80 ns per byte, 5 ms up to here."""
 
 MANY = 64
 """Objects of a list, its groups and those within them, from which a thread reads it: a group costs 40 us and more."""
 
-MOST_GROUPS = 16_384
-"""Groups of one list: all are decided upon at once, while everybody else waits."""
-
-LARGEST_ENV_ID = 2**31
-"""An id beyond it was never given by a server: no database has room for just any number."""
-
-CONTEXT = -100
-"""In masks: not sampled."""
-
-SENTINEL = 1.0
-"""In inference_logprobs: not sampled. No probability has this logarithm."""
-
+MOST_GROUPS = 16_384  # groups of one list: all are decided upon at once, while everybody else waits
+LARGEST_ENV_ID = 2**31  # an id beyond it was never given by a server: no database has room for just any number
+CONTEXT = -100  # in masks: not sampled
+SENTINEL = 1.0  # in inference_logprobs: not sampled. No probability has this logarithm.
 ARRAYS = ("masks", "inference_logprobs", "advantages", "ref_logprobs", "distill_token_ids", "distill_logprobs")
 """Fields with a row per sequence, and an item per token."""
 
 OPTIONAL = ("advantages", "ref_logprobs")
 """Arrays that a trainer can do without: one that does not fit the tokens is no reason to keep a group from it."""
 
-LISTS = ("scores", "messages", "overrides")
-"""Fields with an item per sequence."""
+LISTS = ("scores", "messages", "overrides")  # fields with an item per sequence
 
 
 @dataclass(frozen=True, slots=True)

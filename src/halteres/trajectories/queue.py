@@ -120,8 +120,7 @@ class Queue:
             del self.num_by_size[group.size]
 
 
-Weight = Callable[[EnvId], float]
-"""The weight of an environment, above 0; groups without one share the weight of None."""
+Weight = Callable[[EnvId], float]  # the weight of an environment, above 0; groups without one share the weight of None
 
 
 class Shares:

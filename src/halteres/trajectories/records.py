@@ -7,8 +7,7 @@ from enum import StrEnum
 
 from halteres.trajectories.schema import EnvRegistration, Registration
 
-Versions = tuple[int, int]
-"""Smallest and largest policy version of a group's tokens, or of a batch's."""
+Versions = tuple[int, int]  # smallest and largest policy version of a group's tokens, or of a batch's
 
 
 class Place(StrEnum):
@@ -22,8 +21,7 @@ class Place(StrEnum):
     ARCHIVED = "archived"  # of a run that was reset or replaced
 
 
-WAITING = (Place.QUEUED, Place.BUFFERED, Place.OUT)
-"""Places of groups whose tokens will be asked for."""
+WAITING = (Place.QUEUED, Place.BUFFERED, Place.OUT)  # places of groups whose tokens will be asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

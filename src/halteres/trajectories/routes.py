@@ -59,9 +59,7 @@ NO_BATCH = b'{"batch":null}'
 
 NO_EXAMPLE = msgspec.json.encode(schema.Example())
 
-PAGE = 32 * 1024 * 1024
-"""Bytes of elements on one page; one group is always on it."""
-
+PAGE = 32 * 1024 * 1024  # bytes of elements on one page; one group is always on it
 GONE = msgspec.Raw(b"null")
 
 

@@ -21,9 +21,7 @@ from halteres.config.control import LARGEST_BATCH
 from halteres.errors import InvalidData
 
 _INTEGER = re.compile(r"([+-]?[0-9]+(?:_[0-9]+)*)(?:\.0+)?")
-_LONGEST = 4300
-"""Digits of an integer; Python reads no longer ones."""
-
+_LONGEST = 4300  # digits of an integer; Python reads no longer ones
 T = TypeVar("T")
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
@@ -38,15 +36,9 @@ Text = Annotated[str, msgspec.Meta(max_length=4096, pattern=r"^[^\x00]*$")]
 Key = Annotated[str, msgspec.Meta(min_length=1, max_length=256, pattern="^[ -~]*$")]
 """Of a group; all keys of a run are held in memory."""
 
-Lease = Annotated[float, msgspec.Meta(ge=0.1, le=86400)]
-"""Seconds."""
-
-LONGEST_NAME = 4096
-"""Characters of an environment's name."""
-
-HEAVIEST = 1e12
-"""A weight: times the length of a context it must stay a number."""
-
+Lease = Annotated[float, msgspec.Meta(ge=0.1, le=86400)]  # seconds
+LONGEST_NAME = 4096  # characters of an environment's name
+HEAVIEST = 1e12  # a weight: times the length of a context it must stay a number
 _MOST = 2**31
 
 PlaceName = Literal["queued", "buffered", "out", "delivered", "set_aside", "archived"]
@@ -55,9 +47,7 @@ PlaceName = Literal["queued", "buffered", "out", "delivered", "set_aside", "arch
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
 """What msgspec raises at bytes that are no JSON, or not of the shape asked for."""
 
-LARGEST_REREAD = 1024 * 1024
-"""Bytes of a body that is read a second time, value by value."""
-
+LARGEST_REREAD = 1024 * 1024  # bytes of a body that is read a second time, value by value
 _AT = re.compile(r" - at `\$([^`]*)`$")
 
 _MISSING = re.compile(r"^Object missing required field `(\w+)`")

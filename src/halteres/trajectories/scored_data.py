@@ -24,23 +24,15 @@ from halteres.trajectories.schema import UNREADABLE, Key, coerced, convert, refu
 DEEPEST = 200
 """Brackets within brackets. Readers of JSON give up somewhere below 1,000, and one group must not spoil a batch."""
 
-MOST_VALUES = 4_000_000
-"""Values of a body that is read leniently, at 150 bytes and 1 us each."""
-
-BLANKS = b" \t\n\r"
-"""What may stand before and behind a JSON value."""
-
-LARGEST_TOKEN = 2**63
-"""A token id beyond it is none: no trainer can hold it."""
-
+MOST_VALUES = 4_000_000  # values of a body that is read leniently, at 150 bytes and 1 us each
+BLANKS = b" \t\n\r"  # what may stand before and behind a JSON value
+LARGEST_TOKEN = 2**63  # a token id beyond it is none: no trainer can hold it
 T = TypeVar("T")
 Version = Annotated[int, msgspec.Meta(ge=-1, le=2**31)]
-VersionTag = Version | list[tuple[Version, Version]]
-"""Of all tokens, or the smallest and the largest per sequence."""
+VersionTag = Version | list[tuple[Version, Version]]  # of all tokens, or the smallest and the largest per sequence
 Place = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 Episodes = list[Place]
-SpanTuple = tuple[Place, Place, Place, float]
-"""sequence, start, stop, reward: see `types.Span`."""
+SpanTuple = tuple[Place, Place, Place, float]  # sequence, start, stop, reward: see `types.Span`
 Ints = list[list[int]]
 Floats = list[list[float]]
 Token = Annotated[int, msgspec.Meta(ge=-LARGEST_TOKEN, le=LARGEST_TOKEN - 1)]
@@ -73,9 +65,7 @@ class ScoredData(msgspec.Struct, kw_only=True):
     halteres_key: Key | None | UnsetType = UNSET
 
 
-EXTENSIONS = ("policy_version", "episodes", "spans")
-"""Keys of ours that a batch element has where the group had them."""
-
+EXTENSIONS = ("policy_version", "episodes", "spans")  # keys of ours that a batch element has where the group had them
 KEYS = tuple(name for name in ScoredData.__struct_fields__ if name not in (*EXTENSIONS, "halteres_key"))
 """The 14 keys of a batch element."""
 

@@ -26,11 +26,8 @@ from halteres.trajectories.routes import ROUTES
 from halteres.trajectories.service import TrajectoryService
 from halteres.trajectories.stores.store import Store, StoreFailed
 
-GRACE_S = 3
-"""How long requests may take to end after SIGTERM."""
-
-KEEP_ALIVE_S = 75
-"""Longer than the clients': who closes first leaves the other a broken request."""
+GRACE_S = 3  # how long requests may take to end after SIGTERM
+KEEP_ALIVE_S = 75  # longer than the clients': who closes first leaves the other a broken request
 
 
 def create_app(

@@ -22,9 +22,7 @@ from halteres.trajectories.schema import BatchQuery, EnvRegistration, Registrati
 from halteres.trajectories.state import Clock, State
 from halteres.trajectories.stores.store import Store, StoreFailed
 
-AGAIN_S = 0.005
-"""Pause before a question is asked again, whatever happens meanwhile."""
-
+AGAIN_S = 0.005  # pause before a question is asked again, whatever happens meanwhile
 LOOK_S = 0.25
 """How often a held question looks again where nothing changed but the time: patience and heartbeats run out."""
 
@@ -32,23 +30,14 @@ PAUSE_HOLD_S = 30.0
 """How long the poll of a paused environment with a minimum share is held: its client starts work whatever we answer,
 and waits 5 minutes for an answer."""
 
-SEEN_EVERY_S = 5.0
-"""How often an environment whose poll is held counts as heard of."""
-
+SEEN_EVERY_S = 5.0  # how often an environment whose poll is held counts as heard of
 FULL_HOLD_S = 30.0
 """How long a post is held while the queue is full; the clients wait 5 minutes, and drop what is refused."""
 
-COUNT_AGAIN_S = 0.2
-"""Pause before a batch that was written is counted again, where the store failed."""
-
-COUNTING_S = 5.0
-"""How long a question about the step waits for batches that are being handed over."""
-
-LONGEST_REFUSAL = 600
-"""Characters."""
-
-Gone = Callable[[], Awaitable[bool]]
-"""Whether the client has hung up."""
+COUNT_AGAIN_S = 0.2  # pause before a batch that was written is counted again, where the store failed
+COUNTING_S = 5.0  # how long a question about the step waits for batches that are being handed over
+LONGEST_REFUSAL = 600  # characters
+Gone = Callable[[], Awaitable[bool]]  # whether the client has hung up
 
 
 class EnvironmentUnknown(HalteresError):

@@ -33,14 +33,9 @@ from halteres.trajectories.records import (
     Tally,
 )
 
-Clock = Callable[[], float]
-"""Gives the time in unix s."""
-
-KEPT_SETTLED = 256
-"""Batches that are known by their ids after they are settled; the store knows all."""
-
-NOTED_S = 10.0
-"""How exactly other servers on the same queue know when an environment was heard of."""
+Clock = Callable[[], float]  # gives the time in unix s
+KEPT_SETTLED = 256  # batches that are known by their ids after they are settled; the store knows all
+NOTED_S = 10.0  # how exactly other servers on the same queue know when an environment was heard of
 
 
 class State:

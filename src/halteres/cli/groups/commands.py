@@ -38,11 +38,8 @@ Env = Annotated[str | None, typer.Option(help="Only groups of this environment: 
 HERE = "http://127.0.0.1:8000"
 SHOWN, ON_PAGE = 20, 100
 
-IMPORTED_EVERY = 50
-"""Lines between two words of progress."""
-
-MOST_BAD = 5
-"""Bad lines that are named; of a file of another kind every line is one."""
+IMPORTED_EVERY = 50  # lines between two words of progress
+MOST_BAD = 5  # bad lines that are named; of a file of another kind every line is one
 
 
 @app.command()

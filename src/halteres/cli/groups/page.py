@@ -25,12 +25,8 @@ from halteres.clients.trajectories.groups import Group, GroupInfo
 if TYPE_CHECKING:  # whoever names no tokenizer need not wait for its libraries
     from halteres.text import Tokenizer
 
-CURVE = (640, 56)
-"""Width and height of the head's curve."""
-
-BAR = (5, 2, 22)
-"""Width, gap and height of a score's bar."""
-
+CURVE = (640, 56)  # width and height of the head's curve
+BAR = (5, 2, 22)  # width, gap and height of a score's bar
 MOST_BARS = 32
 
 

@@ -19,12 +19,8 @@ from halteres.clients.trajectories.groups import Group, Reader
 if TYPE_CHECKING:  # whoever names no tokenizer need not wait for its libraries
     from halteres.text import Tokenizer
 
-SHORT = 480
-"""Characters of one part where not all is wanted."""
-
-MOST_PARTS = 6
-"""Parts of one sequence where not all is wanted: the last ones."""
-
+SHORT = 480  # characters of one part where not all is wanted
+MOST_PARTS = 6  # parts of one sequence where not all is wanted: the last ones
 MOST_SCORES = 16
 
 STYLES = {"queued": "cyan", "buffered": "cyan", "out": "yellow", "delivered": "green", "set_aside": "bold red"}

@@ -102,8 +102,7 @@ def _span(numbers: Sequence[int]) -> str:
     return str(low) if low == high else f"{low}–{high}"
 
 
-MOST_IDS = 24
-"""Token ids shown of a part that nobody can decode."""
+MOST_IDS = 24  # token ids shown of a part that nobody can decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,14 +176,10 @@ def shortened(part: Part, most: int) -> Part:
     return replace(part, text=part.text[:begin] + gap + part.text[begin + left :])
 
 
-BOUNDS = (0.5, 0.1, 0.01)
-"""Probabilities; a token below the first one is surprising, below the last one most so."""
-
+BOUNDS = (0.5, 0.1, 0.01)  # probabilities; a token below the first one is surprising, below the last one most so
 _LOG_BOUNDS = tuple(map(math.log, BOUNDS))
 
-LONGEST_CHARACTER = 8
-"""Tokens that may share one character; what is no text after so many will not become one."""
-
+LONGEST_CHARACTER = 8  # tokens that may share one character; what is no text after so many will not become one
 HALF_A_CHARACTER = "\ufffd"
 
 

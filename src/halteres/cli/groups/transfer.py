@@ -25,9 +25,7 @@ from halteres.clients.trajectories.groups import Follower, GroupInfo, Reader
 from halteres.errors import HalteresError, InvalidData, NotFound, NotReady
 from halteres.files import replacing
 
-STANDARD = Path("-")
-"""Standard output, or input."""
-
+STANDARD = Path("-")  # standard output, or input
 BOM = b"\xef\xbb\xbf"
 GZIP = b"\x1f\x8b"
 
@@ -111,11 +109,8 @@ def _opened(file: Path) -> Iterator[IO[bytes]]:
 
 # -- import ------------------------------------------------------------------------------------------------------------
 
-UNDER_WAY = 8
-"""Posts at a time."""
-
-PATIENCE = Patience(total_s=120.0)
-"""How long a server may be away in the middle of a file."""
+UNDER_WAY = 8  # posts at a time
+PATIENCE = Patience(total_s=120.0)  # how long a server may be away in the middle of a file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,7 @@ from halteres.files import replace_file
 if TYPE_CHECKING:  # whoever names no tokenizer need not wait for its libraries
     from halteres.text import Tokenizer
 
-LOOK_EVERY_S = 0.5
-"""Pause between two questions while following."""
-
+LOOK_EVERY_S = 0.5  # pause between two questions while following
 Wait = Callable[[float], object]
 
 

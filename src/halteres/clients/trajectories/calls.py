@@ -18,17 +18,10 @@ import msgspec
 from halteres.clients.trajectories.address import Address
 from halteres.errors import Conflict, HalteresError, InvalidConfig, InvalidData, NotFound, NotReady
 
-REPLY_S = 60.0
-"""How long a reply may take; the server answers in milliseconds, and holds a reply for seconds at most."""
-
-POLL_S = 0.1
-"""Pause between questions to a server that does not hold its reply."""
-
-MOST_PROBLEMS = 8
-"""Of a refusal that are told."""
-
-LEAST_COMPRESSED = 1024
-"""Bytes from which a body is worth compressing."""
+REPLY_S = 60.0  # how long a reply may take; the server answers in milliseconds, and holds a reply for seconds at most
+POLL_S = 0.1  # pause between questions to a server that does not hold its reply
+MOST_PROBLEMS = 8  # of a refusal that are told
+LEAST_COMPRESSED = 1024  # bytes from which a body is worth compressing
 
 
 class UnknownEnvironment(NotFound):
@@ -55,9 +48,7 @@ class NotAllowed(InvalidData):
     code, status = "not_allowed", 401
 
 
-Refusals = Mapping[int, type[HalteresError]]
-"""What a status means, where it is more than "refused"."""
-
+Refusals = Mapping[int, type[HalteresError]]  # what a status means, where it is more than "refused"
 EVERYWHERE: Refusals = {401: NotAllowed, 410: UnknownEnvironment}
 
 _NEXT: Mapping[type[HalteresError], str] = {

@@ -21,18 +21,10 @@ from halteres.errors import NotFound, unknown
 
 PlaceName = Literal["queued", "buffered", "out", "delivered", "set_aside", "archived"]
 PLACES: tuple[PlaceName, ...] = ("queued", "buffered", "out", "delivered", "set_aside", "archived")
-WAITING: tuple[PlaceName, ...] = ("queued", "buffered", "out")
-"""Places that a group leaves for another."""
-
-CONTEXT = -100
-"""The mask of a token that the policy was given, rather than sampled."""
-
-PAGE = 100
-"""Groups with tokens asked for at a time; the server cuts a page earlier where it grows too large."""
-
-MOST = 1000
-"""Groups that one page may hold."""
-
+WAITING: tuple[PlaceName, ...] = ("queued", "buffered", "out")  # places that a group leaves for another
+CONTEXT = -100  # the mask of a token that the policy was given, rather than sampled
+PAGE = 100  # groups with tokens asked for at a time; the server cuts a page earlier where it grows too large
+MOST = 1000  # groups that one page may hold
 T = TypeVar("T")
 
 

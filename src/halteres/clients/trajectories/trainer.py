@@ -31,8 +31,7 @@ from halteres.clients.trajectories.calls import EVERYWHERE, POLL_S, LeaseLost, P
 from halteres.errors import InvalidData, NotFound, NotReady
 from halteres.types import Batch, Group, Span
 
-HOLD_S = 1.0
-"""How long one question for a batch asks the server to hold its reply; a stop is noticed as late."""
+HOLD_S = 1.0  # how long one question for a batch asks the server to hold its reply; a stop is noticed as late
 
 
 class Element(msgspec.Struct):

@@ -52,34 +52,22 @@ from halteres.trajectories.stores.store import Durability, GroupsQuery, News, St
 
 SCHEMES = ("postgresql", "postgres", "postgresql+psycopg")
 
-QUEUE = 0x68616C7465726573
-"""Number of the advisory lock: one queue in a database."""
-
+QUEUE = 0x68616C7465726573  # number of the advisory lock: one queue in a database
 CONNECT_S = 10
-LOCK_S = 10
-"""How long a turn waits for the turns of other servers."""
-
+LOCK_S = 10  # how long a turn waits for the turns of other servers
 STATEMENT_S = 60
-IDLE_S = 30
-"""A server that hangs in the middle of its turn loses it after this long: the others wait for it."""
-
-PATIENCE_S = 20.0
-"""How long a server that runs waits for a PostgreSQL that is being started again."""
-
+IDLE_S = 30  # a server that hangs in the middle of its turn loses it after this long: the others wait for it
+PATIENCE_S = 20.0  # how long a server that runs waits for a PostgreSQL that is being started again
 TCP = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
 """A machine that vanished without a word is noticed within half a minute (libpq's names, s and ms)."""
 
 KEEP_BYTES = 1024**3
 
-PRUNED_EVERY = 64
-"""Turns from one clearing away of old turns and evidence to the next."""
-
+PRUNED_EVERY = 64  # turns from one clearing away of old turns and evidence to the next
 KEPT_S = 120
 """How long a turn stays in the log: servers ask several times a second, and one that was away begins afresh."""
 
-MOST_READ = 4096
-"""Turns read at once; whoever is further behind begins afresh."""
-
+MOST_READ = 4096  # turns read at once; whoever is further behind begins afresh
 KINDS: dict[str, type[Change]] = {
     "run": RunSaved,
     "env": EnvSaved,
@@ -131,9 +119,7 @@ turns = sa.Table(
     Column("changes", sa.LargeBinary, nullable=False),
 )
 
-Mark = tuple[int, int]
-"""Number and nonce of a turn: the last one that a server has applied."""
-
+Mark = tuple[int, int]  # number and nonce of a turn: the last one that a server has applied
 _NEWEST = select(turns.c.number, turns.c.nonce).order_by(turns.c.number.desc()).limit(1)
 _age = sa.func.extract("epoch", sa.func.now() - turns.c.at)
 _PRUNE_TURNS = sa.delete(turns).where(turns.c.number < bindparam("newest"), _age > bindparam("kept_s"))

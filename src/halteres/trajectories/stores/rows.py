@@ -44,9 +44,7 @@ SCHEMA_VERSION = 3
 KEPT_SETTLED = 256
 """Batches known after a start that are settled: the newest. Their trainers may still ask what became of them."""
 
-LARGEST_LIST = 500
-"""Values in one IN list: every dialect takes that many parameters."""
-
+LARGEST_LIST = 500  # values in one IN list: every dialect takes that many parameters
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
 
@@ -159,9 +157,7 @@ deliveries = Table(
     Column("held", BigInteger),
 )
 
-RECORDS = (run, environments, groups, deliveries)
-"""What every store has; where the tokens are comes beside it."""
-
+RECORDS = (run, environments, groups, deliveries)  # what every store has; where the tokens are comes beside it
 _PLACE_OF_TOKENS = {"segment", "start", "length", "checksum"}
 _GROUPS = select(*(column for column in groups.c if column.name not in _PLACE_OF_TOKENS))
 _ENVIRONMENTS = select(*(column for column in environments.c if column.name != "last_seen"))
@@ -198,17 +194,9 @@ def chunks(values: Iterable[T]) -> Iterator[list[T]]:
 
 # -- writing -----------------------------------------------------------------------------------------------------------
 
-_MOVED = (
-    sa.update(groups)
-    .where(groups.c.id == bindparam("group_id"))
-    .values({name: bindparam(f"new_{name}") for name in ("place", "position", "reason", "why", "delivery")})
-)
-_PUT = (
-    sa.update(groups)
-    .where(groups.c.id == bindparam("group_id"))
-    .values(place=bindparam("new_place"), delivery=bindparam("new_delivery"))
-)
-_SEEN = sa.update(environments).where(environments.c.id == bindparam("env_id")).values(last_seen=bindparam("at"))
+_MOVING = ("place", "position", "reason", "why", "delivery")
+_MOVE = sa.update(groups).where(groups.c.id == bindparam("group_id"))  # to what the parameters name
+_SEE = sa.update(environments).where(environments.c.id == bindparam("env_id"))
 _INSERT = sa.insert(groups)
 
 _PLACES = {Standing.OFFERED: Place.OUT, Standing.LEASED: Place.OUT, Standing.DELIVERED: Place.DELIVERED}
@@ -229,56 +217,26 @@ def write(connection: Connection, changes: Sequence[Change], extents: Sequence[A
     if arrived:
         connection.execute(_INSERT, arrived)
     for kind, alike in groupby(changes, type):
-        _WRITERS[kind](connection, list(alike))
-
-
-def _save_runs(connection: Connection, changes: Sequence[RunSaved]) -> None:
-    saved = changes[-1].run
-    fields = {name: getattr(saved, name) for name in RunRecord.__slots__ if name != "last"}
-    upsert(connection, run, [{"id": 1, **fields, "last_delivery": saved.last.id if saved.last else None}])
-
-
-def _save_envs(connection: Connection, changes: Sequence[EnvSaved]) -> None:
-    upsert(connection, environments, [_row_of(change.env) for change in changes])
-
-
-def _see_envs(connection: Connection, changes: Sequence[EnvSeen]) -> None:
-    connection.execute(_SEEN, [{"env_id": change.env_id, "at": change.at} for change in changes])
-
-
-def _move_groups(connection: Connection, changes: Sequence[GroupMoved]) -> None:
-    values = [
-        {
-            "group_id": group.id,
-            "new_place": group.place,
-            "new_position": group.position,
-            "new_reason": group.reason,
-            "new_why": group.why,
-            "new_delivery": group.delivery,
-        }
-        for group in (change.group for change in changes)
-    ]
-    connection.execute(_MOVED, values)
-
-
-def _save_deliveries(connection: Connection, changes: Sequence[DeliverySaved]) -> None:
-    for made in (change.delivery for change in changes):
-        row = _row_of(made)
-        upsert(connection, deliveries, [{"group_ids": row.pop("groups"), **row}])
-        place = _PLACES.get(made.standing)
-        if place is not None and made.groups:
-            put = [{"group_id": group_id, "new_place": place, "new_delivery": made.id} for group_id in made.groups]
-            connection.execute(_PUT, put)
-
-
-_WRITERS: dict[type[Change], Any] = {
-    GroupArrived: lambda connection, changes: None,  # all are inserted at once, before
-    RunSaved: _save_runs,
-    EnvSaved: _save_envs,
-    EnvSeen: _see_envs,
-    GroupMoved: _move_groups,
-    DeliverySaved: _save_deliveries,
-}
+        some: list[Any] = list(alike)
+        if kind is RunSaved:
+            saved: RunRecord = some[-1].run
+            fields = {name: getattr(saved, name) for name in RunRecord.__slots__ if name != "last"}
+            upsert(connection, run, [{"id": 1, **fields, "last_delivery": saved.last.id if saved.last else None}])
+        elif kind is EnvSaved:
+            upsert(connection, environments, [_row_of(change.env) for change in some])
+        elif kind is EnvSeen:
+            connection.execute(_SEE, [{"env_id": change.env_id, "last_seen": change.at} for change in some])
+        elif kind is GroupMoved:
+            moved = ({"group_id": change.group.id, **_row_of(change.group)} for change in some)
+            connection.execute(_MOVE, [{name: row[name] for name in ("group_id", *_MOVING)} for row in moved])
+        elif kind is DeliverySaved:
+            for made in (change.delivery for change in some):
+                row = _row_of(made)
+                upsert(connection, deliveries, [{"group_ids": row.pop("groups"), **row}])
+                place = _PLACES.get(made.standing)
+                if place is not None and made.groups:
+                    put = {"place": place, "delivery": made.id}
+                    connection.execute(_MOVE, [{"group_id": group_id, **put} for group_id in made.groups])
 
 
 def upsert(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
