@@ -250,18 +250,20 @@ def count_delivered(state: State, batch_id: int) -> None:
         _deliver(state, batch)
 
 
-def acknowledge(state: State, batch_id: int) -> Delivery:
+def acknowledge(state: State, batch_id: int, long_ago: Delivery | None = None) -> Delivery:
     """A trainer has it for good. Safe to repeat; also while it is back, but not served to another yet.
+
+    `long_ago`: what the store knows of a batch that memory does not know any more.
 
     Raises:
         NotFound, LeaseLost.
     """
     if (batch := state.out.get(batch_id)) is not None:
         return _deliver(state, replace(batch, held=None))
-    settled = state.settled.get(batch_id)
+    settled = state.settled.get(batch_id, long_ago)
     if settled is not None and settled.standing is Standing.DELIVERED:
         return settled
-    raise _not_theirs(state, batch_id)
+    raise _not_theirs(state, batch_id, settled)
 
 
 def nack(state: State, batch_id: int) -> Delivery:
@@ -309,8 +311,8 @@ def _deliver(state: State, batch: Delivery) -> Delivery:
     return done
 
 
-def _not_theirs(state: State, batch_id: int) -> NotFound | LeaseLost:
-    settled = state.settled.get(batch_id)
+def _not_theirs(state: State, batch_id: int, long_ago: Delivery | None = None) -> NotFound | LeaseLost:
+    settled = state.settled.get(batch_id, long_ago)
     if settled is None and batch_id not in state.out and not 0 < batch_id <= state.last_delivery:
         return NotFound(f"There is no batch {batch_id}.", "No batch with that id was ever served.")
     why = {

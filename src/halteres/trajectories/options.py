@@ -195,12 +195,11 @@ def _database(given: str | None) -> str:
         return name
     try:
         file = Path(name).expanduser().resolve()
-        above = next(folder for folder in file.parents if folder.exists())
         if name.endswith(os.sep) or file.is_dir():
             why, instead = "It is a folder; a queue is kept in a file.", file / FILE_NAME
         elif file.exists() and not file.is_file():
             why = "It is there, but is no file."
-        elif not above.is_dir():
+        elif not (above := next(folder for folder in file.parents if folder.exists())).is_dir():
             why = f"{above} is no folder."
         else:
             return name

@@ -231,7 +231,10 @@ class _PlainBatch(Response):
 
 async def acknowledge(request: Request) -> Response:
     """POST /v1/batches/{batch_id}/ack: a leased batch is the trainer's for good."""
-    return await _settled(request, batches.acknowledge)
+    service, batch_id = service_of(request), _batch_id(request)
+    known = batch_id in service.state.out or batch_id in service.state.settled
+    long_ago = None if known else await asyncio.to_thread(service.store.delivery, batch_id)
+    return await _settled(request, lambda state, batch_id: batches.acknowledge(state, batch_id, long_ago))
 
 
 async def nack(request: Request) -> Response:
@@ -252,8 +255,12 @@ async def reset_data(request: Request) -> Response:
     return PlainTextResponse("Reset successful")
 
 
+def _batch_id(request: Request) -> int:
+    return convert(dict(request.path_params), BatchReference, "path").batch_id
+
+
 async def _settled(request: Request, settle: Callable[[State, int], Delivery]) -> Response:
-    batch_id = convert(dict(request.path_params), BatchReference, "path").batch_id
+    batch_id = _batch_id(request)
     delivery = await service_of(request).decisions.submit(lambda state: settle(state, batch_id))
     return reply(
         schema.Settled(

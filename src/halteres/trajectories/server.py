@@ -130,21 +130,7 @@ def serve(options: Options, listening: socket.socket) -> None:
 
     with listening, closing(open_store(options)) as store:
         app = create_app(store, on_loss=end, options=options, address=listening.getsockname()[0], on_ready=greet)
-        config = uvicorn.Config(
-            app,
-            http="h11",  # which bounds a request's head
-            h11_max_incomplete_event_size=MOST_HEAD_BYTES,
-            ws="none",
-            loop="none",
-            log_level="warning",
-            access_log=False,
-            lifespan="on",
-            server_header=False,
-            proxy_headers=False,  # whoever sends X-Forwarded-For would choose who it is
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=GRACE_S,
-        )
-        server = Server(config, on_end=release)
+        server = Server(_config(app), on_end=release)
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(server.serve(sockets=[listening]))
@@ -153,3 +139,20 @@ def serve(options: Options, listening: socket.socket) -> None:
                 raise
     if lost:
         raise lost[0]
+
+
+def _config(app: object) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,  # type: ignore[arg-type] - an ASGI app
+        http="h11",  # which bounds a request's head
+        h11_max_incomplete_event_size=MOST_HEAD_BYTES,
+        ws="none",
+        loop="none",
+        log_level="warning",
+        access_log=False,
+        lifespan="on",
+        server_header=False,
+        proxy_headers=False,  # whoever sends X-Forwarded-For would choose who it is
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GRACE_S,
+    )

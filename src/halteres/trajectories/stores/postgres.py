@@ -36,6 +36,7 @@ from halteres.errors import Conflict, InvalidConfig, boundary
 from halteres.redaction import Redactor
 from halteres.trajectories.records import (
     Change,
+    Delivery,
     DeliverySaved,
     EnvSaved,
     EnvSeen,
@@ -251,6 +252,11 @@ class PostgresStore:
         """See `Store`."""
         with self._reading() as connection:
             return next(iter(_find_bodies(connection, rows.newest(connection)).values()), None)
+
+    def delivery(self, batch_id: int) -> Delivery | None:
+        """See `Store`."""
+        with self._reading() as connection:
+            return rows.delivery(connection, batch_id)
 
     def groups(self, query: GroupsQuery) -> list[GroupRecord]:
         """See `Store`."""

@@ -46,7 +46,6 @@ KEPT_SETTLED = 256
 
 LARGEST_LIST = 500  # values in one IN list: every dialect takes that many parameters
 T = TypeVar("T")
-E = TypeVar("E", bound=StrEnum)
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from sqlalchemy import Connection, select, text
 from sqlalchemy.exc import DBAPIError
 
 from halteres.errors import Conflict, boundary
-from halteres.trajectories.records import Change, GroupArrived, GroupRecord, Remembered
+from halteres.trajectories.records import Change, Delivery, GroupArrived, GroupRecord, Remembered
 from halteres.trajectories.stores import rows
 from halteres.trajectories.stores.rows import SCHEMA_VERSION, chunks, groups
 from halteres.trajectories.stores.segments import SEGMENT_BYTES, Extent, Segments
@@ -175,6 +175,11 @@ class SqliteStore:
         with self._reading() as connection:
             newest = rows.newest(connection)
         return next(iter(self.bodies(newest).values()), None)
+
+    def delivery(self, batch_id: int) -> Delivery | None:
+        """See `Store`."""
+        with self._reading() as connection:
+            return rows.delivery(connection, batch_id)
 
     def groups(self, query: GroupsQuery) -> list[GroupRecord]:
         """See `Store`."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from halteres.errors import NotReady
-from halteres.trajectories.records import Change, GroupRecord, Place, Remembered
+from halteres.trajectories.records import Change, Delivery, GroupRecord, Place, Remembered
 
 Durability = Literal["process", "power"]
 """What committed data survive: the death of the process; the loss of power, too."""
@@ -86,6 +86,10 @@ class Store(Protocol):
 
     def latest_body(self) -> bytes | None:
         """The element of the group that entered the queue last, of those still kept."""
+        ...
+
+    def delivery(self, batch_id: int) -> Delivery | None:
+        """A batch by its id, also one that was settled long ago; None: there never was one."""
         ...
 
     def groups(self, query: GroupsQuery) -> list[GroupRecord]:
