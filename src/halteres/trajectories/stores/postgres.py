@@ -467,7 +467,7 @@ def _address(url: str) -> sa.URL:
         address = sa.make_url(url)
         why = f"It begins with {address.drivername}://."
     except (ArgumentError, ValueError):
-        address, why = None, "It cannot be read as a sa.URL."
+        address, why = None, "It cannot be read as a URL."
     if address is None or address.drivername not in SCHEMES:
         raise InvalidConfig(
             "That is no address of a PostgreSQL database.",
