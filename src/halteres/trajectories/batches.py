@@ -169,9 +169,10 @@ def redelivery_of(state: State, query: BatchQuery, version: int | None) -> Deliv
         return None
     if after is None:
         return last if state.max_staleness == 0 and version == last.version else None
-    named = registration is not None and registration.run_id is not None
-    is_done = named and last.step is not None and last.step <= registration.starting_step
-    if is_done or last.held is None:
+    start = registration.starting_step if registration is not None and registration.run_id is not None else None
+    if start is not None and last.step is not None and last.step <= start:
+        return None  # the trainer said when it registered that it had trained on it
+    if last.held is None:
         return None
     return last if (version == last.version if after == 0 else last.held == after) else None
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 from isal import isal_zlib
@@ -99,7 +100,7 @@ def parse_list(body: bytes) -> list[Scored]:
         RecursionError: it nests too deeply.
     """
     try:
-        bodies = msgspec.json.decode(body, type=list[msgspec.Raw])
+        bodies: list[Any] = msgspec.json.decode(body, type=list[msgspec.Raw])
     except UNREADABLE as error:
         bodies = scored_data.read_values(body)
         if not isinstance(bodies, list):

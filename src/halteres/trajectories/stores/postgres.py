@@ -28,7 +28,7 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy import BigInteger, Column, Connection, bindparam, select, text
+from sqlalchemy import BigInteger, Column, Connection, bindparam, event, select, text
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 
@@ -80,7 +80,7 @@ KINDS: dict[str, type[Change]] = {
 """The word that tells what a change is, in the log."""
 
 AGAIN = "Look whether PostgreSQL runs there; the request can be sent again."
-AT_FIRST = "Look whether PostgreSQL runs there, and at the user, the password and the database in the sa.URL."
+AT_FIRST = "Look whether PostgreSQL runs there, and at the user, the password and the database in the URL."
 RIGHTS = "Give that user the right to create and to write tables there."
 ADVICE = {
     "53100": "Make room on its disk; the request can be sent again.",  # disk_full
@@ -179,7 +179,7 @@ class PostgresStore:
         self._turn: Connection | None = None
         self._known: Mark | None = None  # the last turn whose changes the server has; None: ask for all
         self._engine = _engine(address)
-        sa.event.listen(self._engine, "connect", self._set_up)
+        event.listen(self._engine, "connect", self._set_up)
         try:
             with self._reporting("The trajectory database cannot be opened.", AT_FIRST):
                 self._prepare()
@@ -380,7 +380,7 @@ def _lock(connection: Connection) -> None:
             raise
         connection.rollback()
         row = connection.execute(_HOLDER, {"key": QUEUE}).one_or_none()
-        holder = row and f"'{row.application_name}' (backend {row.pid}) holds it, for {row.held_s:.0f} s."
+        holder = f"'{row.application_name}' (backend {row.pid}) holds it, for {row.held_s:.0f} s." if row else ""
         raise StoreFailed(
             f"The trajectory queue gave no turn within {LOCK_S} s.",
             holder or "Nobody holds it any more.",
@@ -458,7 +458,7 @@ def _engine(address: sa.URL) -> sa.Engine:
     def read_in_binary(_: Any, cursor: Any, *__: Any) -> None:
         cursor.format = Format.BINARY  # as text, tokens would come in hexadecimal: three times the work
 
-    sa.event.listen(engine, "before_cursor_execute", read_in_binary)
+    event.listen(engine, "before_cursor_execute", read_in_binary)
     return engine
 
 

@@ -177,7 +177,7 @@ def _records(connection: Connection, kind: type[T], query: Any) -> list[T]:
     """The records of rows; the query gives each of their fields."""
     found = list[T]()
     for row in connection.execute(query):
-        fields = row._asdict()
+        fields = dict(row._mapping)
         if "version_min" in fields:
             low, high = fields.pop("version_min"), fields.pop("version_max")
             fields["versions"] = None if low is None else (low, high)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import sqlalchemy as sa
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, event, select, text
 from sqlalchemy.exc import DBAPIError
 
 from halteres.errors import Conflict, boundary
@@ -108,7 +108,7 @@ class SqliteStore:
         self._reserve = Reserve(self._beside("reserve"))
         self._engine = sa.create_engine(sa.URL.create("sqlite", database=str(file)))  # a path may hold anything
         self._closing.callback(self._engine.dispose)
-        sa.event.listen(self._engine, "connect", self._set_up)
+        event.listen(self._engine, "connect", self._set_up)
         try:
             self._segments = self._open(segment_bytes)
         except BaseException as error:
