@@ -23,11 +23,11 @@ from rich.console import Console
 
 from halteres.cli.groups import commands
 from halteres.cli.groups.terminal import Terminal
-from halteres.cli.groups.viewing import PageFile, Wanted, view
+from halteres.cli.groups.transfer import Changes, Imported, import_lines
+from halteres.cli.groups.viewing import PageFile, Selection, view
 from halteres.cli.main import main
 from halteres.clients.trajectories.calls import Patience
-from halteres.clients.trajectories.groups.importing import Changes, Imported, import_lines
-from halteres.clients.trajectories.groups.reading import Group, Reader
+from halteres.clients.trajectories.groups import Group, Reader
 from halteres.models import TINY, builtin_path
 from halteres.text import load_tokenizer
 from halteres.trajectories.options import Options
@@ -110,7 +110,7 @@ def test_context_is_quiet_and_sampled_text_is_not(queue: Queue) -> None:
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, color_system="standard", width=80)
     reader = Reader(queue.url)
-    view(reader, Wanted(), Terminal(console, None, full=False))
+    view(reader, Selection(), Terminal(console, None, full=False))
     reader.close()
     context, sampled = (next(line for line in output.getvalue().splitlines() if bar in line) for bar in "┊┃")
     assert re.sub(r"\x1b\[[\d;]*m", "·", context) == "·  ┊ ··7·" and context.count("\x1b[2m") == 2
@@ -204,7 +204,7 @@ class Seen:
         self._happenings = iter(happenings)
 
     def show(self, group: Group) -> None:
-        self.ids.append(group.told.id)
+        self.ids.append(group.info.id)
 
     def rest(self, reader: Reader) -> None:
         pass
@@ -219,7 +219,7 @@ class Seen:
 def followed(reader: Reader, seen: Seen, **wanted: Any) -> list[int]:
     """Ids in the order in which they were shown until Ctrl-C."""
     with pytest.raises(KeyboardInterrupt):
-        view(reader, Wanted(follow=True, **wanted), seen, seen.wait)
+        view(reader, Selection(follow=True, **wanted), seen, seen.wait)
     reader.close()
     return seen.ids
 
@@ -338,7 +338,7 @@ def test_a_page_that_follows_shows_where_its_groups_are_by_now(queue: Queue, tmp
     happenings = Seen(lambda: (look(), queue.send(group(), group())), lambda: (look(), queue.ask("/batch")), look)
     queue.send(group(), group())
     with pytest.raises(KeyboardInterrupt):
-        view(reader, Wanted(follow=True, limit=3), page, happenings.wait)
+        view(reader, Selection(follow=True, limit=3), page, happenings.wait)
     reader.close()
     assert places == [["queued"] * 2, ["queued"] * 3, ["queued", "queued", "delivered"]]
     assert list(tmp_path.glob(".p*")) == []
@@ -352,7 +352,7 @@ def test_a_page_is_said_to_be_there_once_and_only_when_it_is(queue: Queue, group
     reader = Reader(queue.url)
     page = PageFile(file, None, source=queue.url, limit=3, written=lambda: said_so.append(file.exists()))
     with pytest.raises(KeyboardInterrupt):
-        view(reader, Wanted(follow=True, limit=3), page, Seen(lambda: queue.send(group()), lambda: None).wait)
+        view(reader, Selection(follow=True, limit=3), page, Seen(lambda: queue.send(group()), lambda: None).wait)
     reader.close()
     assert said_so == [True]
 

@@ -24,7 +24,7 @@ class Unreadable(SqliteStore):
 
     failures = 0
 
-    def bodies(self, group_ids: Sequence[int]) -> list[bytes]:
+    def bodies(self, group_ids: Sequence[int]) -> dict[int, bytes]:
         if self.failures:
             self.failures -= 1
             raise StoreFailed("The disk is away.")
@@ -138,7 +138,7 @@ async def test_a_batch_that_came_back_late_is_kept_though_a_later_one_was_served
     await scene.send(*(group(mark=mark) for mark in range(1, 7)))
     service, first = await taken(scene)
     assert marks(await scene.batch()) == [3, 4]
-    service.batch_replies.give_back(first)
+    service.give_back(first.delivery)
     assert marks(await scene.batch()) == [1, 2]
     assert marks(await scene.batch()) == [5, 6]
 
@@ -149,7 +149,7 @@ async def test_a_held_question_gets_the_batch_that_came_back(scene: Scene) -> No
     service, first = await taken(scene)
     async with asyncio.timeout(5):
         question = await asked(scene, wait=60)
-        service.batch_replies.give_back(first)
+        service.give_back(first.delivery)
         assert marks(await question) == [1, 2]
 
 
@@ -251,13 +251,8 @@ async def test_a_damaged_batch_that_is_asked_for_again_is_given_up(tmp_path: Pat
     class Damaged(SqliteStore):
         gone: tuple[int, ...] = ()
 
-        def bodies(self, group_ids: Sequence[int]) -> list[bytes]:
-            if set(self.gone) & set(group_ids):
-                raise StoreFailed("Not kept any more.")
-            return super().bodies(group_ids)
-
-        def find_bodies(self, group_ids: Sequence[int]) -> dict[int, bytes]:
-            found = super().find_bodies(group_ids)
+        def bodies(self, group_ids: Sequence[int]) -> dict[int, bytes]:
+            found = super().bodies(group_ids)
             return {group_id: body for group_id, body in found.items() if group_id not in self.gone}
 
     store = Damaged(tmp_path / "queue.sqlite")

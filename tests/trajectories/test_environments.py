@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from halteres.trajectories.environments import Environment, Environments
 from halteres.trajectories.records import EnvRecord
 from halteres.trajectories.schema import EnvRegistration
@@ -58,29 +56,12 @@ def test_one_that_polls_is_told_so_however_short_the_time_out() -> None:
     assert (ids(envs.live(NOW + 3)), ids(envs.polling(NOW + 3))) == ([], [0])
 
 
-def test_weights_are_parts_of_a_total_that_may_be_taken_once() -> None:
+def test_weights_are_parts_of_the_total_of_those_that_are_live() -> None:
     envs = known(4)
-    total = envs.total_pull(NOW)
-    assert total == 10 * (1 + 2 + 3 + 4)
     for env in envs.by_id.values():
-        assert envs.weight_of(env, NOW, total) == envs.weight_of(env, NOW) == (env.id + 1) / 10
+        assert envs.weight_of(env, NOW) == (env.id + 1) / 10
     envs.by_id[3].last_seen = NOW + 100
     assert envs.weight_of(envs.by_id[3], NOW + 100) == 1.0
-
-
-def test_environments_that_are_gone_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    envs, looked = known(2000), list[int]()
-    envs.by_id[7].last_seen = NOW + 100
-    envs.live(NOW + 100)
-    is_live = Environment.is_live
-
-    def watched(env: Environment, now: float) -> bool:
-        looked.append(env.id)
-        return is_live(env, now)
-
-    monkeypatch.setattr(Environment, "is_live", watched)
-    assert (ids(envs.live(NOW + 101)), envs.total_pull(NOW + 101), envs.minima(8, NOW + 101)) == ([7], 80, [])
-    assert looked == [7, 7, 7]
 
 
 def test_ids_follow_each_other_but_for_those_that_were_made_up() -> None:

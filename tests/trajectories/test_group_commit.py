@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from halteres.errors import Conflict
-from halteres.trajectories.group_commit import DISTRUST_S, QUICK_S, STUCK_S, GroupCommit
-from halteres.trajectories.records import Change, Delivery, GroupRecord, KnownKey, Remembered, RunRecord, RunSaved
+from halteres.trajectories.group_commit import GroupCommit
+from halteres.trajectories.records import Change, GroupRecord, Remembered, RunRecord, RunSaved
 from halteres.trajectories.state import State
 from halteres.trajectories.stores.store import GroupsQuery, News, StoreFailed
-
-from .scenes import Clock
 
 DEADLINE_S = 10
 
@@ -29,7 +26,6 @@ class Memory:
 
     kept: RunRecord = field(default_factory=RunRecord)
     is_shared: bool = False
-    is_quick: bool = False
     is_full: bool = False
     calls: list[Any] = field(default_factory=list)
     others: list[News] = field(default_factory=list)  # what each turn begins with
@@ -37,7 +33,6 @@ class Memory:
     is_inside: threading.Event = field(default_factory=threading.Event)
     refuses: bool = False
     is_gone: bool = False
-    all_keyed: bool = True
 
     def __post_init__(self) -> None:
         self.may_commit.set()
@@ -45,10 +40,10 @@ class Memory:
     def load(self) -> Remembered:
         if self.is_gone:
             raise StoreFailed("The disk is gone.")
-        return Remembered(run=self.kept, all_keyed=self.all_keyed)
+        return Remembered(run=self.kept)
 
-    def begin(self, keys: Sequence[str] = ()) -> News:
-        self.calls.append(("begin", *keys))
+    def begin(self) -> News:
+        self.calls.append(("begin",))
         return self.others.pop(0) if self.others else News()
 
     def commit(self, changes: Sequence[Change]) -> None:
@@ -67,23 +62,14 @@ class Memory:
     def news(self) -> News:
         return self.others.pop(0) if self.others else News()
 
-    def bodies(self, group_ids: Sequence[int]) -> list[bytes]:
-        return [b"" for _ in group_ids]
-
-    def find_bodies(self, group_ids: Sequence[int]) -> dict[int, bytes]:
+    def bodies(self, group_ids: Sequence[int]) -> dict[int, bytes]:
         return {}
 
     def latest_body(self) -> bytes | None:
         return None
 
-    def delivery(self, batch_id: int) -> Delivery | None:
-        return None
-
     def groups(self, query: GroupsQuery) -> list[GroupRecord]:
         return []
-
-    def num_bytes(self) -> int:
-        return 0
 
     def close(self) -> None:
         return
@@ -180,100 +166,6 @@ async def test_turns_end_where_the_store_cannot_be_read_any_more() -> None:
             await decisions.submit(step)
 
 
-async def test_a_lone_decision_on_a_quick_store_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And left to the store's thread for a while where that took long twice."""
-    store, threads = Memory(is_quick=True), list[threading.Thread]()
-    commit = store.commit
-
-    def noted(changes: Sequence[Change]) -> None:
-        threads.append(threading.current_thread())
-        commit(changes)
-
-    store.commit = noted  # type: ignore[method-assign]
-    async with turning(store) as decisions:
-        assert decisions.submit(step).result() == 1  # no turn of the event loop between
-        monkeypatch.setattr("halteres.trajectories.group_commit.QUICK_S", -1.0)
-        assert [decisions.submit(step).result() for _ in range(2)] == [2, 3], "once is no more than once"
-        assert await decisions.submit(step) == 4
-    here = threading.main_thread()
-    assert [thread is here for thread in threads] == [True, True, True, False]
-
-
-class Disk:
-    """One that takes as long as told for each commit, on a clock of its own."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.clock, self.takes_s = Clock(), 0.0
-        self.store = Memory(is_quick=True)
-        self._commit, self.store.commit = self.store.commit, self.commit  # type: ignore[method-assign]
-        monkeypatch.setattr("halteres.trajectories.group_commit.time", SimpleNamespace(monotonic=self.clock))
-
-    def commit(self, changes: Sequence[Change]) -> None:
-        self.clock.now += self.takes_s
-        self._commit(changes)
-
-    async def took_at_once(self, decisions: GroupCommit, takes_s: float = 0.0) -> bool:
-        """Whether a decision was taken on the event loop, whose commit takes so long."""
-        self.takes_s = takes_s
-        answer = decisions.submit(step)
-        is_done = answer.done()
-        await answer
-        return is_done
-
-
-@pytest.mark.parametrize("seconds", [1.1 * STUCK_S, 1.1 * DISTRUST_S, 10 * DISTRUST_S])
-async def test_a_disk_that_took_very_long_is_distrusted_at_once(
-    monkeypatch: pytest.MonkeyPatch, seconds: float
-) -> None:
-    disk = Disk(monkeypatch)
-    async with turning(disk.store) as decisions:
-        assert await disk.took_at_once(decisions, seconds)
-        assert not await disk.took_at_once(decisions)
-        disk.clock.now += DISTRUST_S
-        assert await disk.took_at_once(decisions), "and trusted again after a while"
-
-
-@pytest.mark.parametrize(("apart", "is_trusted"), [(0.0, False), (0.98, False), (1.02, True), (50.0, True)])
-@pytest.mark.parametrize("seconds", [1.1 * QUICK_S, 0.9 * STUCK_S])
-async def test_a_disk_is_distrusted_that_is_slow_twice_within_a_while(
-    monkeypatch: pytest.MonkeyPatch, apart: float, seconds: float, *, is_trusted: bool
-) -> None:
-    """Counted from the end of one slow commit to the beginning of the next, however long they take."""
-    disk = Disk(monkeypatch)
-    async with turning(disk.store) as decisions:
-        assert await disk.took_at_once(decisions, seconds)
-        disk.clock.now += apart * DISTRUST_S
-        assert await disk.took_at_once(decisions, seconds)
-        assert await disk.took_at_once(decisions) is is_trusted
-
-
-async def test_a_disk_stays_distrusted_as_long_as_it_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = Disk(monkeypatch)
-    async with turning(disk.store) as decisions:
-        at_once = [await disk.took_at_once(decisions, 1.5 * DISTRUST_S) for _ in range(5)]
-    assert at_once == [True, False, False, False, False]
-
-
-async def test_a_decision_taken_at_once_and_not_kept_is_taken_back() -> None:
-    store = Memory(is_quick=True)
-    async with turning(store) as decisions:
-        await decisions.submit(step)
-        store.refuses = True
-        first, second = decisions.submit(step), decisions.submit(step)  # the second must not build upon the first
-        for answer in (first, second):
-            with pytest.raises(StoreFailed, match="full"):
-                await answer
-        store.refuses = False
-        assert (decisions.state.run.step, store.kept.step) == (1, 1)
-        assert await decisions.submit(step) == 2
-    store = Memory(is_quick=True, refuses=True, is_gone=False)
-    async with turning(store) as decisions:
-        store.is_gone = True
-        with pytest.raises(StoreFailed, match="full"):
-            await decisions.submit(step)
-        assert decisions.has_ended
-
-
 async def test_on_a_shared_store_a_turn_begins_with_what_others_did() -> None:
     store = Memory(is_shared=True, others=[News(changes=[RunSaved(RunRecord(step=41))])])
     async with turning(store) as decisions:
@@ -296,13 +188,3 @@ async def test_followers_learn_what_others_did_without_asking() -> None:
         store.others.append(News(changes=[RunSaved(RunRecord(step=3))]))
         await changed.wait()
         assert decisions.state.run.step == 3
-
-
-@pytest.mark.parametrize(("all_keyed", "calls"), [(True, []), (False, [("begin", "k"), ("abandon",)])])
-async def test_keys_are_looked_up_only_where_memory_may_have_forgotten_them(all_keyed: bool, calls: list[Any]) -> None:
-    known = KnownKey("k", 5, b"{}")
-    store = Memory(all_keyed=all_keyed, others=[News(known=[known])])
-    async with turning(store) as decisions:
-        look: Callable[[State], KnownKey | None] = lambda state: state.known("k")  # noqa: E731 - it is one
-        assert await decisions.submit(look, ["k"]) == (None if all_keyed else known)
-        assert store.calls == calls

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from isal import isal_zlib
 
+from halteres.trajectories.http import MOST_MEMBERS, BadBody, TooLarge, inflate
 from halteres.trajectories.options import Gzip, Options
-from halteres.trajectories.request_bodies import MOST_MEMBERS, BadBody, TooLarge, inflate
 
 from .scenes import ENV, TRAINER, Json, Scene, group, opened
 
@@ -412,9 +412,7 @@ def test_inflating_stops_at_the_limit() -> None:
 def test_a_gzip_bomb_of_many_members_is_refused_at_the_first_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every member copies what follows it; counted in members, not in seconds."""
     opened, real = [], isal_zlib.decompressobj
-    monkeypatch.setattr(
-        "halteres.trajectories.request_bodies.isal_zlib.decompressobj", lambda **k: opened.append(1) or real(**k)
-    )
+    monkeypatch.setattr("halteres.trajectories.http.isal_zlib.decompressobj", lambda **k: opened.append(1) or real(**k))
     member = gzip.compress(b"")
     assert inflate(member * (MOST_MEMBERS - 1) + gzip.compress(b"1")) == b"1"
     opened.clear()

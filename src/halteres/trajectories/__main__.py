@@ -43,7 +43,13 @@ def _run(arguments: argparse.Namespace) -> int:
     process.begin("api", private=True)
     try:
         options = options_of(arguments)
-        with _listener(options) as listening:
+        beyond = options.token is not None or options.insecure
+        try:
+            listening = open_listener(options.port, options.listen_fd, host=options.host, beyond=beyond)
+        except InvalidConfig as error:
+            advice = "Give it a token (--token-file FILE, or HALTERES_TRAJECTORY_TOKEN), or say --insecure."
+            raise InvalidConfig(error.what, error.why, error.next or advice) from error
+        with listening:
             _warn(options, listening)
             _announce_file(options)
             serve(options, listening)
@@ -51,16 +57,6 @@ def _run(arguments: argparse.Namespace) -> int:
         sys.stderr.write(f"error: {error.sentence}\n")
         return 1
     return 0
-
-
-def _listener(options: Options) -> socket.socket:
-    """Beyond the loopback only with a token."""
-    beyond = options.token is not None or options.insecure
-    try:
-        return open_listener(options.port, options.listen_fd, host=options.host, beyond=beyond)
-    except InvalidConfig as error:
-        advice = "Give it a token (--token-file FILE, or HALTERES_TRAJECTORY_TOKEN), or say --insecure."
-        raise InvalidConfig(error.what, error.why, error.next or advice) from error
 
 
 def _announce_file(options: Options) -> None:

@@ -29,24 +29,30 @@ version, or a checkpoint with that step; one that lost more has an older version
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from halteres.errors import Conflict, NotFound
 from halteres.trajectories import packing
-from halteres.trajectories.group_checks import Problem, exceeds_batch
-from halteres.trajectories.ingest import too_far
+from halteres.trajectories.posted_group import Problem, exceeds_batch, too_far
 from halteres.trajectories.records import Delivery, DeliverySaved, GroupRecord, Place, RunRecord, Standing, Versions
 from halteres.trajectories.schema import BatchQuery, Registration
 from halteres.trajectories.state import State
 
-OFFER_S = 60.0
-"""How long the reply of a batch may take to be written, before the batch answers another question."""
+OFFER_S = 60.0  # how long the reply of a batch may take to be written, before the batch answers another question
+
+
+class LeaseLost(Conflict):
+    """The batch is not the asker's any more."""
+
+    code, status = "lease_lost", 409
+
+
+# -- which batch -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Versions from the oldest to the newest."""
+    """Policy versions from the oldest to the newest."""
 
     oldest: int
     newest: int
@@ -56,16 +62,10 @@ class Span:
         return versions is None or self.oldest <= versions[0] <= versions[1] <= self.newest
 
 
-def allowed(state: State, version: int | None) -> Span | None:
+def span_for(state: State, version: int | None) -> Span | None:
     """What a batch may contain for a trainer at this version; None: anything."""
     bound = state.max_staleness
     return None if bound is None or version is None else Span(version - bound, version + bound)
-
-
-def wanted(state: State, version: int | None) -> Span | None:
-    """As `allowed`; of a trainer that went back, nothing of the weights that it left behind."""
-    span = allowed(state, version)
-    return Span(span.oldest, version) if span and version is not None and has_gone_back(state.run) else span
 
 
 def asked_with(state: State, step: int) -> int | None:
@@ -103,17 +103,10 @@ def minima(state: State) -> list[packing.Minimum]:
     return [each for each in asked if not state.envs.by_id[each.env_id].starves_for(now) > patience_s]
 
 
-def note_starving(state: State) -> None:
-    """Remember since when environments with a minimum share have had nothing that fits."""
-    now, asked = state.clock(), state.envs.minima(state.run.batch_size, state.clock())
-    for each in asked:
-        state.envs.by_id[each.env_id].starve(now, packing.unmet(state.queue, state.run.batch_size, [each]) is not None)
-
-
 def choose(state: State) -> list[GroupRecord] | None:
     """The groups of the next batch; None if none can be formed."""
-    order = state.shares.copy() if state.rules.composition == "weighted" else None
-    return packing.choose(state.queue, state.run.batch_size, minima(state), order)
+    by_weight = state.shares.copy() if state.rules.composition == "weighted" else None
+    return packing.choose(state.queue, state.run.batch_size, minima(state), by_weight)
 
 
 def starved(state: State) -> packing.Minimum | None:
@@ -123,178 +116,98 @@ def starved(state: State) -> packing.Minimum | None:
 
 def is_ready(state: State) -> bool:
     """Whether a question for a batch would get one now."""
-    if state.run.batch_size <= 0:
+    batch_size = state.run.batch_size
+    if batch_size <= 0:
         return False
     if any(batch.is_back for batch in state.out.values()):
         return True
-    if state.queue.num_sequences < state.run.batch_size or starved(state):
+    if state.queue.num_sequences < batch_size or starved(state):
         return False
-    return packing.can_add_up(state.queue.num_by_size, state.run.batch_size)
-
-
-def redelivery_of(state: State, query: BatchQuery, version: int | None) -> Delivery | None:
-    """The batch that was delivered last, if this question is for it."""
-    last = state.run.last
-    if query.lease is not None or last is None or last.num_sequences != state.run.batch_size:
-        return None
-    span = allowed(state, version)
-    fits = span is None or span.holds(last.versions)
-    return last if fits and _is_asked_for(state, last, query.after, version) else None
-
-
-def redeliver(state: State, last: Delivery, version: int | None) -> Delivery:
-    """It answers another question, and counts once."""
-    run = state.run
-    if version != last.version:  # a trainer that dies before its step comes back with this one
-        last = replace(last, version=version)
-        state.do(DeliverySaved(last))
-    state.save_run(replace(run, step=max(run.step, last.step or 0), last=last, asked_version=None))
-    return last
-
-
-def _is_asked_for(state: State, last: Delivery, after: int | None, version: int | None) -> bool:
-    if after is None:
-        return state.max_staleness == 0 and version == last.version
-    if _is_done(state, last) or last.held is None:
-        return False
-    return version == last.version if after == 0 else last.held == after
-
-
-def _is_done(state: State, last: Delivery) -> bool:
-    """Whether the trainer said when it registered that it had trained on it."""
-    registration = state.run.registration
-    if registration is None or registration.run_id is None or last.step is None:
-        return False
-    return last.step <= registration.starting_step
-
-
-class LeaseLost(Conflict):
-    """The batch is not the asker's any more."""
-
-    code, status = "lease_lost", 409
+    return packing.can_add_up(state.queue.num_by_size, batch_size)
 
 
 def next_batch(state: State, query: BatchQuery) -> Delivery | None:
     """The batch to serve now, if there is one. The run must be registered."""
-    run, version = state.run, query.policy_version
+    version = query.policy_version
     if version is None and state.max_staleness is not None:
-        version = run.step
-    state.save_run(replace(run, started=True))
-    take_back_expired(state)
-    _take_as_held(state, query.after)
+        version = state.run.step
+    state.save_run(replace(state.run, started=True))
+    now = state.clock()
+    for each in list(state.out.values()):  # offers and leases whose time is up come back whole
+        if each.expires_at is not None and each.expires_at <= now:
+            give_back(state, each.id)
+    if query.after is not None and query.after in state.out:  # the last batch that the trainer holds: acknowledged
+        _deliver(state, state.out[query.after])
+    wanted = span_for(state, version)
+    if wanted and version is not None and has_gone_back(state.run):  # nothing of the weights that it left behind
+        wanted = Span(wanted.oldest, version)
     if (last := redelivery_of(state, query, version)) is not None:
         if has_gone_back(state.run):
-            _set_aside_outside(state, wanted(state, version), version)
-        return redeliver(state, last, version)
-    _move_on(state, version)
+            _set_aside_outside(state, wanted, version)
+        return _redeliver(state, last, version)
+    _move_on(state, wanted, version)
     came_back = [each for each in state.out.values() if each.is_back]
     if came_back:
         back = min(came_back, key=lambda each: min(each.groups))  # the oldest, however often it was handed out
         state.do(DeliverySaved(replace(back, standing=Standing.REPLACED)))
         return _hand_out(state, back.groups, query, version)
-    note_starving(state)
+    for asked in state.envs.minima(state.run.batch_size, now):
+        env = state.envs.by_id[asked.env_id]
+        starves = packing.unmet(state.queue, state.run.batch_size, [asked]) is not None
+        env.starving_since = (env.starving_since or now) if starves else None
     chosen = choose(state)
     return None if chosen is None else _hand_out(state, tuple(group.id for group in chosen), query, version)
 
 
-def take_back_expired(state: State) -> None:
-    """Offers and leases whose time is up come back whole."""
-    now = state.clock()
-    for each in list(state.out.values()):
-        if not each.is_back and each.expires_at is not None and each.expires_at <= now:
-            give_back(state, each.id)
+def redelivery_of(state: State, query: BatchQuery, version: int | None) -> Delivery | None:
+    """The batch that was delivered last, if this question is for it: see the table above."""
+    last, registration, after = state.run.last, state.run.registration, query.after
+    if query.lease is not None or last is None or last.num_sequences != state.run.batch_size:
+        return None
+    span = span_for(state, version)
+    if span is not None and not span.holds(last.versions):
+        return None
+    if after is None:
+        return last if state.max_staleness == 0 and version == last.version else None
+    start = registration.starting_step if registration is not None and registration.run_id is not None else None
+    if start is not None and last.step is not None and last.step <= start:
+        return None  # the trainer said when it registered that it had trained on it
+    if last.held is None:
+        return None
+    return last if (version == last.version if after == 0 else last.held == after) else None
 
 
-def take_back_offers(state: State) -> None:
-    """The server that wrote these replies is gone: they answer the next question."""
-    for each in list(state.out.values()):
-        if each.standing is Standing.OFFERED:
-            give_back(state, each.id)
+def _redeliver(state: State, last: Delivery, version: int | None) -> Delivery:
+    """It answers another question, and counts once."""
+    if version != last.version:  # a trainer that dies before its step comes back with this one
+        last = replace(last, version=version)
+        state.do(DeliverySaved(last))
+    state.save_run(replace(state.run, step=max(state.run.step, last.step or 0), last=last, asked_version=None))
+    return last
 
 
-def give_back(state: State, batch_id: int) -> None:
-    """The batch reached nobody; nothing happens where it is settled already."""
-    batch = state.out.get(batch_id)
-    if batch is not None and not batch.is_back:
-        state.do(DeliverySaved(replace(batch, standing=Standing.RETURNED, expires_at=None)))
+def _move_on(state: State, wanted: Span | None, version: int | None) -> None:
+    """The trainer asks for another batch: what fits none of its batches any more is set aside."""
+    state.save_run(replace(state.run, asked_version=version, parked=False))
+    batch_size = state.run.batch_size
+    if state.queue.largest() > batch_size:  # came before the trainer said how large a batch is
+        for group in [group for group in state.queue.groups.values() if group.size > batch_size]:
+            state.put(group, Place.SET_ASIDE, exceeds_batch(group.size, batch_size))
+    _set_aside_outside(state, wanted, version)
+    for batch in [each for each in state.out.values() if each.is_back]:
+        unfit = dict[int, Problem]()
+        for group in map(state.waiting.__getitem__, batch.groups):
+            if group.size > batch_size:
+                unfit[group.id] = exceeds_batch(group.size, batch_size)
+            elif wanted and not wanted.holds(group.versions):
+                unfit[group.id] = too_far(group.versions, version, state.max_staleness)
+        if unfit or batch.num_sequences != batch_size:
+            dissolve(state, batch, unfit)
 
 
-def count_delivered(state: State, batch_id: int) -> None:
-    """The reply of an offered batch was written whole; nothing happens where it is settled already."""
-    if (batch := state.out.get(batch_id)) is not None and batch.standing is not Standing.LEASED:
-        _deliver(state, batch)
-
-
-def must_look_up(state: State, batch_id: int) -> bool:
-    """Whether only the store knows what became of a batch: memory keeps the newest."""
-    return 0 < batch_id <= state.last_delivery and batch_id not in state.out and batch_id not in state.settled
-
-
-def acknowledge(state: State, batch_id: int, looked_up: Delivery | None = None) -> Delivery:
-    """A trainer has it for good. Safe to repeat; also while it is back, but not served to another yet.
-
-    Args:
-        state: of the server.
-        batch_id: of the batch.
-        looked_up: what the store knows of it, where that `must_look_up`.
-
-    Raises:
-        NotFound, LeaseLost.
-    """
-    batch = state.out.get(batch_id)
-    if batch is not None:
-        return _deliver(state, replace(batch, held=None))
-    settled = state.settled.get(batch_id, looked_up)
-    if settled is not None and settled.standing is Standing.DELIVERED:
-        return settled
-    raise _not_theirs(state, batch_id, settled)
-
-
-def nack(state: State, batch_id: int) -> Delivery:
-    """A trainer gives a batch back. Safe to repeat.
-
-    Raises:
-        NotFound, LeaseLost.
-    """
-    if batch_id not in state.out:
-        raise _not_theirs(state, batch_id)
-    give_back(state, batch_id)
-    return state.out[batch_id]
-
-
-def extend(state: State, batch_id: int, lease_s: float) -> Delivery:
-    """A trainer needs longer: the lease ends `lease_s` seconds from now.
-
-    Raises:
-        NotFound, LeaseLost.
-    """
-    batch = state.out.get(batch_id)
-    if batch is None or batch.standing is Standing.OFFERED:
-        raise _not_theirs(state, batch_id)
-    leased = replace(batch, standing=Standing.LEASED, expires_at=state.clock() + lease_s)
-    state.do(DeliverySaved(leased))
-    return leased
-
-
-def dissolve(state: State, batch: Delivery, unfit: dict[int, Problem]) -> None:
-    """Take a batch that is out apart: what fits no batch is set aside, the rest queues at its old place."""
-    groups = [state.waiting[group_id] for group_id in batch.groups]
-    state.do(DeliverySaved(replace(batch, standing=Standing.BROKEN, expires_at=None)))
-    for group in groups:
-        problem = unfit.get(group.id)
-        state.put(group, Place.SET_ASIDE if problem else Place.QUEUED, problem)
-
-
-def _not_theirs(state: State, batch_id: int, looked_up: Delivery | None = None) -> NotFound | LeaseLost:
-    settled = state.settled.get(batch_id, looked_up)
-    if settled is None and batch_id not in state.out and not 0 < batch_id <= state.last_delivery:
-        return NotFound(f"There is no batch {batch_id}.", "No batch with that id was ever served.")
-    why = {
-        Standing.REPLACED: "It came back first, and was served to another question under another id.",
-        Standing.DELIVERED: "It is acknowledged.",
-        Standing.BROKEN: "It came back, and was taken apart because it no longer fits the run.",
-    }.get(settled.standing if settled else Standing.OFFERED, "It is no lease.")
-    return LeaseLost(f"Batch {batch_id} is not yours any more.", why, "Drop it, and ask for the next one.")
+def _set_aside_outside(state: State, span: Span | None, version: int | None) -> None:
+    for group in state.queue.outside(span.oldest, span.newest) if span else ():
+        state.put(group, Place.SET_ASIDE, too_far(group.versions, version, state.max_staleness))
 
 
 def _hand_out(state: State, groups: tuple[int, ...], query: BatchQuery, version: int | None) -> Delivery:
@@ -315,6 +228,81 @@ def _hand_out(state: State, groups: tuple[int, ...], query: BatchQuery, version:
     return batch
 
 
+# -- what becomes of a batch -------------------------------------------------------------------------------------------
+
+
+def give_back(state: State, batch_id: int) -> None:
+    """The batch reached nobody; nothing happens where it is settled already."""
+    batch = state.out.get(batch_id)
+    if batch is not None and not batch.is_back:
+        state.do(DeliverySaved(replace(batch, standing=Standing.RETURNED, expires_at=None)))
+
+
+def take_back_offers(state: State) -> None:
+    """The server that wrote these replies is gone: they answer the next question."""
+    for each in list(state.out.values()):
+        if each.standing is Standing.OFFERED:
+            give_back(state, each.id)
+
+
+def count_delivered(state: State, batch_id: int) -> None:
+    """The reply of an offered batch was written whole; nothing happens where it is settled already."""
+    if (batch := state.out.get(batch_id)) is not None and batch.standing is not Standing.LEASED:
+        _deliver(state, batch)
+
+
+def acknowledge(state: State, batch_id: int, long_ago: Delivery | None = None) -> Delivery:
+    """A trainer has it for good. Safe to repeat; also while it is back, but not served to another yet.
+
+    `long_ago`: what the store knows of a batch that memory does not know any more.
+
+    Raises:
+        NotFound, LeaseLost.
+    """
+    if (batch := state.out.get(batch_id)) is not None:
+        return _deliver(state, replace(batch, held=None))
+    settled = state.settled.get(batch_id, long_ago)
+    if settled is not None and settled.standing is Standing.DELIVERED:
+        return settled
+    raise _not_theirs(state, batch_id, settled)
+
+
+def nack(state: State, batch_id: int) -> Delivery:
+    """A trainer gives a batch back. Safe to repeat. Raises NotFound, LeaseLost."""
+    if batch_id not in state.out:
+        raise _not_theirs(state, batch_id)
+    give_back(state, batch_id)
+    return state.out[batch_id]
+
+
+def extend(state: State, batch_id: int, lease_s: float) -> Delivery:
+    """A trainer needs longer: the lease ends `lease_s` seconds from now. Raises NotFound, LeaseLost."""
+    batch = state.out.get(batch_id)
+    if batch is None or batch.standing is Standing.OFFERED:
+        raise _not_theirs(state, batch_id)
+    leased = replace(batch, standing=Standing.LEASED, expires_at=state.clock() + lease_s)
+    state.do(DeliverySaved(leased))
+    return leased
+
+
+def dissolve(state: State, batch: Delivery, unfit: dict[int, Problem]) -> None:
+    """Take a batch that is out apart: what fits no batch is set aside, the rest queues at its old place."""
+    groups = [state.waiting[group_id] for group_id in batch.groups]
+    state.do(DeliverySaved(replace(batch, standing=Standing.BROKEN, expires_at=None)))
+    for group in groups:
+        problem = unfit.get(group.id)
+        state.put(group, Place.SET_ASIDE if problem else Place.QUEUED, problem)
+
+
+def lose_tokens(state: State, batch_id: int, lost: set[int]) -> None:
+    """The tokens of these groups of a batch cannot be read: they are set aside, the others queue again."""
+    why = Problem("tokens_lost", "Its tokens cannot be read any more.")
+    if batch_id in state.out:
+        dissolve(state, state.out[batch_id], dict.fromkeys(lost, why))
+    elif state.run.last is not None and state.run.last.id == batch_id:
+        state.save_run(replace(state.run, last=None, parked=False))  # it was counted, and is served no more
+
+
 def _deliver(state: State, batch: Delivery) -> Delivery:
     run = state.run
     done = replace(batch, standing=Standing.DELIVERED, step=run.step + 1, expires_at=None)
@@ -324,45 +312,19 @@ def _deliver(state: State, batch: Delivery) -> Delivery:
     return done
 
 
-def _take_as_held(state: State, batch_id: int | None) -> None:
-    """The trainer names the last batch it holds: that acknowledges it."""
-    if batch_id is not None and batch_id in state.out:
-        _deliver(state, state.out[batch_id])
+def _not_theirs(state: State, batch_id: int, long_ago: Delivery | None = None) -> NotFound | LeaseLost:
+    settled = state.settled.get(batch_id, long_ago)
+    if settled is None and batch_id not in state.out and not 0 < batch_id <= state.last_delivery:
+        return NotFound(f"There is no batch {batch_id}.", "No batch with that id was ever served.")
+    why = {
+        Standing.REPLACED: "It came back first, and was served to another question under another id.",
+        Standing.DELIVERED: "It is acknowledged.",
+        Standing.BROKEN: "It came back, and was taken apart because it no longer fits the run.",
+    }.get(settled.standing if settled else Standing.OFFERED, "It is no lease.")
+    return LeaseLost(f"Batch {batch_id} is not yours any more.", why, "Drop it, and ask for the next one.")
 
 
-def _move_on(state: State, version: int | None) -> None:
-    """The trainer asks for another batch: what fits none of its batches any more is set aside."""
-    run = state.run
-    state.save_run(replace(run, asked_version=version, parked=False))
-    _set_aside_oversized(state)
-    span = wanted(state, version)
-    _set_aside_outside(state, span, version)
-    for batch in [each for each in state.out.values() if each.is_back]:
-        unfit = dict(_unfit(state, batch, span, version))
-        if unfit or batch.num_sequences != run.batch_size:
-            dissolve(state, batch, unfit)
-
-
-def _set_aside_outside(state: State, span: Span | None, version: int | None) -> None:
-    for group in state.queue.outside(span.oldest, span.newest) if span else ():
-        state.put(group, Place.SET_ASIDE, too_far(group, version, state.max_staleness))
-
-
-def _unfit(state: State, batch: Delivery, span: Span | None, version: int | None) -> Iterator[tuple[int, Problem]]:
-    for group in map(state.waiting.__getitem__, batch.groups):
-        if group.size > state.run.batch_size:
-            yield group.id, exceeds_batch(group.size, state.run.batch_size)
-        elif span and not span.holds(group.versions):
-            yield group.id, too_far(group, version, state.max_staleness)
-
-
-def _set_aside_oversized(state: State) -> None:
-    """Groups that came before the trainer said how large a batch is."""
-    batch_size = state.run.batch_size
-    for size in [size for size in state.queue.num_by_size if size > batch_size]:
-        groups: list[GroupRecord] = list(state.queue.of_size(size))
-        for group in groups:
-            state.put(group, Place.SET_ASIDE, exceeds_batch(size, batch_size))
+# -- the run -----------------------------------------------------------------------------------------------------------
 
 
 def register(state: State, registration: Registration) -> int:

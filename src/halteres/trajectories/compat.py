@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from halteres.trajectories.exact_sums import Room, can_add_up
@@ -21,10 +20,9 @@ Group = TypeVar("Group", bound=Mapping[str, Any])
 
 def find_groups_summing_to_target(buffer: Sequence[Mapping[str, Any]], target_size: int) -> list[int]:
     """Indices, ascending, of groups with exactly `target_size` sequences together, older ones first; [] if none."""
-    groups = _waiting(buffer)
-    batch = _Batch(groups, target_size)
-    batch.fill(groups)
-    return list(batch.taken) if batch.is_full else []
+    batch = _Batch(buffer, target_size)
+    batch.fill(range(len(buffer)))
+    return batch.taken if batch.is_full else []
 
 
 def grab_exact_from_heterogeneous_queue(queue: list[Group], batch_size: int) -> tuple[list[Group] | None, list[Group]]:
@@ -40,26 +38,31 @@ def grab_batch_with_minimum_allocations(
 
     An environment with a part (`registered_id`, `connected`, `min_batch_allocation`: a fraction of the batch) that has
     nothing queued holds the batch back. Parts come first, in the order of `env_configs`, as far as the batch can still
-    be completed; then what is oldest; then groups that name no environment, which the original never takes.
+    be completed; then what is oldest; then groups that name no environment, which the original never takes. Parts that
+    exceed the batch together shrink in proportion, each to its environment's smallest group at least.
     """
-    allocations = _allocations(env_configs)
-    if not queue or not allocations:
-        return grab_exact_from_heterogeneous_queue(queue, batch_size)
-    groups = _waiting(queue)
-    needs = _needs(groups, batch_size, allocations)
-    if needs is None:
-        return None, queue
-    batch = _Batch(groups, batch_size)
-    for env_id, need in needs.items():
-        batch.fill((group for group in groups if group.env_id == env_id), need)
-    batch.fill(sorted(groups, key=lambda group: group.env_id is None))
-    return _parted(queue, list(batch.taken)) if batch.is_full else (None, queue)
-
-
-def _allocations(env_configs: Iterable[Mapping[str, Any]]) -> dict[Hashable, float]:
     connected = [env for env in env_configs if env.get("connected", False)]
-    parts = [env for env in connected if env.get("min_batch_allocation") is not None]
-    return {env["registered_id"]: env["min_batch_allocation"] for env in parts}
+    parts = {
+        env["registered_id"]: env["min_batch_allocation"]
+        for env in connected
+        if env.get("min_batch_allocation") is not None
+    }
+    if not queue or not parts:
+        return grab_exact_from_heterogeneous_queue(queue, batch_size)
+    needs = {env_id: need for env_id, part in parts.items() if (need := int(batch_size * part)) > 0}
+    batch = _Batch(queue, batch_size)
+    own = {env_id: [at for at in batch.sizes if queue[at].get("env_id") == env_id] for env_id in needs}
+    if not all(own.values()):
+        return None, queue
+    total = sum(needs.values())
+    if total > max(batch_size, 0):
+        scale = batch_size / total
+        least = {env_id: min(batch.sizes[at] for at in indices) for env_id, indices in own.items()}
+        needs = {env_id: max(least[env_id], int(need * scale)) for env_id, need in needs.items()}
+    for env_id, need in needs.items():
+        batch.fill(own[env_id], need)
+    batch.fill(sorted(batch.sizes, key=lambda at: queue[at].get("env_id") is None))
+    return _parted(queue, batch.taken) if batch.is_full else (None, queue)
 
 
 def _parted(queue: list[Group], taken: list[int]) -> tuple[list[Group], list[Group]]:
@@ -67,60 +70,26 @@ def _parted(queue: list[Group], taken: list[int]) -> tuple[list[Group], list[Gro
     return [queue[at] for at in taken], [group for at, group in enumerate(queue) if at not in gone]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Waiting:
-    """A group in the queue."""
-
-    at: int  # index
-    size: int  # sequences, at least 1
-    env_id: Hashable
-
-
-def _waiting(queue: Sequence[Mapping[str, Any]]) -> list[_Waiting]:
-    sizes = [len(group.get("tokens", ())) for group in queue]
-    return [
-        _Waiting(at=at, size=size, env_id=group.get("env_id"))
-        for at, (group, size) in enumerate(zip(queue, sizes, strict=True))
-        if size
-    ]
-
-
-def _needs(
-    groups: list[_Waiting], batch_size: int, allocations: Mapping[Hashable, float]
-) -> dict[Hashable, int] | None:
-    """Sequences of the batch that are an environment's, where it is any; None if one of them has nothing queued.
-
-    Where they exceed the batch together, they shrink in proportion, each to its smallest group at least.
-    """
-    needs = {env_id: int(batch_size * part) for env_id, part in allocations.items()}
-    needs = {env_id: need for env_id, need in needs.items() if need > 0}
-    sizes = {env_id: [group.size for group in groups if group.env_id == env_id] for env_id in needs}
-    if not all(sizes.values()):
-        return None
-    total = sum(needs.values())
-    if total <= max(batch_size, 0):
-        return needs
-    scale = batch_size / total
-    return {env_id: max(min(sizes[env_id]), int(need * scale)) for env_id, need in needs.items()}
-
-
 class _Batch:
     """A batch on its way to being full."""
 
-    def __init__(self, groups: list[_Waiting], batch_size: int) -> None:
-        sizes = Counter(group.size for group in groups)
-        self._room = Room(sizes if can_add_up(sizes, batch_size) else {}, batch_size)
-        self.taken: dict[int, None] = {}  # indices in the order in which they were taken
+    def __init__(self, queue: Sequence[Mapping[str, Any]], batch_size: int) -> None:
+        lengths = [len(group.get("tokens", ())) for group in queue]
+        self.sizes = {at: size for at, size in enumerate(lengths) if size}  # sequences of the groups that hold any
+        num_by_size = Counter(self.sizes.values())
+        self._room = Room(num_by_size if can_add_up(num_by_size, batch_size) else {}, batch_size)
+        self.taken: list[int] = []  # indices in the order in which they were taken
 
     @property
     def is_full(self) -> bool:
         return self._room.missing == 0
 
-    def fill(self, groups: Iterable[_Waiting], need: float = math.inf) -> None:
+    def fill(self, indices: Iterable[int], need: float = math.inf) -> None:
         """Take of these groups, in their order, until they gave so many sequences or it is full."""
-        for group in groups:
+        for at in indices:
             if need <= 0 or self.is_full:
                 return
-            if group.at not in self.taken and self._room.take(group.size):
-                self.taken[group.at] = None
-                need -= group.size
+            size = self.sizes.get(at, 0)
+            if size and at not in self.taken and self._room.take(size):
+                self.taken.append(at)
+                need -= size

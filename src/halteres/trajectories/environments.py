@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -15,14 +15,9 @@ from halteres.trajectories.schema import EnvRegistration
 LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
 """Of an environment's weight in batches; beyond them what it was given could not be counted exactly."""
 
-TIMEOUT_S = 60.0
-"""An environment silent for longer has no weight and no minimum, until its next request."""
-
-ADOPTED_FROM = 2**30
-"""Ids from here were made up by somebody; the next one is not counted from them."""
-
-POLLING_S = 5.0
-"""An environment that was heard of within this time shares what a batch still lacks."""
+TIMEOUT_S = 60.0  # an environment silent for longer has no weight and no minimum, until its next request
+ADOPTED_FROM = 2**30  # ids from here were made up by somebody; the next one is not counted from them
+POLLING_S = 5.0  # an environment that was heard of within this time shares what a batch still lacks
 
 
 class Buffer:
@@ -63,19 +58,16 @@ class Buffer:
             return []
         lanes = {size: iter(lane.values()) for size, lane in self._by_size.items()}
         lanes[group.size] = chain(lanes.get(group.size, ()), (group,))
-        return _oldest_first(lanes, Room(num_by_size, group_size))
-
-
-def _oldest_first(lanes: Mapping[int, Iterator[GroupRecord]], room: Room) -> list[GroupRecord]:
-    heads, taken = {size: next(lane) for size, lane in lanes.items()}, list[GroupRecord]()
-    while room.missing:
-        oldest = min(heads.values(), key=lambda head: head.id)
-        del heads[oldest.size]
-        if room.take(oldest.size):
-            taken.append(oldest)
-            if following := next(lanes[oldest.size], None):
-                heads[oldest.size] = following
-    return taken
+        heads = {size: next(lane) for size, lane in lanes.items()}
+        room, taken = Room(num_by_size, group_size), list[GroupRecord]()
+        while room.missing:
+            oldest = min(heads.values(), key=lambda head: head.id)
+            del heads[oldest.size]
+            if room.take(oldest.size):
+                taken.append(oldest)
+                if following := next(lanes[oldest.size], None):
+                    heads[oldest.size] = following
+        return taken
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,8 +75,7 @@ class Environment:
     """One environment process, with its counters of this run."""
 
     record: EnvRecord
-    seen_at: float  # unix s
-    awake: dict[int, Environment] = field(repr=False, compare=False)  # it enters itself when it is heard of
+    last_seen: float  # unix s
     timeout_s: float = TIMEOUT_S  # of silence, after which it counts for nothing
     buffer: Buffer = field(default_factory=Buffer)
     noted_seen: float = 0.0  # unix s, when others on the same queue were last told that it was heard of
@@ -98,16 +89,6 @@ class Environment:
     def id(self) -> int:
         """Its number, from 0."""
         return self.record.id
-
-    @property
-    def last_seen(self) -> float:
-        """When it was heard of, unix s."""
-        return self.seen_at
-
-    @last_seen.setter
-    def last_seen(self, at: float) -> None:
-        self.seen_at = at
-        self.awake[self.id] = self
 
     @property
     def group_size(self) -> int:
@@ -129,25 +110,6 @@ class Environment:
             return 0.0
         return max(registration.max_token_length, 0) * registration.weight
 
-    @property
-    def buffered_sequences(self) -> int:
-        """Sequences of groups that wait for the rest of theirs."""
-        return self.buffer.num_sequences
-
-    def count(self, tally: Tally) -> None:
-        """Count its groups of this run."""
-        if tally.place is Place.SET_ASIDE:
-            self.num_set_aside += tally.num_groups
-        else:
-            self.num_accepted += tally.num_groups
-
-    def starve(self, now: float, nothing_fits: bool) -> None:
-        """Note whether it has nothing for the next batch."""
-        if not nothing_fits:
-            self.starving_since = None
-        elif self.starving_since is None:
-            self.starving_since = now
-
     def starves_for(self, now: float) -> float:
         """Seconds that it has had nothing for a batch."""
         return 0.0 if self.starving_since is None else now - self.starving_since
@@ -158,44 +120,40 @@ class Environment:
 
 
 class Environments:
-    """All of them, by id. Those that are gone cost nothing: only who may be live is walked."""
+    """All of them, by id."""
 
     def __init__(self, timeout_s: float = TIMEOUT_S, polling_s: float = POLLING_S) -> None:
-        self.timeout_s = timeout_s
-        self.polling_s = polling_s
+        self.timeout_s, self.polling_s = timeout_s, polling_s
         self.by_id: dict[int, Environment] = {}
-        self._awake: dict[int, Environment] = {}  # connected and heard of lately, and some that are no more
         self._num_named: Counter[str] = Counter()
         self._last_id = -1  # the largest that was not made up
         self._unknown: Counter[int] = Counter()  # groups set aside, of those that nobody knows yet
 
-    def save(self, record: EnvRecord, now: float) -> Environment:
+    def save(self, record: EnvRecord, now: float) -> None:
         """Enter a record, or the new one of an environment that is known."""
-        env = self.by_id.get(record.id)
-        if env is None:
-            env = self._new(record, now)
-        env.record = record
-        if record.connected:
-            self._awake[env.id] = env
-        return env
-
-    def _new(self, record: EnvRecord, now: float) -> Environment:
-        env = Environment(record=record, seen_at=now, awake=self._awake, timeout_s=self.timeout_s)
+        if (env := self.by_id.get(record.id)) is not None:
+            env.record = record
+            return
+        env = Environment(record=record, last_seen=now, timeout_s=self.timeout_s)
         env.num_set_aside = self._unknown.pop(env.id, 0)
         self.by_id[env.id] = env
         self._num_named[record.desired_name] += 1
         if env.id < ADOPTED_FROM:
             self._last_id = max(self._last_id, env.id)
-        return env
+
+    def get(self, env_id: int | None) -> Environment | None:
+        """The one of this id, if it is known."""
+        return None if env_id is None else self.by_id.get(env_id)
 
     def count(self, tally: Tally) -> None:
         """Count groups of this run with whoever sent them, known or not known yet."""
-        if tally.env_id is None:
-            return
-        if (env := self.by_id.get(tally.env_id)) is not None:
-            env.count(tally)
-        elif tally.place is Place.SET_ASIDE:
+        env = self.get(tally.env_id)
+        if tally.place is Place.SET_ASIDE and env is not None:
+            env.num_set_aside += tally.num_groups
+        elif tally.place is Place.SET_ASIDE and tally.env_id is not None:
             self._unknown[tally.env_id] += tally.num_groups
+        elif env is not None:
+            env.num_accepted += tally.num_groups
 
     def count_from_nothing(self) -> None:
         """Another run begins."""
@@ -206,51 +164,33 @@ class Environments:
 
     def weight(self, env_id: int | None) -> float:
         """Its weight in batches that follow weights; 1 where it has none, or one that is to be ignored."""
-        env = self.by_id.get(-1 if env_id is None else env_id)
+        env = self.get(env_id)
         registration = env.record.registration if env else None
         weight = registration.weight if registration and registration.weight > 0 else 1.0
         return min(max(weight, LEAST_WEIGHT), MOST_WEIGHT)
 
     def new_record(self, registration: EnvRegistration) -> EnvRecord:
-        """The record of an environment that registers: next id, next number of its name."""
-        desired = registration.desired_name or "env"
-        name = f"{desired}_{self._num_named[desired]}"
-        return EnvRecord(id=self._next_id(), name=name, desired_name=desired, registration=registration)
+        """The record of an environment that registers: next id, next number of its name.
 
-    def _next_id(self) -> int:
-        """One that nobody uses, and that no environment of a lost server is likely to come back with."""
-        following = self._last_id + 1
-        while following in self.by_id:
-            following += 1
-        return following
+        The id is one that no environment of a lost server is likely to come back with.
+        """
+        desired, env_id = registration.desired_name or "env", self._last_id + 1
+        while env_id in self.by_id:
+            env_id += 1
+        name = f"{desired}_{self._num_named[desired]}"
+        return EnvRecord(id=env_id, name=name, desired_name=desired, registration=registration)
 
     def live(self, now: float) -> list[Environment]:
-        """Those connected and heard of lately."""
-        return [env for env in self._lately(now) if env.is_live(now)]
+        """Those connected and heard of lately, by id."""
+        return sorted((env for env in self.by_id.values() if env.is_live(now)), key=lambda env: env.id)
 
     def polling(self, now: float) -> list[Environment]:
         """Those that ask for work now."""
-        return [env for env in self._lately(now) if now - env.last_seen <= self.polling_s]
+        return [env for env in self.by_id.values() if env.record.connected and now - env.last_seen <= self.polling_s]
 
-    def _lately(self, now: float) -> list[Environment]:
-        """Whoever may be live or polling, by id; the others are walked no more until they are heard of again."""
-        longest_s = max(self.timeout_s, self.polling_s)
-        for env in list(self._awake.values()):
-            if not env.record.connected or now - env.last_seen > longest_s:
-                del self._awake[env.id]
-        return [self._awake[env_id] for env_id in sorted(self._awake)]
-
-    def total_pull(self, now: float) -> float:
-        """What the parts of `weight_of` are parts of. Costs a walk over all that are live."""
-        return sum(env.pull for env in self.live(now))
-
-    def weight_of(self, env: Environment, now: float, total: float | None = None) -> float:
-        """Its part of all requests, at least 0.01; 1 where weights are to be ignored.
-
-        `total`: the `total_pull`, for whoever asks for many.
-        """
-        if total is None:
-            total = self.total_pull(now)
+    def weight_of(self, env: Environment, now: float) -> float:
+        """Its part of all requests, at least 0.01; 1 where weights are to be ignored."""
+        total = sum(each.pull for each in self.live(now))
         return max(0.01, env.pull / total) if env.pull > 0 and total > 0 else 1.0
 
     def minima(self, batch_size: int, now: float) -> list[Minimum]:

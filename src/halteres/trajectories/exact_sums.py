@@ -18,7 +18,16 @@ def can_add_up(num_by_size: Mapping[int, int], total: int) -> bool:
     unit = math.gcd(*useful)
     if total % unit:
         return False
-    return _largest_first(useful, total) or _can_reach(useful, total, unit)
+    rest = total
+    for size in sorted(useful, reverse=True):  # the simplest choice: it nearly always is exact, without long integers
+        rest -= min(useful[size], rest // size) * size
+    if rest == 0:
+        return True
+    total //= unit
+    reach, mask = 1, (1 << total + 1) - 1
+    for size, num in useful.items():
+        reach = _with(reach, size // unit, num, mask)
+    return bool(reach >> total & 1)
 
 
 def can_ever_add_up(sizes: Iterable[int], total: int) -> bool:
@@ -40,8 +49,12 @@ def can_add_up_with_each(num_by_size: Mapping[int, int], owners: Sequence[Mappin
     reach, mask = 1, (1 << total + 1) - 1
     for size, num in num_by_size.items():
         reach = _with(reach, size, num, mask)
-    for own in owners:
-        reach = _with_one_at_least(reach, own, mask)
+    for own in owners:  # the totals that can be made with one group of its own or more
+        given = 0
+        for size, num in own.items():
+            first = reach << size & mask if num > 0 and size < mask.bit_length() else 0
+            given = _with(given, size, num, mask) | _with(first, size, num - 1, mask)
+        reach = given
     return bool(reach >> total & 1)
 
 
@@ -67,21 +80,6 @@ class Room:
         return True
 
 
-def _largest_first(num_by_size: Mapping[int, int], total: int) -> bool:
-    """Whether the simplest choice happens to be exact; it nearly always is, without any long integers."""
-    for size in sorted(num_by_size, reverse=True):
-        total -= min(num_by_size[size], total // size) * size
-    return total == 0
-
-
-def _can_reach(num_by_size: Mapping[int, int], total: int, unit: int) -> bool:
-    total //= unit
-    reach, mask = 1, (1 << total + 1) - 1
-    for size, num in num_by_size.items():
-        reach = _with(reach, size // unit, num, mask)
-    return bool(reach >> total & 1)
-
-
 def _with(reach: int, size: int, num: int, mask: int) -> int:
     """The totals that can be made with up to `num` groups of a size more."""
     left, step = min(num, mask.bit_length() // size), 1
@@ -90,12 +88,3 @@ def _with(reach: int, size: int, num: int, mask: int) -> int:
         reach |= reach << part * size & mask
         left, step = left - part, step * 2
     return reach
-
-
-def _with_one_at_least(reach: int, own: Mapping[int, int], mask: int) -> int:
-    """The totals that can be made with one group of an owner or more."""
-    given = 0
-    for size, num in own.items():
-        first = reach << size & mask if num > 0 and size < mask.bit_length() else 0
-        given = _with(given, size, num, mask) | _with(first, size, num - 1, mask)
-    return given

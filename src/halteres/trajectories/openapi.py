@@ -5,30 +5,17 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from starlette.routing import Route
 
-from halteres.trajectories import replies
-from halteres.trajectories.schema import (
-    BatchQuery,
-    BatchReference,
-    EnvReference,
-    EnvRegistration,
-    GroupReference,
-    GroupsRequest,
-    LeaseRequest,
-    Registration,
-)
+from halteres.trajectories import schema
 from halteres.trajectories.scored_data import ScoredData
 
-ASKED = (401, 403)
-"""Of every route: the access policy."""
-
-WITH_BODY = (400, 408, 413, 422)
-
+ASKED = (401, 403)  # of every route: the access policy
 STORED = (503,)
+WITH_BODY = (400, 408, 413, 422, *STORED)
 
 WORDS: Mapping[int, str] = {
     200: "Done",
@@ -44,8 +31,8 @@ WORDS: Mapping[int, str] = {
     503: "Nothing is kept or read for now; Retry-After says when to ask again",
 }
 
-TEXT = (400, 413)
-"""Statuses answered as plain text."""
+TEXT = (400, 413)  # statuses answered as plain text
+PROTOCOL = "0.4.0"  # the version of Atropos whose API this is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +52,6 @@ class Operation:
 
 _KEY = {"Idempotency-Key": "Of this group, kept for its retries: the same key never counts twice."}
 _OURS = {"Halteres-Client": "Any value: the client knows our extensions, and registers again when it is answered 410."}
-_LEASED = (404, 409, 422, *STORED)
 
 _ASKING = {
     "policy_version": "Version of the trainer's weights; groups that are too far from it are set aside.",
@@ -82,89 +68,90 @@ _CHOOSING = {
     "bodies": "With their tokens: what a trainer gets of them.",
 }
 _BATCH = {"batch_id": "Of a batch that was given under a lease."}
-_EXTENDED = {**_BATCH, "lease": "Seconds from now until the lease ends; here or in the body."}
-_GROUP = {"group_id": "Of the group."}
+_SETTLING = Operation(
+    path=schema.BatchReference, words=_BATCH, answer=[schema.Settled], statuses=(404, 409, 422, *STORED)
+)
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
-    ("GET", "/"): Operation(answer=[replies.Message]),
-    ("POST", "/register"): Operation(body=Registration, answer=[replies.Registered], statuses=(*WITH_BODY, *STORED)),
+    ("GET", "/"): Operation(answer=[schema.Message]),
+    ("POST", "/register"): Operation(body=schema.Registration, answer=[schema.Registered], statuses=WITH_BODY),
     ("POST", "/register-env"): Operation(
-        body=EnvRegistration, answer=[replies.EnvRegistered, replies.EnvWaits], statuses=(*WITH_BODY, *STORED)
+        body=schema.EnvRegistration, answer=[schema.EnvRegistered, schema.EnvWaits], statuses=WITH_BODY
     ),
     ("POST", "/disconnect-env"): Operation(
-        body=EnvReference, answer=[replies.Succeeded, replies.Failed], statuses=(*WITH_BODY, *STORED)
+        body=schema.EnvReference, answer=[schema.Succeeded, schema.Failed], statuses=WITH_BODY
     ),
-    ("GET", "/wandb_info"): Operation(answer=[replies.WandbInfo]),
-    ("GET", "/info"): Operation(answer=[replies.Info]),
+    ("GET", "/wandb_info"): Operation(answer=[schema.WandbInfo]),
+    ("GET", "/info"): Operation(answer=[schema.Info]),
     ("GET", "/batch"): Operation(
-        query=BatchQuery, words=_ASKING, answer=[replies.BatchAnswer, replies.NotRegistered], statuses=(422, *STORED)
+        query=schema.BatchQuery,
+        words=_ASKING,
+        answer=[schema.BatchAnswer, schema.NotRegistered],
+        statuses=(422, *STORED),
     ),
-    ("GET", "/latest_example"): Operation(answer=[replies.Example], statuses=STORED),
+    ("GET", "/latest_example"): Operation(answer=[schema.Example], statuses=STORED),
     ("POST", "/scored_data"): Operation(
         body=ScoredData,
         headers=_KEY | _OURS,
-        answer=[replies.Received, replies.Buffered],
-        statuses=(409, 410, *WITH_BODY, *STORED),
+        answer=[schema.Received, schema.Buffered],
+        statuses=(409, 410, *WITH_BODY),
     ),
     ("POST", "/scored_data_list"): Operation(
-        body=list[ScoredData],
-        headers=_OURS,
-        answer=[replies.ListReceived],
-        statuses=(409, 410, *WITH_BODY, *STORED),
+        body=list[ScoredData], headers=_OURS, answer=[schema.ListReceived], statuses=(409, 410, *WITH_BODY)
     ),
-    ("GET", "/status"): Operation(answer=[replies.Status]),
+    ("GET", "/status"): Operation(answer=[schema.Status]),
     ("GET", "/status-env"): Operation(
-        body=EnvReference, headers=_OURS, answer=[replies.EnvStatus], statuses=(410, *WITH_BODY, *STORED)
+        body=schema.EnvReference, headers=_OURS, answer=[schema.EnvStatus], statuses=(410, *WITH_BODY)
     ),
     ("GET", "/reset_data"): Operation(media_type="text/plain", statuses=STORED),
-    ("POST", "/v1/batches/{batch_id}/ack"): Operation(
-        path=BatchReference, words=_BATCH, answer=[replies.Settled], statuses=_LEASED
-    ),
-    ("POST", "/v1/batches/{batch_id}/nack"): Operation(
-        path=BatchReference, words=_BATCH, answer=[replies.Settled], statuses=_LEASED
-    ),
+    ("POST", "/v1/batches/{batch_id}/ack"): _SETTLING,
+    ("POST", "/v1/batches/{batch_id}/nack"): _SETTLING,
     ("POST", "/v1/batches/{batch_id}/extend"): Operation(
-        path=BatchReference,
-        query=LeaseRequest,
-        words=_EXTENDED,
-        body=LeaseRequest,
+        path=schema.BatchReference,
+        query=schema.LeaseRequest,
+        words={**_BATCH, "lease": "Seconds from now until the lease ends; here or in the body."},
+        body=schema.LeaseRequest,
         needs_body=False,
-        answer=[replies.Settled],
-        statuses=(*_LEASED, *WITH_BODY),
+        answer=[schema.Settled],
+        statuses=(404, 409, *WITH_BODY),
     ),
     ("GET", "/v1/groups"): Operation(
-        query=GroupsRequest, words=_CHOOSING, answer=[replies.Groups], statuses=(422, *STORED)
+        query=schema.GroupsRequest, words=_CHOOSING, answer=[schema.Groups], statuses=(422, *STORED)
     ),
     ("GET", "/v1/groups/{group_id}"): Operation(
-        path=GroupReference, words=_GROUP, answer=[replies.Group], statuses=(404, 422, *STORED)
+        path=schema.GroupReference,
+        words={"group_id": "Of the group."},
+        answer=[schema.Group],
+        statuses=(404, 422, *STORED),
     ),
-    ("GET", "/v1/diagnostics"): Operation(answer=[replies.Diagnostics]),
+    ("GET", "/v1/diagnostics"): Operation(answer=[schema.Diagnostics]),
     ("GET", "/metrics"): Operation(media_type="text/plain"),
     ("GET", "/openapi.json"): Operation(answer=[dict[str, Any]]),
     ("GET", "/docs"): Operation(media_type="text/html"),
 }
 
-PROTOCOL = "0.4.0"
-"""The version of Atropos whose API this is."""
-
-TEMPLATE = "#/components/schemas/{name}"
-
 
 def openapi(routes: Sequence[Route]) -> dict[str, Any]:
     """The OpenAPI 3.1 document of these routes."""
-    schemas = _Schemas()
+    components: dict[str, Any] = {}
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         method = _method(route)
         operation = OPERATIONS[method, route.path]
-        paths.setdefault(route.path, {})[method.lower()] = _described(operation, _summary(route), schemas)
+        described: dict[str, Any] = {"summary": _summary(route), "responses": _responses(operation, components)}
+        if parameters := _parameters(operation):
+            described["parameters"] = parameters
+        if operation.body is not None:
+            content = {"application/json": {"schema": _schema_of(operation.body, components)}}
+            described["requestBody"] = {"required": operation.needs_body, "content": content}
+        paths.setdefault(route.path, {})[method.lower()] = described
     return {
         "openapi": "3.1.0",
         "info": {"title": "Halteres trajectory server", "version": PROTOCOL},
         "security": [{}, {"bearer": []}, {"basic": []}],
         "paths": paths,
         "components": {
-            "schemas": schemas.components,
+            "schemas": components,
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "basic": {"type": "http", "scheme": "basic", "description": "The password is the token."},
@@ -175,96 +162,68 @@ def openapi(routes: Sequence[Route]) -> dict[str, Any]:
 
 def page(routes: Sequence[Route]) -> str:
     """A plain page that lists the routes and their parameters."""
-    lines = "".join(map(_listed, routes))
+    lines = ""
+    for route in routes:
+        method = _method(route)
+        items = "".join(
+            f"<li><code>{each['name']}</code> ({each['in']}): {html.escape(each['description'])}"
+            for each in _parameters(OPERATIONS[method, route.path])
+        )
+        lines += f"<dt><code>{method} {route.path}</code><dd>{html.escape(_summary(route))}"
+        lines += f"<ul>{items}</ul>" if items else ""
     head = "<!doctype html><meta charset=utf-8><title>Halteres trajectory server</title><h1>Trajectory server</h1>"
     return f"{head}<dl>{lines}</dl><p>Schemas: <a href=/openapi.json>openapi.json</a></p>"
 
 
-def _listed(route: Route) -> str:
-    parameters = _parameters(OPERATIONS[_method(route), route.path], _Schemas())
-    items = "".join(
-        f"<li><code>{each['name']}</code> ({each['in']}): {html.escape(each['description'])}" for each in parameters
-    )
-    head = f"<dt><code>{_method(route)} {route.path}</code><dd>{html.escape(_summary(route))}"
-    return f"{head}<ul>{items}</ul>" if items else head
+def _schema_of(kind: Any, components: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a type; structs within it become components."""
+    (found,), more = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
+    components |= more
+    return found
 
 
-class _Schemas:
-    """Schemas of the types met so far; structs become components."""
-
-    def __init__(self) -> None:
-        self.components: dict[str, Any] = {}
-
-    def of(self, kind: Any) -> dict[str, Any]:
-        (schema,), components = msgspec.json.schema_components([kind], ref_template=TEMPLATE)
-        self.components |= components
-        return schema
-
-    def fields(self, kind: type[msgspec.Struct]) -> tuple[dict[str, dict[str, Any]], Sequence[str]]:
-        """Schemas of a struct's fields, and those that must be given."""
-        (_,), components = msgspec.json.schema_components([kind], ref_template=TEMPLATE)
-        found = cast("dict[str, Any]", components[kind.__name__])
-        return found["properties"], found["required"]
-
-
-def _described(operation: Operation, summary: str, schemas: _Schemas) -> dict[str, Any]:
-    described: dict[str, Any] = {"summary": summary, "responses": dict(_responses(operation, schemas))}
-    if parameters := _parameters(operation, schemas):
-        described["parameters"] = parameters
-    if operation.body is not None:
-        content = {"application/json": {"schema": schemas.of(operation.body)}}
-        described["requestBody"] = {"required": operation.needs_body, "content": content}
-    return described
-
-
-def _parameters(operation: Operation, schemas: _Schemas) -> list[dict[str, Any]]:
+def _parameters(operation: Operation) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for where, kind in (("path", operation.path), ("query", operation.query)):
         if kind is None:
             continue
-        fields, required = schemas.fields(kind)
-        needed = set(required) if where == "path" or operation.body is None else set[str]()
-        found += [
-            {
-                "name": name,
-                "in": where,
-                "description": operation.words[name],
-                "required": name in needed,
-                "schema": _without_null(schema),
-            }
-            for name, schema in fields.items()
-        ]
+        components: dict[str, Any] = {}
+        _schema_of(kind, components)
+        described = components[kind.__name__]
+        needed = described["required"] if where == "path" or operation.body is None else ()
+        for name, each in described["properties"].items():  # a parameter is left out, not null
+            rest = {key: value for key, value in each.items() if key not in ("anyOf", "default")}
+            kinds = [kind for kind in each.get("anyOf", ()) if kind != {"type": "null"}]
+            default = {} if each.get("default") is None else {"default": each["default"]}
+            found.append(
+                {
+                    "name": name,
+                    "in": where,
+                    "description": operation.words[name],
+                    "required": name in needed,
+                    "schema": rest | (kinds[0] if kinds else {}) | default,
+                }
+            )
     for name, words in operation.headers.items():
         found.append({"name": name, "in": "header", "description": words, "schema": {"type": "string"}})
     return found
 
 
-def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A parameter is left out, not null."""
-    rest = {name: value for name, value in schema.items() if name not in ("anyOf", "default")}
-    kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
-    default = {} if schema.get("default") is None else {"default": schema["default"]}
-    return rest | (kinds[0] if kinds else {}) | default
-
-
-def _responses(operation: Operation, schemas: _Schemas) -> list[tuple[str, dict[str, Any]]]:
-    found = [("200", {"description": WORDS[200], "content": _answer(operation, schemas)})]
+def _responses(operation: Operation, components: dict[str, Any]) -> dict[str, Any]:
+    kinds = [_schema_of(kind, components) for kind in operation.answer]
+    answer = {"type": "string"} if not kinds else kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+    found: dict[str, Any] = {"200": {"description": WORDS[200], "content": {operation.media_type: {"schema": answer}}}}
     for status in sorted({*operation.statuses, *ASKED}):
-        described: dict[str, Any] = {"description": WORDS[status]}
-        kind = replies.Unprocessed if status == 422 else replies.Refused
-        media = "text/plain" if status in TEXT else "application/json"
-        described["content"] = {media: {"schema": {"type": "string"} if status in TEXT else schemas.of(kind)}}
+        if status in TEXT:
+            content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
+        else:
+            kind = schema.Unprocessed if status == 422 else schema.Refused
+            content = {"application/json": {"schema": _schema_of(kind, components)}}
+        found[str(status)] = {"description": WORDS[status], "content": content}
         if status == 503:
-            described["headers"] = {"Retry-After": {"description": "Seconds", "schema": {"type": "integer"}}}
-        found.append((str(status), described))
+            header = {"description": "Seconds", "schema": {"type": "integer"}}
+            found[str(status)]["headers"] = {"Retry-After": header}
     return found
-
-
-def _answer(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
-    if not operation.answer:
-        return {operation.media_type: {"schema": {"type": "string"}}}
-    kinds = [schemas.of(kind) for kind in operation.answer]
-    return {operation.media_type: {"schema": kinds[0] if len(kinds) == 1 else {"anyOf": kinds}}}
 
 
 def _method(route: Route) -> str:

@@ -12,105 +12,129 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from halteres.trajectories.exact_sums import Room, can_add_up, can_add_up_with_each, can_ever_add_up
-from halteres.trajectories.queue import EnvId, Lane, Queue
+from halteres.trajectories.queue import EnvId, Queue, Shares
 from halteres.trajectories.records import GroupRecord
 
 
-class Order(Protocol):
-    """Whose group comes next, of those that could. See `queue`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Minimum:
+    """Sequences of every batch that an environment asked for. Soft: one group suffices, others may fill the rest."""
 
-    def rank(self, env_id: EnvId) -> float:
-        """The smaller, the sooner; equal ranks are served oldest group first. It never sinks during a walk."""
-        ...
-
-    def took(self, env_id: EnvId, size: int) -> None:
-        """A group of that environment was taken."""
-        ...
+    env_id: int
+    need: int
 
 
-class OldestFirst:
-    """First in, first out, whoever sent it."""
+def unmet(queue: Queue, batch_size: int, minima: Iterable[Minimum]) -> Minimum | None:
+    """The first minimum that holds every batch back: its environment has nothing queued that fits one now.
 
-    def rank(self, env_id: EnvId) -> float:
-        """Everybody's is the same."""
-        return 0.0
+    One whose groups can never fit, however many come, holds nobody back.
+    """
+    minima = tuple(minima)
+    shares = MinimumShares(queue, batch_size, (minimum.env_id for minimum in minima))
+    return next((minimum for minimum in minima if shares.holds_back(minimum.env_id)), None)
 
-    def took(self, env_id: EnvId, size: int) -> None:
-        """Does not matter."""
+
+def choose(
+    queue: Queue, batch_size: int, minima: Iterable[Minimum] = (), by_weight: Shares | None = None
+) -> list[GroupRecord] | None:
+    """The groups of the next batch in queue order, or None if none can be formed.
+
+    There is one wherever groups add up exactly and no minimum is `unmet`. Every environment with a minimum is in it if
+    any batch holds them all. Otherwise whose group has waited longest is, and who can be beside it: each has its turn.
+
+    Args:
+        queue: what waits.
+        batch_size: sequences.
+        minima: of this batch.
+        by_weight: what everybody was given, where batches follow weights; notes what is taken. None: oldest first.
+    """
+    if batch_size <= 0 or not can_add_up(queue.num_by_size, batch_size):
+        return None
+    needs = {minimum.env_id: minimum.need for minimum in minima}
+    shares = MinimumShares(queue, batch_size, needs)
+    if any(map(shares.holds_back, needs)):
+        return None
+    walk = _Walk(queue, batch_size, by_weight)
+    together = shares.together()
+    for env_id, size in together.items():
+        walk.take(env_id, size)
+    for env_id in together:
+        walk.take_until(env_id, needs[env_id])
+    walk.take_rest()
+    return sorted(walk.taken, key=lambda group: group.position)
 
 
-class Walk:
+class _Walk:
     """Looks at no more groups than the batch holds, plus one per lane: its cost does not grow with the queue."""
 
-    def __init__(self, queue: Queue, batch_size: int, order: Order) -> None:
+    def __init__(self, queue: Queue, batch_size: int, by_weight: Shares | None) -> None:
         self.taken: list[GroupRecord] = []
-        self._room, self._order = Room(queue.num_by_size, batch_size), order
-        self._lines = {(env_id, size): _Line(lane) for env_id, size, lane in queue.lanes()}
+        self._room, self._by_weight = Room(queue.num_by_size, batch_size), by_weight
+        self._lanes = {(env_id, size): iter(lane.values()) for env_id, size, lane in queue.lanes()}
+        self._heads = {key: next(lane) for key, lane in self._lanes.items()}  # the oldest of each that is not taken
         self._given: Counter[EnvId] = Counter()  # sequences
 
     def take(self, env_id: EnvId, size: int) -> bool:
         """Take the oldest group of a lane, if there is one left and the rest can still be completed."""
-        line = self._lines[env_id, size]
-        if line.head is None or not self._room.take(size):
+        lane = env_id, size
+        if lane not in self._heads or not self._room.take(size):
             return False
-        self.taken.append(line.head)
-        self._order.took(env_id, size)
+        self.taken.append(self._heads.pop(lane))
+        if (following := next(self._lanes[lane], None)) is not None:
+            self._heads[lane] = following
+        if self._by_weight is not None:
+            self._by_weight.took(env_id, size)
         self._given[env_id] += size
-        line.go_on()
         return True
 
     def take_until(self, env_id: int, need: int) -> None:
         """An environment's groups, oldest first, until it gave so many sequences."""
-        own = [(line.position, size) for (owner, size), line in self._lines.items() if owner == env_id and line.head]
+        own = [(head.position, size) for (owner, size), head in self._heads.items() if owner == env_id]
         heapq.heapify(own)
         while own and self._given[env_id] < need:
             _, size = heapq.heappop(own)
-            if self.take(env_id, size) and (line := self._lines[env_id, size]).head:
-                heapq.heappush(own, (line.position, size))
+            if self.take(env_id, size) and (head := self._heads.get((env_id, size))):
+                heapq.heappush(own, (head.position, size))
 
     def take_rest(self) -> None:
-        """In order, until the batch is full."""
-        rank = self._order.rank
-        ahead = [
-            (rank(env_id), line.position, size, env_id) for (env_id, size), line in self._lines.items() if line.head
-        ]
+        """The smallest rank first, of equal ones the oldest group, until the batch is full."""
+
+        def rank(env_id: EnvId) -> float:
+            return 0.0 if self._by_weight is None else self._by_weight.rank(env_id)
+
+        ahead = [(rank(env_id), head.position, size, env_id) for (env_id, size), head in self._heads.items()]
         heapq.heapify(ahead)
         while ahead and self._room.missing:
             ranked, _, size, env_id = heapq.heappop(ahead)
             if ranked == rank(env_id) and not self.take(env_id, size):
                 continue  # none of that size can be taken any more
-            if (line := self._lines[env_id, size]).head:
-                heapq.heappush(ahead, (rank(env_id), line.position, size, env_id))
-
-
-class _Line:
-    """A lane, as far as it was walked along."""
-
-    __slots__ = ("_rest", "head")
-
-    def __init__(self, lane: Lane) -> None:
-        self._rest = iter(lane.values())
-        self.head = next(self._rest, None)
-
-    @property
-    def position(self) -> int:
-        return self.head.position if self.head else 0
-
-    def go_on(self) -> None:
-        self.head = next(self._rest, None)
+            if head := self._heads.get((env_id, size)):
+                heapq.heappush(ahead, (rank(env_id), head.position, size, env_id))
 
 
 class MinimumShares:
-    """The environments, seen by one batch."""
+    """The environments with a minimum share, seen by one batch."""
 
     def __init__(self, queue: Queue, batch_size: int, env_ids: Iterable[int]) -> None:
         self._queue, self._batch_size = queue, batch_size
-        self._fits: dict[int, bool] = {}  # per size: whether some batch can be made with such a group now
-        self.fitting = {env_id: self._fitting(env_id) for env_id in env_ids}
-        """The sizes of an environment's groups that fit a batch now; the oldest group's first."""
+        self.fitting: dict[int, list[int]] = {}  # sizes of groups that fit a batch now; that of the oldest group first
+        fits: dict[int, bool] = {}  # per size: whether some batch can be made with such a group now
+        num = queue.num_by_size
+        for env_id in env_ids:
+            heads = {size: queue.head(env_id, size).position for size in queue.sizes_of(env_id)}
+            for size in heads.keys() - fits.keys():
+                fits[size] = can_add_up({**num, size: num[size] - 1}, batch_size - size)
+            self.fitting[env_id] = sorted((size for size in heads if fits[size]), key=heads.__getitem__)
+
+    def holds_back(self, env_id: int) -> bool:
+        """Whether every batch waits for this environment, which has nothing that fits one now."""
+        if self.fitting[env_id]:
+            return False
+        own = self._queue.sizes_of(env_id)
+        known = {size for size in self._queue.num_by_size if size <= self._batch_size}
+        return not own or any(can_ever_add_up(known, self._batch_size - size) for size in own if size in known)
 
     def together(self) -> dict[int, int]:
         """The size of each environment's first group in one exact batch, who has waited longest first.
@@ -118,7 +142,11 @@ class MinimumShares:
         All are in it if that can be. Otherwise the group that has waited longest is, and whoever can be beside those
         before: each environment has its turn.
         """
-        by_age = sorted((env_id for env_id, sizes in self.fitting.items() if sizes), key=self._age)
+
+        def age(env_id: int) -> int:
+            return self._queue.head(env_id, self.fitting[env_id][0]).position
+
+        by_age = sorted((env_id for env_id, sizes in self.fitting.items() if sizes), key=age)
         oldest = {env_id: self.fitting[env_id][0] for env_id in by_age}
         left = Counter(self._queue.num_by_size)
         left.subtract(oldest.values())
@@ -126,19 +154,6 @@ class MinimumShares:
             return oldest
         all_can = self._can_all_give(self._queue.num_by_size, by_age, self._batch_size)
         return self._one_of_each(by_age, by_age if all_can else [])
-
-    def _fitting(self, env_id: int) -> list[int]:
-        sizes = [size for size in self._queue.sizes_of(env_id) if self._fits_now(size)]
-        return sorted(sizes, key=lambda size: self._queue.head(env_id, size).position)
-
-    def _fits_now(self, size: int) -> bool:
-        if size not in self._fits:
-            num = self._queue.num_by_size
-            self._fits[size] = can_add_up({**num, size: num[size] - 1}, self._batch_size - size)
-        return self._fits[size]
-
-    def _age(self, env_id: int) -> int:
-        return self._queue.head(env_id, self.fitting[env_id][0]).position
 
     def _one_of_each(self, by_age: Sequence[int], owing: Sequence[int]) -> dict[int, int]:
         """Each one's oldest group with which the batch is exact, and with which all that owe one can give theirs."""
@@ -165,53 +180,3 @@ class MinimumShares:
         for each in own:
             others.subtract(each)
         return can_add_up_with_each(others, own, missing)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Minimum:
-    """Sequences of every batch that an environment asked for. Soft: one group suffices, others may fill the rest."""
-
-    env_id: int
-    need: int
-
-
-def unmet(queue: Queue, batch_size: int, minima: Iterable[Minimum]) -> Minimum | None:
-    """The first minimum that holds every batch back: its environment has nothing queued that fits one now.
-
-    One whose groups can never fit, however many come, holds nobody back.
-    """
-    minima = tuple(minima)
-    shares = MinimumShares(queue, batch_size, (minimum.env_id for minimum in minima))
-    return next((each for each in minima if _is_missing(queue, batch_size, each, shares)), None)
-
-
-def choose(
-    queue: Queue, batch_size: int, minima: Iterable[Minimum] = (), order: Order | None = None
-) -> list[GroupRecord] | None:
-    """The groups of the next batch in queue order, or None if none can be formed.
-
-    There is one wherever groups add up exactly and no minimum is `unmet`. Every environment with a minimum is in it if
-    any batch holds them all. Otherwise whose group has waited longest is, and who can be beside it: each has its turn.
-    """
-    minima = tuple(minima)
-    if batch_size <= 0 or not can_add_up(queue.num_by_size, batch_size):
-        return None
-    needs = {minimum.env_id: minimum.need for minimum in minima}
-    shares = MinimumShares(queue, batch_size, needs)
-    if any(_is_missing(queue, batch_size, each, shares) for each in minima):
-        return None
-    walk = Walk(queue, batch_size, order or OldestFirst())
-    together = shares.together()
-    for env_id, size in together.items():
-        walk.take(env_id, size)
-    for env_id in together:
-        walk.take_until(env_id, needs[env_id])
-    walk.take_rest()
-    return sorted(walk.taken, key=lambda group: group.position)
-
-
-def _is_missing(queue: Queue, batch_size: int, minimum: Minimum, shares: MinimumShares) -> bool:
-    if shares.fitting[minimum.env_id]:
-        return False
-    own, known = queue.sizes_of(minimum.env_id), {size for size in queue.num_by_size if size <= batch_size}
-    return not own or any(can_ever_add_up(known, batch_size - size) for size in own if size <= batch_size)

@@ -9,8 +9,6 @@ servers on a queue have the same; no store keeps them, and a restart begins from
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -34,7 +32,7 @@ class Queue:
         self._by_versions: defaultdict[Versions, Lane] = defaultdict(OrderedDict)
         self._groups_of_env: Counter[EnvId] = Counter()
         self._sequences_of_env: Counter[EnvId] = Counter()
-        self._back: defaultdict[tuple[EnvId, int], Lane] = defaultdict(OrderedDict)  # at the end of its lane until then
+        self._unsorted: set[tuple[EnvId, int]] = set()  # lanes with groups at their end that were put back
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -65,7 +63,7 @@ class Queue:
     def put_back(self, group: GroupRecord) -> None:
         """Let a group queue again at the position it once had."""
         self.add(group)
-        self._back[group.env_id, group.size][group.id] = group
+        self._unsorted.add((group.env_id, group.size))
 
     def lanes(self) -> Iterator[tuple[EnvId, int, Lane]]:
         """Every lane that holds a group: whose, of which size."""
@@ -84,23 +82,14 @@ class Queue:
         self._sort_in()
         return next(iter(self._lanes[env_id][size].values()))
 
-    def of_size(self, size: int) -> Iterator[GroupRecord]:
-        """Groups of a size, oldest first."""
-        self._sort_in()
-        return _merged(lanes[size] for lanes in self._lanes.values() if size in lanes)
-
-    def of_env(self, env_id: EnvId) -> Iterator[GroupRecord]:
-        """Groups of an environment, oldest first."""
-        return _merged(self.sizes_of(env_id).values())
-
     def outside(self, oldest: int, newest: int) -> list[GroupRecord]:
         """Tagged groups whose versions reach below `oldest` or above `newest`; costs O(distinct versions + result)."""
         spans = [span for span in self._by_versions if span[0] < oldest or span[1] > newest]
         return [group for span in spans for group in self._by_versions[span].values()]
 
-    def sequences_by_env(self) -> dict[EnvId, int]:
-        """Sequences queued, per environment that has any."""
-        return {env_id: num for env_id, num in self._sequences_of_env.items() if num}
+    def sequences_by_env(self) -> Counter[EnvId]:
+        """Sequences queued, per environment."""
+        return +self._sequences_of_env
 
     def num_groups_of(self, env_id: EnvId) -> int:
         """Groups queued by an environment."""
@@ -115,16 +104,12 @@ class Queue:
         return max(self.sizes_of(env_id), default=0)
 
     def _sort_in(self) -> None:
-        """Groups that were put back move to where they stood: before all that were never away and are younger."""
-        for (env_id, size), back in self._back.items():
-            lane: Lane = self._lanes.get(env_id, {}).get(size, OrderedDict())
-            found = {group_id: group for group_id, group in back.items() if group_id in lane}
-            newest = max((group.position for group in found.values()), default=0)
-            older = itertools.takewhile(lambda group, newest=newest: group.position <= newest, lane.values())
-            front = {group.id: group.position for group in (*older, *found.values())}
-            for group_id in sorted(front, key=front.__getitem__, reverse=True):
-                lane.move_to_end(group_id, last=False)
-        self._back.clear()
+        """Groups that were put back move to where they stood."""
+        for env_id, size in self._unsorted:
+            if lane := self._lanes.get(env_id, {}).get(size):
+                by_position = sorted(lane.values(), key=lambda group: group.position)
+                self._lanes[env_id][size] = OrderedDict((group.id, group) for group in by_position)
+        self._unsorted.clear()
 
     def _count(self, group: GroupRecord, change: int) -> None:
         self.num_sequences += change * group.size
@@ -135,12 +120,7 @@ class Queue:
             del self.num_by_size[group.size]
 
 
-def _merged(lanes: Iterable[Lane]) -> Iterator[GroupRecord]:
-    return heapq.merge(*(lane.values() for lane in lanes), key=lambda group: group.position)
-
-
-Weight = Callable[[EnvId], float]
-"""The weight of an environment, above 0; groups without one share the weight of None."""
+Weight = Callable[[EnvId], float]  # the weight of an environment, above 0; groups without one share the weight of None
 
 
 class Shares:

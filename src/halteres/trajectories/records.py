@@ -7,8 +7,7 @@ from enum import StrEnum
 
 from halteres.trajectories.schema import EnvRegistration, Registration
 
-Versions = tuple[int, int]
-"""Smallest and largest policy version of a group's tokens, or of a batch's."""
+Versions = tuple[int, int]  # smallest and largest policy version of a group's tokens, or of a batch's
 
 
 class Place(StrEnum):
@@ -20,6 +19,9 @@ class Place(StrEnum):
     DELIVERED = "delivered"
     SET_ASIDE = "set_aside"  # never delivered; the reason is kept
     ARCHIVED = "archived"  # of a run that was reset or replaced
+
+
+WAITING = (Place.QUEUED, Place.BUFFERED, Place.OUT)  # places of groups whose tokens will be asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,7 @@ class Standing(StrEnum):
     BROKEN = "broken"  # dissolved: its groups queue again, or are set aside
 
 
-OPEN = frozenset({Standing.OFFERED, Standing.LEASED, Standing.RETURNED})
+OPEN = (Standing.OFFERED, Standing.LEASED, Standing.RETURNED)
 """Standings of batches that are not settled: their groups are `Place.OUT`."""
 
 
@@ -165,7 +167,7 @@ class DeliverySaved:
 Change = RunSaved | EnvSaved | EnvSeen | GroupArrived | GroupMoved | DeliverySaved
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Tally:
     """Groups of the run in one place, per environment and reason."""
 
@@ -193,8 +195,7 @@ class Remembered:
     waiting: tuple[GroupRecord, ...] = ()  # queued, buffered and out, by position, then id
     deliveries: tuple[Delivery, ...] = ()  # the open ones, by id
     settled: tuple[Delivery, ...] = ()  # the newest that are not open, by id (some hundreds)
-    keyed: tuple[KnownKey, ...] = ()  # the newest keys of the run
-    all_keyed: bool = True  # those are all keys of the run: an unknown one is new
+    keyed: tuple[KnownKey, ...] = ()  # the keys of the run
     seen: tuple[EnvSeen, ...] = ()  # when environments were last heard of
     tallies: tuple[Tally, ...] = ()
     first_group_at: float | None = None  # unix s, of this run

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import msgspec
@@ -14,42 +15,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from halteres.errors import NotFound
 from halteres.observe.prometheus import MEDIA_TYPE
-from halteres.trajectories import openapi, posted_group
-from halteres.trajectories.batch_reply import Batch, BatchReply
+from halteres.trajectories import batches, openapi, posted_group, schema
+from halteres.trajectories.diagnostics import metrics_text
 from halteres.trajectories.http import (
     CLIENT,
+    JSON,
     AppContext,
     Endpoint,
     body_of,
-    context_of,
     is_ours,
+    large_reply,
     query_of,
-    replied,
     reply,
     service_of,
 )
 from halteres.trajectories.ingest import Verdict
 from halteres.trajectories.records import Delivery, GroupRecord, Place
-from halteres.trajectories.replies import (
-    BatchTail,
-    Buffered,
-    EnvRegistered,
-    EnvWaits,
-    Example,
-    Failed,
-    Group,
-    Groups,
-    Info,
-    ListReceived,
-    Message,
-    NotRegistered,
-    Received,
-    Registered,
-    SetAside,
-    Settled,
-    Succeeded,
-    WandbInfo,
-)
 from halteres.trajectories.schema import (
     BatchQuery,
     BatchReference,
@@ -63,24 +44,22 @@ from halteres.trajectories.schema import (
     convert,
     refusal,
 )
+from halteres.trajectories.service import Batch, TrajectoryService
 from halteres.trajectories.state import State
-from halteres.trajectories.status import metrics_text
 from halteres.trajectories.stores.store import GroupsQuery
 
 KEY = "Idempotency-Key"
 
 _KEY, _CLIENT = KEY.lower().encode(), CLIENT.encode()
 _QUEUED = Verdict(place=Place.QUEUED)
-_RECEIVED = reply(Received(status="received"))
+_RECEIVED = reply(schema.Received(status="received"))
 """What is answered to nearly every group; a response may be sent again."""
 
 NO_BATCH = b'{"batch":null}'
 
-NO_EXAMPLE = msgspec.json.encode(Example())
+NO_EXAMPLE = msgspec.json.encode(schema.Example())
 
-PAGE = 32 * 1024 * 1024
-"""Bytes of elements on one page; one group is always on it."""
-
+PAGE = 32 * 1024 * 1024  # bytes of elements on one page; one group is always on it
 GONE = msgspec.Raw(b"null")
 
 
@@ -90,9 +69,9 @@ async def register_env(request: Request) -> Response:
     record = await service.register_env(await body_of(request, EnvRegistration))
     run = service.state.run
     if record is None or run.registration is None:
-        return reply(EnvWaits())
+        return reply(schema.EnvWaits())
     return reply(
-        EnvRegistered(
+        schema.EnvRegistered(
             env_id=record.id,
             wandb_name=record.name,
             checkpoint_dir=run.registration.checkpoint_dir,
@@ -107,7 +86,7 @@ async def disconnect_env(request: Request) -> Response:
     """POST /disconnect-env: an environment ends; failures are 200 too."""
     env_id = (await body_of(request, EnvReference)).env_id
     known = await service_of(request).disconnect_env(env_id)
-    return reply(Succeeded() if known else Failed(error=f"There is no environment {env_id}."))
+    return reply(schema.Succeeded() if known else schema.Failed(error=f"There is no environment {env_id}."))
 
 
 async def status_env(request: Request) -> Response:
@@ -125,7 +104,7 @@ class PostScoredData:
         """Answer."""
         here: AppContext = scope["app"].state.context
         headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of two, the first
-        key = _key_of(headers[_KEY]) if _KEY in headers else None
+        key = convert({KEY: headers[_KEY].decode("latin-1")}, PostHeaders, "header").key if _KEY in headers else None
         async with here.bodies.of(scope, receive) as body:
             group = await posted_group.read(body, key)
             (verdict,) = await here.service.accept([group], ours=_CLIENT in headers)
@@ -137,12 +116,12 @@ async def scored_data_list(request: Request) -> Response:
     """POST /scored_data_list: all groups, or none if one does not fit the schema; at most 16,384."""
     if KEY in request.headers:
         raise refusal(msgspec.ValidationError("A list has none: give each group its own, halteres_key."), "header", KEY)
-    async with context_of(request).bodies.of(request.scope, request.receive) as body:
+    async with request.app.state.context.bodies.of(request.scope, request.receive) as body:
         groups = await posted_group.read_list(body)
         verdicts = await service_of(request).accept(groups, ours=is_ours(request))
     buffered = [verdict for verdict in verdicts if verdict.place is Place.BUFFERED]
     return reply(
-        ListReceived(
+        schema.ListReceived(
             status="received",
             groups_processed=len(verdicts),
             buffered=len(buffered) or UNSET,
@@ -152,37 +131,36 @@ async def scored_data_list(request: Request) -> Response:
     )
 
 
-def _key_of(value: bytes) -> str | None:
-    return convert({KEY: value.decode("latin-1")}, PostHeaders, "header").key
-
-
-def _received(verdict: Verdict) -> Received | Buffered:
+def _received(verdict: Verdict) -> schema.Received | schema.Buffered:
     if verdict.place is Place.BUFFERED:
-        return Buffered(buffer_size=verdict.buffered)
+        return schema.Buffered(buffer_size=verdict.buffered)
     problem = verdict.problem
-    return Received(status="received", set_aside=SetAside(problem.code, problem.why) if problem else UNSET)
+    return schema.Received(
+        status="received", set_aside=schema.SetAside(problem.code, problem.why) if problem else UNSET
+    )
 
 
 async def register(request: Request) -> Response:
     """POST /register: a trainer begins a run, or goes on with its own."""
     registration = (await body_of(request, Registration)).checked()
-    return reply(Registered(uuid=await service_of(request).register(registration)))
+    decisions = service_of(request).decisions
+    return reply(schema.Registered(uuid=await decisions.submit(lambda state: batches.register(state, registration))))
 
 
 async def wandb_info(request: Request) -> Response:
     """GET /wandb_info: group and project that the trainer registered; null before."""
     registration = await service_of(request).registration()
     if registration is None:
-        return reply(WandbInfo())
-    return reply(WandbInfo(group=registration.wandb_group, project=registration.wandb_project))
+        return reply(schema.WandbInfo())
+    return reply(schema.WandbInfo(group=registration.wandb_group, project=registration.wandb_project))
 
 
 async def info(request: Request) -> Response:
     """GET /info: sequences of a batch, tokens of the longest sequence, as the trainer registered them; -1 before."""
     registration = await service_of(request).registration()
     if registration is None:
-        return reply(Info())
-    return reply(Info(batch_size=registration.batch_size, max_token_len=registration.max_token_len))
+        return reply(schema.Info())
+    return reply(schema.Info(batch_size=registration.batch_size, max_token_len=registration.max_token_len))
 
 
 async def batch(request: Request) -> Response:
@@ -192,75 +170,111 @@ async def batch(request: Request) -> Response:
     made = await service.batch(query, request.is_disconnected) if await service.registration() else None
     if made is None:
         known = service.state.run.registration is not None
-        return Response(NO_BATCH, media_type="application/json") if known else reply(NotRegistered())
+        return Response(NO_BATCH, media_type=JSON) if known else reply(schema.NotRegistered())
+    body = b'{"batch":[' + b",".join(made.elements) + b"]"  # the elements are JSON already
+    body += b"," + msgspec.json.encode(_tail(made, query, service))[1:] if query.extended else b"}"
     try:
-        whole = await replied(request, _written(made, query, service.state))
+        whole = await large_reply(request, body)
     except BaseException:
-        service.batch_replies.give_back(made)
+        service.give_back(made.delivery)
         raise
     if query.lease is not None:  # acknowledged by the trainer, or back when its lease ends
         return whole
-    return BatchReply(whole, request.is_disconnected, service.batch_replies, made)
+    return _PlainBatch(whole, request, service, made.delivery)
+
+
+def _tail(made: Batch, query: BatchQuery, service: TrajectoryService) -> schema.BatchTail:
+    delivery, registration = made.delivery, service.state.run.registration
+    is_leased = query.lease is not None and delivery.expires_at is not None
+    return schema.BatchTail(
+        batch_id=delivery.id,
+        step=UNSET if is_leased else made.step,
+        lease_expires=delivery.expires_at if is_leased and delivery.expires_at is not None else UNSET,
+        num_stale=service.state.set_aside["stale"],
+        run_id=(registration.run_id if registration else None) or "",
+    )
+
+
+class _PlainBatch(Response):
+    """The reply of a batch without a lease, and how it is known to have arrived.
+
+        everything but the last byte ──▶ is the client there, the batch still its own? ──▶ the last byte ──▶ counted
+                                             │ no
+                                             ▼ given back: it answers the next question
+
+    A client that left before the last byte cannot have the batch. One that got it is served it again only where the
+    server dies, or the store fails, in the instant between the last byte and the count; leases close that gap.
+    """
+
+    def __init__(self, whole: Response, request: Request, service: TrajectoryService, batch: Delivery) -> None:
+        self.status_code, self.background = whole.status_code, None
+        self.body, self.raw_headers = whole.body, whole.raw_headers
+        self._gone, self._service, self._batch = request.is_disconnected, service, batch
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write it."""
+        written = False
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": memoryview(self.body)[:-1], "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": True})  # waits until the rest is sent
+            if await self._gone() or not await self._service.is_out(self._batch):
+                return
+            with self._service.handing_over():
+                await send({"type": "http.response.body", "body": self.body[-1:], "more_body": False})
+                written = True
+                await self._service.count(self._batch)
+        finally:
+            if not written:
+                self._service.give_back(self._batch)
 
 
 async def acknowledge(request: Request) -> Response:
     """POST /v1/batches/{batch_id}/ack: a leased batch is the trainer's for good."""
-    return _settled(await service_of(request).acknowledge(_batch_id(request)))
+    service, batch_id = service_of(request), _batch_id(request)
+    known = batch_id in service.state.out or batch_id in service.state.settled
+    long_ago = None if known else await asyncio.to_thread(service.store.delivery, batch_id)
+    return await _settled(request, lambda state, batch_id: batches.acknowledge(state, batch_id, long_ago))
 
 
 async def nack(request: Request) -> Response:
     """POST /v1/batches/{batch_id}/nack: a leased batch goes back; it answers the next question."""
-    return _settled(await service_of(request).nack(_batch_id(request)))
+    return await _settled(request, batches.nack)
 
 
 async def extend(request: Request) -> Response:
     """POST /v1/batches/{batch_id}/extend: the lease ends so many seconds from now."""
     in_query = "lease" in request.query_params
     wanted = query_of(request, LeaseRequest) if in_query else await body_of(request, LeaseRequest)
-    return _settled(await service_of(request).extend(_batch_id(request), wanted.lease))
+    return await _settled(request, lambda state, batch_id: batches.extend(state, batch_id, wanted.lease))
 
 
 async def reset_data(request: Request) -> Response:
     """GET /reset_data: forget the run; its groups are archived."""
-    await service_of(request).reset()
+    await service_of(request).decisions.submit(batches.reset)
     return PlainTextResponse("Reset successful")
-
-
-def _written(made: Batch, query: BatchQuery, state: State) -> bytes:
-    """The reply's body. The elements are JSON already."""
-    head = b'{"batch":[' + b",".join(made.elements) + b"]"
-    if not query.extended:
-        return head + b"}"
-    delivery, registration = made.delivery, state.run.registration
-    is_leased = query.lease is not None and delivery.expires_at is not None
-    tail = BatchTail(
-        batch_id=delivery.id,
-        step=msgspec.UNSET if is_leased else made.step,
-        lease_expires=delivery.expires_at if is_leased and delivery.expires_at is not None else msgspec.UNSET,
-        num_stale=state.set_aside["stale"],
-        run_id=(registration.run_id if registration else None) or "",
-    )
-    return head + b"," + msgspec.json.encode(tail)[1:]
 
 
 def _batch_id(request: Request) -> int:
     return convert(dict(request.path_params), BatchReference, "path").batch_id
 
 
-def _settled(delivery: Delivery) -> Response:
+async def _settled(request: Request, settle: Callable[[State, int], Delivery]) -> Response:
+    batch_id = _batch_id(request)
+    delivery = await service_of(request).decisions.submit(lambda state: settle(state, batch_id))
     return reply(
-        Settled(
+        schema.Settled(
             batch_id=delivery.id,
             standing=delivery.standing.value,  # type: ignore[arg-type] - a batch just settled has no other
-            step=msgspec.UNSET if delivery.step is None else delivery.step,
-            lease_expires=msgspec.UNSET if delivery.expires_at is None else delivery.expires_at,
+            step=UNSET if delivery.step is None else delivery.step,
+            lease_expires=UNSET if delivery.expires_at is None else delivery.expires_at,
         )
     )
 
 
 async def root(request: Request) -> Response:
     """GET /: a greeting, as the original's."""
-    return reply(Message("AtroposLib API"))
+    return reply(schema.Message("AtroposLib API"))
 
 
 async def get_status(request: Request) -> Response:
@@ -270,7 +284,7 @@ async def get_status(request: Request) -> Response:
 
 async def latest_example(request: Request) -> Response:
     """GET /latest_example: the group that entered the queue last."""
-    return await replied(request, await service_of(request).latest_example() or NO_EXAMPLE)
+    return await large_reply(request, await asyncio.to_thread(service_of(request).store.latest_body) or NO_EXAMPLE)
 
 
 async def diagnostics(request: Request) -> Response:
@@ -286,30 +300,33 @@ async def get_metrics(request: Request) -> Response:
 async def groups(request: Request) -> Response:
     """GET /v1/groups: what became of posted groups, oldest first; ?bodies=1 with what the trainer gets of them."""
     wanted = query_of(request, GroupsRequest, "place")
-    found = await service_of(request).groups(
-        GroupsQuery(
-            after=max(0, wanted.after),
-            limit=wanted.limit + 1,  # one more tells whether there are more
-            places=tuple(map(Place, wanted.place)),
-            env_id=wanted.env_id,
-            newest=wanted.newest,
-        )
+    store = service_of(request).store
+    query = GroupsQuery(
+        after=max(0, wanted.after),
+        limit=wanted.limit + 1,  # one more tells whether there are more
+        places=tuple(map(Place, wanted.place)),
+        env_id=wanted.env_id,
+        newest=wanted.newest,
     )
+    found = await asyncio.to_thread(store.groups, query)
     page = fitting(found, wanted)
-    elements = await service_of(request).bodies_of([group.id for group in page]) if wanted.bodies and page else {}
+    elements = await asyncio.to_thread(store.bodies, [group.id for group in page]) if wanted.bodies and page else {}
     listed = [_group_reply(group, elements.get(group.id) if wanted.bodies else b"") for group in page]
     more = len(page) < len(found) and not wanted.newest
-    return await replied(request, msgspec.json.encode(Groups(groups=listed, next=page[-1].id if more else None)))
+    return await large_reply(
+        request, msgspec.json.encode(schema.Groups(groups=listed, next=page[-1].id if more else None))
+    )
 
 
 async def group(request: Request) -> Response:
     """GET /v1/groups/{group_id}: one group, with its element while that is kept."""
     group_id = convert(dict(request.path_params), GroupReference, "path").group_id
-    found = await service_of(request).groups(GroupsQuery(after=group_id - 1, limit=1)) if group_id > 0 else []
+    store, query = service_of(request).store, GroupsQuery(after=group_id - 1, limit=1)
+    found = await asyncio.to_thread(store.groups, query) if group_id > 0 else []
     if not found or found[0].id != group_id:
         raise NotFound(f"There is no group {group_id}.", "", "GET /v1/groups lists them.")
-    element = (await service_of(request).bodies_of([group_id])).get(group_id)
-    return await replied(request, msgspec.json.encode(_group_reply(found[0], element)))
+    element = (await asyncio.to_thread(store.bodies, [group_id])).get(group_id)
+    return await large_reply(request, msgspec.json.encode(_group_reply(found[0], element)))
 
 
 def fitting(found: Sequence[GroupRecord], wanted: GroupsRequest, most: int = PAGE) -> list[GroupRecord]:
@@ -326,9 +343,9 @@ def fitting(found: Sequence[GroupRecord], wanted: GroupsRequest, most: int = PAG
     return page[::-1] if wanted.newest else page
 
 
-def _group_reply(group: GroupRecord, element: bytes | None) -> Group:
+def _group_reply(group: GroupRecord, element: bytes | None) -> schema.Group:
     """Without an element where that is b"", with null where it is None."""
-    return Group(
+    return schema.Group(
         id=group.id,
         env_id=group.env_id,
         size=group.size,
@@ -345,7 +362,7 @@ def _group_reply(group: GroupRecord, element: bytes | None) -> Group:
 
 async def openapi_json(request: Request) -> Response:
     """GET /openapi.json: this API for programs."""
-    return Response(_description(), media_type="application/json")
+    return Response(_description(), media_type=JSON)
 
 
 async def docs_page(request: Request) -> Response:

@@ -1,7 +1,8 @@
-"""What clients send, checked once: the requests of the trajectory API, and what the original takes for a number.
+"""The trajectory API's messages: what clients send, checked once, and the shapes of what they are answered.
 
 A refusal is 422 with `{"detail": [{"type", "loc", "msg"}]}`, as the original's framework words it. Truth values and
 numbers written as text are numbers where the schema wants one; only bodies that the strict reader refused are coerced.
+In replies a field that only our own clients are told is absent, not null, where it does not apply.
 """
 
 from __future__ import annotations
@@ -9,18 +10,18 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 import msgspec
-from msgspec import inspect
+from msgspec import UNSET, UnsetType, inspect
 
 from halteres.config.control import LARGEST_BATCH
 from halteres.errors import InvalidData
 
 _INTEGER = re.compile(r"([+-]?[0-9]+(?:_[0-9]+)*)(?:\.0+)?")
-_LONGEST = 4300
-"""Digits of an integer; Python reads no longer ones."""
-
+_LONGEST = 4300  # digits of an integer; Python reads no longer ones
 T = TypeVar("T")
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
@@ -35,15 +36,9 @@ Text = Annotated[str, msgspec.Meta(max_length=4096, pattern=r"^[^\x00]*$")]
 Key = Annotated[str, msgspec.Meta(min_length=1, max_length=256, pattern="^[ -~]*$")]
 """Of a group; all keys of a run are held in memory."""
 
-Lease = Annotated[float, msgspec.Meta(ge=0.1, le=86400)]
-"""Seconds."""
-
-LONGEST_NAME = 4096
-"""Characters of an environment's name."""
-
-HEAVIEST = 1e12
-"""A weight: times the length of a context it must stay a number."""
-
+Lease = Annotated[float, msgspec.Meta(ge=0.1, le=86400)]  # seconds
+LONGEST_NAME = 4096  # characters of an environment's name
+HEAVIEST = 1e12  # a weight: times the length of a context it must stay a number
 _MOST = 2**31
 
 PlaceName = Literal["queued", "buffered", "out", "delivered", "set_aside", "archived"]
@@ -52,61 +47,10 @@ PlaceName = Literal["queued", "buffered", "out", "delivered", "set_aside", "arch
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
 """What msgspec raises at bytes that are no JSON, or not of the shape asked for."""
 
-LARGEST_REREAD = 1024 * 1024
-"""Bytes of a body that is read a second time, value by value."""
-
+LARGEST_REREAD = 1024 * 1024  # bytes of a body that is read a second time, value by value
 _AT = re.compile(r" - at `\$([^`]*)`$")
 
 _MISSING = re.compile(r"^Object missing required field `(\w+)`")
-
-
-def coerced(value: Any, kind: inspect.Type) -> Any:
-    """A plain value, with what it holds in the place of a number as that number."""
-    match kind:
-        case inspect.StructType() if isinstance(value, dict):
-            return _with_fields(cast("dict[str, Any]", value), kind)
-        case inspect.UnionType():
-            for each in kind.types:
-                value = coerced(value, each)
-            return value
-        case inspect.ListType() if isinstance(value, list):
-            return _items(cast("list[Any]", value), kind.item_type)
-        case inspect.IntType() | inspect.FloatType():
-            return _number(value, kind)
-        case _:
-            return value
-
-
-def _with_fields(value: dict[str, Any], kind: inspect.StructType) -> dict[str, Any]:
-    known = {field.encode_name: field.type for field in kind.fields}
-    return {name: coerced(item, known[name]) if name in known else item for name, item in value.items()}
-
-
-def _items(values: list[Any], kind: inspect.Type) -> list[Any]:
-    if not isinstance(kind, inspect.IntType | inspect.FloatType):
-        return [coerced(value, kind) for value in values]
-    return [_number(value, kind) if type(value) in (str, bool) else value for value in values]
-
-
-def _number(value: Any, kind: inspect.IntType | inspect.FloatType) -> Any:
-    if isinstance(value, bool):
-        return int(value)
-    if not isinstance(value, str):
-        return value
-    text = value.strip()
-    return _integer(text) if isinstance(kind, inspect.IntType) else _float(text)
-
-
-def _integer(text: str) -> int | str:
-    found = _INTEGER.fullmatch(text) if len(text) <= _LONGEST else None
-    return int(found.group(1)) if found else text
-
-
-def _float(text: str) -> float | str:
-    try:
-        return float(text) if text.isascii() else text
-    except ValueError:
-        return text
 
 
 class Unprocessable(InvalidData):
@@ -121,6 +65,9 @@ class Unprocessable(InvalidData):
     def of_item(self, index: int) -> Unprocessable:
         """The same of one item of a body that is a list."""
         return Unprocessable([{**each, "loc": [*each["loc"][:1], index, *each["loc"][1:]]} for each in self.problems])
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,8 +186,232 @@ class GroupsRequest(msgspec.Struct, frozen=True, kw_only=True):
     bodies: bool = False  # with their elements
 
 
+# -- replies -----------------------------------------------------------------------------------------------------------
+
+Pair = Annotated[Sequence[int], msgspec.Meta(min_length=2, max_length=2)]
+
+
+class Message(msgspec.Struct, frozen=True):
+    """GET /"""
+
+    message: str
+
+
+class Registered(msgspec.Struct, frozen=True):
+    """POST /register: 128 bits, as a bare number."""
+
+    uuid: int
+
+
+class EnvRegistered(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /register-env, once a trainer has asked for a batch."""
+
+    status: Literal["success"] = "success"
+    env_id: int
+    wandb_name: str
+    checkpoint_dir: str
+    starting_step: int
+    checkpoint_interval: int
+    num_steps: int
+
+
+class EnvWaits(msgspec.Struct, frozen=True):
+    """POST /register-env, before."""
+
+    status: Literal["wait for trainer to start"] = "wait for trainer to start"
+
+
+class Succeeded(msgspec.Struct, frozen=True):
+    """POST /disconnect-env."""
+
+    status: Literal["success"] = "success"
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /disconnect-env of nobody, with status 200."""
+
+    status: Literal["failure"] = "failure"
+    error: str
+
+
+class WandbInfo(msgspec.Struct, frozen=True):
+    """GET /wandb_info; nulls before a trainer registers."""
+
+    group: str | None = None
+    project: str | None = None
+
+
+class Info(msgspec.Struct, frozen=True):
+    """GET /info; -1 before a trainer registers."""
+
+    batch_size: int = -1
+    max_token_len: int = -1
+
+
+class NotRegistered(msgspec.Struct, frozen=True):
+    """GET /batch, before a trainer registers."""
+
+    status: Literal["error"] = "error"
+    message: Literal["Trainer not registered. Call /register first."] = "Trainer not registered. Call /register first."
+    batch: tuple[()] = ()
+
+
+class BatchTail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """GET /batch: what follows its elements, for clients that asked for it."""
+
+    batch_id: int | UnsetType = UNSET
+    step: int | UnsetType = UNSET  # of the run, with this batch; none of a lease, which is not counted yet
+    lease_expires: float | UnsetType = UNSET  # unix s
+    num_stale: int | UnsetType = UNSET  # groups of the run that were set aside as too old so far
+    run_id: str | UnsetType = UNSET  # of the trainer that registered last; empty where that named none
+
+
+class BatchAnswer(BatchTail, frozen=True, kw_only=True):
+    """GET /batch: groups of exactly batch_size sequences, or null."""
+
+    batch: list[dict[str, Any]] | None
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """POST /v1/batches/{id}/ack, /nack, /extend."""
+
+    batch_id: int
+    standing: Literal["delivered", "returned", "leased"]
+    step: int | UnsetType = UNSET  # of the run, with this batch
+    lease_expires: float | UnsetType = UNSET  # unix s
+
+
+class Status(msgspec.Struct, frozen=True):
+    """GET /status"""
+
+    current_step: int
+    queue_size: int
+
+
+class EnvStatus(msgspec.Struct, frozen=True):
+    """GET /status-env; `allowance` and `asked_version` are ours."""
+
+    current_step: int
+    queue_size: int
+    unallocated_fraction: float
+    self_queue_size: int
+    max_group_size: int
+    env_weight: float
+    allowance: int | UnsetType = UNSET
+    asked_version: int | UnsetType = UNSET  # the trainer's, with its question for the batch after `asked_for`
+
+
+class SetAside(msgspec.Struct, frozen=True):
+    """Why a group will never be delivered."""
+
+    code: str
+    why: str
+
+
+class Received(msgspec.Struct, frozen=True, omit_defaults=True):
+    """POST /scored_data"""
+
+    status: Literal["received"]
+    set_aside: SetAside | UnsetType = UNSET
+
+
+class Buffered(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /scored_data of a part of a group: how many sequences its environment has waiting now."""
+
+    status: Literal["buffered"] = "buffered"
+    buffer_size: int
+
+
+class ListReceived(msgspec.Struct, frozen=True, omit_defaults=True):
+    """POST /scored_data_list"""
+
+    status: Literal["received"]
+    groups_processed: int
+    buffered: int | UnsetType = UNSET
+    last_buffer_size: int | UnsetType = UNSET
+    set_aside: list[str] | UnsetType = UNSET
+
+
+class Group(msgspec.Struct, frozen=True):
+    """GET /v1/groups/{id}: what is known of a group; `element` is what a trainer gets of it, null where it is gone."""
+
+    id: int
+    env_id: int | None
+    size: int  # sequences
+    num_bytes: int  # of the element
+    received_at: float  # unix s
+    place: PlaceName
+    policy_version: Pair | None  # smallest and largest
+    reason: str | None  # code, where set aside, or served with a flaw
+    why: str | None
+    batch_id: int | None
+    element: msgspec.Raw | UnsetType = UNSET
+
+
+class Groups(msgspec.Struct, frozen=True):
+    """GET /v1/groups: `next` is the `after` of the page behind, null on the last."""
+
+    groups: list[Group]
+    next: int | None
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """Why there is no batch; more facts may follow."""
+
+    code: str
+    sentence: str
+
+
+class Diagnostics(msgspec.Struct, frozen=True):
+    """GET /v1/diagnostics; more follows."""
+
+    registered: bool
+    step: int
+    batch_ready: bool
+    reasons: list[Reason]
+    environments: list[dict[str, Any]]
+
+
+class Example(msgspec.Struct, frozen=True):
+    """GET /latest_example: an element, or empty lists."""
+
+    tokens: list[list[int]] = []
+    masks: list[list[int]] = []
+    scores: list[float] = []
+    advantages: Any = []
+    ref_logprobs: Any = []
+    generation_params: Any = []
+    inference_logprobs: Any = []
+    messages: Any = []
+    images: Any = []
+
+
+class Misfit(msgspec.Struct, frozen=True):
+    """What is wrong with a request, and where."""
+
+    type: str
+    loc: list[str | int]
+    msg: str
+
+
+class Unprocessed(msgspec.Struct, frozen=True):
+    """422"""
+
+    detail: list[Misfit]
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """Any other 4xx, and 503."""
+
+    detail: str
+    code: str | UnsetType = UNSET
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
 def decode(body: bytes, kind: type[T]) -> T:
-    """A JSON body as a value of `kind`.
+    """A JSON body as a value of `kind`; where it must, with Python's NaN, truth values and padded texts as numbers.
 
     Raises:
         Unprocessable: it is no JSON, or does not fit.
@@ -248,18 +419,13 @@ def decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind, strict=False)
     except UNREADABLE as error:
-        return _reread(body, kind, error)
-
-
-def _reread(body: bytes, kind: type[T], refused: Exception) -> T:
-    """As the original reads it: with Python's NaN and Infinity, truth values and padded texts as numbers."""
-    try:
-        values = json.loads(body) if len(body) <= LARGEST_REREAD else None
-    except (ValueError, RecursionError):
-        raise refusal(refused, "body") from refused
-    if values is None:
-        raise refusal(refused, "body") from refused
-    return convert(coerced(values, msgspec.inspect.type_info(kind)), kind, "body")
+        if len(body) > LARGEST_REREAD:
+            raise refusal(error, "body") from error
+        try:
+            values = json.loads(body)
+        except (ValueError, RecursionError):
+            raise refusal(error, "body") from error
+        return convert(coerced(values, inspect.type_info(kind)), kind, "body")
 
 
 def convert(values: Any, kind: type[T], where: str) -> T:
@@ -285,3 +451,34 @@ def refusal(error: Exception, *where: str | int) -> Unprocessable:
         path.append(missing.group(1))
     kind = "missing" if missing else "value_error"
     return Unprocessable([{"type": kind, "loc": path, "msg": "Field required" if missing else message}])
+
+
+def coerced(value: Any, kind: inspect.Type) -> Any:
+    """A plain value, with what it holds in the place of a number as that number."""
+    match kind:
+        case inspect.StructType() if isinstance(value, dict):
+            known = {field.encode_name: field.type for field in kind.fields}
+            items = cast("dict[str, Any]", value).items()
+            return {name: coerced(item, known[name]) if name in known else item for name, item in items}
+        case inspect.UnionType():
+            for each in kind.types:
+                value = coerced(value, each)
+            return value
+        case inspect.ListType() if isinstance(value, list):
+            values, of = cast("list[Any]", value), kind.item_type
+            if isinstance(of, inspect.IntType | inspect.FloatType):  # most are numbers already
+                return [coerced(item, of) if type(item) in (str, bool) else item for item in values]
+            return [coerced(item, of) for item in values]
+        case inspect.IntType() | inspect.FloatType() if isinstance(value, bool):
+            return int(value)
+        case inspect.IntType() if isinstance(value, str):
+            text = value.strip()
+            found = _INTEGER.fullmatch(text) if len(text) <= _LONGEST else None
+            return int(found.group(1)) if found else text
+        case inspect.FloatType() if isinstance(value, str):
+            text = value.strip()
+            with suppress(ValueError):
+                return float(text) if text.isascii() else text
+            return text
+        case _:
+            return value

@@ -1,8 +1,8 @@
 """The body of a posted group as JSON: its schema, and the batch element that is made of it.
 
 A body that needs no coercion is decoded to check it, and delivered as the bytes it came as: without unknown keys, with
-absent ones as null, of a key that comes twice the last. Any other body is read as the original reads it (numbers
-written as text, truth values, integral floats, Python's NaN and Infinity), and written anew.
+absent ones as null, of a key that comes twice the last. Any other body is read value by value, as the original reads it
+(numbers written as text, truth values, integral floats, Python's NaN and Infinity), and written anew.
 
     body ──▶ strict ──────────────────────────────▶ ScoredData, element
                └── does not fit ──▶ lenient ──▶ the same, or a refusal
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
@@ -24,23 +24,15 @@ from halteres.trajectories.schema import UNREADABLE, Key, coerced, convert, refu
 DEEPEST = 200
 """Brackets within brackets. Readers of JSON give up somewhere below 1,000, and one group must not spoil a batch."""
 
-MOST_VALUES = 4_000_000
-"""Values of a body that is read leniently, at 150 bytes and 1 us each."""
-
-BLANKS = b" \t\n\r"
-"""What may stand before and behind a JSON value."""
-
-LARGEST_TOKEN = 2**63
-"""A token id beyond it is none: no trainer can hold it."""
-
+MOST_VALUES = 4_000_000  # values of a body that is read leniently, at 150 bytes and 1 us each
+BLANKS = b" \t\n\r"  # what may stand before and behind a JSON value
+LARGEST_TOKEN = 2**63  # a token id beyond it is none: no trainer can hold it
 T = TypeVar("T")
 Version = Annotated[int, msgspec.Meta(ge=-1, le=2**31)]
-VersionTag = Version | list[tuple[Version, Version]]
-"""Of all tokens, or the smallest and the largest per sequence."""
+VersionTag = Version | list[tuple[Version, Version]]  # of all tokens, or the smallest and the largest per sequence
 Place = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 Episodes = list[Place]
-SpanTuple = tuple[Place, Place, Place, float]
-"""sequence, start, stop, reward: see `types.Span`."""
+SpanTuple = tuple[Place, Place, Place, float]  # sequence, start, stop, reward: see `types.Span`
 Ints = list[list[int]]
 Floats = list[list[float]]
 Token = Annotated[int, msgspec.Meta(ge=-LARGEST_TOKEN, le=LARGEST_TOKEN - 1)]
@@ -72,15 +64,8 @@ class ScoredData(msgspec.Struct, kw_only=True):
     spans: list[SpanTuple] | None | UnsetType = UNSET
     halteres_key: Key | None | UnsetType = UNSET
 
-    @property
-    def texts(self) -> list[Any]:
-        """The fields of any form."""
-        return [self.messages, self.overrides, self.generation_params, self.group_overrides, self.images]
 
-
-EXTENSIONS = ("policy_version", "episodes", "spans")
-"""Keys of ours that a batch element has where the group had them."""
-
+EXTENSIONS = ("policy_version", "episodes", "spans")  # keys of ours that a batch element has where the group had them
 KEYS = tuple(name for name in ScoredData.__struct_fields__ if name not in (*EXTENSIONS, "halteres_key"))
 """The 14 keys of a batch element."""
 
@@ -93,7 +78,6 @@ class _Strict(ScoredData, kw_only=True):
 
 _fields = msgspec.json.Decoder(dict[str, Raw])
 _strict = msgspec.json.Decoder(_Strict)
-_lenient = msgspec.json.Decoder(ScoredData, strict=False)
 _SHAPE = msgspec.inspect.type_info(ScoredData)
 _NULL = Raw(b"null")
 _OURS = {
@@ -113,7 +97,9 @@ def read_strictly(body: bytes) -> tuple[ScoredData, bytes] | None:
     """
     try:
         values = _fields.decode(body)
-        element = _element_of(values)
+        names = (*KEYS, *(name for name in EXTENSIONS if name in values))
+        parts = [part for name in names for part in (b',"%s":' % name.encode(), values.get(name, _NULL))]
+        element = b"".join((b"{" + parts[0][1:], *parts[1:], b"}"))
         group = _strict.decode(element)
         if "halteres_key" in values:
             group.halteres_key = msgspec.json.decode(values["halteres_key"], type=Key | None)
@@ -132,28 +118,38 @@ def read_leniently(body: bytes) -> tuple[ScoredData, bytes | None]:
         Unprocessable: it does not fit the schema, or holds too many values.
         RecursionError: it nests too deeply.
     """
-    if _holds_too_much(body):
-        text = f"A body that must be read value by value may hold {MOST_VALUES} of them."
-        raise refusal(msgspec.ValidationError(text), "body")
-    try:
-        group = _lenient.decode(body)
-    except UNREADABLE as error:
-        group = _convert(read_python(body, error))
+    values = read_values(body)
+    if isinstance(values, dict):  # unknown keys that are called as our extensions are are ignored, too
+        posted = cast("dict[str, Any]", values)
+        foreign = {name for name, kind in _OURS.items() if name in posted and not _fits(posted[name], kind)}
+        values = {name: value for name, value in posted.items() if name not in foreign}
+    group = convert(coerced(values, _SHAPE), ScoredData, "body")
     if (found := _without_role_or_content(group)) is not None:
         text = f"Object missing required field `{found[1]}` - at `$.messages[{found[0]}]`"
         raise refusal(msgspec.ValidationError(text), "body")
     _check_depth(group)
-    return group, _encoded(group)
+    if not_finite(group) is not None or has_endless_token(group):
+        return group, None
+    fields = [(name, getattr(group, name)) for name in (*KEYS, *EXTENSIONS)]
+    try:
+        return group, msgspec.json.encode({name: value for name, value in fields if value is not UNSET})
+    except UnicodeEncodeError:
+        return group, None
 
 
-def read_python(body: bytes, refused: Exception) -> Any:
-    """What Python's reader makes of it, which accepts NaN; otherwise the first refusal stands."""
-    if _holds_too_much(body):
-        raise refusal(refused, "body") from refused
+def read_values(body: bytes) -> Any:
+    """What Python's reader makes of it, which accepts NaN.
+
+    Raises:
+        Unprocessable: it is no JSON, or would become more objects than one request may cost.
+    """
+    if len(body) >= MOST_VALUES and sum(body.count(mark) for mark in (b",", b"[", b"{")) > MOST_VALUES:
+        text = f"A body that must be read value by value may hold {MOST_VALUES} of them."
+        raise refusal(msgspec.ValidationError(text), "body")
     try:
         return json.loads(body.strip(BLANKS))  # which it would pass over at a tenth of the speed
-    except (ValueError, RecursionError):
-        raise refusal(refused, "body") from refused
+    except ValueError as error:
+        raise refusal(error, "body") from error
 
 
 def not_finite(group: ScoredData) -> str | None:
@@ -171,26 +167,15 @@ def given(value: T | None | UnsetType) -> T | None:
     return None if isinstance(value, UnsetType) else value
 
 
-def _element_of(values: dict[str, Raw]) -> bytes:
-    """The 14 keys and those of our extensions that are there, as they were written."""
-    names = (*KEYS, *(name for name in EXTENSIONS if name in values))
-    parts = [part for name in names for part in (b',"%s":' % name.encode(), values.get(name, _NULL))]
-    return b"".join((b"{" + parts[0][1:], *parts[1:], b"}"))
-
-
 def _check_depth(group: ScoredData) -> None:
     """Raises RecursionError where a text nests deeper than every reader can read."""
-    level: list[Any] = group.texts
+    level: list[Any] = [group.messages, group.overrides, group.generation_params, group.group_overrides, group.images]
     for _ in range(DEEPEST):
-        level = [item for each in level for item in _inside(each)]
+        items = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        level = [item for each in items for item in each if isinstance(item, dict | list)]
         if not level:
             return
     raise RecursionError
-
-
-def _inside(value: Any) -> list[Any]:
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [item for item in items if isinstance(item, dict | list)]
 
 
 def _without_role_or_content(group: ScoredData) -> tuple[int, str] | None:
@@ -202,39 +187,12 @@ def _without_role_or_content(group: ScoredData) -> tuple[int, str] | None:
     return None
 
 
-def _holds_too_much(body: bytes) -> bool:
-    """Whether it would become more objects than one request may cost."""
-    return len(body) >= MOST_VALUES and sum(body.count(mark) for mark in (b",", b"[", b"{")) > MOST_VALUES
-
-
-def _convert(values: Any) -> ScoredData:
-    if isinstance(values, dict):
-        values = _without_foreign(cast("dict[str, Any]", values))
-    return convert(coerced(values, _SHAPE), ScoredData, "body")
-
-
-def _without_foreign(values: dict[str, Any]) -> dict[str, Any]:
-    """Without keys that are called as our extensions are and hold something else: unknown keys, to be ignored."""
-    foreign = {name for name, kind in _OURS.items() if name in values and not _fits(values[name], kind)}
-    return {name: value for name, value in values.items() if name not in foreign}
-
-
 def _fits(value: Any, kind: Any) -> bool:
     try:
         msgspec.convert(value, kind, strict=False)
     except (msgspec.ValidationError, UnicodeEncodeError):
         return False
     return True
-
-
-def _encoded(group: ScoredData) -> bytes | None:
-    if not_finite(group) is not None or has_endless_token(group):
-        return None
-    values: Sequence[tuple[str, Any]] = [(name, getattr(group, name)) for name in (*KEYS, *EXTENSIONS)]
-    try:
-        return msgspec.json.encode({name: value for name, value in values if value is not UNSET})
-    except UnicodeEncodeError:
-        return None
 
 
 def _not_finite_in(value: Any, path: str) -> Iterator[str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
+from pathlib import Path
 
 import uvicorn
 import uvloop
@@ -16,23 +16,18 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
 from halteres.access_policy import AccessControl, AccessPolicy
+from halteres.errors import InvalidConfig
 from halteres.loopback import HOST, MOST_HEAD_BYTES, Server, url_of
 from halteres.process import steady_time
-from halteres.trajectories.http import HANDLERS, AppContext, answer_to
-from halteres.trajectories.options import Options, open_store
-from halteres.trajectories.request_bodies import Bodies
+from halteres.trajectories.diagnostics import status
+from halteres.trajectories.http import HANDLERS, AppContext, Bodies, answer_to
+from halteres.trajectories.options import Options
 from halteres.trajectories.routes import ROUTES
 from halteres.trajectories.service import TrajectoryService
-from halteres.trajectories.status import status
 from halteres.trajectories.stores.store import Store, StoreFailed
 
-GRACE_S = 3
-"""How long requests may take to end after SIGTERM."""
-
-KEEP_ALIVE_S = 75
-"""Longer than the clients': who closes first leaves the other a broken request."""
-
-log = logging.getLogger(__name__)
+GRACE_S = 3  # how long requests may take to end after SIGTERM
+KEEP_ALIVE_S = 75  # longer than the clients': who closes first leaves the other a broken request
 
 
 def create_app(
@@ -57,6 +52,10 @@ def create_app(
     """
     chosen = options or Options(database="")
 
+    async def take_turns(service: TrajectoryService) -> None:
+        if (failure := await service.decisions.run()) is not None:
+            on_loss(failure)
+
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         try:
@@ -67,11 +66,11 @@ def create_app(
         app.state.context = AppContext(service, Bodies(largest=chosen.max_body), chosen.gzip)
         on_ready(service)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_take_turns(service, on_loss), name="turns")
+            tasks.create_task(take_turns(service), name="turns")
             try:
                 yield
             finally:
-                service.stop()
+                service.decisions.stop()
 
     policy = AccessPolicy.of(address, chosen.token, chosen.allowed_hosts)
     access = Middleware(AccessControl, policy=policy, answer_to=answer_to)
@@ -84,16 +83,26 @@ def clock_of(store: Store) -> Callable[[], float]:
     return time.time if store.is_shared else steady_time
 
 
-def release(app: Starlette) -> None:
-    """The app is to end: whoever is held is answered now."""
-    if hasattr(app.state, "service"):  # it has begun
-        app.state.service.release()
+def open_store(options: Options) -> Store:
+    """The database, made if it is missing.
 
+    Raises:
+        InvalidConfig: what it needs is not installed.
+        Conflict, StoreFailed: it cannot be opened.
+    """
+    if options.is_shared:
+        from halteres.trajectories.stores.postgres import PostgresStore
 
-async def _take_turns(service: TrajectoryService, on_loss: Callable[[StoreFailed], None]) -> None:
-    failure = await service.run()
-    if failure is not None:
-        on_loss(failure)
+        return PostgresStore(options.database, durability=options.durability)
+    if "://" in options.database:
+        raise InvalidConfig(
+            f"--database names no database that is known: '{options.database.partition('://')[0]}://'.",
+            "A queue lies in an SQLite file, or in PostgreSQL.",
+            "Name a file, or postgresql://USER@HOST/DATABASE.",
+        )
+    from halteres.trajectories.stores.sqlite import SqliteStore
+
+    return SqliteStore(Path(options.database).expanduser(), durability=options.durability)
 
 
 def serve(options: Options, listening: socket.socket) -> None:
@@ -110,13 +119,18 @@ def serve(options: Options, listening: socket.socket) -> None:
         server.end()
 
     def greet(service: TrajectoryService) -> None:
-        sys.stdout.write(_greeting(service, url_of(listening)))
+        run, waiting = service.state.run, status(service.state)["queue_size"]
+        trainer = f"step {run.step}" if run.registration else "no trainer yet"
+        sys.stdout.write(f"The trajectory server answers on {url_of(listening)}: {waiting} groups wait, {trainer}.\n")
         sys.stdout.flush()
 
+    def release() -> None:  # whoever is held is answered now
+        if hasattr(app.state, "service"):  # it has begun
+            app.state.service.decisions.release()
+
     with listening, closing(open_store(options)) as store:
-        address = listening.getsockname()[0]
-        app = create_app(store, on_loss=end, options=options, address=address, on_ready=greet)
-        server = Server(_config(app), on_end=lambda: release(app))
+        app = create_app(store, on_loss=end, options=options, address=listening.getsockname()[0], on_ready=greet)
+        server = Server(_config(app), on_end=release)
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(server.serve(sockets=[listening]))
@@ -142,9 +156,3 @@ def _config(app: object) -> uvicorn.Config:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=GRACE_S,
     )
-
-
-def _greeting(service: TrajectoryService, url: str) -> str:
-    run, waiting = service.state.run, status(service.state)["queue_size"]
-    trainer = f"step {run.step}" if run.registration else "no trainer yet"
-    return f"The trajectory server answers on {url}: {waiting} groups wait, {trainer}.\n"

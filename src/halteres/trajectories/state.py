@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from halteres.trajectories.environments import POLLING_S, Environment, Environments
-from halteres.trajectories.group_checks import Problem
+from halteres.trajectories.environments import POLLING_S, Buffer, Environment, Environments
 from halteres.trajectories.options import Rules
+from halteres.trajectories.posted_group import Problem
 from halteres.trajectories.queue import Queue, Shares
 from halteres.trajectories.records import (
     OPEN,
@@ -33,14 +33,9 @@ from halteres.trajectories.records import (
     Tally,
 )
 
-Clock = Callable[[], float]
-"""Gives the time in unix s."""
-
-KEPT_SETTLED = 256
-"""Batches that are known by their ids after they are settled; the store knows all."""
-
-NOTED_S = 10.0
-"""How exactly other servers on the same queue know when an environment was heard of."""
+Clock = Callable[[], float]  # gives the time in unix s
+KEPT_SETTLED = 256  # batches that are known by their ids after they are settled; the store knows all
+NOTED_S = 10.0  # how exactly other servers on the same queue know when an environment was heard of
 
 
 class State:
@@ -69,10 +64,18 @@ class State:
         self.last_group = remembered.last_group
         self.last_position = 0
         self.last_delivery = remembered.last_delivery
-        self._keys: dict[str, KnownKey] = {}
-        self._all_keyed = remembered.all_keyed
+        self._keys = {known.key: known for known in remembered.keyed}
         self._noted: list[Change] = []
-        self._recall(remembered)
+        for record in remembered.envs:
+            self.envs.save(record, clock())
+        for seen in remembered.seen if shared else ():
+            self.envs.by_id[seen.env_id].last_seen = seen.at
+        for group in remembered.waiting:
+            self._enter(group)
+        self.last_position = remembered.last_position
+        self.out.update((delivery.id, delivery) for delivery in remembered.deliveries)
+        for tally in remembered.tallies:
+            self._count(tally)
 
     # -- changes -------------------------------------------------------------------------------------------------------
 
@@ -94,11 +97,17 @@ class State:
         """Apply a change, whoever decided it."""
         match change:
             case RunSaved(run):
-                self._begin_or_go_on(run)
+                if run.first_group != self.run.first_group:  # another run begins
+                    self.envs.count_from_nothing()
+                    for counts in (self.set_aside, self.flagged, self._keys):
+                        counts.clear()
+                    self.num_accepted, self.first_group_at = 0, None
+                self.run = run
             case EnvSaved(record):
                 self.envs.save(record, self.clock())
             case EnvSeen(env_id, at):
-                self._see(env_id, at)
+                if (env := self.envs.get(env_id)) is not None:
+                    env.last_seen = max(env.last_seen, at)
             case GroupArrived(group, _):
                 self._arrive(group)
             case GroupMoved(group):
@@ -106,25 +115,11 @@ class State:
             case DeliverySaved(delivery):
                 self._deliver(delivery)
 
-    def _begin_or_go_on(self, run: RunRecord) -> None:
-        if run.first_group != self.run.first_group:
-            self.envs.count_from_nothing()
-            self.set_aside.clear()
-            self.flagged.clear()
-            self._keys.clear()
-            self.num_accepted, self.first_group_at = 0, None
-        self.run = run
-
-    def _see(self, env_id: int, at: float) -> None:
-        env = self.envs.by_id.get(env_id)
-        if env is not None:
-            env.last_seen = max(env.last_seen, at)
-
     def _arrive(self, group: GroupRecord) -> None:
         self.last_group = max(self.last_group, group.id)
         if group.key is not None:
             self._keys[group.key] = KnownKey(group.key, group.fingerprint, group.verdict)
-        self._count(Tally(env_id=group.env_id, place=group.place, reason=group.reason, num_groups=1))
+        self._count(Tally(group.env_id, group.place, group.reason, 1))
         if group.place is not Place.SET_ASIDE:
             self.first_group_at = self.first_group_at or group.received_at
         self._enter(group)
@@ -136,8 +131,8 @@ class State:
         self._enter(group)
         if group.place is Place.SET_ASIDE:
             reason = before.reason if before else None
-            self._count(Tally(env_id=group.env_id, place=Place.QUEUED, reason=reason, num_groups=-1))
-            self._count(Tally(env_id=group.env_id, place=group.place, reason=group.reason, num_groups=1))
+            self._count(Tally(group.env_id, Place.QUEUED, reason, -1))
+            self._count(Tally(group.env_id, group.place, group.reason, 1))
 
     def _deliver(self, delivery: Delivery) -> None:
         self.last_delivery = max(self.last_delivery, delivery.id)
@@ -168,9 +163,10 @@ class State:
             case Place.QUEUED:
                 self.queue.put_back(group)
             case Place.BUFFERED:
-                self._env_of(group).buffer.append(group)
+                self._buffer_of(group).append(group)
             case Place.OUT:
-                self._count_out(group, 1)
+                self.num_out[group.env_id] += group.size
+                self.sizes_out[group.size] += 1
             case _:
                 return
         self.waiting[group.id] = group
@@ -182,17 +178,12 @@ class State:
             case Place.QUEUED:
                 self.queue.remove(group)
             case Place.BUFFERED:
-                self._env_of(group).buffer.remove(group)
+                self._buffer_of(group).remove(group)
             case _:
-                self._count_out(group, -1)
+                self.num_out[group.env_id] -= group.size
+                self.sizes_out[group.size] -= 1
         del self.waiting[group.id]
         self.num_bytes -= group.num_bytes
-
-    def _count_out(self, group: GroupRecord, change: int) -> None:
-        self.num_out[group.env_id] += change * group.size
-        self.sizes_out[group.size] += change
-        if not self.sizes_out[group.size]:
-            del self.sizes_out[group.size]
 
     def _count(self, tally: Tally) -> None:
         if tally.place is Place.SET_ASIDE:
@@ -202,8 +193,8 @@ class State:
             self.flagged.update({tally.reason: tally.num_groups} if tally.reason else {})
         self.envs.count(tally)
 
-    def _env_of(self, group: GroupRecord) -> Environment:
-        return self.envs.by_id[-1 if group.env_id is None else group.env_id]
+    def _buffer_of(self, group: GroupRecord) -> Buffer:
+        return self.envs.by_id[-1 if group.env_id is None else group.env_id].buffer
 
     # -- small decisions that others are made of ---------------------------------------------------------------------
 
@@ -244,14 +235,10 @@ class State:
             return False
         return not self._shared or self.clock() - env.noted_seen <= NOTED_S
 
-    def next_position(self) -> int:
-        """The place behind the last in the queue."""
-        return self.last_position + 1
-
     def put(self, group: GroupRecord, place: Place, problem: Problem | None = None) -> None:
         """Put a group that waits somewhere else."""
         new = place is Place.QUEUED and group.place is Place.BUFFERED
-        position = self.next_position() if new else group.position
+        position = self.last_position + 1 if new else group.position
         moved = replace(self.waiting[group.id], place=place, position=position, delivery=None)
         self.do(GroupMoved(replace(moved, reason=problem.code, why=problem.why) if problem else moved))
 
@@ -263,34 +250,6 @@ class State:
         own = self.run.registration.max_staleness if self.run.registration else None
         return self.rules.max_staleness if own is None else own
 
-    @property
-    def num_sequences_out(self) -> int:
-        """Sequences in open batches."""
-        return self.num_out.total()
-
     def known(self, key: str | None) -> KnownKey | None:
         """What was answered to a key of this run."""
         return None if key is None else self._keys.get(key)
-
-    def know(self, key: KnownKey) -> None:
-        """Remember a key that was looked up."""
-        self._keys[key.key] = key
-
-    def must_look_up(self, key: str) -> bool:
-        """Whether the store may know a key that memory does not."""
-        return not self._all_keyed and key not in self._keys
-
-    def _recall(self, remembered: Remembered) -> None:
-        now = self.clock()
-        for record in remembered.envs:
-            self.envs.save(record, now)
-        for seen in remembered.seen if self._shared else ():
-            self.envs.by_id[seen.env_id].last_seen = seen.at
-        for group in remembered.waiting:
-            self._enter(group)
-        self.last_position = remembered.last_position
-        self.out.update((delivery.id, delivery) for delivery in remembered.deliveries)
-        for key in remembered.keyed:
-            self.know(key)
-        for tally in remembered.tallies:
-            self._count(tally)

@@ -66,7 +66,7 @@ def test_the_least_served_environment_comes_first_with_its_oldest_group_that_fit
 ) -> None:
     order = Shares(lambda env_id: 1.0 if env_id is None else env_id + 0.5)
     order.formed([(0, 3), (1, 8)])
-    taken, trial = choose(filled(groups), batch_size, order=order.copy()), order.copy()
+    taken, trial = choose(filled(groups), batch_size, by_weight=order.copy()), order.copy()
     left, expected = dict(enumerate(groups)), list[int]()
     for _ in taken or ():
         missing = batch_size - sum(groups[at][1] for at in expected)
@@ -103,7 +103,7 @@ def test_whoever_was_idle_has_a_credit_of_one_batch_at_most() -> None:
     for _ in range(50):
         order.formed([(0, 4)] * 4)
     for _ in range(20):
-        taken = choose(queue, 16, order=order.copy()) or []
+        taken = choose(queue, 16, by_weight=order.copy()) or []
         order.formed((group.env_id, group.size) for group in taken)
         for group in taken:
             queue.remove(group)
@@ -121,15 +121,15 @@ def test_whoever_waits_while_others_are_served_keeps_its_turn() -> None:
 def test_an_environment_without_groups_holds_nobody_back() -> None:
     weights: Weights = {0: 1.0, 1: 1e6}
     order = Shares(weights.__getitem__)
-    taken = choose(filled([(0, 4)] * 4), 16, order=order)
+    taken = choose(filled([(0, 4)] * 4), 16, by_weight=order)
     assert taken is not None and len(taken) == 4
 
 
 def test_trying_a_batch_out_counts_nothing() -> None:
     order = Shares(lambda env_id: 1.0)
     queue = filled([(0, 4), (1, 4)] * 4)
-    first = choose(queue, 8, order=order.copy())
-    assert first == choose(queue, 8, order=order.copy())
+    first = choose(queue, 8, by_weight=order.copy())
+    assert first == choose(queue, 8, by_weight=order.copy())
     assert order.rank(0) == order.rank(1) == 0.0
 
 

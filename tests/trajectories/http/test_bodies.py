@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from starlette.types import Receive, Scope
 
-from halteres.trajectories import request_bodies
+from halteres.trajectories import http
+from halteres.trajectories.http import INFLATED_AT_ONCE, LARGE_PACKED, Bodies, TooLarge, TooSlow, inflate
 from halteres.trajectories.options import Options, Rules
-from halteres.trajectories.request_bodies import INFLATED_AT_ONCE, LARGE_PACKED, Bodies, TooLarge, TooSlow, inflate
 from trajectories.scenes import Scene, group, opened
 
 
@@ -212,7 +212,7 @@ async def test_what_is_large_inside_is_inflated_in_a_thread(
         threads.append(threading.current_thread().name)
         return inflate(body, limit)
 
-    monkeypatch.setattr(request_bodies, "inflate", watched)
+    monkeypatch.setattr(http, "inflate", watched)
     packed = gzip.compress(text)
     assert len(packed) < LARGE_PACKED
     assert await read(Bodies(largest=256 * INFLATED_AT_ONCE), Sender(content_encoding="gzip").send(packed)) == text

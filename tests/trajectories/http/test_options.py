@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from halteres.errors import InvalidConfig
-from halteres.trajectories.options import Options, Rules, num_bytes, open_store, options_of, parser
+from halteres.trajectories.options import Options, Rules, num_bytes, options_of, parser
+from halteres.trajectories.server import open_store
 from halteres.trajectories.stores.sqlite import SqliteStore
 
 TOKEN = "correct-horse-battery"

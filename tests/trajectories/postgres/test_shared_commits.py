@@ -10,7 +10,7 @@ import pytest
 from deadlines import wait_until
 
 from halteres.trajectories.records import GroupArrived, GroupMoved, KnownKey, Place, RunRecord, RunSaved
-from halteres.trajectories.stores import changelog, postgres
+from halteres.trajectories.stores import postgres
 from halteres.trajectories.stores.postgres import PostgresStore
 from halteres.trajectories.stores.store import News
 
@@ -80,25 +80,20 @@ def test_what_was_loaded_is_no_news(pair: Pair, open_store: OpenStore) -> None:
     assert late.news() == News(changes=[])
 
 
-def test_keys_of_other_servers_are_found(pair: Pair) -> None:
+def test_keys_come_with_the_groups_of_other_servers(pair: Pair) -> None:
     one, other = pair
-    turn(one, keyed(1, "a"), keyed(2, "b"), arrived(3))
-    known = other.begin(["b", "c", "a"]).known
-    assert sorted(known, key=lambda key: key.key) == [
-        KnownKey("a", 2**32, b'{"status":"received"}'),
-        KnownKey("b", 2**33, b'{"status":"received"}'),
-    ]
+    turn(one, keyed(1, "a"), arrived(2))
+    assert other.begin().changes == [bare(keyed(1, "a")), bare(arrived(2))]
     other.abandon()
 
 
 def test_keys_of_another_run_are_unknown(pair: Pair) -> None:
-    turn(pair[0], keyed(1, "a"), RunSaved(RunRecord(first_group=2)))
-    assert pair[1].begin(["a"]).known == ()
-    pair[1].abandon()
+    turn(pair[0], keyed(1, "a"), RunSaved(RunRecord(first_group=2)), keyed(2, "b"))
+    assert pair[1].load().keyed == (KnownKey("b", 2**33, b'{"status":"received"}'),)
 
 
 def test_a_server_that_was_away_too_long_begins_afresh(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changelog, "KEPT_S", -1)
+    monkeypatch.setattr(postgres, "KEPT_S", -1)
     monkeypatch.setattr(postgres, "PRUNED_EVERY", 1)
     one, other = pair
     turn(one, arrived(1))
@@ -112,7 +107,7 @@ def test_a_server_that_was_away_too_long_begins_afresh(pair: Pair, monkeypatch: 
 
 
 def test_a_server_that_is_too_far_behind_begins_afresh(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changelog, "MOST_READ", 2)
+    monkeypatch.setattr(postgres, "MOST_READ", 2)
     one, other = pair
     turn(one, arrived(1))
     assert other.news().afresh is None
@@ -134,7 +129,7 @@ def test_a_group_is_in_the_log_without_its_tokens(pair: Pair, cluster: Cluster, 
     turn(pair[0], arrived(1, b"x" * 10_000))
     assert cluster.execute("SELECT max(length(changes)) < 300 FROM turns", database) == [(True,)]
     assert pair[1].news() == News(changes=[bare(arrived(1))])
-    assert pair[1].bodies([1]) == [b"x" * 10_000]
+    assert list(pair[1].bodies([1]).values()) == [b"x" * 10_000]
 
 
 def test_delivered_tokens_are_released_whoever_delivers(pair: Pair) -> None:
@@ -142,7 +137,7 @@ def test_delivered_tokens_are_released_whoever_delivers(pair: Pair) -> None:
     turn(one, arrived(1), arrived(2), arrived(3))
     turn(other, *delivered(1, 1, step=1))
     turn(one, *delivered(2, 2, step=2))
-    assert sorted(other.find_bodies([1, 2, 3])) == [2, 3]
+    assert sorted(other.bodies([1, 2, 3])) == [2, 3]
 
 
 def test_ids_from_memory_never_meet(open_store: OpenStore) -> None:

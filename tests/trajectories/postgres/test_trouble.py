@@ -11,12 +11,9 @@ from deadlines import wait_until
 
 from halteres.errors import Conflict, InvalidConfig
 from halteres.trajectories.records import RunRecord, RunSaved
-from halteres.trajectories.stores import (
-    postgres,  # WAS postgres_connection
-    postgres_connection,
-)
+from halteres.trajectories.stores import postgres
 from halteres.trajectories.stores.postgres import PostgresStore
-from halteres.trajectories.stores.store import StoreFailed
+from halteres.trajectories.stores.store import Durability, StoreFailed
 
 from .cluster import PASSWORD, Cluster
 from .samples import arrived, turn
@@ -51,7 +48,7 @@ def test_a_connection_lost_between_turns_is_made_again_unnoticed(store: Postgres
     cluster.execute(CUT)
     assert turn(store, arrived(2)).changes == []
     cluster.execute(CUT)
-    assert store.bodies([2]) == [b"2"]
+    assert list(store.bodies([2]).values()) == [b"2"]
 
 
 def test_a_turn_whose_connection_is_lost_can_be_abandoned(store: PostgresStore, cluster: Cluster) -> None:
@@ -69,11 +66,11 @@ def test_a_postgresql_that_is_down_fails_turns_and_readers_until_it_is_back(
         with pytest.raises(StoreFailed, match=r"^The trajectory queue gave no turn\. .* Look whether PostgreSQL runs"):
             store.begin()
         with pytest.raises(StoreFailed, match=r"^The trajectory database cannot be read\. "):
-            store.bodies([1])
+            list(store.bodies([1]).values())
     finally:
         cluster.start()
     assert turn(store, arrived(2)).changes == []
-    assert sorted(store.find_bodies([1, 2])) == [1, 2]
+    assert sorted(store.bodies([1, 2])) == [1, 2]
 
 
 def test_going_back_to_what_is_kept_waits_for_a_postgresql_that_starts_again(
@@ -99,7 +96,7 @@ def test_that_wait_has_an_end(store: PostgresStore, cluster: Cluster, monkeypatc
 def test_waiting_for_a_turn_has_an_end_and_names_who_holds_it(
     store: PostgresStore, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_connection, "LOCK_S", 0.2)
+    monkeypatch.setattr(postgres, "LOCK_S", 0.2)
     other = open_store()
     store.begin()
     with pytest.raises(StoreFailed, match=r"^The trajectory queue gave no turn within"):
@@ -111,7 +108,7 @@ def test_waiting_for_a_turn_has_an_end_and_names_who_holds_it(
 def test_a_server_that_starts_meanwhile_is_told_the_same(
     store: PostgresStore, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_connection, "LOCK_S", 0.2)
+    monkeypatch.setattr(postgres, "LOCK_S", 0.2)
     store.begin()
     with pytest.raises(StoreFailed, match=r"gave no turn within 0\.2 s\. 'halteres trajectories.* holds it, for"):
         open_store()
@@ -129,7 +126,7 @@ def test_a_server_that_hangs_within_its_turn_loses_it(
     open_store: OpenStore, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(postgres_connection, "IDLE_S", 0.2)
+        patch.setattr(postgres, "IDLE_S", 0.2)
         hangs = open_store()
         hangs.load()
         hangs.begin()
@@ -238,11 +235,10 @@ def with_fsync(cluster: Cluster) -> Iterator[None]:
 @pytest.mark.usefixtures("with_fsync")
 @pytest.mark.parametrize(("durability", "commits"), [("process", "off"), ("power", "on")])
 def test_power_turns_on_what_the_database_turned_off(
-    url: str, cluster: Cluster, database: str, durability: postgres_connection.Durability, commits: str
+    url: str, cluster: Cluster, database: str, durability: Durability, commits: str
 ) -> None:
     cluster.execute(f"ALTER DATABASE {database} SET synchronous_commit = off")
-    link = postgres_connection.Connections(url, durability)
-    with link.connect() as connection:
+    store = PostgresStore(url, durability)
+    with store._engine.connect() as connection:
         assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == commits
-    link.close()
-    PostgresStore(url, durability).close()
+    store.close()

@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from halteres.trajectories.group_checks import broken_convention
-from halteres.trajectories.posted_group import parse
+from halteres.trajectories.posted_group import broken_convention, parse
 
 
 def element(**changes: object) -> bytes:

@@ -9,8 +9,7 @@ import zlib
 
 import pytest
 
-from halteres.trajectories.http import deflate
-from halteres.trajectories.request_bodies import MOST_MEMBERS, BadBody, TooLarge, inflate
+from halteres.trajectories.http import MOST_MEMBERS, BadBody, TooLarge, deflate, inflate
 
 TEXTS = [
     b"",

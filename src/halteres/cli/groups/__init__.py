@@ -1,10 +1,8 @@
 """`halteres groups`: look at the groups on a trajectory server, write them to a file, post a file.
 
-commands ──┬── viewing ────┬── terminal ──┬── words, parts
-           │               └── page ──────┘ (page: surprise too)
-           ├── exporting
-           ├── said
-           └── clients.trajectories.groups: asking, following, importing
+commands ──┬── viewing ──┬── terminal ──┐
+           │             └── page ──────┴── texts
+           └── transfer (export, import)
 """
 
 from halteres.cli.groups.commands import app

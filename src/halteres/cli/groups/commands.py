@@ -1,11 +1,12 @@
-"""The verbs `view`, `export` and `import`.
+"""The verbs `view`, `export` and `import`: their options, what is said on stderr, the exit codes.
 
-Owns: the options, what is said on stderr, the exit codes.
-Never: changes a queue but in `import`.
+Standard output may be the file, so that progress is written to stderr alone.
 """
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +15,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from halteres.cli.groups import said
+from halteres.clients.trajectories.groups import PlaceName, Reader
+from halteres.config import environ
+from halteres.errors import HalteresError, InvalidConfig, unknown
 
 if TYPE_CHECKING:
-    from halteres.clients.trajectories.groups.reading import PlaceName, Reader
-    from halteres.text import Tokenizer
+    from halteres.cli.groups.transfer import Imported, Line
 
 app = typer.Typer(
     help="Groups on a trajectory server: look at them, write them to a file, post them from one.", no_args_is_help=True
@@ -35,6 +37,9 @@ Env = Annotated[str | None, typer.Option(help="Only groups of this environment: 
 
 HERE = "http://127.0.0.1:8000"
 SHOWN, ON_PAGE = 20, 100
+
+IMPORTED_EVERY = 50  # lines between two words of progress
+MOST_BAD = 5  # bad lines that are named; of a file of another kind every line is one
 
 
 @app.command()
@@ -56,35 +61,41 @@ def view(
     full: Annotated[bool, typer.Option("--full", help="All sequences, whole texts.")] = False,
 ) -> None:
     """Show groups as they arrive: scores, and the best and the worst sequence; changes nothing on the server."""
-    from functools import partial
-
     from rich.console import Console
 
     from halteres.cli.groups import viewing
     from halteres.cli.groups.terminal import Terminal
+    from halteres.models import model_folder
+    from halteres.text import load_tokenizer
 
     console = Console(highlight=False, markup=False, emoji=False)
-    words = None if tokenizer is None else _tokenizer(tokenizer)
-    with _reading(url) as reader, _quietly():
-        wanted = viewing.Wanted(
+    words = None
+    if tokenizer is not None:
+        folder = model_folder(tokenizer, environ.home() / "models") or Path(tokenizer).expanduser()
+        words = load_tokenizer(str(folder))
+    with _reading(url) as reader:
+        selection = viewing.Selection(
             places=_places(place),
             env_id=None if env is None else reader.environment(env),
             limit=limit or (ON_PAGE if html else SHOWN),
             follow=console.is_terminal if follow is None else follow,
         )
-        if html is None:
-            shown = viewing.view(reader, wanted, Terminal(console, words, full=full))
-        else:
-            page = viewing.PageFile(
-                html, words, source=reader.at.url, limit=wanted.limit, written=partial(said.page, html, wanted.follow)
+        display: viewing.Display = Terminal(console, words, full=full)
+        if html is not None:
+            hint = "; reload it to see what came" if selection.follow else ""
+            display = viewing.PageFile(
+                html,
+                words,
+                source=reader.at.url,
+                limit=selection.limit,
+                written=lambda: _say(f"{html}: open it in a browser{hint}."),
             )
-            shown = viewing.view(reader, wanted, page)
-        if not shown:
-            said.say("No such group is there.")
+        if not viewing.view(reader, selection, display):
+            _say("No such group is there.")
 
 
-@app.command("export")
-def export_(
+@app.command()
+def export(
     file: Annotated[Path, typer.Argument(help="FILE.jsonl or FILE.jsonl.gz; - is standard output.")],
     url: Url = HERE,
     place: Places = None,
@@ -93,14 +104,26 @@ def export_(
     follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes; Ctrl-C ends the file.")] = False,
 ) -> None:
     """Write groups to a file, one per line, as a trainer gets them; changes nothing on the server."""
-    from halteres.cli.groups.exporting import Chosen, Exported, export
+    from halteres.cli.groups import transfer
+    from halteres.cli.groups.texts import counted
+    from halteres.cli.groups.viewing import Selection
 
-    done = Exported(last=since)
-    with _reading(url) as reader, _quietly():
+    done = transfer.Exported(last=since)
+
+    def size() -> str:
+        return f"{counted(done.num_groups, 'group')}, {done.num_bytes / 1e6:.1f} MB"
+
+    with _reading(url) as reader:
         env_id = None if env is None else reader.environment(env)
-        chosen = Chosen(places=_places(place), env_id=env_id, since=since, follow=follow)
-        export(reader, chosen, file, said.exporting, done)
-    said.exported(file, done, since, _again(reader.at.url, place, env))
+        selection = Selection(places=_places(place), env_id=env_id, since=since, follow=follow)
+        transfer.export(reader, selection, file, lambda done: _progress(size()), done)
+    gone = f"; {counted(done.num_gone, 'group')} left out: no tokens are kept of them" if done.num_gone else ""
+    _say(f"{file}: {size()}{gone}")
+    if done.last > since:  # of a URL without its token, which is nobody else's to read
+        server = [] if url == HERE else ["--url", reader.at.url]
+        places = [word for name in place or () for word in ("--place", name)]
+        options = [*server, *places, *([] if env is None else ["--env", env]), "--since", str(done.last)]
+        _say(f"What comes later: halteres groups export {shlex.join(options)} FILE")
 
 
 @app.command("import")
@@ -115,77 +138,90 @@ def import_(
 ) -> None:
     """Post groups from a file. Again is harmless: a line that is there already is not doubled."""
     import asyncio
-    from functools import partial
 
-    from halteres.clients.trajectories.groups import importing
-    from halteres.errors import HalteresError, InvalidConfig
+    from halteres.cli.groups import transfer
+    from halteres.cli.groups.texts import counted
+    from halteres.clients.trajectories.groups import on_one_line
 
     if env_id is not None and env_name is not None:
         raise InvalidConfig("--env-id and --env-name both name an environment.", "", "Give one of them.")
-    done = importing.Imported()
-    with _reading(url) as reader, _quietly():
-        reader.diagnostics()  # before anything is posted: whoever has none knows no keys either
+    done = transfer.Imported()
+
+    def complain(line: Line, error: HalteresError) -> None:
+        if done.num_bad <= MOST_BAD:
+            _say(f"line {line.number}: {on_one_line(str(error))}")
+
+    def report(done: Imported) -> None:
+        if done.num_posted % IMPORTED_EVERY == 0:
+            _progress(f"{counted(done.num_posted, 'group')} posted")
+
+    with _reading(url) as reader:
+        reader.environment_names()  # before anything is posted: whoever has none knows no keys either
         named = env_name if env_id is None else str(env_id)
         whose = None if named is None else reader.environment(named)
-        changes = importing.Changes(env_id=whose, keep_version=keep_version)
+        changes = transfer.Changes(env_id=whose, keep_version=keep_version)
         try:
-            with importing.opened(file) as stream:
-                complain = partial(said.bad_line, done)
-                asyncio.run(importing.import_lines(url, stream, changes, done, complain, said.importing))
+            with transfer.opened(file) as stream:
+                asyncio.run(transfer.import_lines(url, stream, changes, done, complain, report))
         except HalteresError:
             if done.num_posted or done.num_bad:
-                said.imported(file, done)
-                said.say("Import it again when that is mended: what is there already is not doubled.")
+                _say_imported(file, done)
+                _say("Import it again when that is mended: what is there already is not doubled.")
             raise
-        said.imported(file, done)
+        _say_imported(file, done)
     if done.num_bad:
         raise typer.Exit(1)
 
 
+def _say_imported(file: Path, done: Imported) -> None:
+    """What became of the file's lines. The server does not say of a post whether it had come before."""
+    from halteres.cli.groups.texts import counted
+    from halteres.clients.trajectories.groups import on_one_line
+
+    if done.num_bad > MOST_BAD:
+        _say(f"{counted(done.num_bad - MOST_BAD, 'more bad line')}.")
+    once = " What was there already counts once." if done.num_posted else ""
+    _say(f"{file}: {counted(done.num_posted, 'group')} posted, {counted(done.num_bad, 'bad line')}.{once}")
+    if done.num_buffered:
+        rest = "waits for the rest of its group" if done.num_buffered == 1 else "wait for the rest of their groups"
+        _say(f"{done.num_buffered} of them {rest}.")
+    for why, count in done.set_aside.most_common():
+        _say(f"{count} of them set aside, never to be delivered: {on_one_line(why)}")
+
+
+def _say(text: str) -> None:
+    """One line."""
+    _progress("")
+    typer.echo(text, err=True)
+
+
+def _progress(text: str) -> None:
+    """The line that is written over, where stderr is a terminal; "" makes room for another."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
+
+
 @contextmanager
 def _reading(url: str) -> Iterator[Reader]:
-    from halteres.clients.trajectories.groups.reading import Reader
+    """A client of the server. Whoever read our output may have had enough: that is no error, and nothing is written."""
+    from halteres.clients.trajectories.groups import Reader
 
     reader = Reader(url)
     try:
         yield reader
-    finally:
-        reader.close()
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Whoever read our output may have had enough: that is no error, and nothing more is written."""
-    import os
-
-    try:
-        yield
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
         raise typer.Exit from None
-
-
-def _again(url: str, place: list[str] | None, env: str | None) -> list[str]:
-    """The options that choose the same groups once more; of a URL without its token, which is nobody else's to read."""
-    server = [] if url == HERE else ["--url", url]
-    places = [word for name in place or () for word in ("--place", name)]
-    return [*server, *places, *([] if env is None else ["--env", env])]
+    finally:
+        reader.close()
 
 
 def _places(given: list[str] | None) -> tuple[PlaceName, ...]:
-    from halteres.clients.trajectories.groups.reading import PLACES
-    from halteres.errors import InvalidConfig, unknown
+    from halteres.clients.trajectories.groups import PLACES
 
     names: dict[str, PlaceName] = {name: name for name in PLACES}
     for wrong in (name for name in given or () if name not in names):
         raise unknown(InvalidConfig, "place", wrong, names)
     return tuple(names[name] for name in given or ())
-
-
-def _tokenizer(name: str) -> Tokenizer:
-    from halteres.config import environ
-    from halteres.models import model_folder
-    from halteres.text import load_tokenizer
-
-    return load_tokenizer(str(model_folder(name, environ.home() / "models") or Path(name).expanduser()))

@@ -1,8 +1,7 @@
 """Groups in a terminal: one block each, as it arrives.
 
-Owns: the block: one line of facts, one of figures, then the best and the worst sequence; context is quiet, and sampled
-text has a thick bar before it, so that it can be told apart without colours too.
-Never: interprets markup in what a model wrote.
+A block is one line of facts, one of figures, then the best and the worst sequence; context is quiet, and sampled text
+has a thick bar before it, so that it can be told apart without colours too. Markup in what a model wrote stays text.
 """
 
 from __future__ import annotations
@@ -13,19 +12,15 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from halteres.cli.groups import words
-from halteres.cli.groups.words import Part, counted, parts_of, shortened
-from halteres.clients.trajectories.groups.reading import Group, Reader
+from halteres.cli.groups import texts
+from halteres.cli.groups.texts import Part, counted, parts_of, shortened
+from halteres.clients.trajectories.groups import Group, Reader
 
 if TYPE_CHECKING:  # whoever names no tokenizer need not wait for its libraries
     from halteres.text import Tokenizer
 
-SHORT = 480
-"""Characters of one part where not all is wanted."""
-
-MOST_PARTS = 6
-"""Parts of one sequence where not all is wanted: the last ones."""
-
+SHORT = 480  # characters of one part where not all is wanted
+MOST_PARTS = 6  # parts of one sequence where not all is wanted: the last ones
 MOST_SCORES = 16
 
 STYLES = {"queued": "cyan", "buffered": "cyan", "out": "yellow", "delivered": "green", "set_aside": "bold red"}
@@ -49,10 +44,10 @@ class Terminal:
 
     def _lines(self, group: Group) -> Iterator[Text]:
         yield heading(group)
-        if group.told.why:
-            yield Text(f"  {words.reason(group.told)}", style="red" if group.told.place == "set_aside" else "yellow")
-        if not group.told.has_tokens:
-            yield Text(f"  {words.gone(group.told)}", style="dim")
+        if group.info.why:
+            yield Text(f"  {texts.reason(group.info)}", style="red" if group.info.place == "set_aside" else "yellow")
+        if not group.info.has_tokens:
+            yield Text(f"  {texts.gone(group.info)}", style="dim")
             return
         yield figures(group)
         for at in range(group.num_sequences) if self._full else group.extremes:
@@ -74,11 +69,11 @@ class Terminal:
 
 def heading(group: Group) -> Text:
     """Which group, whose, where, when, of which version."""
-    told = group.told
-    text = Text.assemble((f"group {told.id}", "bold"), "  ", words.owner(group), "  ")
-    text.append(words.place(told), STYLES.get(told.place, "dim"))
-    text.append(f"  {words.clock(told.received_at)}")
-    text.append(f"  {words.version(told)}" if told.policy_version else "", "dim")
+    info = group.info
+    text = Text.assemble((f"group {info.id}", "bold"), "  ", texts.owner(group), "  ")
+    text.append(texts.place(info), STYLES.get(info.place, "dim"))
+    text.append(f"  {texts.clock(info.received_at)}")
+    text.append(f"  {texts.version(info)}" if info.policy_version else "", "dim")
     return text
 
 
@@ -87,11 +82,11 @@ def figures(group: Group) -> Text:
     scores = group.element.scores
     more = f" … ({len(scores)} in all)" if len(scores) > MOST_SCORES else ""
     shown = " ".join(f"{score:g}" for score in scores[:MOST_SCORES])
-    mean, lengths = (words.mean(group), "bold"), (f"  {words.lengths(group)}", "dim")
+    mean, lengths = (texts.number(group.mean), "bold"), (f"  {texts.lengths(group)}", "dim")
     return Text.assemble(("  scores ", "dim"), shown, more, ("  mean ", "dim"), mean, lengths)
 
 
 def _name(group: Group, at: int) -> str:
-    rank = words.rank(group, at)
+    rank = texts.rank(group, at)
     alike = ", as all" if group.extremes == (at,) and group.num_sequences > 1 and group.element.scores else ""
-    return f"{rank + ': ' if rank else ''}sequence {at}, {words.score(group, at)}{alike}"
+    return f"{rank + ': ' if rank else ''}sequence {at}, {texts.score(group, at)}{alike}"

@@ -1,9 +1,4 @@
-"""Looking at groups until somebody stops: what is there, then what comes.
-
-Owns: which groups are shown, and in what order; how often the server is asked; the page's file, and
-where its groups are by now.
-Never: changes anything on the server.
-"""
+"""Looking at groups until somebody stops: what is there, then what comes; in a terminal, or as a page's file."""
 
 from __future__ import annotations
 
@@ -15,30 +10,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from halteres.cli.groups import page
-from halteres.clients.trajectories.groups.reading import Follower, Group, PlaceName, Reader, Told
+from halteres.clients.trajectories.groups import Follower, Group, GroupInfo, PlaceName, Reader
 from halteres.errors import InvalidConfig, NotReady
 from halteres.files import replace_file
 
 if TYPE_CHECKING:  # whoever names no tokenizer need not wait for its libraries
     from halteres.text import Tokenizer
 
-LOOK_EVERY_S = 0.5
-"""Pause between two questions while following."""
-
+LOOK_EVERY_S = 0.5  # pause between two questions while following
 Wait = Callable[[float], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """Which groups somebody wants to see."""
+class Selection:
+    """Which groups somebody wants."""
 
     places: tuple[PlaceName, ...] = ()  # none: all
     env_id: int | None = None
-    limit: int = 20  # the newest so many, to begin with
+    limit: int = 20  # the newest so many, to begin with; of a view
+    since: int = 0  # ids above this; of an export
     follow: bool = False
 
 
-class Face(Protocol):
+class Display(Protocol):
     """Where groups are shown."""
 
     def show(self, group: Group) -> None:
@@ -50,53 +44,45 @@ class Face(Protocol):
         ...
 
 
-def view(reader: Reader, wanted: Wanted, face: Face, wait: Wait = time.sleep) -> int:
-    """Show what is there, and what comes where that is wanted; how many groups were shown."""
+def view(reader: Reader, selection: Selection, display: Display, wait: Wait = time.sleep) -> int:
+    """Show the newest groups, and what comes where that is wanted; how many groups were shown."""
     names, shown = Names(reader), 0
-    for told in batches(reader, wanted, wait, lambda: face.rest(reader)):
-        for each in told:
-            face.show(Group(each, names.of(each.env_id)))
+
+    def show(infos: list[GroupInfo]) -> None:
+        nonlocal shown
+        for info in infos:
+            display.show(Group(info, names.of(info.env_id)))
             shown += 1
+
+    follower = Follower(reader, 0, selection.places, selection.env_id)
+    if selection.follow:
+        follower.skip()
+    first = newest(reader, selection)
+    follower.saw(info.id for info in first)
+    show(first)
+    display.rest(reader)
+    while selection.follow:
+        wait(LOOK_EVERY_S)
+        try:
+            for infos in follower.look():
+                show(infos)
+        except NotReady:  # a server that is away meanwhile is waited for
+            pass
+        display.rest(reader)
     return shown
 
 
-def batches(reader: Reader, wanted: Wanted, wait: Wait, rest: Callable[[], None]) -> Iterator[list[Told]]:
-    """The newest groups, then what comes; `rest` is called after each look."""
-    follower = Follower(reader, 0, wanted.places, wanted.env_id)
-    if wanted.follow:
-        follower.skip()
-    first = newest(reader, wanted)
-    follower.saw(told.id for told in first)
-    yield first
-    rest()
-    while wanted.follow:
-        wait(LOOK_EVERY_S)
-        yield from _looked(follower)
-        rest()
-
-
-def newest(reader: Reader, wanted: Wanted) -> list[Told]:
+def newest(reader: Reader, selection: Selection) -> list[GroupInfo]:
     """The last `limit` of the wanted ones, the oldest first; as many questions as their size asks for."""
-    before: list[Told] = []
-    listed = reader.page(
-        newest=True, limit=wanted.limit, places=wanted.places, env_id=wanted.env_id, bodies=False
-    ).groups
-    after = listed[0].id - 1 if listed else 0
-    while listed and len(before) < wanted.limit:
-        found = reader.page(after=after, places=wanted.places, env_id=wanted.env_id)
-        before.extend(found.groups)
-        if found.next is None:
+    places, env_id, limit = selection.places, selection.env_id, selection.limit
+    listed = reader.page(newest=True, limit=limit, places=places, env_id=env_id, bodies=False).groups
+    found = list[GroupInfo]()
+    pages: Iterator[list[GroupInfo]] = reader.pages(listed[0].id - 1, places, env_id) if listed else iter(())
+    for infos in pages:
+        found += infos
+        if len(found) >= limit:
             break
-        after = found.next
-    return before[: wanted.limit]
-
-
-def _looked(follower: Follower) -> Iterator[list[Told]]:
-    """One look; a server that is away meanwhile is waited for."""
-    try:
-        yield from follower.look()
-    except NotReady:
-        return
+    return found[:limit]
 
 
 class Names:
@@ -148,12 +134,12 @@ class PageFile:
     def _move(self, reader: Reader) -> None:
         if not self._entries:
             return
-        after, many = min(entry.told.id for entry in self._entries) - 1, len(self._entries)
+        after, many = min(entry.info.id for entry in self._entries) - 1, len(self._entries)
         try:
-            now = {told.id: told for told in reader.page(after=after, limit=many, bodies=False).groups}
+            now = {info.id: info for info in reader.page(after=after, limit=many, bodies=False).groups}
         except NotReady:
             return
-        moved = [entry.moved(now.get(entry.told.id, entry.told)) for entry in self._entries]
+        moved = [entry.moved(now.get(entry.info.id, entry.info)) for entry in self._entries]
         if moved != list(self._entries):
             self._entries = deque(moved, maxlen=self._entries.maxlen)
             self._is_written = False

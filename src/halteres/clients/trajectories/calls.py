@@ -1,34 +1,27 @@
-"""What calls to the trajectory server have in common.
-
-Owns: how long they are repeated, how bodies are written, what a refusal is called.
-Never: opens a connection.
-"""
+"""What calls to the trajectory server have in common: patience, how bodies are written, what a refusal is called; and a
+client of plain calls."""
 
 from __future__ import annotations
 
 import gzip
+import http.client
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
-from halteres.errors import Conflict, HalteresError, InvalidData, NotFound, NotReady
+from halteres.clients.trajectories.address import Address
+from halteres.errors import Conflict, HalteresError, InvalidConfig, InvalidData, NotFound, NotReady
 
-REPLY_S = 60.0
-"""How long a reply may take; the server answers in milliseconds, and holds a reply for seconds at most."""
-
-POLL_S = 0.1
-"""Pause between questions to a server that does not hold its reply."""
-
-MOST_PROBLEMS = 8
-"""Of a refusal that are told."""
-
-LEAST_COMPRESSED = 1024
-"""Bytes from which a body is worth compressing."""
+REPLY_S = 60.0  # how long a reply may take; the server answers in milliseconds, and holds a reply for seconds at most
+POLL_S = 0.1  # pause between questions to a server that does not hold its reply
+MOST_PROBLEMS = 8  # of a refusal that are told
+LEAST_COMPRESSED = 1024  # bytes from which a body is worth compressing
 
 
 class UnknownEnvironment(NotFound):
@@ -55,9 +48,7 @@ class NotAllowed(InvalidData):
     code, status = "not_allowed", 401
 
 
-Refusals = Mapping[int, type[HalteresError]]
-"""What a status means, where it is more than "refused"."""
-
+Refusals = Mapping[int, type[HalteresError]]  # what a status means, where it is more than "refused"
 EVERYWHERE: Refusals = {401: NotAllowed, 410: UnknownEnvironment}
 
 _NEXT: Mapping[type[HalteresError], str] = {
@@ -94,7 +85,16 @@ def compress(body: bytes) -> bytes:
     return gzip.compress(body, compresslevel=1, mtime=0)
 
 
-def checked(status: int, answer: bytes, path: str, refusals: Refusals = EVERYWHERE) -> bytes:
+class _Problem(msgspec.Struct, frozen=True):
+    loc: list[str | int]  # where: the first says in which part of the request
+    msg: str
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    detail: str | list[_Problem]
+
+
+def checked(status: int, answer: bytes, path: str, refusals: Refusals) -> bytes:
     """The answer's body.
 
     Raises:
@@ -106,33 +106,77 @@ def checked(status: int, answer: bytes, path: str, refusals: Refusals = EVERYWHE
     route, text = path.partition("?")[0], answer[:2000].decode(errors="replace")
     if status >= 500:
         raise NotReady(f"The trajectory server answered {route} with {status}.", text, "Look at its log.")
-    kind = refusals.get(status, InvalidData)
-    raise kind(f"The trajectory server refused {route} with {status}.", _sentence(answer) or text, _NEXT.get(kind, ""))
-
-
-def _sentence(answer: bytes) -> str | None:
-    """What a refusal says, of each field in words; None where it is of another form."""
     try:
         detail = msgspec.json.decode(answer, type=_Refusal).detail
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    if isinstance(detail, str):
-        return detail
-    told = detail[:MOST_PROBLEMS]
-    said = [f"{'.'.join(map(str, problem.loc[1:])) or 'body'}: {problem.msg.rstrip('.')}" for problem in told]
-    return f"{'; '.join(said)}." if said else None
-
-
-class _Problem(msgspec.Struct, frozen=True):
-    loc: list[str | int]  # where: the first says in which part of the request
-    msg: str
-
-
-class _Refusal(msgspec.Struct, frozen=True):
-    detail: str | list[_Problem]
+        detail = ""
+    if isinstance(detail, list):  # of each field in words
+        problems = [f"{'.'.join(map(str, each.loc[1:])) or 'body'}: {each.msg.rstrip('.')}" for each in detail]
+        detail = f"{'; '.join(problems[:MOST_PROBLEMS])}." if problems else ""
+    kind = refusals.get(status, InvalidData)
+    raise kind(f"The trajectory server refused {route} with {status}.", detail or text, _NEXT.get(kind, ""))
 
 
 def unreachable(url: str, error: Exception) -> NotReady:
     """The error for a server that gave no answer."""
     why = f"{type(error).__name__}: {error}."
     return NotReady(f"The trajectory server at {url} does not answer.", why, "Is it running?")
+
+
+class PlainClient:
+    """Plain calls, without an event loop: one connection, one caller at a time, any thread."""
+
+    refusals: ClassVar[Refusals] = EVERYWHERE
+
+    def __init__(self, url: str, patience: Patience | None = None) -> None:
+        self.at, self._patience = Address.of(url), patience or Patience()
+        self._connection: http.client.HTTPConnection | None = None
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        over: Callable[[], bool] = lambda: False,
+    ) -> bytes:
+        """What is answered; asked again while the server is away, as long as `patience` says and it is not `over`.
+
+        Raises:
+            NotReady: it stayed away.
+            HalteresError: it refuses the request, see `checked`.
+        """
+        data = None if body is None else encode(body)
+        pauses = self._patience.pauses()
+        while True:
+            try:
+                return checked(*self.ask_once(method, path, data), path, self.refusals)
+            except NotReady:
+                pause = None if over() else next(pauses, None)
+                if pause is None:
+                    raise
+            time.sleep(pause)
+
+    def ask_once(self, method: str, path: str, data: bytes | None = None) -> tuple[int, bytes]:
+        """Status and body of an answer. NotReady: there is none."""
+        if self._connection is None:
+            kind = http.client.HTTPSConnection if self.at.is_secure else http.client.HTTPConnection
+            self._connection = kind(self.at.host, self.at.port, timeout=REPLY_S)
+        compressed = {} if self.at.is_here else {"Accept-Encoding": "gzip"}
+        try:
+            self._connection.request(method, self.at.prefix + path, data, {**self.at.headers, **compressed})
+            response = self._connection.getresponse()
+            answer = response.read()
+            is_gzip = response.headers.get("Content-Encoding") == "gzip"
+            return response.status, gzip.decompress(answer) if is_gzip else answer
+        except (OSError, EOFError, zlib.error, http.client.HTTPException) as error:
+            self.close()
+            raise unreachable(self.at.url, error) from error
+        except ValueError as error:  # of a path or token with a character that has no place in a request
+            what = f"{self.at.url} cannot be asked."
+            raise InvalidConfig(what, f"{error}.", "Correct the URL or the token.") from error
+
+    def close(self) -> None:
+        """Close the connection; the next call opens another."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

@@ -111,20 +111,17 @@ class EnvironmentClient(Connected):
         }
         try:
             async with asyncio.timeout(deadline_s):
-                return await self._until_registered(body)
+                while True:
+                    answer = await self._call("POST", "/register-env", body)
+                    if answer.get("status") == "success":
+                        return msgspec.convert(answer | {"name": answer["wandb_name"]}, Registered)
+                    await asyncio.sleep(POLL_S)
         except TimeoutError:
             raise NotReady(
                 f"No trainer asked {self._at.url} for a batch within {deadline_s:g} s.",
                 "Environments may register only then.",
                 "Look at the trainer's log.",
             ) from None
-
-    async def _until_registered(self, body: Mapping[str, Any]) -> Registered:
-        while True:
-            answer = await self._call("POST", "/register-env", body)
-            if answer.get("status") == "success":
-                return msgspec.convert(answer | {"name": answer["wandb_name"]}, Registered)
-            await asyncio.sleep(POLL_S)
 
     async def status(self, env_id: int, asked_for: int | None = None) -> EnvStatus:
         """Step, queue and allowance. Groups in flight when this is *sent* count against the allowance of the answer.
@@ -165,36 +162,28 @@ class EnvironmentClient(Connected):
         body: Mapping[str, Any] | None = None,
         more: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        data, packing = await self._packed(body)
-        headers = {**self._at.headers, **packing, **(more or {})}
-        pauses = self._patience.pauses()
-        while True:
-            try:
-                status, answer = await self._once(method, path, data, headers)
-                return msgspec.json.decode(checked(status, answer, path, _REFUSALS))
-            except NotReady:
-                pause = next(pauses, None)
-                if pause is None:
-                    raise
-            await asyncio.sleep(pause)
-
-    async def _packed(self, body: Mapping[str, Any] | None) -> tuple[bytes | None, Mapping[str, str]]:
-        """A body as it travels, and how it says so."""
-        data = None if body is None else encode(body)
-        if data is None or self._at.is_here or len(data) < LEAST_COMPRESSED:
-            return data, {}
-        return await asyncio.to_thread(compress, data), {"Content-Encoding": "gzip"}
-
-    async def _once(self, method: str, path: str, data: bytes | None, headers: Mapping[str, str]) -> tuple[int, bytes]:
         import aiohttp  # here: the trainer's client does without these 0.3 s
 
-        if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REPLY_S))
-        try:
-            async with self._session.request(method, self._at.url + path, data=data, headers=headers) as response:
-                return response.status, await response.read()
-        except (OSError, aiohttp.ClientError) as error:  # a timeout is an OSError
-            raise unreachable(self._at.url, error) from error
+        data, headers = None if body is None else encode(body), {**self._at.headers, **(more or {})}
+        if data is not None and not self._at.is_here and len(data) >= LEAST_COMPRESSED:
+            data = await asyncio.to_thread(compress, data)
+            headers["Content-Encoding"] = "gzip"
+        pauses = self._patience.pauses()
+        while True:
+            if self._session is None:
+                self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REPLY_S))
+            try:
+                async with self._session.request(method, self._at.url + path, data=data, headers=headers) as response:
+                    answer = checked(response.status, await response.read(), path, _REFUSALS)
+                return msgspec.json.decode(answer)
+            except NotReady as error:
+                failure = error
+            except (OSError, aiohttp.ClientError) as error:  # a timeout is an OSError
+                failure = unreachable(self._at.url, error)
+            pause = next(pauses, None)
+            if pause is None:
+                raise failure
+            await asyncio.sleep(pause)
 
 
 _REFUSALS = {**EVERYWHERE, 409: KeyReused}

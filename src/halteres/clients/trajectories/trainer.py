@@ -19,30 +19,19 @@ for several trainers on one queue:
 
 from __future__ import annotations
 
-import gzip
-import http.client
 import json
 import time
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
-from halteres.clients.trajectories.address import Address
-from halteres.clients.trajectories.calls import (
-    EVERYWHERE,
-    POLL_S,
-    REPLY_S,
-    LeaseLost,
-    Patience,
-    checked,
-    encode,
-    unreachable,
-)
+from halteres.clients.trajectories.calls import EVERYWHERE, POLL_S, LeaseLost, Patience, PlainClient, Refusals
 from halteres.errors import InvalidData, NotFound, NotReady
 from halteres.types import Batch, Group, Span
+
+HOLD_S = 1.0  # how long one question for a batch asks the server to hold its reply; a stop is noticed as late
 
 
 class Element(msgspec.Struct):
@@ -117,10 +106,6 @@ class BatchReply(msgspec.Struct):
 decoder = msgspec.json.Decoder(BatchReply)
 
 
-HOLD_S = 1.0
-"""How long one question for a batch asks the server to hold its reply; a stop is noticed as late."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerRegistration:
     """POST /register: what a trainer says about its run."""
@@ -146,7 +131,7 @@ class Lease:
     expires_at: float  # unix s, by the server's clock
 
 
-class TrainerClient:
+class TrainerClient(PlainClient):
     """A trainer's client: one connection, one caller at a time, any thread.
 
     Every call is repeated while the server is away, as long as `patience` says.
@@ -156,9 +141,10 @@ class TrainerClient:
         InvalidData: it refuses the request.
     """
 
+    refusals: ClassVar[Refusals] = {**EVERYWHERE, 404: NotFound, 409: LeaseLost}
+
     def __init__(self, url: str, patience: Patience | None = None) -> None:
-        self._at, self._patience = Address.of(url), patience or Patience()
-        self._connection: http.client.HTTPConnection | None = None
+        super().__init__(url, patience)
         self._held = 0  # id of the last batch received whole without a lease; 0: none
         self._leased: Lease | None = None
 
@@ -172,7 +158,7 @@ class TrainerClient:
     def register(self, registration: TrainerRegistration, /) -> int:
         """Register; gives the registration's uuid. Registering again goes on with the same run."""
         self._held, self._leased = 0, None
-        answer = self._call("POST", "/register", asdict(registration))
+        answer = self.ask("POST", "/register", asdict(registration))
         return json.loads(answer)["uuid"]  # not msgspec: it has no integers of 128 bits
 
     def batch(
@@ -201,8 +187,10 @@ class TrainerClient:
         while not stopped():
             asked = time.monotonic()
             hold_s = max(0.0, min(HOLD_S, ends - asked))
+            lease = "" if lease_s is None else f"&lease={lease_s:.3f}"
+            question = f"/batch?policy_version={policy_version}&after={self._held}{lease}&wait={hold_s:.3f}"
             try:
-                batch = self._asked(_question(policy_version, hold_s, self._held, lease_s), ends, stopped)
+                batch = self._asked(question, lambda: stopped() or time.monotonic() >= ends)
             except NotReady:
                 if stopped():
                     break
@@ -233,81 +221,30 @@ class TrainerClient:
 
     def diagnostics(self) -> dict[str, Any]:
         """GET /v1/diagnostics: why there is no batch, who sent what."""
-        return json.loads(self._call("GET", "/v1/diagnostics"))
+        return json.loads(self.ask("GET", "/v1/diagnostics"))
 
     def reset(self) -> None:
         """GET /reset_data: forget the run on the server; its groups are archived."""
         self._held, self._leased = 0, None
-        self._call("GET", "/reset_data")
+        self.ask("GET", "/reset_data")
 
-    def close(self) -> None:
-        """Close the connection; the next call opens another."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def _asked(self, question: str, ends: float, stopped: Callable[[], bool]) -> Batch | None:
-        reply = decoder.decode(self._call("GET", question, over=lambda: stopped() or time.monotonic() >= ends))
+    def _asked(self, question: str, over: Callable[[], bool]) -> Batch | None:
+        reply = decoder.decode(self.ask("GET", question, over=over))
         if reply.status == "error":
             raise NotReady("The trajectory server knows no trainer.", reply.message, "Register first.")
-        if reply.batch:
-            self._keep(reply)
+        if reply.batch and (reply.lease_expires is None or reply.batch_id is None):
+            self._held = reply.batch_id or 0  # the original server names none
+        elif reply.batch and reply.lease_expires is not None and reply.batch_id is not None:
+            self._leased = Lease(id=reply.batch_id, expires_at=reply.lease_expires)
         return reply.as_batch()
 
-    def _keep(self, reply: BatchReply) -> None:
-        if reply.lease_expires is None or reply.batch_id is None:
-            self._held = reply.batch_id or 0  # the original server names none
-        else:
-            self._leased = Lease(id=reply.batch_id, expires_at=reply.lease_expires)
-
     def _settle(self, batch_id: int, how: str) -> None:
-        self._call("POST", f"/v1/batches/{batch_id}/{how}", {})
+        self.ask("POST", f"/v1/batches/{batch_id}/{how}", {})
 
     def _no_batch(self, deadline_s: float) -> NotReady:
         try:
-            told = self.diagnostics()
-            why = told.get("why") or " ".join(reason["sentence"] for reason in told["reasons"])
+            found = self.diagnostics()
+            why = found.get("why") or " ".join(reason["sentence"] for reason in found["reasons"])
         except (InvalidData, NotFound):  # the original server has no diagnostics
             why = ""
         return NotReady(f"No batch came within {deadline_s:g} s.", why, "Does the environment's log show groups?")
-
-    def _call(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        over: Callable[[], bool] = lambda: False,
-    ) -> bytes:
-        data = None if body is None else encode(body)
-        pauses = self._patience.pauses()
-        while True:
-            try:
-                return checked(*self._once(method, path, data), path, _REFUSALS)
-            except NotReady:
-                pause = None if over() else next(pauses, None)
-                if pause is None:
-                    raise
-            time.sleep(pause)
-
-    def _once(self, method: str, path: str, data: bytes | None) -> tuple[int, bytes]:
-        if self._connection is None:
-            kind = http.client.HTTPSConnection if self._at.is_secure else http.client.HTTPConnection
-            self._connection = kind(self._at.host, self._at.port, timeout=REPLY_S)
-        compressed = {} if self._at.is_here else {"Accept-Encoding": "gzip"}
-        try:
-            self._connection.request(method, self._at.prefix + path, data, {**self._at.headers, **compressed})
-            response = self._connection.getresponse()
-            answer = response.read()
-            is_gzip = response.headers.get("Content-Encoding") == "gzip"
-            return response.status, gzip.decompress(answer) if is_gzip else answer
-        except (OSError, EOFError, zlib.error, http.client.HTTPException) as error:
-            self.close()
-            raise unreachable(self._at.url, error) from error
-
-
-_REFUSALS = {**EVERYWHERE, 404: NotFound, 409: LeaseLost}
-
-
-def _question(policy_version: int, hold_s: float, held: int, lease_s: float | None) -> str:
-    lease = "" if lease_s is None else f"&lease={lease_s:.3f}"
-    return f"/batch?policy_version={policy_version}&after={held}{lease}&wait={hold_s:.3f}"

@@ -6,6 +6,10 @@ The lock is a transaction's advisory lock: it ends with the transaction, so a se
 ids may be given from memory: nobody else gives any. What `commit` took survives the death of every server process,
 whatever `durability` says.
 
+The log (`turns`) tells servers on one queue what the others did. A server that knows it up to some turn reads on from
+there. It must find that very turn again: where it was pruned, or the database is an older one now (a backup, a replica
+that had not caught up), the server begins afresh from the rows.
+
 Kept are the tokens of everything that waits and of the batch delivered last, which may be asked for again; of groups
 that were set aside, archived or left over from another run the newest, within a budget: they are evidence.
 """
@@ -13,117 +17,118 @@ that were set aside, archived or left over from another run the newest, within a
 from __future__ import annotations
 
 import logging
+import os
+import secrets
+import socket
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import msgspec
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    Integer,
-    MetaData,
-    Table,
-    any_,
-    bindparam,
-    delete,
-    func,
-    insert,
-    inspect,
-    select,
-    text,
-)
+import sqlalchemy as sa
+from sqlalchemy import BigInteger, Column, Connection, bindparam, event, select, text
 from sqlalchemy.dialects.postgresql import ARRAY
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 
-from halteres.errors import Conflict
+from halteres.errors import Conflict, InvalidConfig, boundary
+from halteres.redaction import Redactor
 from halteres.trajectories.records import (
     Change,
     Delivery,
     DeliverySaved,
+    EnvSaved,
+    EnvSeen,
     GroupArrived,
+    GroupMoved,
     GroupRecord,
-    KnownKey,
     Remembered,
+    RunSaved,
     Standing,
 )
-from halteres.trajectories.stores import changelog, loading, postgres_connection, rows, tables
-from halteres.trajectories.stores.postgres_connection import (
-    AT_FIRST,
-    LOCK_NOT_AVAILABLE,
-    Connections,
-    Durability,
-    holder,
-    sqlstate,
-)
-from halteres.trajectories.stores.store import GroupsQuery, News, StoreFailed
+from halteres.trajectories.stores import rows
+from halteres.trajectories.stores.rows import SCHEMA_VERSION
+from halteres.trajectories.stores.store import Durability, GroupsQuery, News, StoreFailed
 
-metadata = MetaData()
+SCHEMES = ("postgresql", "postgres", "postgresql+psycopg")
 
-schema_version = Table(
-    "schema_version",
-    metadata,
-    Column("id", BigInteger, primary_key=True, autoincrement=False),  # always 1
-    Column("version", Integer, nullable=False),
-)
+QUEUE = 0x68616C7465726573  # number of the advisory lock: one queue in a database
+CONNECT_S = 10
+LOCK_S = 10  # how long a turn waits for the turns of other servers
+STATEMENT_S = 60
+IDLE_S = 30  # a server that hangs in the middle of its turn loses it after this long: the others wait for it
+PATIENCE_S = 20.0  # how long a server that runs waits for a PostgreSQL that is being started again
+TCP = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
+"""A machine that vanished without a word is noticed within half a minute (libpq's names, s and ms)."""
 
-TABLES = (*tables.RECORDS, tables.bodies, changelog.turns)
+KEEP_BYTES = 1024**3
 
+PRUNED_EVERY = 64  # turns from one clearing away of old turns and evidence to the next
+KEPT_S = 120
+"""How long a turn stays in the log: servers ask several times a second, and one that was away begins afresh."""
+
+MOST_READ = 4096  # turns read at once; whoever is further behind begins afresh
+KINDS: dict[str, type[Change]] = {
+    "run": RunSaved,
+    "env": EnvSaved,
+    "seen": EnvSeen,
+    "arrived": GroupArrived,
+    "moved": GroupMoved,
+    "delivery": DeliverySaved,
+}
+"""The word that tells what a change is, in the log."""
+
+AGAIN = "Look whether PostgreSQL runs there; the request can be sent again."
+AT_FIRST = "Look whether PostgreSQL runs there, and at the user, the password and the database in the URL."
+RIGHTS = "Give that user the right to create and to write tables there."
+ADVICE = {
+    "53100": "Make room on its disk; the request can be sent again.",  # disk_full
+    "42501": RIGHTS,  # insufficient_privilege
+    "3F000": RIGHTS,  # invalid_schema_name: none that the user may use
+}
+"""What to do instead, by SQLSTATE."""
+
+LOCK_NOT_AVAILABLE = "55P03"
 
 _log = logging.getLogger(__name__)
 
+# -- tables and statements ---------------------------------------------------------------------------------------------
 
-def _prepare(connection: Connection, name: str) -> None:
-    """Create what is missing in an empty database. `name` is what errors call it.
+metadata = sa.MetaData()
 
-    Raises:
-        Conflict: it has tables of another version, or of somebody else.
-    """
-    present = set(inspect(connection).get_table_names())
-    if schema_version.name in present:
-        _check_version(connection, name)
-    else:
-        _check_empty(present, name)
-        _create(connection)
-
-
-def _create(connection: Connection) -> None:
-    for table in (schema_version, *TABLES):
-        table.create(connection)
-    # Tokens come as JSON, some as text that was gzipped on its way: pressing them again costs more than it saves.
-    connection.execute(text("ALTER TABLE bodies ALTER COLUMN element SET STORAGE EXTERNAL"))
-    connection.execute(insert(schema_version), {"id": 1, "version": tables.SCHEMA_VERSION})
-    changelog.begin(connection)
-
-
-def _check_version(connection: Connection, name: str) -> None:
-    found = connection.scalar(select(schema_version.c.version))
-    if found != tables.SCHEMA_VERSION:
-        raise Conflict(
-            f"The trajectory database {name} has version {found}.",
-            f"This server reads version {tables.SCHEMA_VERSION}.",
-            "Name another database with --database, or use the Halteres version that wrote it.",
-        )
-
-
-def _check_empty(present: set[str], name: str) -> None:
-    foreign = sorted(present & {table.name for table in TABLES})
-    if foreign:
-        raise Conflict(
-            f"The database {name} is no trajectory database.",
-            f"It has tables of the same names that are somebody else's: {', '.join(foreign)}.",
-            "Create a database for this queue alone, and name it with --database.",
-        )
-
-
-_is_asked_for = tables.bodies.c.group_id == any_(bindparam("ids", type_=ARRAY(BigInteger)))  # one parameter for all
-_FIND = select(tables.bodies).where(_is_asked_for)
-_DELETE = delete(tables.bodies).where(_is_asked_for)
-_LAST_DELIVERED = select(tables.deliveries.c.group_ids).join(
-    tables.run, tables.run.c.last_delivery == tables.deliveries.c.id
+schema_version = sa.Table(
+    "schema_version",
+    metadata,
+    Column("id", BigInteger, primary_key=True, autoincrement=False),  # always 1
+    Column("version", sa.Integer, nullable=False),
 )
 
-_PRUNE = text("""
+bodies = sa.Table(
+    "bodies",
+    metadata,
+    Column("group_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("element", sa.LargeBinary, nullable=False),
+)
+
+turns = sa.Table(
+    "turns",
+    metadata,
+    Column("number", BigInteger, primary_key=True, autoincrement=False),  # without gaps
+    Column("nonce", BigInteger, nullable=False),  # random: tells two turns of one number apart
+    Column("at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now()),
+    Column("changes", sa.LargeBinary, nullable=False),
+)
+
+Mark = tuple[int, int]  # number and nonce of a turn: the last one that a server has applied
+_NEWEST = select(turns.c.number, turns.c.nonce).order_by(turns.c.number.desc()).limit(1)
+_age = sa.func.extract("epoch", sa.func.now() - turns.c.at)
+_PRUNE_TURNS = sa.delete(turns).where(turns.c.number < bindparam("newest"), _age > bindparam("kept_s"))
+
+_is_asked_for = bodies.c.group_id == sa.any_(bindparam("ids", type_=ARRAY(BigInteger)))  # one parameter for all
+_LAST_DELIVERED = select(rows.deliveries.c.group_ids).join(rows.run, rows.run.c.last_delivery == rows.deliveries.c.id)
+
+_PRUNE_BODIES = text("""
 DELETE FROM bodies WHERE group_id IN (
     SELECT id FROM (
         SELECT groups.id, sum(groups.num_bytes) OVER (ORDER BY groups.id DESC) AS num_bytes_from_here
@@ -135,56 +140,16 @@ DELETE FROM bodies WHERE group_id IN (
 )
 """)
 
+_POWER = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 
-def _write_tokens(connection: Connection, changes: Sequence[Change]) -> None:
-    """Write the tokens of groups that arrived."""
-    arrived = (change for change in changes if isinstance(change, GroupArrived))
-    values = [{"group_id": change.group.id, "element": change.body} for change in arrived]
-    if values:
-        connection.execute(insert(tables.bodies), values)
-
-
-def _find_tokens(connection: Connection, group_ids: Iterable[int]) -> dict[int, bytes]:
-    """The elements of those groups that have them still."""
-    return {row.group_id: row.element for row in connection.execute(_FIND, {"ids": list(group_ids)})}
-
-
-def _newest_tokens(connection: Connection) -> bytes | None:
-    """The element of the group of the run that entered the queue last, of those still kept."""
-    newest = loading.newest(connection)
-    found = _find_tokens(connection, newest)
-    return next((found[group_id] for group_id in newest if group_id in found), None)
-
-
-def _release_tokens(connection: Connection, changes: Sequence[Change]) -> None:
-    """Delete the tokens of every batch that is not the last delivered any more. Before the changes are written."""
-    saved = (change.delivery for change in changes if isinstance(change, DeliverySaved))
-    delivered = [delivery.groups for delivery in saved if delivery.standing is Standing.DELIVERED]
-    if not delivered:
-        return
-    before = connection.scalar(_LAST_DELIVERED)
-    if before is not None:
-        delivered.insert(0, msgspec.json.decode(before, type=tuple[int, ...]))
-    released = {group_id for groups in delivered[:-1] for group_id in groups} - set(delivered[-1])
-    if released:
-        connection.execute(_DELETE, {"ids": list(released)})
-
-
-def _prune_tokens(connection: Connection, keep_bytes: int) -> None:
-    """Delete evidence, the oldest first, until no more than so many bytes of it are left."""
-    connection.execute(_PRUNE, {"keep_bytes": keep_bytes})
-
-
-QUEUE = 0x68616C7465726573
-"""Number of the advisory lock: one queue in a database."""
-
-KEEP_BYTES = 1024**3
-
-PRUNED_EVERY = 64
-"""Turns from one clearing away of old turns and evidence to the next."""
-
-PATIENCE_S = 20.0
-"""How long a server that runs waits for a PostgreSQL that is being started again."""
+_HOLDER = text("""
+SELECT activity.pid, activity.application_name, extract(epoch FROM clock_timestamp() - activity.xact_start) AS held_s
+FROM pg_locks AS locks JOIN pg_stat_activity AS activity USING (pid)
+WHERE locks.locktype = 'advisory' AND locks.granted AND locks.objsubid = 1
+  AND locks.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND (locks.classid::bigint << 32) + locks.objid::bigint = :key
+LIMIT 1
+""")
 
 
 class PostgresStore:
@@ -197,23 +162,27 @@ class PostgresStore:
         keep_bytes: tokens kept of groups that were set aside or archived, the newest.
 
     Raises:
-        InvalidConfig: that is no such URL, or the client library is missing.
+        InvalidConfig: that is no such sa.URL, or the client library is missing.
         Conflict: its tables are of another version.
         StoreFailed: it cannot be reached.
     """
 
     is_shared = True
-    is_quick = False
     is_full = False  # its server's disk is not ours to see
 
     def __init__(self, url: str, durability: Durability = "process", keep_bytes: int = KEEP_BYTES) -> None:
-        self._connections = Connections(url, durability)
-        self._keep_bytes = keep_bytes
+        address = _address(url)
+        self.name = address.set(drivername="postgresql", query={}).render_as_string(hide_password=True)
+        within = [str(value) for name, value in address.query.items() if "password" in name]
+        self._redactor = Redactor([str(address.password or ""), *within])
+        self._power, self._keep_bytes = durability == "power", keep_bytes
         self._turn: Connection | None = None
-        self._known: changelog.Mark | None = None  # the last turn whose changes the server has; None: ask for all
+        self._known: Mark | None = None  # the last turn whose changes the server has; None: ask for all
+        self._engine = _engine(address)
+        event.listen(self._engine, "connect", self._set_up)
         try:
-            with self._connections.reporting_failures("The trajectory database cannot be opened.", AT_FIRST):
-                self._open(durability)
+            with self._reporting("The trajectory database cannot be opened.", AT_FIRST):
+                self._prepare()
         except BaseException:
             self.close()
             raise
@@ -224,15 +193,14 @@ class PostgresStore:
         with self._reading(PATIENCE_S, isolation_level="REPEATABLE READ") as connection:
             return self._everything(connection)
 
-    def begin(self, keys: Sequence[str] = ()) -> News:
+    def begin(self) -> News:
         """See `Store`."""
         self.abandon()
-        with self._connections.reporting_failures("The trajectory queue gave no turn."):
-            connection = self._connections.connect()
+        with self._reporting("The trajectory queue gave no turn."):
+            connection = self._engine.connect()
             try:
                 _lock(connection)
-                known = loading.known_keys(connection, keys) if keys else ()
-                news = self._news(connection, known)
+                news = self._news(connection)
             except BaseException:
                 connection.close()
                 raise
@@ -242,138 +210,274 @@ class PostgresStore:
     def commit(self, changes: Sequence[Change]) -> None:
         """See `Store`."""
         known, self._known = self._known, None  # whether a COMMIT that fails was kept, nobody knows
-        with self._connections.reporting_failures("The changes were not stored."), self._ending() as connection:
-            if known is None:
-                raise StoreFailed("The changes were not stored.", "No turn was begun for them.")
-            self._write(connection, changes)
-            made = changelog.append(connection, known, changes)
-            if made.number % PRUNED_EVERY == 0:
-                changelog.prune(connection, made)
-                _prune_tokens(connection, self._keep_bytes)
+        connection, self._turn = self._turn, None
+        if connection is None or known is None:
+            raise StoreFailed("The changes were not stored.", "No turn was begun for them.")
+        with self._reporting("The changes were not stored."), connection:
+            _release_bodies(connection, changes)
+            rows.write(connection, changes)
+            arrived = [change for change in changes if isinstance(change, GroupArrived)]
+            if arrived:
+                values = [{"group_id": change.group.id, "element": change.body} for change in arrived]
+                connection.execute(sa.insert(bodies), values)
+            made = _append_turn(connection, known[0] + 1, changes)
+            if made[0] % PRUNED_EVERY == 0:
+                connection.execute(_PRUNE_TURNS, {"kept_s": KEPT_S, "newest": made[0]})
+                connection.execute(_PRUNE_BODIES, {"keep_bytes": self._keep_bytes})
             connection.commit()
         self._known = made
 
     def abandon(self) -> None:
         """See `Store`."""
-        if self._turn is None:
+        connection, self._turn = self._turn, None
+        if connection is None:
             return
         try:
-            with self._ending() as connection:
+            with connection:
                 connection.rollback()
         except SQLAlchemyError as error:  # a lost connection has ended its turn already
-            _log.warning("%s: a turn ended with its connection: %s", self._connections.name, error)
+            _log.warning("%s: a turn ended with its connection: %s", self.name, error)
 
     def news(self) -> News:
         """See `Store`."""
         with self._reading(isolation_level="REPEATABLE READ") as connection:
             return self._news(connection)
 
-    def bodies(self, group_ids: Sequence[int]) -> list[bytes]:
-        """See `Store`."""
-        found = self.find_bodies(group_ids)
-        gone = [group_id for group_id in group_ids if group_id not in found]
-        if gone:
-            raise StoreFailed(f"The tokens of {len(gone)} groups are not kept any more.", f"The first is {gone[0]}.")
-        return [found[group_id] for group_id in group_ids]
-
-    def find_bodies(self, group_ids: Sequence[int]) -> dict[int, bytes]:
+    def bodies(self, group_ids: Sequence[int]) -> dict[int, bytes]:
         """See `Store`."""
         with self._reading() as connection:
-            return _find_tokens(connection, group_ids)
+            return _find_bodies(connection, group_ids)
 
     def latest_body(self) -> bytes | None:
         """See `Store`."""
         with self._reading() as connection:
-            return _newest_tokens(connection)
+            return next(iter(_find_bodies(connection, rows.newest(connection)).values()), None)
 
     def delivery(self, batch_id: int) -> Delivery | None:
         """See `Store`."""
         with self._reading() as connection:
-            return loading.delivery(connection, batch_id)
+            return rows.delivery(connection, batch_id)
 
     def groups(self, query: GroupsQuery) -> list[GroupRecord]:
         """See `Store`."""
         with self._reading() as connection:
-            return loading.listed(connection, query)
-
-    def num_bytes(self) -> int:
-        """See `Store`."""
-        names = [table.name for table in TABLES]
-        with self._reading() as connection:
-            return int(connection.scalar(_NUM_BYTES, {"names": names}) or 0)
+            return rows.listed(connection, query)
 
     def close(self) -> None:
         """See `Store`."""
         self.abandon()
-        self._connections.close()
+        self._engine.dispose()
+
+    # -- turns ---------------------------------------------------------------------------------------------------------
+
+    def _news(self, connection: Connection) -> News:
+        """What happened after the last turn known here; everything where the log does not tell."""
+        changes = None if self._known is None else self._changes_since(connection, self._known)
+        return News(afresh=self._everything(connection)) if changes is None else News(changes=changes)
+
+    def _changes_since(self, connection: Connection, known: Mark) -> list[Change] | None:
+        query = select(turns.c.number, turns.c.nonce, turns.c.changes).order_by(turns.c.number).limit(MOST_READ + 1)
+        found = connection.execute(query.where(turns.c.number >= known[0])).all()
+        if not found or tuple(found[0][:2]) != known or len(found) > MOST_READ:
+            return None
+        self._known = found[-1].number, found[-1].nonce
+        return [change for row in found[1:] for change in decoded(row.changes)]
+
+    def _everything(self, connection: Connection) -> Remembered:
+        remembered = rows.everything(connection)
+        number, nonce = connection.execute(_NEWEST).one()
+        self._known = number, nonce
+        return remembered
+
+    # -- connections ---------------------------------------------------------------------------------------------------
 
     @contextmanager
     def _reading(self, patience_s: float = 0.0, isolation_level: str = "AUTOCOMMIT") -> Iterator[Connection]:
-        with (
-            self._connections.reporting_failures("The trajectory database cannot be read."),
-            self._connections.connect(patience_s) as connection,
-        ):
-            yield connection.execution_options(isolation_level=isolation_level)
-
-    def _open(self, durability: Durability) -> None:
-        with self._connections.connect() as connection:
-            _lock(connection)
-            _prepare(connection, self._connections.name)
-            if durability == "power":
-                _check_power(connection, self._connections.name)
-            connection.commit()
-
-    @staticmethod
-    def _write(connection: Connection, changes: Sequence[Change]) -> None:
-        _release_tokens(connection, changes)
-        rows.write(connection, changes)
-        _write_tokens(connection, changes)
+        """A connection that is alive; where there is none, it is asked for again for `patience_s`."""
+        ends = time.monotonic() + patience_s
+        with self._reporting("The trajectory database cannot be read."):
+            while True:
+                try:
+                    connection = self._engine.connect()
+                    break
+                except OperationalError:
+                    if time.monotonic() >= ends:
+                        raise
+                time.sleep(0.25)
+            with connection:
+                yield connection.execution_options(isolation_level=isolation_level)
 
     @contextmanager
-    def _ending(self) -> Iterator[Connection]:
-        """The connection of the turn, which ends."""
-        connection, self._turn = self._turn, None
-        if connection is None:
-            raise StoreFailed("The changes were not stored.", "No turn was begun for them.")
-        with connection:
-            yield connection
+    def _reporting(self, what: str, advice: str = AGAIN) -> Iterator[None]:
+        """Whatever fails inside leaves as StoreFailed, in one sentence of what, why and next."""
+        with boundary(StoreFailed, f"The trajectory database {self.name}"):
+            try:
+                yield
+            except SQLAlchemyError as error:
+                cause: Any = error.orig if isinstance(error, DBAPIError) else error
+                diagnosis = getattr(cause, "diag", None)  # of what PostgreSQL itself says, without the statement
+                said = " ".join(str((diagnosis and diagnosis.message_primary) or cause).split())
+                why = self._redactor.text(said if said.endswith((".", "?")) else f"{said}.")
+                raise StoreFailed(what, f"{self.name}: {why}", ADVICE.get(_sqlstate(error), advice)) from error
 
-    def _news(self, connection: Connection, known: Sequence[KnownKey] = ()) -> News:
-        news = None if self._known is None else changelog.since(connection, self._known)
-        if news is None:
-            return News(afresh=self._everything(connection), known=known)
-        changes, self._known = news
-        return News(changes=changes, known=known)
+    def _set_up(self, connection: Any, _: Any) -> None:
+        for setting, limit_s in (
+            ("lock_timeout", LOCK_S),
+            ("statement_timeout", STATEMENT_S),
+            ("idle_in_transaction_session_timeout", IDLE_S),
+        ):
+            connection.execute("SELECT set_config(%s, %s, false)", (setting, f"{limit_s * 1000:.0f}"))
+        if self._power:
+            connection.execute(_POWER)
+        connection.commit()
 
-    def _everything(self, connection: Connection) -> Remembered:
-        remembered = loading.everything(connection)
-        self._known = changelog.newest(connection)
-        return remembered
+    def _prepare(self) -> None:
+        """Make what is missing in an empty database.
 
-
-_LOCK = select(func.pg_advisory_xact_lock(QUEUE))
-_NUM_BYTES = text("SELECT sum(pg_total_relation_size(name::regclass)) FROM unnest(CAST(:names AS text[])) AS name")
+        Raises:
+            Conflict: it has tables of another version, or of somebody else; or it does not keep what it should.
+        """
+        with self._engine.connect() as connection:
+            _lock(connection)
+            present = set(sa.inspect(connection).get_table_names())
+            tables = (*rows.RECORDS, bodies, turns)
+            if schema_version.name in present:
+                found = connection.scalar(select(schema_version.c.version))
+                if found != SCHEMA_VERSION:
+                    raise Conflict(
+                        f"The trajectory database {self.name} has version {found}.",
+                        f"This server reads version {SCHEMA_VERSION}.",
+                        "Name another database with --database, or use the Halteres version that wrote it.",
+                    )
+            elif foreign := sorted(present & {table.name for table in tables}):
+                raise Conflict(
+                    f"The database {self.name} is no trajectory database.",
+                    f"It has tables of the same names that are somebody else's: {', '.join(foreign)}.",
+                    "Create a database for this queue alone, and name it with --database.",
+                )
+            else:
+                for table in (schema_version, *tables):
+                    table.create(connection)
+                # Tokens come as JSON, some as text that was gzipped: pressing them again costs more than it saves.
+                connection.execute(text("ALTER TABLE bodies ALTER COLUMN element SET STORAGE EXTERNAL"))
+                connection.execute(sa.insert(schema_version), {"id": 1, "version": SCHEMA_VERSION})
+                _append_turn(connection, 0, ())  # changed nothing: a log is never empty
+            if self._power and connection.scalar(text("SHOW fsync")) == "off":
+                raise Conflict(
+                    f"The PostgreSQL of {self.name} does not keep what it commits when the power fails.",
+                    "Its setting fsync is off.",
+                    "Turn it on there, or start without --durability power.",
+                )
+            connection.commit()
 
 
 def _lock(connection: Connection) -> None:
     """Take the turn, until the transaction ends."""
     try:
-        connection.execute(_LOCK)
+        connection.execute(select(sa.func.pg_advisory_xact_lock(QUEUE)))
     except DBAPIError as error:
-        if sqlstate(error) != LOCK_NOT_AVAILABLE:
+        if _sqlstate(error) != LOCK_NOT_AVAILABLE:
             raise
         connection.rollback()
+        row = connection.execute(_HOLDER, {"key": QUEUE}).one_or_none()
+        holder = f"'{row.application_name}' (backend {row.pid}) holds it, for {row.held_s:.0f} s." if row else ""
         raise StoreFailed(
-            f"The trajectory queue gave no turn within {postgres_connection.LOCK_S} s.",
-            f"{holder(connection, QUEUE)}.",
+            f"The trajectory queue gave no turn within {LOCK_S} s.",
+            holder or "Nobody holds it any more.",
             "Look at that server: it hangs, or its database is slow; the request can be sent again.",
         ) from error
 
 
-def _check_power(connection: Connection, name: str) -> None:
-    if connection.scalar(text("SHOW fsync")) == "off":
-        raise Conflict(
-            f"The PostgreSQL of {name} does not keep what it commits when the power fails.",
-            "Its setting fsync is off.",
-            "Turn it on there, or start without --durability power.",
+def _find_bodies(connection: Connection, group_ids: Sequence[int]) -> dict[int, bytes]:
+    found = connection.execute(select(bodies).where(_is_asked_for), {"ids": list(group_ids)})
+    elements = {row.group_id: row.element for row in found}
+    return {group_id: elements[group_id] for group_id in group_ids if group_id in elements}
+
+
+def _release_bodies(connection: Connection, changes: Iterable[Change]) -> None:
+    """Delete the tokens of every batch that is not the last delivered any more. Before the changes are written."""
+    saved = (change.delivery for change in changes if isinstance(change, DeliverySaved))
+    delivered = [delivery.groups for delivery in saved if delivery.standing is Standing.DELIVERED]
+    if not delivered:
+        return
+    before = connection.scalar(_LAST_DELIVERED) or ()
+    released = {group_id for groups in (before, *delivered[:-1]) for group_id in groups} - set(delivered[-1])
+    if released:
+        connection.execute(sa.delete(bodies).where(_is_asked_for), {"ids": list(released)})
+
+
+# -- the log of turns --------------------------------------------------------------------------------------------------
+
+_WORDS = {kind: word for word, kind in KINDS.items()}
+_entry = msgspec.msgpack.Decoder(list[tuple[str, msgspec.Raw]])
+
+
+def encoded(changes: Iterable[Change]) -> bytes:
+    """Changes as one entry of the log, without tokens."""
+    bare = (replace(change, body=b"") if isinstance(change, GroupArrived) else change for change in changes)
+    return msgspec.msgpack.encode([(_WORDS[type(change)], change) for change in bare])
+
+
+def decoded(entry: bytes) -> list[Change]:
+    """The changes of an entry.
+
+    Raises:
+        msgspec.DecodeError, KeyError: another version of Halteres wrote it.
+    """
+    return [msgspec.msgpack.decode(change, type=KINDS[word]) for word, change in _entry.decode(entry)]
+
+
+def _append_turn(connection: Connection, number: int, changes: Iterable[Change]) -> Mark:
+    nonce = secrets.randbits(63)
+    connection.execute(sa.insert(turns), {"number": number, "nonce": nonce, "changes": encoded(changes)})
+    return number, nonce
+
+
+# -- the way there -----------------------------------------------------------------------------------------------------
+
+
+def _engine(address: sa.URL) -> sa.Engine:
+    try:
+        from psycopg.pq import Format
+    except ImportError as error:
+        raise InvalidConfig(
+            "A queue on PostgreSQL needs psycopg.", f"{error}.", "pip install 'halteres[postgres]'"
+        ) from error
+    own_name = f"halteres trajectories, pid {os.getpid()} on {socket.gethostname()}"[:63]  # PostgreSQL cuts it there
+    options = {"connect_timeout": CONNECT_S, "application_name": own_name, **TCP}
+    engine = sa.create_engine(
+        address,
+        connect_args={name: value for name, value in options.items() if name not in address.query},
+        pool_size=2,  # the turns', and a reader's
+        max_overflow=6,
+        pool_timeout=CONNECT_S,
+        pool_pre_ping=True,
+        use_native_hstore=False,  # spares a question per connection
+    )
+
+    def read_in_binary(_: Any, cursor: Any, *__: Any) -> None:
+        cursor.format = Format.BINARY  # as text, tokens would come in hexadecimal: three times the work
+
+    event.listen(engine, "before_cursor_execute", read_in_binary)
+    return engine
+
+
+def _address(url: str) -> sa.URL:
+    try:
+        address = sa.make_url(url)
+        why = f"It begins with {address.drivername}://."
+    except (ArgumentError, ValueError):
+        address, why = None, "It cannot be read as a URL."
+    if address is None or address.drivername not in SCHEMES:
+        raise InvalidConfig(
+            "That is no address of a PostgreSQL database.",
+            why,  # never the text itself: it may hold a password
+            "Write it as postgresql://USER:PASSWORD@HOST:5432/DATABASE, special characters percent-encoded.",
         )
+    return address.set(drivername="postgresql+psycopg")
+
+
+def _sqlstate(error: SQLAlchemyError) -> str:
+    """PostgreSQL's five-letter code of an error, or nothing."""
+    cause: Any = error.orig if isinstance(error, DBAPIError) else None
+    return str(getattr(cause, "sqlstate", None) or "")

@@ -1,20 +1,24 @@
-"""Records and rows: how each change is written, how each row is read, and the counts of what no longer waits.
+"""Records as rows: the tables of a trajectory database, how changes are written and how everything is read back.
 
-A start reads those counts (`tallies`: per environment, place and reason) instead of every group of a long run.
+The same tables and queries serve SQLite and PostgreSQL. Tokens are beside the rows: SQLite's name their place in a
+segment file (`segments`), PostgreSQL holds them in a table of its own.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
+import sqlalchemy as sa
+from sqlalchemy import BigInteger, Boolean, Column, Connection, Float, Integer, String, Table, Text, bindparam, select
+from sqlalchemy.dialects import postgresql, sqlite
 
 from halteres.trajectories.records import (
+    OPEN,
+    WAITING,
     Change,
     Delivery,
     DeliverySaved,
@@ -24,293 +28,296 @@ from halteres.trajectories.records import (
     GroupArrived,
     GroupMoved,
     GroupRecord,
+    KnownKey,
     Place,
+    Remembered,
     RunRecord,
     RunSaved,
     Standing,
     Tally,
 )
 from halteres.trajectories.schema import EnvRegistration, Registration
-from halteres.trajectories.stores import tables
-from halteres.trajectories.stores.tables import add, chunks, upsert
+from halteres.trajectories.stores.store import GroupsQuery
 
-SETTLED = (Place.DELIVERED, Place.SET_ASIDE)
-"""Places that are counted here; what waits is loaded anyway, and what is archived is of no run."""
+SCHEMA_VERSION = 3
 
-_groups, _tallies = tables.groups.c, tables.tallies.c
-IN_RUN = _groups.id >= func.coalesce(select(tables.run.c.first_group).scalar_subquery(), 0)
+KEPT_SETTLED = 256
+"""Batches known after a start that are settled: the newest. Their trainers may still ask what became of them."""
+
+LARGEST_LIST = 500  # values in one IN list: every dialect takes that many parameters
+T = TypeVar("T")
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+class _Json(sa.TypeDecorator[Any]):
+    """A value of a type as JSON text."""
+
+    impl, cache_ok = Text, True
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def process_bind_param(self, value: Any, dialect: Any) -> str | None:
+        return None if value is None else msgspec.json.encode(value).decode()
+
+    def process_result_value(self, value: str | None, dialect: Any) -> Any:
+        return msgspec.json.decode(value, type=self.kind) if value else None
+
+
+class _Word(sa.TypeDecorator[Any]):
+    """A member of an enumeration by its value."""
+
+    impl, cache_ok = String(16), True
+
+    def __init__(self, kind: type[StrEnum]) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def process_bind_param(self, value: Any, dialect: Any) -> str:
+        return str(value.value)
+
+    def process_result_value(self, value: Any, dialect: Any) -> Any:
+        return self.kind(value)
+
+
+metadata = sa.MetaData()
+
+_Id = BigInteger().with_variant(Integer, "sqlite")  # there the row's own number, without an index of its own
+
+run = Table(
+    "run",
+    metadata,
+    Column("id", Integer, primary_key=True),  # always 1: the run being served
+    Column("registration", _Json(Registration)),  # null before /register
+    Column("uuid", String(40), nullable=False),
+    Column("started", Boolean, nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("first_group", BigInteger, nullable=False),
+    Column("asked_version", BigInteger),
+    Column("last_delivery", BigInteger),
+    Column("parked", Boolean, nullable=False),
+)
+
+environments = Table(
+    "environments",
+    metadata,
+    Column("id", _Id, primary_key=True, autoincrement=False),
+    Column("name", Text, nullable=False),
+    Column("desired_name", Text, nullable=False),
+    Column("registration", _Json(EnvRegistration)),  # null if adopted
+    Column("connected", Boolean, nullable=False),
+    Column("adopted_size", Integer, nullable=False),
+    Column("last_seen", Float),  # unix s, coarse
+)
+
+groups = Table(
+    "groups",
+    metadata,
+    Column("id", _Id, primary_key=True, autoincrement=False),
+    Column("env_id", BigInteger),
+    Column("size", Integer, nullable=False),
+    Column("num_bytes", BigInteger, nullable=False),
+    Column("received_at", Float, nullable=False),
+    Column("place", _Word(Place), nullable=False),
+    Column("position", BigInteger, nullable=False),
+    Column("version_min", BigInteger),
+    Column("version_max", BigInteger),
+    Column("reason", String(64)),
+    Column("why", Text),
+    Column("delivery", BigInteger),
+    Column("key", Text),  # unique in its run; another run may use it again
+    Column("fingerprint", BigInteger, nullable=False),
+    Column("verdict", sa.LargeBinary, nullable=False),
+    Column("segment", Integer),  # number of the file that holds the tokens, where a store has files
+    Column("start", BigInteger),  # byte in it
+    Column("length", BigInteger),  # bytes
+    Column("checksum", BigInteger),  # CRC-32 of them
+)
+sa.Index("groups_by_place", groups.c.place, groups.c.id)  # every further index costs each group a page
+_is_keyed = groups.c.key.is_not(None)
+sa.Index("groups_by_key", groups.c.key, sqlite_where=_is_keyed, postgresql_where=_is_keyed)
+
+deliveries = Table(
+    "deliveries",
+    metadata,
+    Column("id", _Id, primary_key=True, autoincrement=False),
+    Column("standing", _Word(Standing), nullable=False, index=True),
+    Column("step", BigInteger),
+    Column("version", BigInteger),
+    Column("group_ids", _Json(tuple[int, ...]), nullable=False),  # in the order of the batch
+    Column("num_sequences", Integer, nullable=False),
+    Column("made_at", Float, nullable=False),
+    Column("expires_at", Float),
+    Column("version_min", BigInteger),
+    Column("version_max", BigInteger),
+    Column("held", BigInteger),
+)
+
+RECORDS = (run, environments, groups, deliveries)  # what every store has; where the tokens are comes beside it
+_PLACE_OF_TOKENS = {"segment", "start", "length", "checksum"}
+_GROUPS = select(*(column for column in groups.c if column.name not in _PLACE_OF_TOKENS))
+_ENVIRONMENTS = select(*(column for column in environments.c if column.name != "last_seen"))
+_DELIVERIES = select(*(c.label("groups") if c.name == "group_ids" else c for c in deliveries.c))
+_IN_RUN = groups.c.id >= sa.func.coalesce(select(run.c.first_group).scalar_subquery(), 0)
 """Of a group: it belongs to the run being served."""
 
-_OF_RUN = select(_groups.env_id, _groups.place, _groups.reason).where(
-    _groups.id.in_(bindparam("ids", expanding=True)), IN_RUN
-)
-"""Counted here, not by the database: with a condition on the place it may read every group at that place."""
 
-_OF_OTHER_RUNS = delete(tables.tallies).where(
-    select(tables.run.c.id).where(tables.run.c.first_group != bindparam("first_group")).exists()
-)
+def _row_of(record: GroupRecord | EnvRecord | Delivery) -> dict[str, Any]:
+    """A record's fields by their columns."""
+    row = {name: getattr(record, name) for name in type(record).__slots__}
+    if "versions" in row:
+        row["version_min"], row["version_max"] = row.pop("versions") or (None, None)
+    return row
 
-PLACES = {Standing.OFFERED: Place.OUT, Standing.LEASED: Place.OUT, Standing.DELIVERED: Place.DELIVERED}
+
+def _records(connection: Connection, kind: type[T], query: Any) -> list[T]:
+    """The records of rows; the query gives each of their fields."""
+    found = list[T]()
+    for row in connection.execute(query):
+        fields = dict(row._mapping)
+        if "version_min" in fields:
+            low, high = fields.pop("version_min"), fields.pop("version_max")
+            fields["versions"] = None if low is None else (low, high)
+        found.append(kind(**fields))
+    return found
+
+
+def chunks(values: Iterable[T]) -> Iterator[list[T]]:
+    """Lists that fit into an IN list."""
+    listed = list(values)
+    return (listed[first : first + LARGEST_LIST] for first in range(0, len(listed), LARGEST_LIST))
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+_MOVING = ("place", "position", "reason", "why", "delivery")
+_MOVE = sa.update(groups).where(groups.c.id == bindparam("group_id"))  # to what the parameters name
+_SEE = sa.update(environments).where(environments.c.id == bindparam("env_id"))
+_INSERT = sa.insert(groups)
+
+_PLACES = {Standing.OFFERED: Place.OUT, Standing.LEASED: Place.OUT, Standing.DELIVERED: Place.DELIVERED}
 """Where a batch of that standing puts its groups; others leave them where they are."""
 
-_SEEN = (
-    update(tables.environments)
-    .where(tables.environments.c.id == bindparam("env_id"))
-    .values(last_seen=bindparam("at"))
-)  # fmt: skip
 
-_MOVED = (
-    update(tables.groups)
-    .where(tables.groups.c.id == bindparam("group_id"))
-    .values({name: bindparam(f"new_{name}") for name in ("place", "position", "reason", "why", "delivery")})
-)
+def write(connection: Connection, changes: Sequence[Change], extents: Sequence[Any] = ()) -> None:
+    """Write changes, all but tokens, inside the connection's transaction.
 
-_PUT = (
-    update(tables.groups)
-    .where(tables.groups.c.id == bindparam("group_id"))
-    .values(place=bindparam("new_place"), delivery=bindparam("new_delivery"))
-)
-
-
-@contextmanager
-def recounted(connection: Connection, group_ids: Sequence[int]) -> Iterator[None]:
-    """These groups settle inside; any that had settled before is counted once. None that settled ever waits again."""
-    count_settled(connection, group_ids, -1)
-    yield
-    count_settled(connection, group_ids)
-
-
-def count_settled(connection: Connection, group_ids: Iterable[int], sign: int = 1) -> None:
-    """Count those of the groups that are settled, by their rows."""
-    counted = Counter[tuple[int, str, str]]()
-    for ids in chunks(group_ids):
-        for row in connection.execute(_OF_RUN, {"ids": ids}):
-            if row.place in SETTLED:
-                counted[tables.NOBODY if row.env_id is None else row.env_id, row.place, row.reason or ""] += sign
-    if counted:
-        columns = ("env_id", "place", "reason", "num_groups")
-        add(
-            connection,
-            tables.tallies,
-            [dict(zip(columns, (*k, n), strict=True)) for k, n in counted.items()],
-            "num_groups",
-        )
-
-
-def forget_other_runs(connection: Connection, first_group: int) -> None:
-    """The run begins with this group: if that is another run than before, count from nothing."""
-    connection.execute(_OF_OTHER_RUNS, {"first_group": first_group})
-
-
-def load_tallies(connection: Connection, waiting: Iterable[GroupRecord], first_group: int) -> tuple[Tally, ...]:
-    """Everything of the run, counted: what settled, and these groups that wait."""
-    settled = [
-        Tally(
-            env_id=None if row.env_id == tables.NOBODY else row.env_id,
-            place=Place(row.place),
-            reason=row.reason or None,
-            num_groups=row.num_groups,
-        )
-        for row in connection.execute(select(tables.tallies).where(_tallies.num_groups > 0))
-    ]
-    counted = Counter((group.env_id, group.place, group.reason) for group in waiting if group.id >= first_group)
-    return *settled, *(
-        Tally(env_id=env_id, place=place, reason=reason, num_groups=num)
-        for (env_id, place, reason), num in counted.items()
-    )
-
-
-def run_of(row: Row[Any], last: Delivery | None) -> RunRecord:
-    """The record of the row of `run`; `last` is what `last_delivery` names."""
-    return RunRecord(
-        registration=msgspec.json.decode(row.registration, type=Registration) if row.registration else None,
-        uuid=row.uuid,
-        started=row.started,
-        step=row.step,
-        first_group=row.first_group,
-        asked_version=row.asked_version,
-        last=last,
-        parked=row.parked,
-    )
-
-
-def env_of(row: Row[Any]) -> EnvRecord:
-    """The record of a row of `environments`."""
-    return EnvRecord(
-        id=row.id,
-        name=row.name,
-        desired_name=row.desired_name,
-        registration=msgspec.json.decode(row.registration, type=EnvRegistration) if row.registration else None,
-        connected=row.connected,
-        adopted_size=row.adopted_size,
-    )
-
-
-def group_of(row: Row[Any]) -> GroupRecord:
-    """The record of a row of `groups`."""
-    return GroupRecord(
-        id=row.id,
-        env_id=row.env_id,
-        size=row.size,
-        num_bytes=row.num_bytes,
-        received_at=row.received_at,
-        place=Place(row.place),
-        position=row.position,
-        versions=None if row.version_min is None else (row.version_min, row.version_max),
-        reason=row.reason,
-        why=row.why,
-        delivery=row.delivery,
-        key=row.key,
-        fingerprint=row.fingerprint,
-        verdict=row.verdict,
-    )
-
-
-def delivery_of(row: Row[Any]) -> Delivery:
-    """The record of a row of `deliveries`."""
-    return Delivery(
-        id=row.id,
-        standing=Standing(row.standing),
-        step=row.step,
-        version=row.version,
-        groups=msgspec.json.decode(row.group_ids, type=tuple[int, ...]),
-        num_sequences=row.num_sequences,
-        made_at=row.made_at,
-        expires_at=row.expires_at,
-        versions=None if row.version_min is None else (row.version_min, row.version_max),
-        held=row.held,
-    )
-
-
-def row_of(group: GroupRecord) -> tuple[Any, ...]:
-    """The row of `groups` of a record, in the table's order; without the place of its tokens."""
-    low, high = group.versions or (None, None)
-    return (
-        group.id,
-        group.env_id,
-        group.size,
-        group.num_bytes,
-        group.received_at,
-        group.place.value,
-        group.position,
-        low,
-        high,
-        group.reason,
-        group.why,
-        group.delivery,
-        group.key,
-        group.fingerprint,
-        group.verdict,
-    )
-
-
-def write(connection: Connection, changes: Sequence[Change]) -> None:
-    """Write changes inside the connection's transaction, all but tokens: a `GroupArrived` may come without a body."""
-    names = tables.groups.columns.keys()
-    groups = (change.group for change in changes if isinstance(change, GroupArrived))
-    if arrived := [dict(zip(names, row_of(group), strict=False)) for group in groups]:
-        connection.execute(insert(tables.groups), arrived)
-    write_but_arrivals(connection, changes)
-
-
-def write_but_arrivals(connection: Connection, changes: Sequence[Change]) -> None:
-    """As `write`, where the groups that arrived have their rows already."""
+    Args:
+        connection: in a transaction.
+        changes: in order.
+        extents: where the tokens of the groups that arrived are, of a store that has files.
+    """
+    arrived = [_row_of(change.group) for change in changes if isinstance(change, GroupArrived)]
+    for row, extent in zip(arrived, extents, strict=False):
+        row |= extent._asdict()
+    if arrived:
+        connection.execute(_INSERT, arrived)
     for kind, alike in groupby(changes, type):
-        _WRITERS[kind](connection, list(alike))
+        some: list[Any] = list(alike)
+        if kind is RunSaved:
+            saved: RunRecord = some[-1].run
+            fields = {name: getattr(saved, name) for name in RunRecord.__slots__ if name != "last"}
+            upsert(connection, run, [{"id": 1, **fields, "last_delivery": saved.last.id if saved.last else None}])
+        elif kind is EnvSaved:
+            upsert(connection, environments, [_row_of(change.env) for change in some])
+        elif kind is EnvSeen:
+            connection.execute(_SEE, [{"env_id": change.env_id, "last_seen": change.at} for change in some])
+        elif kind is GroupMoved:
+            moved = ({"group_id": change.group.id, **_row_of(change.group)} for change in some)
+            connection.execute(_MOVE, [{name: row[name] for name in ("group_id", *_MOVING)} for row in moved])
+        elif kind is DeliverySaved:
+            for made in (change.delivery for change in some):
+                row = _row_of(made)
+                upsert(connection, deliveries, [{"group_ids": row.pop("groups"), **row}])
+                place = _PLACES.get(made.standing)
+                if place is not None and made.groups:
+                    put = {"place": place, "delivery": made.id}
+                    connection.execute(_MOVE, [{"group_id": group_id, **put} for group_id in made.groups])
 
 
-def _count_arrivals(connection: Connection, changes: Sequence[GroupArrived]) -> None:
-    settled = [change.group.id for change in changes if change.group.place in SETTLED]
-    if settled:
-        count_settled(connection, settled)
+def upsert(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+    """Insert rows, or overwrite these columns of those with the same primary key. All rows name the same columns."""
+    made = postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
+    keys = [column.name for column in table.primary_key]
+    new = {name: made.excluded[name] for name in rows[0] if name not in keys}
+    connection.execute(made.on_conflict_do_update(index_elements=keys, set_=new), rows)
 
 
-def _save_runs(connection: Connection, changes: Sequence[RunSaved]) -> None:
-    run = changes[-1].run
-    forget_other_runs(connection, run.first_group)
-    values = {
-        "id": 1,
-        "registration": msgspec.json.encode(run.registration).decode() if run.registration else None,
-        "uuid": run.uuid,
-        "started": run.started,
-        "step": run.step,
-        "first_group": run.first_group,
-        "asked_version": run.asked_version,
-        "last_delivery": run.last.id if run.last else None,
-        "parked": run.parked,
-    }
-    upsert(connection, tables.run, [values])
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+_KEYS = select(groups.c.key, groups.c.fingerprint, groups.c.verdict).where(groups.c.key.is_not(None), _IN_RUN)
+
+_TALLIES = (
+    select(groups.c.env_id, groups.c.place, groups.c.reason, sa.func.count())
+    .where(_IN_RUN, groups.c.place != Place.ARCHIVED)
+    .group_by(groups.c.env_id, groups.c.place, groups.c.reason)
+)
+
+_taken = sa.or_(groups.c.place != Place.SET_ASIDE, groups.c.position > 0)  # or it was set aside as it came
+_FIRST_GROUP_AT = select(groups.c.received_at).where(_IN_RUN, _taken).order_by(groups.c.id).limit(1)
 
 
-def _save_envs(connection: Connection, changes: Sequence[EnvSaved]) -> None:
-    values = [
-        {
-            "id": env.id,
-            "name": env.name,
-            "desired_name": env.desired_name,
-            "registration": msgspec.json.encode(env.registration).decode() if env.registration else None,
-            "connected": env.connected,
-            "adopted_size": env.adopted_size,
-        }
-        for env in (change.env for change in changes)
-    ]
-    upsert(connection, tables.environments, values)
+def everything(connection: Connection) -> Remembered:
+    """All that the state needs to go on."""
+    waiting = _records(connection, GroupRecord, _GROUPS.where(groups.c.place.in_(WAITING)))
+    waiting.sort(key=lambda group: (group.position, group.id))
+    standings, newest_first = deliveries.c.standing, _DELIVERIES.order_by(deliveries.c.id.desc())
+    settled = _records(connection, Delivery, newest_first.where(standings.not_in(OPEN)).limit(KEPT_SETTLED))
+    seen = select(environments.c.id, environments.c.last_seen).where(environments.c.last_seen.is_not(None))
+    return Remembered(
+        run=_load_run(connection),
+        envs=tuple(_records(connection, EnvRecord, _ENVIRONMENTS.order_by(environments.c.id))),
+        waiting=tuple(waiting),
+        deliveries=tuple(_records(connection, Delivery, newest_first.where(standings.in_(OPEN)))[::-1]),
+        settled=tuple(settled[::-1]),
+        keyed=tuple(KnownKey(*row) for row in connection.execute(_KEYS)),
+        seen=tuple(EnvSeen(*row) for row in connection.execute(seen.order_by(environments.c.id))),
+        tallies=tuple(Tally(*row) for row in connection.execute(_TALLIES)),
+        first_group_at=connection.scalar(_FIRST_GROUP_AT),
+        last_group=connection.scalar(select(sa.func.max(groups.c.id))) or 0,
+        last_position=max((group.position for group in waiting), default=0),
+        last_delivery=connection.scalar(select(sa.func.max(deliveries.c.id))) or 0,
+    )
 
 
-def _see_envs(connection: Connection, changes: Sequence[EnvSeen]) -> None:
-    connection.execute(_SEEN, [{"env_id": change.env_id, "at": change.at} for change in changes])
+def _load_run(connection: Connection) -> RunRecord:
+    row = connection.execute(select(run)).one_or_none()
+    if row is None:
+        return RunRecord()
+    fields = {name: getattr(row, name) for name in RunRecord.__slots__ if name != "last"}
+    return RunRecord(**fields, last=delivery(connection, row.last_delivery) if row.last_delivery else None)
 
 
-def _move_groups(connection: Connection, changes: Sequence[GroupMoved]) -> None:
-    values = [
-        {
-            "group_id": group.id,
-            "new_place": group.place.value,
-            "new_position": group.position,
-            "new_reason": group.reason,
-            "new_why": group.why,
-            "new_delivery": group.delivery,
-        }
-        for group in (change.group for change in changes)
-    ]
-    settled = [change.group.id for change in changes if change.group.place in SETTLED]
-    with recounted(connection, settled):
-        connection.execute(_MOVED, values)
+def delivery(connection: Connection, batch_id: int) -> Delivery | None:
+    """A batch by its id."""
+    found = _records(connection, Delivery, _DELIVERIES.where(deliveries.c.id == batch_id))
+    return found[0] if found else None
 
 
-def _save_deliveries(connection: Connection, changes: Sequence[DeliverySaved]) -> None:
-    for change in changes:
-        _save_delivery(connection, change.delivery)
+def newest(connection: Connection) -> list[int]:
+    """The group of the run that entered the queue last, and others if its tokens are gone; the newest first.
+
+    One that completed others came after them.
+    """
+    query = select(sa.func.max(groups.c.id)).where(_IN_RUN)
+    entered = (Place.QUEUED, Place.OUT, Place.DELIVERED)
+    found = (connection.scalar(query.where(groups.c.place == place)) for place in entered)
+    return sorted((group_id for group_id in found if group_id is not None), reverse=True)
 
 
-def _save_delivery(connection: Connection, made: Delivery) -> None:
-    low, high = made.versions or (None, None)
-    values = {
-        "id": made.id,
-        "standing": made.standing.value,
-        "step": made.step,
-        "version": made.version,
-        "group_ids": msgspec.json.encode(made.groups).decode(),
-        "num_sequences": made.num_sequences,
-        "made_at": made.made_at,
-        "expires_at": made.expires_at,
-        "version_min": low,
-        "version_max": high,
-        "held": made.held,
-    }
-    upsert(connection, tables.deliveries, [values])
-    place = PLACES.get(made.standing)
-    if place is not None and made.groups:
-        put = [{"group_id": group_id, "new_place": place.value, "new_delivery": made.id} for group_id in made.groups]
-        with recounted(connection, made.groups if place in SETTLED else ()):
-            connection.execute(_PUT, put)
-
-
-_WRITERS: dict[type[Change], Callable[[Connection, Any], None]] = {
-    GroupArrived: _count_arrivals,
-    RunSaved: _save_runs,
-    EnvSaved: _save_envs,
-    EnvSeen: _see_envs,
-    GroupMoved: _move_groups,
-    DeliverySaved: _save_deliveries,
-}
+def listed(connection: Connection, query: GroupsQuery) -> list[GroupRecord]:
+    """See `Store.groups`. Each place is asked for by its index."""
+    found = list[GroupRecord]()
+    for place in query.places or (None,):
+        asked = _GROUPS.where(groups.c.id > query.after).limit(query.limit)
+        asked = asked.order_by(groups.c.id.desc() if query.newest else groups.c.id)
+        if place is not None:
+            asked = asked.where(groups.c.place == place)
+        if query.env_id is not None:
+            asked = asked.where(groups.c.env_id == query.env_id)
+        found += _records(connection, GroupRecord, asked)
+    found.sort(key=lambda group: group.id)
+    return found[-query.limit :] if query.newest else found[: query.limit]

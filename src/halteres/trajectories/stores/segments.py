@@ -36,47 +36,38 @@ class Extent(NamedTuple):
 
 
 class Segments:
-    """The files of one folder. One thread writes, any may read.
+    """The files of one folder. One thread writes, any may read. Everything raises OSError where the disk fails.
 
     Args:
         folder: made where it is missing.
         vouched: numbers of the files that hold something; any other is unlinked.
         end: the byte behind the last extent in the newest of them; what is behind it is cut off.
         segment_bytes: from there on the next file is begun.
-
-    Raises:
-        OSError: the folder cannot be read or written.
     """
 
     def __init__(self, folder: Path, vouched: Collection[int], end: int, segment_bytes: int = SEGMENT_BYTES) -> None:
         self.folder, self._segment_bytes = folder, segment_bytes
         folder.mkdir(parents=True, exist_ok=True)
-        self._sizes = _sizes_of(folder, vouched)  # bytes of each file
+        self.sizes = dict[int, int]()  # bytes of each file, by number
+        for path in [path for path in folder.iterdir() if re.fullmatch(r"\d{8,}\.seg", path.name)]:
+            if int(path.stem) in vouched:
+                self.sizes[int(path.stem)] = path.stat().st_size
+            else:
+                path.unlink()
         self._file: int | None = None
         self._unsynced, self._is_new = False, False
-        self._number, self._end = max(vouched, default=1), end
-        if vouched and not self._cut():
+        self.newest, self._end = max(vouched, default=1), end  # newest: number of the file that is appended to
+        size = self.sizes.get(self.newest, -1)
+        if size > end:
+            os.truncate(self._path(self.newest), end)
+            self.sizes[self.newest] = end
+        if vouched and size < end:  # something was lost; the gap stays as it is
             self._begin_next()
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all files."""
-        return sum(self._sizes.values())
-
-    @property
-    def numbers(self) -> set[int]:
-        """Numbers of the files that are there."""
-        return set(self._sizes)
-
-    @property
-    def newest(self) -> int:
-        """Number of the file that is appended to."""
-        return self._number
-
-    @property
-    def full(self) -> list[int]:
-        """Numbers of the files that are not appended to, the oldest first."""
-        return sorted(self._sizes.keys() - {self._number})
+        return sum(self.sizes.values())
 
     def append(self, texts: Sequence[bytes]) -> list[Extent]:
         """Write texts behind one another, all into one file. They survive the death of the process.
@@ -88,62 +79,62 @@ class Segments:
             return []
         if self._end >= self._segment_bytes:
             self._begin_next()
-        file, start = self._open(), self._end
-        extents: list[Extent] = []
+        start, extents = self._end, list[Extent]()
         for text in texts:
-            extents.append(Extent(self._number, start, len(text), isal_zlib.crc32(text)))
+            extents.append(Extent(self.newest, start, len(text), isal_zlib.crc32(text)))
             start += len(text)
-        self._unsynced = True
+        file, self._unsynced = self._open(), True
         try:
             for text, extent in zip(texts, extents, strict=True):
                 _write(file, text, extent.start)
         except OSError:
-            self._cut_open_file()
+            self._cut()
             raise
         self._end = start
-        self._sizes[self._number] = max(start, self._sizes.get(self._number, 0))
+        self.sizes[self.newest] = max(start, self.sizes.get(self.newest, 0))
         return extents
 
     def take_back(self, extents: Sequence[Extent]) -> None:
         """Nobody will vouch for what the last `append` gave: the next overwrites it."""
         if extents:
             self._end = extents[0].start
-            self._cut_open_file()
+            self._cut()
 
     def sync(self) -> None:
-        """What was appended survives the loss of power, too.
-
-        Raises:
-            OSError: the disk fails.
-        """
+        """What was appended survives the loss of power, too."""
         if not self._unsynced:
             return
-        _sync_data(self._open())
+        if sys.platform == "darwin":  # whose fsync leaves data in the disk's own memory
+            fcntl.fcntl(self._open(), fcntl.F_FULLFSYNC)
+        else:
+            os.fdatasync(self._open())
         if self._is_new:
-            _sync_folder(self.folder)
+            folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
         self._unsynced = self._is_new = False
 
     def read(self, extents: Sequence[Extent]) -> list[bytes | None]:
-        """The texts; None for one that is lost: its file is gone or too short, or holds something else.
-
-        Raises:
-            OSError: the disk fails, or there are too many open files.
-        """
+        """The texts; None for one that is lost: its file is gone or too short, or holds something else."""
         files: dict[int, int | None] = {}
         try:
-            return [_read(self._reader(files, extent.segment), extent) for extent in extents]
+            for number in {extent.segment for extent in extents}:
+                try:
+                    files[number] = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
+                except FileNotFoundError:
+                    files[number] = None
+            return [_read(files[extent.segment], extent) for extent in extents]
         finally:
-            for file in filter(None, files.values()):
-                os.close(file)
+            for file in files.values():
+                if file is not None:
+                    os.close(file)
 
     def unlink(self, number: int) -> None:
-        """Remove a full file.
-
-        Raises:
-            OSError: it cannot be removed.
-        """
-        _path(self.folder, number).unlink(missing_ok=True)
-        del self._sizes[number]
+        """Remove a file that is not appended to."""
+        self._path(number).unlink(missing_ok=True)
+        del self.sizes[number]
 
     def close(self) -> None:
         """Let go of the file being written."""
@@ -151,53 +142,25 @@ class Segments:
             os.close(self._file)
             self._file = None
 
-    def _cut(self) -> bool:
-        """Cut off what is behind the end. False: it is not reached, something was lost; the gap stays as it is."""
-        size = self._sizes.get(self._number, -1)
-        if size > self._end:
-            os.truncate(_path(self.folder, self._number), self._end)
-            self._sizes[self._number] = self._end
-        return size >= self._end
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:08d}.seg"
 
-    def _cut_open_file(self) -> None:
-        """On a full disk others need the room behind its end."""
+    def _cut(self) -> None:
+        """On a full disk others need the room behind the end of the open file."""
         if self._file is not None:
             with suppress(OSError):
                 os.truncate(self._file, self._end)
 
     def _begin_next(self) -> None:
         self.close()
-        self._number, self._end, self._unsynced = self._number + 1, 0, False
+        self.newest, self._end, self._unsynced = self.newest + 1, 0, False
 
     def _open(self) -> int:
         if self._file is None:
-            path = _path(self.folder, self._number)
+            path = self._path(self.newest)
             self._is_new = not path.exists()
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         return self._file
-
-    def _reader(self, files: dict[int, int | None], number: int) -> int | None:
-        if number not in files:
-            try:
-                files[number] = os.open(_path(self.folder, number), os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                files[number] = None
-        return files[number]
-
-
-def _path(folder: Path, number: int) -> Path:
-    return folder / f"{number:08d}.seg"
-
-
-def _sizes_of(folder: Path, vouched: Collection[int]) -> dict[int, int]:
-    """Unlink what nobody vouches for; the sizes of what remains."""
-    sizes: dict[int, int] = {}
-    for path in [path for path in folder.iterdir() if re.fullmatch(r"\d{8,}\.seg", path.name)]:
-        if int(path.stem) in vouched:
-            sizes[int(path.stem)] = path.stat().st_size
-        else:
-            path.unlink()
-    return sizes
 
 
 def _write(file: int, text: bytes, at: int) -> None:
@@ -211,25 +174,10 @@ def _write(file: int, text: bytes, at: int) -> None:
 def _read(file: int | None, extent: Extent) -> bytes | None:
     if file is None:
         return None
-    text = os.pread(file, extent.length, extent.start)
-    while 0 < len(text) < extent.length:
+    text = b""
+    while len(text) < extent.length:
         more = os.pread(file, extent.length - len(text), extent.start + len(text))
         if not more:
             return None
         text += more
-    return text if isal_zlib.crc32(text) == extent.checksum and len(text) == extent.length else None
-
-
-def _sync_data(file: int) -> None:
-    if sys.platform == "darwin":  # whose fsync leaves data in the disk's own memory
-        fcntl.fcntl(file, fcntl.F_FULLFSYNC)
-    else:
-        os.fdatasync(file)
-
-
-def _sync_folder(folder: Path) -> None:
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
+    return text if isal_zlib.crc32(text) == extent.checksum else None

@@ -4,145 +4,75 @@ Tokens are written first, so that a committed row vouches for its extent. What w
 process; with durability "power" also the loss of power.
 
 Wanted are the tokens of groups that wait or are out, and of the batch delivered last, because its reply may have been
-lost. Others are evidence, kept while there is room. A group whose tokens are not wanted is never wanted again, so each
-file is searched once, from front to end.
+lost. Others are evidence, kept while there is room.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import logging
+import os
+import shutil
 import sqlite3
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import IO, Any
 
-from sqlalchemy import Connection, insert, select
-from sqlalchemy.dialects import sqlite
+import sqlalchemy as sa
+from sqlalchemy import Connection, event, select, text
 from sqlalchemy.exc import DBAPIError
 
-from halteres.trajectories.records import (
-    Change,
-    Delivery,
-    DeliverySaved,
-    GroupArrived,
-    GroupMoved,
-    GroupRecord,
-    Remembered,
-    RunSaved,
-    Standing,
-)
-from halteres.trajectories.stores import loading, rows, tables
+from halteres.errors import Conflict, boundary
+from halteres.trajectories.records import Change, Delivery, GroupArrived, GroupRecord, Remembered
+from halteres.trajectories.stores import rows
+from halteres.trajectories.stores.rows import SCHEMA_VERSION, chunks, groups
 from halteres.trajectories.stores.segments import SEGMENT_BYTES, Extent, Segments
-from halteres.trajectories.stores.sqlite_file import (
-    PART_BYTES,
-    RESERVE_BYTES,
-    Durability,
-    SqliteFile,
-    cause_of,
-    is_full,
-    unusable,
+from halteres.trajectories.stores.store import Durability, GroupsQuery, News, StoreFailed
+
+PRAGMAS = (
+    "page_size = 2048",  # a commit writes whole pages, and changes little in each
+    "journal_mode = WAL",
+    "wal_autocheckpoint = 8000",  # pages
+    "busy_timeout = 5000",  # ms
+    "fullfsync = ON",  # of macOS, whose fsync leaves data in the disk's own memory
 )
-from halteres.trajectories.stores.store import GroupsQuery, News, StoreFailed
-from halteres.trajectories.stores.tables import chunks
-
-_log = logging.getLogger(__name__)
-
-_FIRST_WANTED = f"""
-SELECT id FROM groups
-WHERE id >= ? AND id < ? AND segment = ? AND (
-    place IN ({", ".join(f"'{place}'" for place in loading.WAITING)})
-    OR delivery = (SELECT last_delivery FROM run))
-ORDER BY id LIMIT 1
-"""  # noqa: S608 - our own words
-"""As text, for the driver: over a queue larger than the bounds it is asked once for every file and batch."""
-
-_SPAN_OF = """
-SELECT first_group, coalesce((SELECT min(first_group) FROM segments AS later WHERE later.number > segments.number), ?)
-FROM segments WHERE number = ?
-"""
-"""Groups come into files in order: those of a file end where those of the next begin."""
-
-BEYOND = 2**63 - 1
-"""Any group's id is smaller."""
-
-_FORGET = "DELETE FROM segments WHERE number = ?"
 
 KEEP_BYTES = 1024**3
 
-NUM_TRIES = RESERVE_BYTES // PART_BYTES + 2
-"""On a full disk, of what brings no groups: one, one for each part of the reserve, one with a log begun anew."""
+RESERVE_BYTES = 8 * 1024**2
+"""Half of what SQLite's log holds before it is put into the file, most of which is pages that the file has already."""
 
-_DIALECT = sqlite.dialect()
+segments = sa.Table(  # the files that hold something; what a group says of another is out of date
+    "segments",
+    sa.MetaData(),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("first_group", sa.BigInteger, nullable=False),  # the groups of the next begin in the next file
+)
 
-_INSERT_GROUP = str(insert(tables.groups).compile(dialect=_DIALECT))
-
-_INSERT_SEGMENT = str(insert(tables.segments).compile(dialect=_DIALECT))
-"""Compiled once: this is the way of every group, and SQLAlchemy's share of it would be larger than SQLite's."""
-
-_groups, _segments = tables.groups.c, tables.segments.c
-
-_EXTENTS = select(_groups.id, _groups.segment, _groups.start, _groups.length, _groups.checksum).join(
-    tables.segments, (_segments.number == _groups.segment) & (_groups.id >= _segments.first_group)
+_EXTENTS = select(groups.c.id, groups.c.segment, groups.c.start, groups.c.length, groups.c.checksum).join(
+    segments, (segments.c.number == groups.c.segment) & (groups.c.id >= segments.c.first_group)
 )
 """Of a file that is there: a number may be used again after a start, and what groups before it say of it is of old."""
 
-_LAST_END = select(_groups.start + _groups.length).order_by(_groups.id.desc()).limit(1)
+_LAST_END = select(groups.c.start + groups.c.length).order_by(groups.c.id.desc()).limit(1)
 
+_UNWANTED = text("""
+SELECT number FROM segments
+WHERE number <> :newest AND NOT EXISTS (
+    SELECT 1 FROM groups
+    WHERE groups.id >= segments.first_group
+      AND groups.id < coalesce((SELECT min(first_group) FROM segments AS s WHERE s.number > segments.number), 1 << 62)
+      AND groups.segment = segments.number
+      AND (+groups.place IN ('queued', 'buffered', 'out') OR groups.delivery = (SELECT last_delivery FROM run))
+)
+ORDER BY number
+""")
+"""Files that nobody wants, the oldest first. By the range of their groups' ids: the + keeps the index of places out."""
 
-def releases(changes: Iterable[Change]) -> bool:
-    """Whether tokens may no longer be wanted after these changes."""
-    for change in changes:
-        match change:
-            case DeliverySaved(delivery) if delivery.standing is Standing.DELIVERED:
-                return True
-            case GroupMoved(group) if group.place.value not in loading.WAITING:
-                return True
-            case RunSaved(run) if run.last is None:
-                return True
-            case _:
-                pass
-    return False
-
-
-class TokenRetention:
-    """The bounds on a folder of tokens.
-
-    Args:
-        database: whose rows vouch for the tokens.
-        segments: the folder.
-        keep_bytes: what all tokens may take before those that nobody wants are removed, the oldest first; on a full
-            disk none are kept.
-    """
-
-    def __init__(self, database: SqliteFile, segments: Segments, keep_bytes: int) -> None:
-        self._database, self._segments, self._keep_bytes = database, segments, keep_bytes
-        self._searched: dict[int, int] = {}  # per file the first group that was wanted when last looked at
-
-    def reclaim(self) -> None:
-        """Bring the folder within its bounds, as far as what is wanted allows. A failure is only logged."""
-        keep_bytes = 0 if self._database.reserve.is_full else self._keep_bytes
-        try:
-            for segment in self._segments.full:
-                if self._segments.num_bytes <= keep_bytes:
-                    return
-                if not self._is_wanted(segment):
-                    self._remove(segment)
-        except (sqlite3.Error, OSError) as error:
-            _log.error("Tokens that nobody wants stay in %s: %s", self._segments.folder, cause_of(error))
-
-    def _is_wanted(self, segment: int) -> bool:
-        first, end = self._database.driver.execute(_SPAN_OF, (BEYOND, segment)).fetchone() or (0, 0)  # or nobody's
-        first = self._searched.get(segment, first)
-        found = self._database.driver.execute(_FIRST_WANTED, (first, end, segment)).fetchone()
-        if found is not None:
-            self._searched[segment] = found[0]
-        return found is not None
-
-    def _remove(self, segment: int) -> None:
-        """First what vouches for the file: one that is left over by a crash in between goes at the next start."""
-        with self._database.transaction():
-            self._database.driver.execute(_FORGET, (segment,))
-        self._segments.unlink(segment)
-        self._searched.pop(segment, None)
+_log = logging.getLogger(__name__)
 
 
 class SqliteStore:
@@ -151,7 +81,8 @@ class SqliteStore:
     Args:
         file: the database; its tokens are in `FILE.tokens/`.
         durability: "process" survives kill -9, "power" also the loss of power, for two fsyncs per turn.
-        keep_bytes: what all tokens may take before those that nobody wants any more are removed.
+        keep_bytes: what all tokens may take before those that nobody wants are removed, the oldest first; on a full
+            disk none are kept.
         segment_bytes: size of a file of tokens.
 
     Raises:
@@ -168,59 +99,57 @@ class SqliteStore:
         keep_bytes: int = KEEP_BYTES,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
-        file = file.resolve()  # tokens lie beside the file itself, whatever names lead to it
-        self.file, self._power = file, durability == "power"
-        self._database = SqliteFile(file, durability, (*tables.RECORDS, tables.segments))
+        self.file = file = file.resolve()  # tokens lie beside the file itself, whatever names lead to it
+        self._power, self._keep_bytes = durability == "power", keep_bytes
+        lock = self._beside("lock")
+        is_new = not lock.exists()
+        self._closing = ExitStack()
+        self._closing.enter_context(_lock(file, lock))
+        self._reserve = Reserve(self._beside("reserve"))
+        self._engine = sa.create_engine(sa.URL.create("sqlite", database=str(file)))  # a path may hold anything
+        self._closing.callback(self._engine.dispose)
+        event.listen(self._engine, "connect", self._set_up)
         try:
-            with self._database.reading() as connection:
-                vouched, end = _vouched(connection)
-            self._vouched = max(vouched, default=0)  # the newest file that has a row
-            self._segments = Segments(file.with_name(f"{file.name}.tokens"), vouched, end, segment_bytes)
-            if gone := vouched - self._segments.numbers:
-                _log.warning(
-                    "%d of %d files of tokens are missing in %s: groups in them are set aside when a batch wants them."
-                    " Put the folder back beside the database; a copy needs both.",
-                    *(len(gone), len(vouched), self._segments.folder),
-                )
-            self._retention = TokenRetention(self._database, self._segments, keep_bytes)
-        except OSError as error:
-            self._database.close()
-            raise unusable(file, f"{error.filename}: {error.strerror}") from error
-        except BaseException:
-            self._database.close()
+            self._segments = self._open(segment_bytes)
+        except BaseException as error:
+            if is_new:  # what cannot be opened is left as it was; nobody else holds this lock
+                lock.unlink(missing_ok=True)
+            self.close()
+            if isinstance(error, DBAPIError | sqlite3.Error | OSError):
+                raise _unusable(file, _cause(error)) from error
             raise
-
-    @property
-    def is_quick(self) -> bool:
-        """See `Store`."""
-        return not self._power
 
     @property
     def is_full(self) -> bool:
         """See `Store`."""
-        return self._database.reserve.is_full
+        return self._reserve.is_full
 
     def load(self) -> Remembered:
         """See `Store`."""
-        with self._database.reading() as connection:
-            return loading.everything(connection)
+        with self._reading() as connection:
+            return rows.everything(connection)
 
-    def begin(self, keys: Sequence[str] = ()) -> News:
+    def begin(self) -> News:
         """See `Store`. Nobody else writes: there is nothing to wait for."""
-        if not keys:
-            return News()
-        with self._database.reading() as connection:
-            return News(known=loading.known_keys(connection, keys))
+        return News()
 
     def commit(self, changes: Sequence[Change]) -> None:
         """See `Store`."""
         if not changes:
             return
         newest = self._segments.newest
-        with self._database.reporting_failures():
+        try:
             self._write_or_make_room(changes)
-        if releases(changes) or self._segments.newest > newest:
-            self._retention.reclaim()
+        except (DBAPIError, sqlite3.Error, OSError) as error:
+            why = _cause(error)
+            _log.error("%s took nothing: %s", self.file, why)
+            raise StoreFailed(
+                "It was not stored.",
+                f"The database {self.file} answers: {why}.",
+                "" if "constraint" in str(why) else "Make room on the disk; the request can be sent again.",
+            ) from error
+        if self._segments.newest > newest or not all(isinstance(change, GroupArrived) for change in changes):
+            self._remove_unwanted()
 
     def abandon(self) -> None:
         """See `Store`."""
@@ -229,114 +158,263 @@ class SqliteStore:
         """See `Store`. Nobody else writes."""
         return News()
 
-    def bodies(self, group_ids: Sequence[int]) -> list[bytes]:
+    def bodies(self, group_ids: Sequence[int]) -> dict[int, bytes]:
         """See `Store`."""
-        found = self.find_bodies(group_ids)
-        gone = [group_id for group_id in group_ids if group_id not in found]
-        if gone:
-            raise StoreFailed(
-                f"The tokens of {len(gone)} groups cannot be read, or are not kept any more.",
-                f"The first is group {gone[0]}, of {self.file}.",
-            )
-        return [found[group_id] for group_id in group_ids]
-
-    def find_bodies(self, group_ids: Sequence[int]) -> dict[int, bytes]:
-        """See `Store`."""
-        with self._database.reading() as connection:
-            extents = _extents_of(connection, group_ids)
-            texts = self._segments.read(list(extents.values()))
-        found = {group_id: text for group_id, text in zip(extents, texts, strict=True) if text is not None}
-        if len(found) < len(extents):
-            lost = sorted(extents.keys() - found.keys())
+        extents = dict[int, Extent]()
+        with self._reading() as connection:
+            for ids in chunks(group_ids):
+                for group_id, *extent in connection.execute(_EXTENTS.where(groups.c.id.in_(ids))):
+                    extents[group_id] = Extent(*extent)
+            texts = dict(zip(extents, self._segments.read(list(extents.values())), strict=True))
+        if lost := sorted(group_id for group_id, body in texts.items() if body is None):
             _log.error("Tokens of %d groups of %s are damaged; the first is group %d.", len(lost), self.file, lost[0])
-        return found
+        return {group_id: body for group_id in group_ids if (body := texts.get(group_id)) is not None}
 
     def latest_body(self) -> bytes | None:
         """See `Store`."""
-        with self._database.reading() as connection:
-            newest = loading.newest(connection)
-        return next(iter(self.find_bodies(newest).values()), None)
+        with self._reading() as connection:
+            newest = rows.newest(connection)
+        return next(iter(self.bodies(newest).values()), None)
 
     def delivery(self, batch_id: int) -> Delivery | None:
         """See `Store`."""
-        with self._database.reading() as connection:
-            return loading.delivery(connection, batch_id)
+        with self._reading() as connection:
+            return rows.delivery(connection, batch_id)
 
     def groups(self, query: GroupsQuery) -> list[GroupRecord]:
         """See `Store`."""
-        with self._database.reading() as connection:
-            return loading.listed(connection, query)
-
-    def num_bytes(self) -> int:
-        """See `Store`."""
-        return self._database.num_bytes() + self._segments.num_bytes
+        with self._reading() as connection:
+            return rows.listed(connection, query)
 
     def close(self) -> None:
         """See `Store`."""
-        self._segments.close()
-        self._database.close()
+        self._closing.close()
+
+    # -- writing -------------------------------------------------------------------------------------------------------
 
     def _write_or_make_room(self, changes: Sequence[Change]) -> None:
         """On a full disk nothing comes in; whatever else is asked for is written into what was reserved."""
-        num_tries = 1 if any(isinstance(change, GroupArrived) for change in changes) else NUM_TRIES
-        while True:
-            try:
-                self._write(changes)
-                if self._database.reserve.ran_out:  # what is reserved is for the file: its log is kept to one turn
-                    self._database.checkpoint()
-                return
-            except (DBAPIError, sqlite3.Error, OSError) as error:
-                if not is_full(error):
-                    raise
-                self._database.reserve.ran_out, num_tries = True, num_tries - 1
-                if not num_tries:
-                    raise
-                self._database.make_room()
+        try:
+            self._write(changes)
+        except (DBAPIError, sqlite3.Error, OSError) as error:
+            if not _is_full(error):
+                raise
+            self._reserve.ran_out = True
+            if any(isinstance(change, GroupArrived) for change in changes):
+                raise
+            self._reserve.give_back()
+            self._checkpoint()
+            self._write(changes)
+        if self._reserve.ran_out:  # what is reserved is for the file: its log is kept to one turn
+            self._checkpoint()
 
     def _write(self, changes: Sequence[Change]) -> None:
         arrived = [change for change in changes if isinstance(change, GroupArrived)]
         if arrived:
-            self._database.reserve.make()
+            self._reserve.make()
         extents = self._segments.append([change.body for change in arrived])
+        newest = self._segments.newest if arrived else self._vouched
         try:
             if self._power:
                 self._segments.sync()
-            if self._is_one_row(changes):
-                self._insert([change.group for change in arrived], extents)
-            else:
-                with self._database.transaction() as connection:
-                    if arrived:
-                        self._insert([change.group for change in arrived], extents)
-                    rows.write_but_arrivals(connection, changes)
+            with self._transaction():
+                if newest != self._vouched:
+                    self._writer.execute(sa.insert(segments), {"number": newest, "first_group": arrived[0].group.id})
+                rows.write(self._writer, changes, extents)
         except BaseException:
             self._segments.take_back(extents)
             raise
-        self._vouched = self._segments.newest if extents else self._vouched
+        self._vouched = newest
 
-    def _is_one_row(self, changes: Sequence[Change]) -> bool:
-        """Whether one statement writes it all, which is a transaction by itself: the usual turn."""
-        (first, *more) = changes
-        in_queue = isinstance(first, GroupArrived) and first.group.place not in rows.SETTLED
-        return in_queue and not more and self._segments.newest == self._vouched
+    def _remove_unwanted(self) -> None:
+        """Bring the folder of tokens within its bound, as far as what is wanted allows. A failure is only logged."""
+        keep_bytes = 0 if self._reserve.is_full else self._keep_bytes
+        if self._segments.num_bytes <= keep_bytes:
+            return
+        try:
+            for number in self._writer.scalars(_UNWANTED, {"newest": self._segments.newest}).all():
+                if self._segments.num_bytes <= keep_bytes:
+                    return
+                # First what vouches for the file: one that is left over by a crash in between goes at the next start.
+                self._writer.execute(segments.delete().where(segments.c.number == number))
+                self._segments.unlink(number)
+        except (DBAPIError, sqlite3.Error, OSError) as error:
+            _log.error("Tokens that nobody wants stay in %s: %s", self._segments.folder, _cause(error))
 
-    def _insert(self, groups: Sequence[GroupRecord], extents: Sequence[Extent]) -> None:
-        """Rows of groups that arrived; one for their file, if it is new. All of a turn are in one."""
-        if self._segments.newest != self._vouched:
-            self._database.driver.execute(_INSERT_SEGMENT, (self._segments.newest, groups[0].id))
-        values = [(*rows.row_of(group), *extent) for group, extent in zip(groups, extents, strict=True)]
-        self._database.driver.executemany(_INSERT_GROUP, values)
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All or nothing, on the one connection that writes."""
+        self._driver.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._driver.commit()
+        finally:
+            if self._driver.in_transaction:
+                self._driver.rollback()
+
+    def _checkpoint(self) -> None:
+        """Put the log into the file, as far as that can grow: the next turn begins the log anew."""
+        with suppress(sqlite3.Error):
+            self._driver.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+    # -- reading and opening -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        """A connection for whatever thread asks."""
+        with boundary(StoreFailed, f"The trajectory database {self.file}"):
+            try:
+                with self._engine.connect() as connection:
+                    yield connection
+            except (DBAPIError, OSError) as error:
+                what = f"The trajectory database {self.file} cannot be read."
+                next = "Look at the disk; what was acknowledged may be in a copy."
+                raise StoreFailed(what, f"{_cause(error)}.", next) from error
+
+    def _beside(self, what: str) -> Path:
+        return self.file.with_name(f"{self.file.name}.{what}")
+
+    def _open(self, segment_bytes: int) -> Segments:
+        try:
+            self._connect()
+        except (DBAPIError, sqlite3.Error) as error:
+            if not _is_full(error):
+                raise
+            self._reserve.ran_out = True
+            self._reserve.give_back()
+            self._connect()
+        with self._reading() as connection:
+            vouched = set(connection.scalars(select(segments.c.number)))
+            self._vouched = max(vouched, default=0)  # the newest file that has a row
+            end = connection.scalar(_LAST_END.where(groups.c.segment == self._vouched)) or 0
+        opened = Segments(self._beside("tokens"), vouched, end, segment_bytes)
+        self._closing.callback(opened.close)
+        if gone := vouched - opened.sizes.keys():
+            _log.warning(
+                "%d of %d files of tokens are missing in %s: groups in them are set aside when a batch wants them."
+                " Put the folder back beside the database; a copy needs both.",
+                *(len(gone), len(vouched), opened.folder),
+            )
+        return opened
+
+    def _connect(self) -> None:
+        """The connection that writes; makes the tables where they are missing."""
+        connection = self._closing.enter_context(self._engine.connect())
+        self._writer = connection.execution_options(isolation_level="AUTOCOMMIT")
+        self._driver: sqlite3.Connection = self._writer.connection.driver_connection  # type: ignore[assignment]
+        with self._transaction():
+            found = self._writer.scalar(text("PRAGMA user_version"))
+            if found not in (0, SCHEMA_VERSION):
+                raise Conflict(
+                    f"The trajectory database {self.file} has version {found}.",
+                    f"This server reads version {SCHEMA_VERSION}.",
+                    "Name another file with --database, or use the Halteres version that wrote it.",
+                )
+            if found == 0 and self._writer.scalar(text("SELECT count(*) FROM sqlite_master")):
+                raise Conflict(
+                    f"{self.file} is another program's database.",
+                    "It holds tables, and none of a trajectory server's.",
+                    "Name another file with --database.",
+                )
+            rows.metadata.create_all(self._writer)
+            segments.create(self._writer, checkfirst=True)
+            self._writer.execute(text(f"PRAGMA user_version = {SCHEMA_VERSION}"))
+
+    def _set_up(self, connection: Any, _: Any) -> None:
+        for pragma in (*PRAGMAS, f"synchronous = {'FULL' if self._power else 'NORMAL'}"):
+            connection.execute(f"PRAGMA {pragma}")
 
 
-def _vouched(connection: Connection) -> tuple[set[int], int]:
-    """Numbers of the files of tokens, and the byte behind the last of the newest."""
-    numbers = set(connection.scalars(select(_segments.number)))
-    return numbers, connection.scalar(_LAST_END.where(_groups.segment == max(numbers, default=0))) or 0
+class Reserve:
+    """Room on the disk, given back once the disk is full so that what waits can still be taken out.
+
+    It is made before the first group is stored. Groups may not have the room that it left: once the disk was full they
+    are refused until there is as much again beside it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.ran_out = False  # something could not be written
+        self._is_made = path.exists() and path.stat().st_size == RESERVE_BYTES
+
+    @property
+    def is_full(self) -> bool:
+        """The disk has no room for groups."""
+        if self._is_made and not self.ran_out:
+            return False
+        wanted = RESERVE_BYTES if self._is_made else 2 * RESERVE_BYTES
+        return shutil.disk_usage(self._path.parent).free < wanted
+
+    def make(self) -> None:
+        """Have one before a group is stored. OSError: the disk has no room."""
+        if self.is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.ran_out = False
+        if self._is_made:
+            return
+        try:
+            with self._path.open("wb") as file:
+                if sys.platform == "darwin":  # which has no such call
+                    file.write(bytes(RESERVE_BYTES))
+                else:
+                    os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
+        except OSError as error:  # a file system that cannot, or a quota: the queue takes groups all the same
+            self._path.unlink(missing_ok=True)
+            _log.warning("No room is reserved in %s for a full disk: %s", self._path.parent, error.strerror)
+        self._is_made = True
+
+    def give_back(self) -> None:
+        """Let what is not a group have it."""
+        self._is_made = False
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
 
 
-def _extents_of(connection: Connection, group_ids: Sequence[int]) -> dict[int, Extent]:
-    """Where the tokens of those groups are that are kept still."""
-    found: dict[int, Extent] = {}
-    for ids in chunks(group_ids):
-        query = _EXTENTS.where(_groups.id.in_(ids))
-        found.update((row[0], Extent(*row[1:])) for row in connection.execute(query))
-    return {group_id: found[group_id] for group_id in group_ids if group_id in found}
+def _cause(error: BaseException) -> object:
+    """What the database or the system said; SQLAlchemy's own text has five lines."""
+    if isinstance(error, DBAPIError):
+        return error.orig
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return error
+
+
+def _is_full(error: BaseException) -> bool:
+    """Whether room may help. SQLite calls a file beside the database that cannot grow, and a quota, an I/O error."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    if isinstance(cause, sqlite3.Error):
+        return getattr(cause, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _unusable(file: Path, why: object) -> StoreFailed:
+    return StoreFailed(
+        f"The trajectory database {file} cannot be opened.",
+        f"{why}.",
+        "Make room on a full disk, or name a file in a folder that can be written: --database FILE.",
+    )
+
+
+def _lock(file: Path, lock: Path) -> IO[bytes]:
+    """Hold the file until closed: two servers would each think that they know what is in it."""
+    try:
+        if file.exists() and file.stat().st_nlink > 1:  # a lock, and the folder of tokens, go by the name
+            raise Conflict(
+                f"The trajectory database {file} has another name, too.",
+                "It is a hard link; a server under the other name would not know of this one.",
+                "Remove one of the names.",
+            )
+        file.parent.mkdir(parents=True, exist_ok=True)
+        held = lock.open("ab")
+    except OSError as error:
+        raise _unusable(file, error.strerror) from error
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        held.close()
+        raise Conflict(
+            f"The trajectory database {file} is in use.",
+            "Another trajectory server holds it.",
+            "Stop that one, or name another file with --database.",
+        ) from error
+    return held

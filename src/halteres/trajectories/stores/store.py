@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from halteres.errors import NotReady
-from halteres.trajectories.records import Change, Delivery, GroupRecord, KnownKey, Place, Remembered
+from halteres.trajectories.records import Change, Delivery, GroupRecord, Place, Remembered
 
 Durability = Literal["process", "power"]
 """What committed data survive: the death of the process; the loss of power, too."""
@@ -28,7 +28,6 @@ class News:
 
     changes: Sequence[Change] = ()  # of other servers on the same queue, in order; bodies are left out (b"")
     afresh: Remembered | None = None  # instead of changes: too much was missed, begin from this
-    known: Sequence[KnownKey] = ()  # of the keys asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +42,14 @@ class GroupsQuery:
 
 
 class Store(Protocol):
-    """Durable memory. `begin`, `commit` and `abandon` are called by one thread, in turns; the readers by any."""
+    """Durable memory. `load` to `news` are called by one thread, in turns; the others by any.
+
+    Every method raises StoreFailed where the store cannot be read or written.
+    """
 
     @property
     def is_shared(self) -> bool:
         """Other servers write to it too: every turn must `begin`, and followers ask for `news`."""
-        ...
-
-    @property
-    def is_quick(self) -> bool:
-        """A commit waits for no disk and no network: it ends with memory that the kernel will write."""
         ...
 
     @property
@@ -61,28 +58,17 @@ class Store(Protocol):
         ...
 
     def load(self) -> Remembered:
-        """Everything the state needs to go on.
-
-        Raises:
-            StoreFailed: it cannot be read.
-        """
+        """Everything the state needs to go on."""
         ...
 
-    def begin(self, keys: Sequence[str] = ()) -> News:
-        """Begin a turn: nobody else decides until it ends. `keys` are Idempotency-Keys that memory does not know.
-
-        Raises:
-            StoreFailed: the turn cannot be had; nothing began.
-        """
+    def begin(self) -> News:
+        """Begin a turn: nobody else decides until it ends."""
         ...
 
     def commit(self, changes: Sequence[Change]) -> None:
         """End the turn: remember these changes, all or none. When it returns they survive the death of the process.
 
         A store that is not shared may be committed to without `begin`.
-
-        Raises:
-            StoreFailed: they are not remembered; the turn has ended.
         """
         ...
 
@@ -91,57 +77,23 @@ class Store(Protocol):
         ...
 
     def news(self) -> News:
-        """What others changed since the last `begin` or `news`, outside a turn; nothing where the store is not shared.
-
-        Called by the thread of `begin`.
-
-        Raises:
-            StoreFailed: it cannot be read.
-        """
+        """What others changed since the last `begin` or `news`, outside a turn; nothing where nobody else writes."""
         ...
 
-    def bodies(self, group_ids: Sequence[int]) -> list[bytes]:
-        """The JSON elements of these groups, in this order.
-
-        Raises:
-            StoreFailed: they cannot be read, or are not kept any more.
-        """
+    def bodies(self, group_ids: Sequence[int]) -> dict[int, bytes]:
+        """The JSON elements of those groups whose tokens are still kept, in this order."""
         ...
 
     def latest_body(self) -> bytes | None:
-        """The element of the group that entered the queue last, of those still kept.
-
-        Raises:
-            StoreFailed: it cannot be read.
-        """
+        """The element of the group that entered the queue last, of those still kept."""
         ...
 
     def delivery(self, batch_id: int) -> Delivery | None:
-        """A batch by its id, also one that was settled long ago; None: there never was one.
-
-        Raises:
-            StoreFailed: it cannot be read.
-        """
+        """A batch by its id, also one that was settled long ago; None: there never was one."""
         ...
 
     def groups(self, query: GroupsQuery) -> list[GroupRecord]:
-        """Records of groups, also of those that no longer wait.
-
-        Raises:
-            StoreFailed: they cannot be read.
-        """
-        ...
-
-    def find_bodies(self, group_ids: Sequence[int]) -> dict[int, bytes]:
-        """As `bodies`, without those that are not kept any more.
-
-        Raises:
-            StoreFailed: they cannot be read.
-        """
-        ...
-
-    def num_bytes(self) -> int:
-        """Bytes that it takes on its disk, about."""
+        """Records of groups, also of those that no longer wait."""
         ...
 
     def close(self) -> None:

@@ -1,39 +1,35 @@
 """Groups on a trajectory server, asked for and followed: what it tells of each, and of its tokens.
 
-Texts in groups may be anybody's: what is shown to a person has no control characters.
+Reading changes nothing on the server. Texts in groups may be anybody's: what is shown to a person has no control
+characters.
 """
 
 from __future__ import annotations
 
-import gzip
-import http.client
 import math
 import re
-import time
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
 
-from halteres.clients.trajectories.address import Address
-from halteres.clients.trajectories.calls import EVERYWHERE, REPLY_S, Patience, checked, unreachable
-from halteres.errors import InvalidConfig, NotFound, NotReady, unknown
+from halteres.clients.trajectories.calls import EVERYWHERE, Patience, PlainClient, Refusals
+from halteres.errors import NotFound, unknown
 
 PlaceName = Literal["queued", "buffered", "out", "delivered", "set_aside", "archived"]
 PLACES: tuple[PlaceName, ...] = ("queued", "buffered", "out", "delivered", "set_aside", "archived")
-WAITING: tuple[PlaceName, ...] = ("queued", "buffered", "out")
-"""Places that a group leaves for another."""
+WAITING: tuple[PlaceName, ...] = ("queued", "buffered", "out")  # places that a group leaves for another
+CONTEXT = -100  # the mask of a token that the policy was given, rather than sampled
+PAGE = 100  # groups with tokens asked for at a time; the server cuts a page earlier where it grows too large
+MOST = 1000  # groups that one page may hold
+T = TypeVar("T")
 
-CONTEXT = -100
-"""The mask of a token that the policy was given, rather than sampled."""
 
-
-class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """One group, as GET /v1/groups tells it."""
+class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One group of GET /v1/groups."""
 
     id: int
     env_id: int | None
@@ -56,7 +52,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 class Page(msgspec.Struct, frozen=True):
     """GET /v1/groups."""
 
-    groups: list[Told]
+    groups: list[GroupInfo]
     next: int | None  # the `after` of the page behind; None on the last
 
 
@@ -88,15 +84,13 @@ class Element(msgspec.Struct, frozen=True, kw_only=True):
 class Group:
     """A group to be shown: what is known of it, whose it is, and its element where that is kept."""
 
-    told: Told
+    info: GroupInfo
     env_name: str  # harmless; "" where it has none, or an unknown one
 
     @cached_property
     def element(self) -> Element:
         """Read when it is looked at; an empty one where there is none."""
-        if not self.told.has_tokens:
-            return Element()
-        return msgspec.json.decode(self.told.element, type=Element)
+        return msgspec.json.decode(self.info.element, type=Element) if self.info.has_tokens else Element()
 
     @property
     def num_sequences(self) -> int:
@@ -108,11 +102,6 @@ class Group:
         """Of the scores."""
         return _mean(self.element.scores)
 
-    def score(self, at: int) -> float | None:
-        """Of a sequence."""
-        scores = self.element.scores
-        return scores[at] if at < len(scores) else None
-
     def mask(self, at: int) -> list[int]:
         """Of a sequence; as long as its tokens, whatever was posted."""
         masks, length = self.element.masks, len(self.element.tokens[at])
@@ -121,27 +110,16 @@ class Group:
 
     def num_sampled(self, at: int) -> int:
         """Tokens of a sequence that the policy sampled."""
-        mask = self.mask(at)
-        return len(mask) - mask.count(CONTEXT)
+        return sum(mask != CONTEXT for mask in self.mask(at))
 
-    def logprobs(self, at: int) -> list[float] | None:
-        """Of a sequence's tokens, as the policy sampled them; None where they do not fit."""
-        return self._per_token(self.element.inference_logprobs, at)
-
-    def advantage(self, at: int) -> float | None:
-        """Mean advantage of a sequence's sampled tokens."""
-        return self._mean_of_sampled(self._per_token(self.element.advantages, at), at)
-
-    def mean_logprob(self, at: int) -> float | None:
-        """Mean log-probability of a sequence's sampled tokens."""
-        return self._mean_of_sampled(self.logprobs(at), at)
-
-    def _per_token(self, rows: list[list[float]] | None, at: int) -> list[float] | None:
+    def per_token(self, rows: list[list[float]] | None, at: int) -> list[float] | None:
+        """A sequence's row of advantages or log-probabilities; None where it does not fit its tokens."""
         fits = rows is not None and at < len(rows) and len(rows[at]) == len(self.element.tokens[at])
         return rows[at] if rows is not None and fits else None
 
-    def _mean_of_sampled(self, values: list[float] | None, at: int) -> float | None:
-        masked = zip(values or (), self.mask(at), strict=False)
+    def mean_of_sampled(self, rows: list[list[float]] | None, at: int) -> float | None:
+        """The mean of such a row over the tokens that the policy sampled."""
+        masked = zip(self.per_token(rows, at) or (), self.mask(at), strict=False)
         return _mean([value for value, mask in masked if mask != CONTEXT])
 
     @property
@@ -164,8 +142,6 @@ def _mean(values: Sequence[float]) -> float | None:
 
 _HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
-_BREAKS = re.compile(r"[\t\n]")
-
 
 def harmless(text: str) -> str:
     """The text without characters that move a cursor, start a terminal's command or turn the direction of reading.
@@ -182,28 +158,19 @@ def on_one_line(text: str) -> str:
     >>> on_one_line("a\\nb\\t\\x1b[2J")
     'a<U+000A>b<U+0009><U+001B>[2J'
     """
-    return _BREAKS.sub(_named, harmless(text))
+    return re.sub(r"[\t\n]", _named, harmless(text))
 
 
 def _named(found: re.Match[str]) -> str:
     return f"<U+{ord(found[0]):04X}>"
 
 
-PAGE = 100
-"""Groups asked for at a time; the server cuts a page earlier where it grows too large."""
-
-MOST = 1000
-"""Groups that one page may hold."""
-
-T = TypeVar("T")
-
-
 class NoGroups(NotFound):
     """Something answers there, but it has no list of groups."""
 
 
-class Reader:
-    """A looker-on: one connection, one caller at a time.
+class Reader(PlainClient):
+    """A client that only reads: one connection, one caller at a time.
 
     Raises:
         NotReady: the server is away for longer than `patience` says.
@@ -211,9 +178,10 @@ class Reader:
         NotAllowed: it asks for a token.
     """
 
+    refusals: ClassVar[Refusals] = {**EVERYWHERE, 404: NoGroups, 405: NoGroups}
+
     def __init__(self, url: str, patience: Patience | None = None) -> None:
-        self.at, self._patience = Address.of(url), patience or Patience(total_s=1.0)
-        self._connection: http.client.HTTPConnection | None = None
+        super().__init__(url, patience or Patience(total_s=1.0))
 
     def page(
         self,
@@ -226,24 +194,35 @@ class Reader:
         bodies: bool = True,
     ) -> Page:
         """GET /v1/groups: the first `limit` after an id, or the last; the oldest first."""
-        asked = [("after", str(after)), ("limit", str(limit)), *(("place", place) for place in places)]
-        if env_id is not None:
-            asked.append(("env_id", str(env_id)))
-        flags = {"newest": newest, "bodies": bodies}
-        asked.extend((name, "true") for name, wanted in flags.items() if wanted)
-        return self._get(f"/v1/groups?{urlencode(asked)}", Page)
+        query = [("after", str(after)), ("limit", str(limit)), *(("place", place) for place in places)]
+        query += [] if env_id is None else [("env_id", str(env_id))]
+        query += [(name, "true") for name, wanted in (("newest", newest), ("bodies", bodies)) if wanted]
+        return self._get(f"/v1/groups?{urlencode(query)}", Page)
 
-    def group(self, group_id: int) -> Told:
+    def pages(
+        self,
+        after: int,
+        places: Sequence[PlaceName],
+        env_id: int | None,
+        *,
+        limit: int = PAGE,
+        bodies: bool = True,
+    ) -> Iterator[list[GroupInfo]]:
+        """Everything there is now after an id."""
+        at: int | None = after
+        while at is not None:
+            page = self.page(after=at, places=places, env_id=env_id, limit=limit, bodies=bodies)
+            yield page.groups
+            at = page.next
+
+    def group(self, group_id: int) -> GroupInfo:
         """GET /v1/groups/{id}, with its tokens where they are kept."""
-        return self._get(f"/v1/groups/{group_id}", Told)
-
-    def diagnostics(self) -> Diagnostics:
-        """GET /v1/diagnostics."""
-        return self._get("/v1/diagnostics", Diagnostics)
+        return self._get(f"/v1/groups/{group_id}", GroupInfo)
 
     def environment_names(self) -> dict[int, str]:
         """Names of the environments that the server knows, by id; harmless ones, of one line each."""
-        return {env.env_id: on_one_line(env.name) for env in self.diagnostics().environments}
+        found = self._get("/v1/diagnostics", Diagnostics)
+        return {env.env_id: on_one_line(env.name) for env in found.environments}
 
     def environment(self, name_or_id: str) -> int:
         """The id that somebody means by an id, by a name, or by a name without its number where only one has it.
@@ -259,84 +238,33 @@ class Reader:
         if len(found := exact or alike) == 1:
             return found[0]
         if found:
-            told = ", ".join(f"'{names[id]}' ({id})" for id in found)
-            raise NotFound(f"'{name_or_id}' is the name of {len(found)} environments.", f"{told}.", "Give one whole.")
+            several = ", ".join(f"'{names[id]}' ({id})" for id in found)
+            raise NotFound(
+                f"'{name_or_id}' is the name of {len(found)} environments.", f"{several}.", "Give one whole."
+            )
         raise unknown(NotFound, "environment", name_or_id, names.values())
 
-    def pages(self, after: int, places: Sequence[PlaceName], env_id: int | None) -> Iterator[list[Told]]:
-        """Everything there is now after an id, with tokens."""
-        at: int | None = after
-        while at is not None:
-            page = self.page(after=at, places=places, env_id=env_id)
-            yield page.groups
-            at = page.next
-
-    def close(self) -> None:
-        """Close the connection; the next call opens another."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
     def _get(self, path: str, kind: type[T]) -> T:
-        status, answer = self._answered(path)
-        if status in (404, 405):
-            raise self._stranger()
         try:
-            return msgspec.json.decode(checked(status, answer, path, EVERYWHERE), type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            raise self._stranger() from None
-
-    def _stranger(self) -> NoGroups:
-        """What answered where there is no list of groups."""
-        status, answer = self._answered("/")
+            return msgspec.json.decode(self.ask("GET", path), type=kind)
+        except (NoGroups, msgspec.DecodeError, UnicodeDecodeError):
+            pass
+        status, answer = self.ask_once("GET", "/")
         if status == 200 and b"AtroposLib API" in answer:
-            return NoGroups(
+            raise NoGroups(
                 f"The server at {self.at.url} has no list of groups (/v1/groups).",
                 "It is the original Atropos server, or a Halteres that is older than this one.",
                 "Groups can be looked at on ours: halteres serve trajectories",
             )
-        return NoGroups(
+        raise NoGroups(
             f"What answers at {self.at.url} is no trajectory server.",
             f"It answers / with {status}.",
             "Name one with --url http://HOST:PORT.",
         )
 
-    def _answered(self, path: str) -> tuple[int, bytes]:
-        pauses = self._patience.pauses()
-        while True:
-            try:
-                status, answer = self._once(path)
-                if status < 500:
-                    return status, answer
-                checked(status, answer, path)
-            except NotReady:
-                pause = next(pauses, None)
-                if pause is None:
-                    raise
-                time.sleep(pause)
-
-    def _once(self, path: str) -> tuple[int, bytes]:
-        if self._connection is None:
-            kind = http.client.HTTPSConnection if self.at.is_secure else http.client.HTTPConnection
-            self._connection = kind(self.at.host, self.at.port, timeout=REPLY_S)
-        compressed = {} if self.at.is_here else {"Accept-Encoding": "gzip"}
-        try:
-            self._connection.request("GET", self.at.prefix + path, headers={**self.at.headers, **compressed})
-            response = self._connection.getresponse()
-            answer = response.read()
-            is_gzip = response.headers.get("Content-Encoding") == "gzip"
-            return response.status, gzip.decompress(answer) if is_gzip else answer
-        except (OSError, EOFError, zlib.error, http.client.HTTPException) as error:
-            self.close()
-            raise unreachable(self.at.url, error) from error
-        except ValueError as error:  # of a path or token with a character that has no place in a request
-            raise InvalidConfig(
-                f"{self.at.url} cannot be asked.", f"{error}.", "Correct the URL or the token."
-            ) from error
-
 
 class Follower:
-    """What has come to the wanted places since the last look, each group once.
+    """What has come to these places since the last look, each group once.
 
     Groups come to a place in another order than to the server, so what still waits is looked at again: a look begins at
     the oldest group that could move since.
@@ -350,30 +278,28 @@ class Follower:
     def skip(self) -> None:
         """What is there by now is no news."""
         self._settle(self._settled())
-        self.saw(self._listed())
+        self.saw(info.id for infos in self._listed() for info in infos)
 
     def saw(self, group_ids: Iterable[int]) -> None:
         """These are no news: they were shown by other means."""
         self._seen.update(group_ids)
 
-    def look(self) -> Iterator[list[Told]]:
-        """Pages of what is new, with tokens. A look that failed may be repeated: what it told is not told again."""
-        yield from self._by_place() if self._places else self._by_arrival()
-
-    def _by_arrival(self) -> Iterator[list[Told]]:
-        for groups in self._reader.pages(self._after, (), self._env_id):
-            fresh = [told for told in groups if told.id not in self._seen]
-            if fresh:
-                yield fresh
-            self._settle(max([self._after, *(told.id for told in groups)]))
-
-    def _by_place(self) -> Iterator[list[Told]]:
+    def look(self) -> Iterator[list[GroupInfo]]:
+        """Pages of what is new, with tokens. A look that failed may be repeated: what it gave is not given again."""
+        if not self._places:  # in the order of their ids
+            for infos in self._reader.pages(self._after, (), self._env_id):
+                if fresh := [info for info in infos if info.id not in self._seen]:
+                    yield fresh
+                self._settle(max((info.id for info in infos), default=0))
+            return
         settled = self._settled()  # asked before the list: what moves in between is found now or at the next look
-        for group_id in [group_id for group_id in self._listed() if group_id not in self._seen]:
-            told = self._reader.group(group_id)
-            yield [told]
-            self._seen.add(group_id)
+        for info in [info for infos in self._listed() for info in infos if info.id not in self._seen]:
+            yield [self._reader.group(info.id)]
+            self._seen.add(info.id)
         self._settle(settled)
+
+    def _listed(self) -> Iterator[list[GroupInfo]]:
+        return self._reader.pages(self._after, self._places, self._env_id, limit=MOST, bodies=False)
 
     def _settle(self, upto: int) -> None:
         self._after = max(self._after, upto)
@@ -386,10 +312,3 @@ class Follower:
         if waiting:
             return waiting[0].id - 1
         return newest[0].id if newest else 0
-
-    def _listed(self) -> Iterator[int]:
-        at: int | None = self._after
-        while at is not None:
-            page = self._reader.page(after=at, limit=MOST, places=self._places, env_id=self._env_id, bodies=False)
-            yield from (told.id for told in page.groups)
-            at = page.next

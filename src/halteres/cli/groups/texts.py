@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
-from halteres.clients.trajectories.groups.reading import CONTEXT, Group, Told, harmless, on_one_line
+from halteres.clients.trajectories.groups import CONTEXT, Group, GroupInfo, harmless, on_one_line
 
 if TYPE_CHECKING:
     from halteres.text import Tokenizer
@@ -30,52 +30,49 @@ def clock(at: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 
-def place(told: Told) -> str:
+def place(info: GroupInfo) -> str:
     """Where it is."""
-    return told.place.replace("_", " ")
+    return info.place.replace("_", " ")
 
 
 def owner(group: Group) -> str:
     """Its environment."""
-    if group.told.env_id is None:
+    if group.info.env_id is None:
         return "no environment"
-    return f"{group.env_name} ({group.told.env_id})" if group.env_name else f"environment {group.told.env_id}"
+    return f"{group.env_name} ({group.info.env_id})" if group.env_name else f"environment {group.info.env_id}"
 
 
-def version(told: Told) -> str:
+def version(info: GroupInfo) -> str:
     """The policy versions of its tokens; "" where it names none."""
-    if told.policy_version is None:
+    if info.policy_version is None:
         return ""
-    low, high = told.policy_version
+    low, high = info.policy_version
     return f"version {low}" if low == high else f"versions {low}–{high}"
 
 
-def reason(told: Told) -> str:
+def reason(info: GroupInfo) -> str:
     """Why it was set aside, or what is wrong with it."""
-    return on_one_line(" ".join(filter(None, (told.why, f"({told.reason})" if told.reason else ""))))
+    return on_one_line(" ".join(filter(None, (info.why, f"({info.reason})" if info.reason else ""))))
 
 
-def mean(group: Group) -> str:
-    """Of its scores."""
-    return "–" if group.mean is None else number(group.mean)
-
-
-def number(value: float) -> str:
+def number(value: float | None) -> str:
     """A mean or the like: short, however large or small it is."""
-    return f"{value:.4g}"
+    return "–" if value is None else f"{value:.4g}"
 
 
 def score(group: Group, at: int) -> str:
     """Of one sequence."""
-    value = group.score(at)
-    return "no score" if value is None else f"score {value:g}"
+    scores = group.element.scores
+    return f"score {scores[at]:g}" if at < len(scores) else "no score"
 
 
 def figures(group: Group, at: int) -> str:
     """Of one sequence: tokens, advantage and log-probability where they came along."""
-    tokens = f"{counted(len(group.element.tokens[at]), 'token')}, {group.num_sampled(at)} sampled"
-    more = {"advantage": group.advantage(at), "mean logprob": group.mean_logprob(at)}
-    return ", ".join([tokens, *(f"{name} {number(value)}" for name, value in more.items() if value is not None)])
+    element = group.element
+    tokens = f"{counted(len(element.tokens[at]), 'token')}, {group.num_sampled(at)} sampled"
+    more = {"advantage": element.advantages, "mean logprob": element.inference_logprobs}
+    means = {name: group.mean_of_sampled(rows, at) for name, rows in more.items()}
+    return ", ".join([tokens, *(f"{name} {number(mean)}" for name, mean in means.items() if mean is not None)])
 
 
 def lengths(group: Group) -> str:
@@ -87,9 +84,9 @@ def lengths(group: Group) -> str:
     return f"{span} {'token' if span == '1' else 'tokens'}, {_span(sampled)} sampled"
 
 
-def gone(told: Told) -> str:
+def gone(info: GroupInfo) -> str:
     """What is said of a group without tokens."""
-    return f"{counted(told.size, 'sequence')}; no tokens are kept of {'it' if told.size == 1 else 'them'}"
+    return f"{counted(info.size, 'sequence')}; no tokens are kept of {'it' if info.size == 1 else 'them'}"
 
 
 def rank(group: Group, at: int) -> str:
@@ -105,8 +102,7 @@ def _span(numbers: Sequence[int]) -> str:
     return str(low) if low == high else f"{low}–{high}"
 
 
-MOST_IDS = 24
-"""Token ids shown of a part that nobody can decode."""
+MOST_IDS = 24  # token ids shown of a part that nobody can decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,16 +117,18 @@ class Part:
 
 def parts_of(group: Group, at: int, tokenizer: Tokenizer | None) -> tuple[Part, ...]:
     """One sequence: decoded where there is a tokenizer, else its messages, else the ids of its tokens."""
-    messages = _messages(group, at)
-    if tokenizer is None and messages:
-        return tuple(map(_of_message, messages))
-    return tuple(_of_tokens(group, at, tokenizer))
-
-
-def _messages(group: Group, at: int) -> Sequence[Any]:
-    given = group.element.messages
-    mine = cast("Any", given[at]) if isinstance(given, list) and at < len(cast("list[Any]", given)) else None
-    return cast("list[Any]", mine) if isinstance(mine, list) else ()
+    given: Any = group.element.messages
+    messages: Any = given[at] if isinstance(given, list) and at < len(cast("list[Any]", given)) else None
+    if tokenizer is None and isinstance(messages, list) and messages:
+        return tuple(map(_of_message, cast("list[Any]", messages)))
+    parts, begin, all_tokens = list[Part](), 0, group.element.tokens[at]
+    for is_sampled, run in groupby(group.mask(at), key=lambda mask: mask != CONTEXT):
+        end = begin + sum(1 for _ in run)
+        tokens = all_tokens[begin:end]
+        text = _ids(tokens) + " " if tokenizer is None else harmless(decoded(tokenizer, tokens))
+        parts.append(Part(text=text, is_sampled=is_sampled, tokens=(begin, end)))
+        begin = end
+    return tuple(parts)
 
 
 def _of_message(message: Any) -> Part:
@@ -147,16 +145,6 @@ def _text(value: Any) -> str:
     if value is None:
         return ""
     return harmless(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-
-
-def _of_tokens(group: Group, at: int, tokenizer: Tokenizer | None) -> Iterator[Part]:
-    begin, all_tokens = 0, group.element.tokens[at]
-    for is_sampled, run in groupby(group.mask(at), key=lambda mask: mask != CONTEXT):
-        end = begin + sum(1 for _ in run)
-        tokens = all_tokens[begin:end]
-        text = _ids(tokens) + " " if tokenizer is None else harmless(decoded(tokenizer, tokens))
-        yield Part(text=text, is_sampled=is_sampled, tokens=(begin, end))
-        begin = end
 
 
 def decoded(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
@@ -188,14 +176,10 @@ def shortened(part: Part, most: int) -> Part:
     return replace(part, text=part.text[:begin] + gap + part.text[begin + left :])
 
 
-BOUNDS = (0.5, 0.1, 0.01)
-"""Probabilities; a token below the first one is surprising, below the last one most so."""
-
+BOUNDS = (0.5, 0.1, 0.01)  # probabilities; a token below the first one is surprising, below the last one most so
 _LOG_BOUNDS = tuple(map(math.log, BOUNDS))
 
-LONGEST_CHARACTER = 8
-"""Tokens that may share one character; what is no text after so many will not become one."""
-
+LONGEST_CHARACTER = 8  # tokens that may share one character; what is no text after so many will not become one
 HALF_A_CHARACTER = "\ufffd"
 
 
@@ -210,26 +194,18 @@ class Stretch:
 def stretches(group: Group, at: int, part: Part, tokenizer: Tokenizer | None) -> tuple[Stretch, ...]:
     """A part in stretches; one where nothing tells them apart, or where a token's text depends on its neighbours."""
     whole = (Stretch(part.text, 0),)
-    logprobs = group.logprobs(at)
+    logprobs = group.per_token(group.element.inference_logprobs, at)
     if tokenizer is None or logprobs is None or part.tokens is None or not part.is_sampled:
         return whole
     begin, end = part.tokens
-    pieces = _pieces(group.element.tokens[at][begin:end], logprobs[begin:end], tokenizer)
+    pieces, first = list[Stretch](), begin
+    for last in range(begin, end):  # tokens one by one, those that make one character together
+        text = decoded(tokenizer, group.element.tokens[at][first : last + 1])
+        is_open = text.endswith(HALF_A_CHARACTER) and last + 1 - first < LONGEST_CHARACTER
+        if not is_open or last + 1 == end:
+            lowest = min(logprobs[first : last + 1])
+            pieces.append(Stretch(harmless(text), sum(lowest < bound for bound in _LOG_BOUNDS)))
+            first = last + 1
     runs = groupby(pieces, key=lambda piece: piece.level)
     found = tuple(Stretch("".join(piece.text for piece in run), level) for level, run in runs)
     return found if "".join(stretch.text for stretch in found) == part.text else whole
-
-
-def _pieces(tokens: Sequence[int], logprobs: Sequence[float], tokenizer: Tokenizer) -> Iterator[Stretch]:
-    """Tokens one by one, those that make one character together."""
-    first = 0
-    for last in range(len(tokens)):
-        text = decoded(tokenizer, tokens[first : last + 1])
-        is_open = text.endswith(HALF_A_CHARACTER) and last + 1 - first < LONGEST_CHARACTER
-        if not is_open or last + 1 == len(tokens):
-            yield Stretch(harmless(text), _level(min(logprobs[first : last + 1])))
-            first = last + 1
-
-
-def _level(logprob: float) -> int:
-    return sum(logprob < bound for bound in _LOG_BOUNDS)
