@@ -10,13 +10,13 @@ Source: OpenAI's and Anthropic's API references, vLLM 0.11 `SamplingParams` and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from halteres.engine.protocol import SamplingParams
 from halteres.errors import InvalidData
+from halteres.service.wire import bodies
 
 T = TypeVar("T")
 
@@ -28,10 +28,11 @@ TopCount = Annotated[int, msgspec.Meta(ge=0, le=256)]
 """Of the most likely tokens at a position; 256 is the engine's limit."""
 
 
-class Sampled(msgspec.Struct, kw_only=True):
+class SamplingFields(msgspec.Struct, kw_only=True):
     """What every such request says about sampling. Defaults are OpenAI's and vLLM's."""
 
     n: int = 1
+    max_tokens: TokenCount | None = None  # None: up to the context limit; 0: score the prompt, write nothing
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: TokenId = -1
@@ -40,7 +41,7 @@ class Sampled(msgspec.Struct, kw_only=True):
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    seed: int | None = None
+    seed: int | None = None  # None: drawn; prompt i uses seed + i
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -54,18 +55,17 @@ class Sampled(msgspec.Struct, kw_only=True):
 
     @property
     def _stops(self) -> Sequence[str | int]:
-        stop = self.stop
-        return stop if isinstance(stop, list) else [] if stop is None else [stop]
+        return self.stop if isinstance(self.stop, list) else [] if self.stop is None else [self.stop]
 
     @property
     def keeps_stop(self) -> bool:
         """Whether the text holds what stopped it."""
         return self.include_stop_str_in_output
 
-    def params(self, max_tokens: int | None, end_tokens: Sequence[int], seed: int) -> SamplingParams:
+    def params(self, end_tokens: Sequence[int], seed: int) -> SamplingParams:
         """For the engine; the model's end tokens stop it beside those that were named."""
         return SamplingParams(
-            max_tokens=max_tokens,
+            max_tokens=self.max_tokens,
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
@@ -87,135 +87,112 @@ def several(given: str | Sequence[str | int | list[int]], field: str) -> list[st
     return [one for one in given if not isinstance(one, int)]
 
 
-def read(body: bytes, kind: type[T]) -> T:
-    """Parse a body; a null at its top, or among its sampling parameters, means that the field is absent."""
+Refused = Mapping[str, tuple[str, str, Any]]
+"""By field: why, what to do instead, and the value that changes nothing; null, false, 0 and what is empty never do."""
+
+
+def _refused(why: str, next: str, names: str = "", **neutral: Any) -> Refused:
+    return {name: (why, next, value) for name, value in (dict.fromkeys(names.split()) | neutral).items()}
+
+
+_MEDIA = ("The model reads and writes text only.", "Send text.")
+_SERVER = ("There is nothing behind this server but the model.", "Give the model what it needs in the prompt.")
+_GRAMMAR = ("Answers are not constrained to a grammar, a schema or a choice.", "Ask for the format in the prompt.")
+_PROMPT = ("The prompt is taken as it comes.", "Send it as it should be read.")
+_REASONING = ("No budget is kept for reasoning.", "Use chat_template_kwargs, where the model's template reads it.")
+
+_SAMPLING: Refused = {
+    **_refused(
+        "Tokens are drawn from the model's own distribution: there are no penalties and no biases.",
+        "Leave it out.",
+        "presence_penalty frequency_penalty logit_bias bad_words allowed_token_ids min_tokens min_new_tokens",
+        repetition_penalty=1,
+    ),
+    **_refused(
+        "Only temperature, top_k and top_p shape the distribution.",
+        "Use top_p or top_k.",
+        "min_p xtc_probability xtc_threshold dry_multiplier",
+        typical_p=1,
+        tfs_z=1,
+    ),
+    **_refused(
+        *_GRAMMAR,
+        "guided_json guided_regex guided_choice guided_grammar guided_whitespace_pattern structured_outputs"
+        " structural_tag json_schema regex ebnf stop_regex",
+        response_format={"type": "text"},
+    ),
+    **_refused(
+        "Sequences are sampled independently; none is searched for or ranked.",
+        "Use n.",
+        "use_beam_search early_stopping",
+        length_penalty=1,
+    ),
+    **_refused(
+        "Clients' code and hooks are not run here.",
+        "Leave it out.",
+        "logits_processors custom_logit_processor custom_params vllm_xargs kv_transfer_params",
+    ),
+    **_refused(
+        "The engine serves dense models: no routing to experts exists or is recorded.",
+        "Leave it out.",
+        "return_routed_experts routed_experts routing_matrices return_expert_ids",
+    ),
+    **_refused(
+        "What happens inside the model is not told.",
+        "Ask for log-probabilities.",
+        "return_hidden_states return_entropy token_ids_logprob logprob_token_ids",
+    ),
+    **_refused(*_PROMPT, "truncate_prompt_tokens prompt_embeds input_embeds"),
+    **_refused(*_MEDIA, "image_data video_data audio_data multi_modal_data mm_processor_kwargs"),
+    **_refused("Weights are named by `model`.", "Put the tinker:// path into `model`.", "lora_path lora_request"),
+    **_refused(*_REASONING, "thinking_token_budget"),
+}
+
+COMPLETIONS: Refused = {**_SAMPLING, **_refused(*_PROMPT, "suffix")}
+
+CHAT: Refused = {
+    **_SAMPLING,
+    **_refused(*_MEDIA, "audio", modalities=["text"]),
+    **_refused("This is the older form of tools.", "Send `tools` and `tool_choice`.", "functions function_call"),
+    **_refused(
+        "The model's own chat template is used.",
+        "Render the chat yourself and send a completion.",
+        "chat_template documents echo",
+    ),
+    **_refused(*_SERVER, "web_search_options", verbosity="medium"),
+}
+
+GENERATE: Refused = {**_SAMPLING, **_refused(*_SERVER, "session_params", modalities=["text"])}
+
+MESSAGES: Refused = {
+    **_refused(*_REASONING, thinking={"type": "disabled"}),
+    **_refused(*_GRAMMAR, "output_format output_config"),
+    **_refused(*_SERVER, "mcp_servers container context_management"),
+    **_SAMPLING,
+}
+
+
+def read(body: bytes, kind: type[T], refused: Refused | None = None) -> T:
+    """What a body asks for.
+
+    Args:
+        refused: fields that may not be at its top, nor among its `sampling_params`.
+
+    Raises:
+        InvalidData: it does not fit, or asks for what nobody does here.
+    """
+    found = bodies.read(body, kind, deep=False)
+    if refused is None:
+        return found
+    decode, raw = msgspec.json.decode, dict[str, msgspec.Raw]
     try:
-        try:
-            return msgspec.json.decode(body, type=kind)
-        except msgspec.ValidationError:
-            return msgspec.convert(_without_nulls(msgspec.json.decode(body)), type=kind)
+        fields = decode(body, type=raw)
+        params = decode(fields.get("sampling_params", b"null"), type=raw | None) or {}
+        sent = [(name, decode(part[name])) for part in (fields, params) for name in refused if name in part]
     except msgspec.ValidationError as error:
         raise InvalidData("The body does not fit.", f"{error}.") from error
-    except msgspec.DecodeError as error:
-        raise InvalidData("The body is not JSON.", f"{error}.") from error
-    except RecursionError as error:
-        raise InvalidData("The body is nested too deeply to be read.") from error
-
-
-def _without_nulls(body: Any) -> Any:
-    """Deeper nulls stay: within a message or a tool's schema they are the client's own words."""
-    if not isinstance(body, dict):
-        return body
-    params = body.get("sampling_params")
-    kept = {name: value for name, value in body.items() if value is not None}
-    return {**kept, "sampling_params": _without_nulls(params)} if isinstance(params, dict) else kept
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """Why fields are refused, and what to do instead."""
-
-    why: str
-    next: str = "Leave it out."
-
-
-Rules = dict[str, tuple[Reason, tuple[Any, ...]]]
-"""By field: the reason, and values that change nothing (null, false, 0 and what is empty never do)."""
-
-
-def _rules(reason: Reason, *names: str, **neutral: Any) -> Rules:
-    rules: Rules = dict.fromkeys(names, (reason, ()))
-    return rules | {name: (reason, (value,)) for name, value in neutral.items()}
-
-
-_PENALTIES = Reason("Tokens are drawn from the model's own distribution: there are no penalties and no biases.")
-_FILTERS = Reason("Only temperature, top_k and top_p shape the distribution.", "Use top_p or top_k.")
-_GRAMMAR = Reason(
-    "Answers are not constrained to a grammar, a schema or a choice.", "Ask for the format in the prompt."
-)
-_MEDIA = Reason("The model reads and writes text only.", "Send text.")
-_EXPERTS = Reason("The engine serves dense models: no routing to experts exists or is recorded.")
-_INSIDE = Reason("What happens inside the model is not told.", "Ask for log-probabilities.")
-_SEARCH = Reason("Sequences are sampled independently; none is searched for or ranked.", "Use n.")
-_PROMPT = Reason("The prompt is taken as it comes.", "Send it as it should be read.")
-_WEIGHTS = Reason("Weights are named by `model`.", "Put the tinker:// path into `model`.")
-_TEMPLATE = Reason("The model's own chat template is used.", "Render the chat yourself and send a completion.")
-_TOOLS = Reason("This is the older form of tools.", "Send `tools` and `tool_choice`.")
-_CODE = Reason("Clients' code and hooks are not run here.")
-_SERVER = Reason("There is nothing behind this server but the model.", "Give the model what it needs in the prompt.")
-_REASONING = Reason(
-    "No budget is kept for reasoning.", "Use chat_template_kwargs, where the model's template reads it."
-)
-
-_SAMPLING: Rules = (
-    _rules(_PENALTIES, "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "allowed_token_ids")
-    | _rules(_PENALTIES, "min_tokens", "min_new_tokens", repetition_penalty=1)
-    | _rules(_FILTERS, "min_p", "xtc_probability", "xtc_threshold", "dry_multiplier", typical_p=1, tfs_z=1)
-    | _rules(_GRAMMAR, "guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_whitespace_pattern")
-    | _rules(_GRAMMAR, "structured_outputs", "structural_tag", "json_schema", "regex", "ebnf", "stop_regex")
-    | _rules(_GRAMMAR, response_format={"type": "text"})
-    | _rules(_SEARCH, "use_beam_search", "early_stopping", length_penalty=1)
-    | _rules(_CODE, "logits_processors", "custom_logit_processor", "custom_params", "vllm_xargs", "kv_transfer_params")
-    | _rules(_EXPERTS, "return_routed_experts", "routed_experts", "routing_matrices", "return_expert_ids")
-    | _rules(_INSIDE, "return_hidden_states", "return_entropy", "token_ids_logprob", "logprob_token_ids")
-    | _rules(_PROMPT, "truncate_prompt_tokens", "prompt_embeds", "input_embeds")
-    | _rules(_MEDIA, "image_data", "video_data", "audio_data", "multi_modal_data", "mm_processor_kwargs")
-    | _rules(_WEIGHTS, "lora_path", "lora_request")
-    | _rules(_REASONING, "thinking_token_budget")
-)
-
-COMPLETIONS: Rules = _SAMPLING | _rules(_PROMPT, "suffix")
-
-CHAT: Rules = (
-    _SAMPLING
-    | _rules(_MEDIA, "audio", modalities=["text"])
-    | _rules(_TOOLS, "functions", "function_call")
-    | _rules(_TEMPLATE, "chat_template", "documents", "echo")
-    | _rules(_SERVER, "web_search_options", verbosity="medium")
-)
-
-SGLANG: Rules = _SAMPLING | _rules(_SERVER, "session_params", modalities=["text"])
-
-MESSAGES: Rules = (
-    _rules(_REASONING, thinking={"type": "disabled"})
-    | _rules(_GRAMMAR, "output_format", "output_config")
-    | _rules(_SERVER, "mcp_servers", "container", "context_management")
-    | _SAMPLING
-)
-
-
-class Refusals:
-    """The fields that one route refuses, at the top of its body and among its `sampling_params`."""
-
-    def __init__(self, rules: Rules) -> None:
-        self._rules = rules
-        names = [(name, Any, None) for name in rules]
-        inner = msgspec.defstruct("Inner", names)
-        outer = msgspec.defstruct("Outer", [*names, ("sampling_params", inner | None, None)])
-        self._decoder = msgspec.json.Decoder[Any](outer)
-
-    def read(self, body: bytes, kind: type[T]) -> T:
-        """What a body asks for.
-
-        Raises:
-            InvalidData: it does not fit, or asks for what nobody does here.
-        """
-        asked = read(body, kind)
-        self.check(body)
-        return asked
-
-    def check(self, body: bytes) -> None:
-        """Refuse a body that asks for what nobody does here; it has been read by its own struct before."""
-        try:
-            found = self._decoder.decode(body)
-        except msgspec.ValidationError:
-            raise InvalidData("`sampling_params` is no object.", next="Leave it out, or send an object.") from None
-        for part in (found, found.sampling_params):
-            if part is not None:
-                self._check(msgspec.structs.asdict(part))
-
-    def _check(self, fields: Mapping[str, Any]) -> None:
-        for name, (reason, neutral) in self._rules.items():
-            value = fields[name]
-            if value and value not in neutral:
-                raise InvalidData(f"`{name}` is not supported.", reason.why, reason.next, param=name)
+    for name, value in sent:
+        why, next, neutral = refused[name]
+        if value and value != neutral:
+            raise InvalidData(f"`{name}` is not supported.", why, next, param=name)
+    return found

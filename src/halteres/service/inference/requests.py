@@ -11,18 +11,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from halteres.engine.protocol import Wanted
-from halteres.errors import HalteresError, InvalidData, NotFound, nearest, shortened
-from halteres.service.base import BaseModel
-from halteres.service.checkpoints.store import Checkpoints
-from halteres.service.inference.bodies import Sampled
-from halteres.service.sampling.samplers import Samplers
-from halteres.service.sampling.snapshots import Snapshot, Snapshots
-from halteres.service.sessions import Sessions
+from halteres.errors import InvalidData, NotFound, nearest, shortened
+from halteres.service.inference.bodies import SamplingFields
+from halteres.service.sampling.snapshots import Snapshot
+from halteres.service.service import Service
 from halteres.service.tenancy.tenants import Tenant
 from halteres.text import Tokenizer
 
 SCHEME = "tinker://"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What an HTTP call brings."""
+
+    run: str | None  # of the URL
+    tenant: Tenant
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +56,8 @@ class Listed:
 class Addresses:
     """The names of one service's weights."""
 
-    def __init__(
-        self, base: BaseModel, checkpoints: Checkpoints, snapshots: Snapshots, samplers: Samplers, sessions: Sessions
-    ) -> None:
-        self.base = base
-        self._checkpoints, self._snapshots, self._samplers, self._sessions = checkpoints, snapshots, samplers, sessions
+    def __init__(self, service: Service) -> None:
+        self.base, self._service = service.base, service
 
     def find(self, model: str | None, run: str | None, tenant: Tenant, version: int | None = None) -> Weights:
         """What a request means. Under a run's URL, a name that is neither a path nor the base model means the run.
@@ -69,49 +71,44 @@ class Addresses:
             SnapshotLost: weights of that version are no longer kept.
         """
         if model is not None and SCHEME in model:
-            return Weights(name=model, snapshot=self._at(model, tenant))
+            base, _, path = model.rpartition(";")
+            if base:
+                self.base.check(base)
+            found = self._service.checkpoints.find(path, tenant)
+            return Weights(name=model, snapshot=self._service.snapshots.of(found))
         if model is not None and self.base.answers_to(model):
             return Weights(name=model, snapshot=None)
-        if run is not None:
-            return Weights(name=model or run, snapshot=self._samplers.policy(run, tenant, version))
-        if not model:
+        if run is None and not model:
             return Weights(name=self.base.name, snapshot=None)
-        if model not in self._runs(tenant):
-            raise self._missing(model, tenant)
-        return Weights(name=model, snapshot=self._samplers.policy(model, tenant, version))
+        if run is None and model not in self._runs(tenant):
+            raise NotFound(
+                f"There is no model '{shortened(model or '')}' here.",
+                f"The base model is '{self.base.name}'.",
+                "Name it, a tinker:// path or a run; GET /v1/models lists them.",
+                did_you_mean=nearest(model or "", [listed.name for listed in self.all(tenant)]),
+                param="model",
+            )
+        snapshot = self._service.samplers.policy(run or model or "", tenant, version)
+        return Weights(name=model or run or "", snapshot=snapshot)
 
     def all(self, tenant: Tenant) -> list[Listed]:
         """The base model, every run with a policy, every named checkpoint for sampling."""
-        began = self._runs(tenant)
-        saved = [one for one in self._checkpoints.all(tenant=tenant) if one.path.kind == "sampler_weights"]
+        began, policies = self._runs(tenant), self._service.samplers.versions(tenant)
+        saved = self._service.checkpoints.all(tenant=tenant)
         return [
             *(Listed(name=name, version=0, base=True) for name in self.base.names),
+            *(Listed(name=run, version=policies[run], created_at=began.get(run, 0.0)) for run in policies),
             *(
-                Listed(name=run, version=version, created_at=began.get(run, 0.0))
-                for run, version in self._samplers.versions(tenant).items()
+                Listed(name=str(one.path), version=one.version, created_at=one.created_at)
+                for one in saved
+                if one.path.kind == "sampler_weights"
             ),
-            *(Listed(name=str(one.path), version=one.version, created_at=one.created_at) for one in saved),
         ]
-
-    def _at(self, model: str, tenant: Tenant) -> Snapshot:
-        base, _, path = model.rpartition(";")
-        if base:
-            self.base.check(base)
-        return self._snapshots.of(self._checkpoints.find(path, tenant))
 
     def _runs(self, tenant: Tenant) -> dict[str, float]:
         """The tenant's runs, and when each began (unix s)."""
-        return {session.run: session.created_at for session in reversed(self._sessions.all(tenant)) if session.run}
-
-    def _missing(self, model: str, tenant: Tenant) -> HalteresError:
-        known = [listed.name for listed in self.all(tenant)]
-        return NotFound(
-            f"There is no model '{shortened(model)}' here.",
-            f"The base model is '{self.base.name}'.",
-            "Name it, a tinker:// path or a run; GET /v1/models lists them.",
-            did_you_mean=nearest(model, known),
-            param="model",
-        )
+        sessions = self._service.sessions.all(tenant)
+        return {session.run: session.created_at for session in reversed(sessions) if session.run}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,49 +139,26 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """What a request brings."""
-
-    run: str | None  # of the URL
-    tenant: Tenant
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """A request for inference."""
+class InferenceRequest:
+    """Prompts, and how to go on with them."""
 
     call: Call
     weights: Weights
     prompts: tuple[Prompt, ...]
-    sampled: Sampled
-    max_tokens: int | None  # None: up to the context limit; 0: score the prompt, write nothing
-    seed: int | None  # None: drawn; prompt i uses seed + i
+    sampling: SamplingFields
     top: int = 0  # most likely tokens at each sampled position
-    prompt_top: int | None = None  # ... and at each position of the prompt; None: nothing is told of the prompt
-    prompt_start: int = 0  # the first position of the prompt that is told of
+    prompt_top: int | None = None  # ... and at each position of the prompt; None: nothing of the prompt is answered
+    prompt_start: int = 0  # the first position of the prompt that is answered
 
     @property
-    def subject(self) -> str:
-        """Whom the journal's row concerns: the run, or the name of the weights."""
-        return self.call.run or self.weights.name
-
-    @property
-    def wanted(self) -> Wanted:
-        """For the engine."""
-        if self.prompt_top is None:
-            return Wanted(topk_sampled=self.top)
-        return Wanted(topk_sampled=self.top, prompt_logprobs=True, topk_prompt=self.prompt_top)
-
-    @property
-    def scores(self) -> int:
+    def num_prompt_logprobs(self) -> int:
         """Log-probabilities of prompts in the answer, where those of a prompt may stand beside each sequence."""
         if self.prompt_top is None:
             return 0
         positions = sum(max(0, len(prompt.tokens) - self.prompt_start) for prompt in self.prompts)
-        return self.sampled.n * positions * (1 + self.prompt_top)
+        return self.sampling.n * positions * (1 + self.prompt_top)
 
     @property
     def scores_only(self) -> bool:
-        """Whether the prompt's log-probabilities are all that is wanted."""
-        return self.max_tokens == 0 and self.prompt_top is not None
+        """Whether the prompt's log-probabilities are all that is asked for."""
+        return self.sampling.max_tokens == 0 and self.prompt_top is not None

@@ -30,26 +30,21 @@ PIECE_BYTES = 1024
 
 
 def decompressed(body: bytes, content_encoding: str | None, most: int = MAX_BODY_BYTES) -> bytes:
-    """A request body as its client wrote it."""
-    if content_encoding in (None, "", "identity"):
-        return _bounded(body, most)
-    if content_encoding != "zstd":
+    """A request body as its client wrote it, of at most so many bytes."""
+    data, whole = body, True
+    if content_encoding == "zstd":
+        try:
+            data, whole = _unpacked(body, most + 1)
+        except zstandard.ZstdError as error:
+            raise InvalidData("The body is not valid zstd.", f"{error}.") from error
+    elif content_encoding not in (None, "", "identity"):
         raise InvalidData(f"Content-Encoding '{content_encoding[:50]}' is not understood.", next="Use zstd or none.")
-    try:
-        data, whole = _unpacked(body, most + 1)
-    except zstandard.ZstdError as error:
-        raise InvalidData("The body is not valid zstd.", f"{error}.") from error
-    _bounded(data, most)
+    if len(data) > most:
+        why = f"{most // 2**10} KiB are the limit of what it holds."
+        raise InvalidData("The body is too large.", why, "Send less, datums in several requests.")
     if not whole:
         raise InvalidData("The body is not valid zstd.", "Its end is missing, or something follows it.")
     return data
-
-
-def _bounded(body: bytes, most: int) -> bytes:
-    if len(body) > most:
-        why = f"{most // 2**10} KiB are the limit of what it holds."
-        raise InvalidData("The body is too large.", why, "Send less, datums in several requests.")
-    return body
 
 
 def head_of(body: bytes, content_encoding: str | None) -> bytes:
