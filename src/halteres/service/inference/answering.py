@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import TypeVar
@@ -13,17 +13,17 @@ from typing import TypeVar
 import msgspec
 
 from halteres.clients import rewards
-from halteres.engine.protocol import SampleResult, Wanted
+from halteres.engine.protocol import SampleResult, Sequence, Wanted
 from halteres.errors import HalteresError, InvalidData, NotReady, ServerError, unknown
 from halteres.process import steady_time
 from halteres.scores import Scorable, best_first
 from halteres.service.durable.futures import Outcome, failure
 from halteres.service.durable.journal import Ended, Entry, new_id
 from halteres.service.fleet import running
-from halteres.service.inference.bodies import Refused, SamplingFields, read
+from halteres.service.inference.bodies import Refused, read
 from halteres.service.inference.chats import Chat, render
 from halteres.service.inference.outputs import Output, PromptLogprobs, Writer
-from halteres.service.inference.requests import Addresses, Call, InferenceRequest, Prompt
+from halteres.service.inference.requests import Addresses, Call, InferenceRequest, Prompt, Weights
 from halteres.service.sampling.samples import CANCELLED, Draw, checked_seed, drawn_seed, packed
 from halteres.service.service import GENERATE, Service
 from halteres.service.tenancy.fair_queue import LONG
@@ -72,7 +72,7 @@ class Inference:
         """What may take long to make, beside the requests that wait; small things are made at once."""
         return await self._threads.run(call.tenant, size, make)
 
-    async def prompts(self, call: Call, given: Sequence[str | list[int]], special: bool | None = None) -> list[Prompt]:
+    async def prompts(self, call: Call, given: list[str | list[int]], special: bool | None = None) -> list[Prompt]:
         """Texts or tokens as the prompts that they are; long ones are tokenised aside.
 
         Raises:
@@ -96,35 +96,9 @@ class Inference:
             call, lambda: Prompt.of(render(self.tokenizer, chat()), self.tokenizer, longest, bool(special))
         )
 
-    def request(
-        self,
-        call: Call,
-        model: str | None,
-        prompts: Sequence[Prompt],
-        sampling: SamplingFields,
-        *,
-        top: int | None = None,
-        prompt_top: int | None = None,
-        prompt_start: int = 0,
-        version: int | None = None,
-    ) -> InferenceRequest:
-        """What is to be sampled.
-
-        Args:
-            model: the name of weights, and `version` of a run's.
-
-        Raises:
-            NotFound, NotReady, SnapshotLost: as `Addresses.find`.
-        """
-        return InferenceRequest(
-            call=call,
-            weights=self.addresses.find(model, call.run, call.tenant, version),
-            prompts=tuple(prompts),
-            sampling=sampling,
-            top=top or 0,
-            prompt_top=prompt_top,
-            prompt_start=prompt_start,
-        )
+    def weights(self, call: Call, model: str | None, version: int | None = None) -> Weights:
+        """Those that a call means by this name; raises as `Addresses.find`."""
+        return self.addresses.find(model, call.run, call.tenant, version)
 
     async def _longest_text(self) -> int:
         """Characters that a prompt may have."""
@@ -158,11 +132,8 @@ class Inference:
     def _outputs(self, request: InferenceRequest, first: int, result: SampleResult) -> Iterator[Output]:
         of_prompt = PromptLogprobs.of(result)
         for place, one in enumerate(result.sequences, first):
-            writer = Writer(self.tokenizer, request, place)
-            if request.scores_only:
-                yield writer.add(b"", b"", None, "length", result.version, of_prompt)
-            else:
-                yield writer.add(one.tokens, one.logprobs, one.top, one.stop_reason, result.version, of_prompt)
+            piece = Sequence(tokens=b"", logprobs=b"", stop_reason="length") if request.scores_only else one
+            yield Writer(self.tokenizer, request, place).add(piece, result.version, of_prompt)
 
     async def stream(self, request: InferenceRequest) -> AsyncGenerator[Output, None]:
         """The same, in pieces as they are sampled; whoever stops reading frees the rows.
@@ -179,8 +150,7 @@ class Inference:
             streams = [self._samples.stream(draw) for draw in self._draws(request, seed)]
             async with aclosing(merged(streams)) as pieces:
                 async for at, piece in pieces:
-                    writer = writers[at * n + piece.sample]
-                    yield writer.add(piece.tokens, piece.logprobs, piece.top, piece.stop_reason, piece.version)
+                    yield writers[at * n + piece.sample].add(piece, piece.version)
 
     def _draws(self, request: InferenceRequest, seed: int) -> list[Draw]:
         """One for each prompt."""
@@ -252,7 +222,7 @@ class Inference:
             self._journal.settle(ended)
 
 
-async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+async def merged(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """The items of all streams as they come, each with its stream's number; the first failure ends all."""
     if len(streams) == 1:  # the usual case needs no task for each item
         async with aclosing(streams[0]) as only:
@@ -303,7 +273,7 @@ class BestOf:
         raise unknown(InvalidData, "reward model", reward_model, self._addresses)
 
     async def chosen(
-        self, outputs: Sequence[Output], count: int, reward_model: str | None, text_of: Callable[[Output], Scorable]
+        self, outputs: list[Output], count: int, reward_model: str | None, text_of: Callable[[Output], Scorable]
     ) -> list[Output]:
         """So many sequences of each prompt, the best first; one that could not be scored comes behind all that could.
 
@@ -327,7 +297,7 @@ class BestOf:
             for place, rank in enumerate(best_first([values[at] for at in places])[:count])
         ]
 
-    async def _scores(self, name: str, texts: Sequence[Scorable]) -> list[float | None]:
+    async def _scores(self, name: str, texts: list[Scorable]) -> list[float | None]:
         try:
             scores = await rewards.score(self._addresses[name], texts, timeout_s=SCORED_WITHIN_S)
         except HalteresError as error:  # it may name the operator's address: that is for the log

@@ -20,7 +20,7 @@ from halteres.service.inference.chats import Chat
 from halteres.service.inference.http import begun, named
 from halteres.service.inference.openai import Usage, callable_tools
 from halteres.service.inference.outputs import Output
-from halteres.service.inference.requests import Call
+from halteres.service.inference.requests import Call, InferenceRequest
 from halteres.tool_calls import ToolCall, ToolReader
 
 UNREAD_BLOCKS = ("thinking", "redacted_thinking")
@@ -77,7 +77,7 @@ class Messages(CountTokens, kw_only=True):
 async def count_tokens(inference: Inference, call: Call) -> Response:
     """POST v1/messages/count_tokens."""
     body = await inference.read(call, CountTokens, MESSAGES)
-    inference.addresses.find(body.model, call.run, call.tenant)
+    inference.weights(call, body.model)
     prompt = await inference.chat_prompt(call, lambda: _chat(body, _tools(body)))
     return answer({"input_tokens": len(prompt.tokens)})
 
@@ -87,8 +87,9 @@ async def messages(inference: Inference, call: Call) -> Response:
     body = await inference.read(call, Messages, MESSAGES)
     tools = _tools(body)
     prompt = await inference.chat_prompt(call, lambda: _chat(body, tools))
-    request = inference.request(call, body.model, [prompt], msgspec.structs.replace(body, n=1))
-    answered = MessageAnswer(request.weights.name, body, calls=bool(tools))
+    weights = inference.weights(call, body.model)
+    request = InferenceRequest(call, weights, [prompt], msgspec.structs.replace(body, n=1))
+    answered = MessageAnswer(weights.name, body, calls=bool(tools))
     if body.stream:
         return await begun(inference.stream(request), answered.events, failed)
     return await inference.write(request, lambda outputs: answer(answered.whole(outputs[0])))
@@ -198,7 +199,7 @@ class MessageAnswer:
 
     def _blocks(self, parts: Sequence[str | ToolCall], *, last: bool) -> Iterator[dict[str, Any]]:
         """The events of content blocks: one is open at a time, and there is one at least."""
-        for part in [*parts, ""] if last and self._num_blocks == 0 and not parts else parts:
+        for part in parts or ([""] if last and not self._num_blocks else []):
             is_text = isinstance(part, str)
             if self._text_open and not is_text:
                 yield self._stop()

@@ -21,7 +21,7 @@ from halteres.service.inference.answering import Inference
 from halteres.service.inference.bodies import GENERATE, SamplingFields, TokenCount, TopCount, read, several
 from halteres.service.inference.http import DONE, begun, data
 from halteres.service.inference.outputs import Output, Row
-from halteres.service.inference.requests import Call
+from halteres.service.inference.requests import Call, InferenceRequest
 from halteres.text import Tokenizer
 
 
@@ -105,28 +105,15 @@ class Vllm(SamplingFields, kw_only=True):
         return found[0]
 
 
-_NULL = msgspec.Raw(b"null")
-
-
-class PromptFields(msgspec.Struct, kw_only=True):
-    """The fields that tell whose shape a body has."""
-
-    prompt: msgspec.Raw = _NULL
-    prompt_token_ids: msgspec.Raw = _NULL
-    input_ids: msgspec.Raw = _NULL
-    text: msgspec.Raw = _NULL
-
-
 def read_generate(body: bytes) -> Sglang | Vllm:
     """A body in either shape: `prompt` and `prompt_token_ids` are vLLM's, `text` and `input_ids` sglang's.
 
     Raises:
         InvalidData: it is neither, or asks for what nobody does here.
     """
-    found = read(body, PromptFields)
-    of_sglang = found.input_ids != _NULL or found.text != _NULL
-    of_vllm = found.prompt != _NULL or found.prompt_token_ids != _NULL
-    return read(body, Vllm if of_vllm and not of_sglang else Sglang, GENERATE)
+    fields = {name for name, value in read(body, dict[str, msgspec.Raw]).items() if bytes(value) != b"null"}
+    is_vllm = fields & {"prompt", "prompt_token_ids"} and not fields & {"input_ids", "text"}
+    return read(body, Vllm if is_vllm else Sglang, GENERATE)
 
 
 async def generate(inference: Inference, call: Call) -> Response:
@@ -153,16 +140,12 @@ def _with_pieces(before: Output | None, piece: Output) -> Output:
 
 async def _sglang(inference: Inference, call: Call, body: Sglang) -> Response:
     top, start = body.top_logprobs_num if body.return_logprob else None, body.logprob_start_len
-    request = inference.request(
-        call,
-        body.model,
+    weights, prompts = (
+        inference.weights(call, body.model, body.policy_version),
         await inference.prompts(call, body.prompts),
-        body.sampling_params,
-        top=top,
-        prompt_top=top if start >= 0 else None,
-        prompt_start=max(0, start),
-        version=body.policy_version,
     )
+    of_prompt = top if start >= 0 else None
+    request = InferenceRequest(call, weights, prompts, body.sampling_params, top or 0, of_prompt, max(0, start))
     answered = SglangAnswer(inference.tokenizer, body)
     if body.stream:
         return await begun(inference.stream(request), answered.events, _failed_event)
@@ -235,8 +218,8 @@ class SglangAnswer:
 async def _vllm(inference: Inference, call: Call, body: Vllm) -> Response:
     if body.best_of not in (None, body.n):
         raise InvalidData("`best_of` is not `n`.", "Sequences are not ranked.", param="best_of")
-    prompts, top, prompt_top = await inference.prompts(call, [body.one_prompt]), body.logprobs, body.prompt_logprobs
-    request = inference.request(call, body.model, prompts, body, top=top, prompt_top=prompt_top)
+    weights, prompts = inference.weights(call, body.model), await inference.prompts(call, [body.one_prompt])
+    request = InferenceRequest(call, weights, prompts, body, body.logprobs or 0, body.prompt_logprobs)
     answered = VllmAnswer(inference.tokenizer, body)
     if body.stream:
         return await begun(inference.stream(request), answered.lines, _failed_line, "application/x-ndjson")

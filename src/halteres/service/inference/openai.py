@@ -214,8 +214,9 @@ async def completions(inference: Inference, call: Call) -> Response:
         of_prompt = max(body.top, of_prompt or 0)
     elif body.echo and body.max_tokens == 0:
         of_prompt = of_prompt or 0  # nothing is written: the prompt alone comes back
-    request = inference.request(call, body.model, prompts, body.to_sample, top=body.top, prompt_top=of_prompt)
-    answered = CompletionAnswer(inference, body, request.weights.name)
+    weights = inference.weights(call, body.model)
+    request = InferenceRequest(call, weights, prompts, body.to_sample, body.top or 0, of_prompt)
+    answered = CompletionAnswer(inference, body, weights.name)
 
     def scorable(one: Output) -> Scorable:
         return Scorable(prompt=answered.text_of(one.prompt), completion=one.text)
@@ -301,9 +302,9 @@ async def chat_completions(inference: Inference, call: Call) -> Response:
     tools = callable_tools(body.tools, body.tool_choice)
     chat = _chat(inference.tokenizer, body, tools)
     prompt = await inference.chat_prompt(call, lambda: chat, body.add_special_tokens)
-    top, of_prompt = body.top, body.prompt_logprobs
-    request = inference.request(call, body.model, [prompt], body.to_sample, top=top, prompt_top=of_prompt)
-    answered = ChatAnswer(inference, body, request.weights.name, calls=bool(tools))
+    weights = inference.weights(call, body.model)
+    request = InferenceRequest(call, weights, [prompt], body.to_sample, body.top or 0, body.prompt_logprobs)
+    answered = ChatAnswer(inference, body, weights.name, calls=bool(tools))
 
     def scorable(one: Output) -> Scorable:
         """The chat and the answer, which may go on with its last message."""

@@ -5,13 +5,12 @@ Guarantees: the pieces of an answer, joined, are the text of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from halteres.engine.protocol import SampleResult, TopK
+from halteres.engine.protocol import Piece, SampleResult, Sequence, TopK
 from halteres.service.inference.requests import InferenceRequest, Prompt
 from halteres.service.wire.results import FILLER_LOGPROB
 from halteres.text import Tokenizer, beginning
@@ -35,7 +34,7 @@ class Detokenizer:
         self._window: list[int] = []  # the newest tokens
         self._sent = 0  # characters of the window's text
 
-    def add(self, tokens: Sequence[int], *, last: bool = False) -> str:
+    def add(self, tokens: list[int], *, last: bool = False) -> str:
         """The text that is certain now; with the last tokens, all of it."""
         self._window += tokens
         text = self._decoded()
@@ -55,7 +54,7 @@ class Detokenizer:
 class Cut:
     """Ends a text before (or behind) the first of some strings, wherever the pieces break."""
 
-    def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
+    def __init__(self, stops: tuple[str, ...], *, keep: bool = False) -> None:
         self._stops, self._keep = stops, keep
         self._held = ""
         self.matched: str | None = None
@@ -92,7 +91,7 @@ class PromptLogprobs:
         """What a result says of its prompt."""
         if result.prompt_logprobs is None:
             return None
-        found: Sequence[float] = np.frombuffer(result.prompt_logprobs, np.float32).tolist()
+        found: list[float] = np.frombuffer(result.prompt_logprobs, np.float32).tolist()
         top = _rows(result.topk_prompt) if result.topk_prompt else [[] for _ in found]
         return PromptLogprobs(logprobs=[None if logprob != logprob else logprob for logprob in found], top=top)
 
@@ -125,20 +124,12 @@ class Writer:
         self._characters = Detokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
         self._cut = Cut(sampling.stop_strings, keep=self._keeps_stop)
 
-    def add(
-        self,
-        tokens: bytes,
-        logprobs: bytes,
-        top: TopK | None,
-        finish: Finish | None,
-        version: int,
-        of_prompt: PromptLogprobs | None = None,
-    ) -> Output:
-        """The next tokens (int32), or all of them; `finish` comes with the last."""
-        ids: list[int] = np.frombuffer(tokens, np.int32).tolist()
+    def add(self, piece: Sequence | Piece, version: int, of_prompt: PromptLogprobs | None = None) -> Output:
+        """The next tokens, or all of them; the last ones have a stop reason."""
+        ids: list[int] = np.frombuffer(piece.tokens, np.int32).tolist()
+        finish, last = piece.stop_reason, piece.stop_reason is not None
         stopped_by = ids[-1] if finish == "stop" and ids and ids[-1] in self._ends else None
         shown = ids if stopped_by is None or self._keeps_stop else ids[:-1]
-        last = finish is not None
         text = self._cut.add(self._characters.add(shown, last=last), last=last)
         return Output(
             place=self._place,
@@ -146,8 +137,8 @@ class Writer:
             prompt=self._prompt,
             of_prompt=of_prompt,
             tokens=ids,
-            logprobs=np.frombuffer(logprobs, np.float32).tolist(),
-            top=_rows(top) if top else [[] for _ in ids],
+            logprobs=np.frombuffer(piece.logprobs, np.float32).tolist(),
+            top=_rows(piece.top) if piece.top else [[] for _ in ids],
             text=text,
             finish="stop" if last and self._cut.matched is not None else finish,
             matched=(stopped_by if stopped_by in self._named else self._cut.matched) if last else None,

@@ -9,6 +9,7 @@ nothing                                     the run in the URL; without one, the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from halteres.errors import InvalidData, NotFound, nearest, shortened
@@ -43,16 +44,6 @@ class Weights:
         return self.snapshot.version if self.snapshot else 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
-    """A name that answers."""
-
-    name: str
-    version: int  # policy version
-    created_at: float = 0.0  # unix s
-    base: bool = False
-
-
 class Addresses:
     """The names of one service's weights."""
 
@@ -76,34 +67,28 @@ class Addresses:
                 self.base.check(base)
             found = self._service.checkpoints.find(path, tenant)
             return Weights(name=model, snapshot=self._service.snapshots.of(found))
-        if model is not None and self.base.answers_to(model):
-            return Weights(name=model, snapshot=None)
-        if run is None and not model:
-            return Weights(name=self.base.name, snapshot=None)
-        if run is None and model not in self._runs(tenant):
+        name = model or run or self.base.name
+        if self.base.answers_to(name) if model else run is None:
+            return Weights(name=name, snapshot=None)
+        if run is None and name not in self._runs(tenant):
             raise NotFound(
-                f"There is no model '{shortened(model or '')}' here.",
+                f"There is no model '{shortened(name)}' here.",
                 f"The base model is '{self.base.name}'.",
                 "Name it, a tinker:// path or a run; GET /v1/models lists them.",
-                did_you_mean=nearest(model or "", [listed.name for listed in self.all(tenant)]),
+                did_you_mean=nearest(name, self.all(tenant)),
                 param="model",
             )
-        snapshot = self._service.samplers.policy(run or model or "", tenant, version)
-        return Weights(name=model or run or "", snapshot=snapshot)
+        return Weights(name=name, snapshot=self._service.samplers.policy(run or name, tenant, version))
 
-    def all(self, tenant: Tenant) -> list[Listed]:
-        """The base model, every run with a policy, every named checkpoint for sampling."""
+    def all(self, tenant: Tenant) -> dict[str, tuple[int, float]]:
+        """Policy version and unix s of making, of the base model, every run with a policy, every named checkpoint."""
         began, policies = self._runs(tenant), self._service.samplers.versions(tenant)
-        saved = self._service.checkpoints.all(tenant=tenant)
-        return [
-            *(Listed(name=name, version=0, base=True) for name in self.base.names),
-            *(Listed(name=run, version=policies[run], created_at=began.get(run, 0.0)) for run in policies),
-            *(
-                Listed(name=str(one.path), version=one.version, created_at=one.created_at)
-                for one in saved
-                if one.path.kind == "sampler_weights"
-            ),
-        ]
+        saved = [one for one in self._service.checkpoints.all(tenant=tenant) if one.path.kind == "sampler_weights"]
+        return {
+            **dict.fromkeys(self.base.names, (0, 0.0)),
+            **{run: (version, began.get(run, 0.0)) for run, version in policies.items()},
+            **{str(one.path): (one.version, one.created_at) for one in saved},
+        }
 
     def _runs(self, tenant: Tenant) -> dict[str, float]:
         """The tenant's runs, and when each began (unix s)."""
@@ -138,13 +123,13 @@ class Prompt:
         return Prompt(tokens=tokenizer.encode(given, add_special_tokens=added), text=given)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class InferenceRequest:
     """Prompts, and how to go on with them."""
 
     call: Call
     weights: Weights
-    prompts: tuple[Prompt, ...]
+    prompts: Sequence[Prompt]
     sampling: SamplingFields
     top: int = 0  # most likely tokens at each sampled position
     prompt_top: int | None = None  # ... and at each position of the prompt; None: nothing of the prompt is answered

@@ -30,7 +30,7 @@ from halteres.service.inference.chats import Chat
 from halteres.service.inference.generate import generate
 from halteres.service.inference.http import endpoint
 from halteres.service.inference.openai import chat_completions, completions
-from halteres.service.inference.requests import SCHEME, Call, Listed, Prompt, Weights
+from halteres.service.inference.requests import SCHEME, Call, Prompt, Weights
 from halteres.service.sampling.samples import packed
 from halteres.service.tenancy.tenants import tenant_of
 
@@ -76,42 +76,41 @@ class InferenceRoutes:
 
     async def _models(self, request: Request) -> Any:
         """Below a run, the run and the base model."""
-        return {"object": "list", "data": [self._shaped(one) for one in self._listed(request)]}
+        return {"object": "list", "data": list(self._listed(request).values())}
 
     async def _model(self, request: Request) -> Any:
         model: str = request.path_params["model"]
         if model.startswith("tinker:/") and not model.startswith(SCHEME):
             model = model.replace("tinker:/", SCHEME, 1)  # proxies and clients join slashes
-        for one in self._listed(request):
-            if one.name == model:
-                return self._shaped(one)
+        if model in (listed := self._listed(request)):
+            return listed[model]
         run = request.path_params.get("run_id")
         if run is not None and SCHEME not in model and not self._inference.base.answers_to(model):
             raise NotFound(f"There is no model '{shortened(model)}' under the run '{run}'.", param="model")
         weights = self._inference.addresses.find(model, run, tenant_of(request))
-        return self._shaped(Listed(name=model, version=weights.version, base=weights.snapshot is None))
+        return self._shaped(model, weights.version, is_base=weights.snapshot is None)
 
-    def _listed(self, request: Request) -> list[Listed]:
-        run = request.path_params.get("run_id")
-        if run is None:
-            return self._inference.addresses.all(tenant_of(request))
-        base = self._inference.base.name
-        return [Listed(name=run, version=self._policy(request).version), Listed(name=base, version=0, base=True)]
+    def _listed(self, request: Request) -> dict[str, Any]:
+        found, run = self._inference.addresses.all(tenant_of(request)), request.path_params.get("run_id")
+        if run is not None:
+            found = {run: (self._policy(request).version, 0.0), self._inference.base.name: (0, 0.0)}
+        names = self._inference.base.names
+        return {name: self._shaped(name, *facts, is_base=name in names) for name, facts in found.items()}
 
     def _policy(self, request: Request) -> Weights:
         """The newest of the run in the URL; without one, the base model."""
         return self._inference.addresses.find(None, request.path_params.get("run_id"), tenant_of(request))
 
-    def _shaped(self, one: Listed) -> dict[str, Any]:
+    def _shaped(self, name: str, version: int, created_at: float = 0.0, *, is_base: bool) -> dict[str, Any]:
         base = self._inference.base.name
         return {
-            "id": one.name,
+            "id": name,
             "object": "model",
-            "created": int(one.created_at),
+            "created": int(created_at),
             "owned_by": "halteres",
-            "root": base if one.base else one.name,
-            "parent": None if one.base else base,
-            "policy_version": one.version,
+            "root": base if is_base else name,
+            "parent": None if is_base else base,
+            "policy_version": version,
         }
 
     async def _health(self, request: Request) -> Any:
@@ -152,7 +151,7 @@ class Tokenize(msgspec.Struct, kw_only=True):
 async def tokenize(inference: Inference, call: Call) -> Response:
     """POST tokenize: a prompt or a chat."""
     body = await inference.read(call, Tokenize)
-    inference.addresses.find(body.model, call.run, call.tenant)
+    inference.weights(call, body.model)
     tokens = (await _prompt(inference, call, body)).tokens
     found = {"count": len(tokens), "max_model_len": await inference.context_length(), "tokens": tokens}
     if body.return_token_strs:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,7 @@ from halteres.loopback import FOREIGN, Foreign, is_foreign, is_local
 from halteres.service.answers import refusal_at, route
 from halteres.service.routes.checkpoints import SIGNED
 from halteres.service.tenancy.keys import Keys
-from halteres.service.tenancy.limits import Allowances, Limits, TooLarge, overloaded, size_text
+from halteres.service.tenancy.limits import Allowances, TooLarge, overloaded, size_text
 from halteres.service.tenancy.tenants import LOCAL, NOBODY, SCOPE_KEY, Tenant, tenant_of
 
 HEALTH = "/api/v1/healthz"
@@ -35,42 +36,8 @@ BURST_S = 5.0
 """So many seconds' worth of requests may come at once."""
 
 
-class Body:
-    """One request's body, as it comes; it counts until the block ends that this is the context of."""
-
-    def __init__(self, limits: Limits, receiving: Counter[Tenant], tenant: Tenant) -> None:
-        self._limits, self._receiving, self._tenant = limits, receiving, tenant
-        self._size = 0
-
-    def __enter__(self) -> None:
-        """Nothing has come yet."""
-
-    def __exit__(self, *_: object) -> None:
-        self._receiving[self._tenant] -= self._size
-
-    def expect(self, size: int) -> None:
-        """Raise TooLarge for a body of more bytes than it may have."""
-        if size > self._limits.body_bytes:
-            most = size_text(self._limits.body_bytes)
-            raise TooLarge("The body is too large.", f"{most} are the limit.", "Send it in parts.")
-
-    def add(self, size: int) -> None:
-        """So many bytes more have come.
-
-        Raises:
-            TooLarge: the body has more than it may.
-            Overloaded: this tenant sends more at once than it may.
-        """
-        self._size += size
-        self._receiving[self._tenant] += size
-        self.expect(self._size)
-        if (receiving := self._receiving[self._tenant]) > self._limits.incoming_bytes:
-            most = size_text(self._limits.incoming_bytes)
-            raise overloaded(f"{size_text(receiving)} of requests are on their way.", f"{most} are the limit.", 1)
-
-
 class Meter:
-    """Counts for all tenants."""
+    """Counts the requests per second of all tenants, and the bytes that they are sending."""
 
     def __init__(self, allowances: Allowances, clock: Callable[[], float] = time.monotonic) -> None:
         self._allowances, self._clock = allowances, clock
@@ -91,15 +58,32 @@ class Meter:
         if left < 1:
             raise overloaded("Too many requests.", f"{per_s:g} a second are the limit.", (1 - left) / per_s)
 
-    def body(self, tenant: Tenant, announced: int) -> Body:
-        """The body of a request that begins.
+    @contextmanager
+    def body(self, tenant: Tenant, announced: int) -> Iterator[Callable[[int], None]]:
+        """While the block runs, one request's body comes, in pieces whose bytes are told to what this yields.
 
         Raises:
-            TooLarge: it says that it is larger than it may be.
+            TooLarge: it has, or announces, more bytes than it may have.
+            Overloaded: this tenant sends more at once than it may.
         """
-        body = Body(self._allowances.of(tenant), self._receiving, tenant)
-        body.expect(announced)
-        return body
+        limits, size = self._allowances.of(tenant), 0
+
+        def add(more: int, announced: int = 0) -> None:
+            nonlocal size
+            size += more
+            self._receiving[tenant] += more
+            if max(size, announced) > limits.body_bytes:
+                most = size_text(limits.body_bytes)
+                raise TooLarge("The body is too large.", f"{most} are the limit.", "Send it in parts.")
+            if more and (receiving := self._receiving[tenant]) > limits.incoming_bytes:
+                most = size_text(limits.incoming_bytes)
+                raise overloaded(f"{size_text(receiving)} of requests are on their way.", f"{most} are the limit.", 1)
+
+        add(0, announced)
+        try:
+            yield add
+        finally:
+            self._receiving[tenant] -= size
 
 
 class Guard:
@@ -115,21 +99,21 @@ class Guard:
             return
         headers = Headers(scope=scope)
         length = headers.get("content-length", "")
-        try:
-            tenant = scope[SCOPE_KEY] = self._tenant(scope["path"], headers)
-            if tenant != NOBODY:
-                self._meter.count(tenant)
-            body = self._meter.body(tenant, int(length) if length.isdecimal() else 0)
-        except HalteresError as error:
-            await refusal_at(scope["path"], error)(scope, receive, send)
-            return
+        with ExitStack() as receiving:
+            try:
+                tenant = scope[SCOPE_KEY] = self._tenant(scope["path"], headers)
+                if tenant != NOBODY:
+                    self._meter.count(tenant)
+                add = receiving.enter_context(self._meter.body(tenant, int(length) if length.isdecimal() else 0))
+            except HalteresError as error:
+                await refusal_at(scope["path"], error)(scope, receive, send)
+                return
 
-        async def counted() -> Message:
-            message = await receive()
-            body.add(len(message.get("body", b"")))
-            return message
+            async def counted() -> Message:
+                message = await receive()
+                add(len(message.get("body", b"")))
+                return message
 
-        with body:
             await self._app(scope, counted, send)
 
     def _tenant(self, path: str, headers: Headers) -> Tenant:
@@ -188,25 +172,16 @@ class RequestCounts:
         """Of the caller's run of that name; zeros where nobody has asked for it."""
         return self._by_run.get((tenant_of(request), request.path_params["run_id"])) or RunRequests()
 
-    def answered(self, tenant: Tenant, run: str) -> None:
-        """A request was answered."""
-        counts = self._of(tenant, run)
-        counts.answered += 1
-        counts.refused_in_a_row = 0
-
-    def refused(self, tenant: Tenant, run: str, refusal: Refusal) -> None:
-        """A request was refused."""
-        counts = self._of(tenant, run)
-        counts.refused += 1
-        counts.refused_in_a_row += 1
-        counts.last_refusal = refusal
-
-    def _of(self, tenant: Tenant, run: str) -> RunRequests:
+    def count(self, tenant: Tenant, run: str, refusal: Refusal | None = None) -> None:
+        """A request was answered, or refused."""
         counts = self._by_run.setdefault((tenant, run), RunRequests())
+        counts.answered += refusal is None
+        counts.refused += refusal is not None
+        counts.refused_in_a_row = 0 if refusal is None else counts.refused_in_a_row + 1
+        counts.last_refusal = refusal or counts.last_refusal
         self._by_run.move_to_end((tenant, run))
         while len(self._by_run) > MOST_RUNS:
             self._by_run.popitem(last=False)
-        return counts
 
 
 _RUN = re.compile(r"/runs/([^/]+)(/.*)")
@@ -229,34 +204,31 @@ class CountRequests:
         run, path = posted.groups()
         status = 200
 
-        def refused(status: int, why: str) -> None:
-            refusal = Refusal(status=status, path=path, why=shortened(why, 600), at=time.time())
-            self.counts.refused(scope.get(SCOPE_KEY, LOCAL), run, refusal)
+        def count(refused: str | None = None) -> None:
+            why = shortened(refused or "", 600)
+            refusal = None if refused is None else Refusal(status=status, path=path, why=why, at=time.time())
+            self.counts.count(scope.get(SCOPE_KEY, LOCAL), run, refusal)
 
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 if status < 400:
-                    self.counts.answered(scope.get(SCOPE_KEY, LOCAL), run)
+                    count()
             elif status >= 400 and status not in _NEITHER and not message.get("more_body"):
-                refused(status, _sentence(message.get("body", b"")))
+                count(_sentence(message.get("body", b"")))
             await send(message)
 
         try:
             await self.app(scope, receive, watched)
         except Exception as error:
-            refused(500, f"{type(error).__name__}: {error}")
+            status = 500
+            count(f"{type(error).__name__}: {error}")
             raise
 
 
 def _sentence(body: bytes) -> str:
     """What a refusal says, in any of the shapes that this service answers in."""
-    try:
-        decoded = msgspec.json.decode(body)
-    except msgspec.DecodeError:
-        return body.decode(errors="replace")
-    if not isinstance(decoded, dict):
-        return str(decoded)
+    decoded = msgspec.json.decode(body)
     error = decoded.get("error")
     return str((error.get("message") if isinstance(error, dict) else decoded.get("detail")) or decoded)
