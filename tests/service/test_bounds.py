@@ -92,13 +92,13 @@ async def test_the_prompt_part_of_an_answer_is_made_once_for_all_sequences(
 async def test_a_large_answer_is_made_off_the_event_loop(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = list[threading.Thread]()
 
-    choice = CompletionAnswer.choice
+    choice = CompletionAnswer._choice  # pyright: ignore[reportPrivateUsage] - nothing else is made there
 
     def shaped(*given: Any) -> Any:
         threads.append(threading.current_thread())
         return choice(*given)
 
-    monkeypatch.setattr(CompletionAnswer, "choice", shaped)
+    monkeypatch.setattr(CompletionAnswer, "_choice", shaped)
     body = {"prompt": LONG_PROMPT, "echo": True, "logprobs": 5, "n": 64, "max_tokens": 1}
     assert (await scene.ask("/v1/completions", **body))[0] == 200
     assert threading.main_thread() not in threads

@@ -21,7 +21,7 @@ from halteres.service.inference.http import begun, named
 from halteres.service.inference.openai import Usage, callable_tools
 from halteres.service.inference.outputs import Output
 from halteres.service.inference.requests import Call, InferenceRequest
-from halteres.tool_calls import ToolCall, ToolReader
+from halteres.tool_calls import ToolCall
 
 UNREAD_BLOCKS = ("thinking", "redacted_thinking")
 """Of earlier turns; the API leaves them out of the prompt too."""
@@ -64,7 +64,7 @@ class CountTokens(SamplingFields, kw_only=True):
 class Messages(CountTokens, kw_only=True):
     """POST v1/messages."""
 
-    max_tokens: TokenCount
+    max_tokens: TokenCount  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride] - required
     stop_sequences: list[str] | None = None
     stream: bool = False
 
@@ -88,8 +88,9 @@ async def messages(inference: Inference, call: Call) -> Response:
     tools = _tools(body)
     prompt = await inference.chat_prompt(call, lambda: _chat(body, tools))
     weights = inference.weights(call, body.model)
-    request = InferenceRequest(call, weights, [prompt], msgspec.structs.replace(body, n=1))
-    answered = MessageAnswer(weights.name, body, calls=bool(tools))
+    parallel = not body.tool_choice.disable_parallel_tool_use if tools else None
+    request = InferenceRequest(call, weights, [prompt], msgspec.structs.replace(body, n=1), parallel_calls=parallel)
+    answered = MessageAnswer(weights.name)
     if body.stream:
         return await begun(inference.stream(request), answered.events, failed)
     return await inference.write(request, lambda outputs: answer(answered.whole(outputs[0])))
@@ -165,33 +166,31 @@ def _text(content: Any) -> str:
 class MessageAnswer:
     """One answer, whole or as events."""
 
-    def __init__(self, model: str, body: Messages, *, calls: bool) -> None:
-        self._calls, self._usage = calls, Usage()
+    def __init__(self, model: str) -> None:
+        self._usage = Usage()
         self._num_blocks, self._text_open = 0, False  # content blocks of a stream
-        self._reader = ToolReader(parallel=not body.tool_choice.disable_parallel_tool_use)
         self._head = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": model}
 
     def whole(self, one: Output) -> dict[str, Any]:
         """All of it."""
-        parts = self._parts(one)
-        text = "".join(part for part in parts if isinstance(part, str))
-        calls = [{**_tool_use(part), "input": part.arguments} for part in parts if isinstance(part, ToolCall)]
+        self._usage.add(one)
+        text = "".join(part for part in one.parts if isinstance(part, str))
+        calls = [{**_tool_use(part), "input": part.arguments} for part in one.parts if isinstance(part, ToolCall)]
         content = ([{"type": "text", "text": text}] if text or not calls else []) + calls
         end = {**self._end(one), "policy_version": self._usage.policy_version}
         return {**self._head, "content": content, **end, "usage": self._counts(one)}
 
     async def events(self, outputs: AsyncIterator[Output]) -> AsyncIterator[bytes]:
         """message_start, the blocks one after another, message_delta, message_stop."""
-        first = True
         async for one in outputs:
-            parts, last = self._parts(one), one.finish is not None
-            if first:
-                first, usage = False, {**self._counts(one), "output_tokens": 0}
+            self._usage.add(one)
+            if one.first:
+                usage = {**self._counts(one), "output_tokens": 0}
                 start = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
                 yield named({"type": "message_start", "message": start})
-            for event in self._blocks(parts, last=last):
+            for event in self._blocks(one.parts, last=one.finish is not None):
                 yield named(event)
-            if last:
+            if one.finish is not None:
                 usage, version = self._counts(one), self._usage.policy_version
                 end = {"delta": self._end(one), "usage": usage, "policy_version": version}
                 yield named({"type": "message_delta", **end})
@@ -223,16 +222,10 @@ class MessageAnswer:
         self._text_open = False
         return {"type": "content_block_stop", "index": self._num_blocks - 1}
 
-    def _parts(self, one: Output) -> list[str | ToolCall]:
-        self._usage.add(one)
-        if self._calls:
-            return self._reader.add(one.text, last=one.finish is not None)
-        return [one.text] if one.text else []
-
     def _end(self, one: Output) -> dict[str, Any]:
         sequence = one.matched if isinstance(one.matched, str) else None
         reason = "max_tokens" if one.finish == "length" else "end_turn" if sequence is None else "stop_sequence"
-        if one.finish == "stop" and self._reader.calls:
+        if one.finish == "stop" and one.called:
             reason = "tool_use"
         return {"stop_reason": reason, "stop_sequence": sequence}
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from halteres.errors import HalteresError, NotReady, ServerError, UserError, boundary
+from halteres.errors import HalteresError, NotReady, ServerError, boundary
 from halteres.service.answers import body_of
 from halteres.service.inference.requests import Call
 from halteres.service.tenancy.tenants import tenant_of
@@ -66,31 +66,18 @@ class Shutdown:
         scope.reschedule(asyncio.get_running_loop().time())
 
 
-def shutdown_of(scope: Scope) -> Shutdown:
-    """The end of the service that a request came to."""
-    shutdown: Shutdown = scope["app"].state.shutdown
-    return shutdown
-
-
-class ClientGone(UserError):
-    """The client closed its connection before it was answered; nobody reads this."""
-
-    code, status = "client_gone", 499
-
-
 def endpoint(handler: Callable[[Call], Coroutine[Any, Any, Response]]) -> Callable[[Request], Awaitable[Response]]:
     """A route whose work ends when its client leaves or the service ends."""
 
     async def answered(request: Request) -> Response:
         run, body = request.path_params.get("run_id"), await body_of(request, PROMPT_BYTES)
-        async with shutdown_of(request.scope).cuts_short():
+        shutdown: Shutdown = request.app.state.shutdown
+        async with shutdown.cuts_short():
             working = asyncio.create_task(handler(Call(run=run, tenant=tenant_of(request), body=body)))
             leaving = asyncio.create_task(_left(request))
             try:
                 await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-                if working.done():
-                    return working.result()
-                raise ClientGone("The client went away.")
+                return working.result() if working.done() else Response(status_code=499)  # which nobody reads
             finally:
                 working.cancel()
                 leaving.cancel()
@@ -130,13 +117,13 @@ class Events(StreamingResponse):
         failed: Callable[[HalteresError], bytes],
         media_type: str,
     ) -> None:
-        self._items, self._failed, self._shutdown = items, failed, Shutdown()
+        self._items, self._failed = items, failed
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(events, headers=headers, media_type=media_type)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
-        self._shutdown = shutdown_of(scope)
+        self._shutdown: Shutdown = scope["app"].state.shutdown
         async with aclosing(self._items):
             await super().__call__(scope, receive, send)
 

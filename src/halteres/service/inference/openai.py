@@ -25,7 +25,7 @@ from halteres.service.inference.http import DONE, begun, data
 from halteres.service.inference.outputs import BROKEN, Output, PromptLogprobs, Row
 from halteres.service.inference.requests import Call, InferenceRequest, Prompt
 from halteres.text import Tokenizer
-from halteres.tool_calls import ToolCall, ToolReader
+from halteres.tool_calls import ToolCall
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -107,17 +107,15 @@ class ChatCompletions(OpenAIBody, kw_only=True):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Usage:
     """Tokens and policy versions of an answer, as far as it is written."""
 
-    prompts: dict[int, int] = field(default_factory=dict)  # tokens, by the place of a prompt's first sequence
     completion: int = 0
     versions: set[int] = field(default_factory=set)
 
     def add(self, one: Output) -> None:
         """Count a sequence, or a piece of one."""
-        self.prompts[one.place - one.sample] = len(one.prompt.tokens)
         self.completion += len(one.tokens)
         self.versions.add(one.version)
 
@@ -128,38 +126,38 @@ class Usage:
 
 
 class Answer:
-    """What both routes' answers have in common; a subclass says how one sequence, or a piece of one, is shaped."""
+    """What both routes' answers have in common; a subclass shapes the choice of a sequence, or a chunk with a piece."""
 
-    def __init__(self, inference: Inference, body: OpenAIBody, model: str, prefix: str, kind: str) -> None:
-        self.tokenizer, self._usage, self._options = inference.tokenizer, Usage(), body.stream_options
+    def __init__(self, tokenizer: Tokenizer, request: InferenceRequest, body: OpenAIBody, id: str, kind: str) -> None:
+        self.tokenizer, self._request, self._options = tokenizer, request, body.stream_options
+        self._usage = Usage()
         # A token is called by its text, a special one by name; `token_id:17` tells apart tokens of equal text.
         by_id = body.return_tokens_as_token_ids
-        self.name: Callable[[int], str] = (lambda token: f"token_id:{token}") if by_id else cache(self.tokenizer.token)
-        created = int(time.time())
-        self._head = {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": created, "model": model}
+        self.name: Callable[[int], str] = (lambda token: f"token_id:{token}") if by_id else cache(tokenizer.token)
+        id, created, model = f"{id}-{uuid.uuid4().hex}", int(time.time()), request.weights.name
+        self._head = {"id": id, "object": kind, "created": created, "model": model}
 
-    def choice(self, one: Output) -> dict[str, Any]:
-        """One sequence of an answer."""
+    def _choice(self, one: Output) -> dict[str, Any]:
         raise NotImplementedError
 
-    def chunk(self, one: Output) -> dict[str, Any] | None:
-        """What a stream says of one piece; None where it holds nothing."""
+    def _chunk(self, one: Output) -> dict[str, Any] | None:
+        """None where the piece holds nothing."""
         raise NotImplementedError
 
     def whole(self, chosen: Sequence[Output], outputs: Sequence[Output]) -> dict[str, Any]:
         """An answer of the chosen sequences; all are counted."""
         for one in outputs:
             self._usage.add(one)
-        prompt, completion = sum(self._usage.prompts.values()), self._usage.completion
+        prompt, completion = sum(len(one.tokens) for one in self._request.prompts), self._usage.completion
         usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-        choices = [self.choice(one) for one in chosen]
+        choices = [self._choice(one) for one in chosen]
         return {**self._head, "choices": choices, "usage": usage, "policy_version": self._usage.policy_version}
 
     async def events(self, outputs: AsyncIterator[Output]) -> AsyncIterator[bytes]:
         """A stream's events: one per piece that holds something; the last of a choice has the policy version."""
         async for one in outputs:
             self._usage.add(one)
-            chunk = self.chunk(one)
+            chunk = self._chunk(one)
             if chunk is not None:
                 version = {} if one.finish is None else {"policy_version": self._usage.policy_version}
                 yield data({**self._head, **chunk, **version})
@@ -167,7 +165,7 @@ class Answer:
             yield data(self.whole([], []))
         yield DONE
 
-    def prompt_logprobs(self, prompt: Prompt, found: PromptLogprobs) -> list[dict[str, Any] | None]:
+    def _prompt_logprobs(self, prompt: Prompt, found: PromptLogprobs) -> list[dict[str, Any] | None]:
         """vLLM's: per position the token that stands there, then the most likely ones, by id."""
         positions = zip(prompt.tokens, found.logprobs, found.top, strict=True)
         return [None if logprob is None else self._ranked(token, logprob, row) for token, logprob, row in positions]
@@ -216,7 +214,7 @@ async def completions(inference: Inference, call: Call) -> Response:
         of_prompt = of_prompt or 0  # nothing is written: the prompt alone comes back
     weights = inference.weights(call, body.model)
     request = InferenceRequest(call, weights, prompts, body.to_sample, body.top or 0, of_prompt)
-    answered = CompletionAnswer(inference, body, weights.name)
+    answered = CompletionAnswer(inference.tokenizer, request, body)
 
     def scorable(one: Output) -> Scorable:
         return Scorable(prompt=answered.text_of(one.prompt), completion=one.text)
@@ -227,8 +225,8 @@ async def completions(inference: Inference, call: Call) -> Response:
 class CompletionAnswer(Answer):
     """Of /v1/completions."""
 
-    def __init__(self, inference: Inference, body: Completions, model: str) -> None:
-        super().__init__(inference, body, model, "cmpl", "text_completion")
+    def __init__(self, tokenizer: Tokenizer, request: InferenceRequest, body: Completions) -> None:
+        super().__init__(tokenizer, request, body, "cmpl", "text_completion")
         self._body = body
         self._lengths: dict[int, int] = {}  # by place: characters of the names of its tokens so far
 
@@ -238,9 +236,9 @@ class CompletionAnswer(Answer):
             return prompt.text
         return self.tokenizer.decode(prompt.tokens, skip_special_tokens=False)
 
-    def choice(self, one: Output) -> dict[str, Any]:
+    def _choice(self, one: Output) -> dict[str, Any]:
         """The first piece of a sequence brings what was asked of the prompt."""
-        body, first = self._body, one.place not in self._lengths
+        body, first = self._body, one.first
         choice: dict[str, Any] = {
             "index": one.place,
             "text": (self.text_of(one.prompt) if first and body.echo else "") + one.text,
@@ -252,12 +250,12 @@ class CompletionAnswer(Answer):
         if first and body.return_token_ids:
             choice["prompt_token_ids"] = one.prompt.tokens
         if first and one.of_prompt is not None and body.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = self.prompt_logprobs(one.prompt, one.of_prompt)
+            choice["prompt_logprobs"] = self._prompt_logprobs(one.prompt, one.of_prompt)
         return choice
 
-    def chunk(self, one: Output) -> dict[str, Any] | None:
+    def _chunk(self, one: Output) -> dict[str, Any] | None:
         """A choice, without the tokens unless they were asked for."""
-        choice, body = self.choice(one), self._body
+        choice, body = self._choice(one), self._body
         if not (choice["text"] or body.top is not None or body.return_token_ids or one.finish is not None):
             return None
         if not body.return_token_ids:
@@ -265,7 +263,7 @@ class CompletionAnswer(Answer):
         return {"choices": [choice]}
 
     def _logprobs(self, one: Output, *, with_prompt: bool) -> dict[str, Any] | None:
-        offset = self._lengths.setdefault(one.place, 0)
+        offset = self._lengths.get(one.place, 0)
         if (num_top := self._body.top) is None:
             return None
         tokens, rows = one.tokens, one.top
@@ -303,8 +301,11 @@ async def chat_completions(inference: Inference, call: Call) -> Response:
     chat = _chat(inference.tokenizer, body, tools)
     prompt = await inference.chat_prompt(call, lambda: chat, body.add_special_tokens)
     weights = inference.weights(call, body.model)
-    request = InferenceRequest(call, weights, [prompt], body.to_sample, body.top or 0, body.prompt_logprobs)
-    answered = ChatAnswer(inference, body, weights.name, calls=bool(tools))
+    parallel = body.parallel_tool_calls if tools else None
+    request = InferenceRequest(
+        call, weights, [prompt], body.to_sample, body.top or 0, body.prompt_logprobs, parallel_calls=parallel
+    )
+    answered = ChatAnswer(inference.tokenizer, request, body)
 
     def scorable(one: Output) -> Scorable:
         """The chat and the answer, which may go on with its last message."""
@@ -356,59 +357,45 @@ def callable_tools(tools: Sequence[dict[str, Any]] | None, choice: Any) -> Seque
 class ChatAnswer(Answer):
     """Of /v1/chat/completions."""
 
-    def __init__(self, inference: Inference, body: ChatCompletions, model: str, *, calls: bool) -> None:
-        super().__init__(
-            inference, body, model, "chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion"
-        )
-        self._body, self._calls = body, calls
-        self._readers: dict[int, ToolReader] = {}  # by place
+    def __init__(self, tokenizer: Tokenizer, request: InferenceRequest, body: ChatCompletions) -> None:
+        kind = "chat.completion.chunk" if body.stream else "chat.completion"
+        super().__init__(tokenizer, request, body, "chatcmpl", kind)
+        self._body, self._begun = body, False
 
     def whole(self, chosen: Sequence[Output], outputs: Sequence[Output]) -> dict[str, Any]:
         """An answer, and what was asked of its prompt."""
         return {**super().whole(chosen, outputs), **(self._of_prompt(outputs[0]) if outputs else {})}
 
-    def choice(self, one: Output) -> dict[str, Any]:
-        """A choice with its message."""
-        text, calls, finish = self._read(one)
+    def _choice(self, one: Output) -> dict[str, Any]:
+        text, calls = _read(one)
         message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None}
         if calls:
             message["tool_calls"] = [_shaped(call) for call in calls]
-        return {"index": one.place, "message": message, **self._facts(one, finish), "token_ids": one.tokens}
+        return {"index": one.place, "message": message, **self._facts(one), "token_ids": one.tokens}
 
-    def chunk(self, one: Output) -> dict[str, Any] | None:
-        """A choice with what its message goes on with."""
-        body, begins = self._body, one.place not in self._readers
-        first = not self._readers
-        text, calls, finish = self._read(one)
-        delta: dict[str, Any] = {"role": "assistant", "content": ""} if begins else {}
+    def _chunk(self, one: Output) -> dict[str, Any] | None:
+        body, (text, calls) = self._body, _read(one)
+        delta: dict[str, Any] = {"role": "assistant", "content": ""} if one.first else {}
         if text:
             delta["content"] = text
         if calls:
             delta["tool_calls"] = [{"index": call.index, **_shaped(call)} for call in calls]
-        if not (delta or body.logprobs or body.return_token_ids or finish is not None):
+        if not (delta or body.logprobs or body.return_token_ids or one.finish is not None):
             return None
-        choice = {"index": one.place, "delta": delta, **self._facts(one, finish)}
+        choice = {"index": one.place, "delta": delta, **self._facts(one)}
         if body.return_token_ids:
             choice["token_ids"] = one.tokens
-        of_prompt = self._of_prompt(one) if first else {}
+        of_prompt, self._begun = {} if self._begun else self._of_prompt(one), True
         if not body.return_token_ids:
             of_prompt.pop("prompt_token_ids", None)
         return {"choices": [choice], **of_prompt}
 
     def _of_prompt(self, one: Output) -> dict[str, Any]:
-        scored = {} if one.of_prompt is None else {"prompt_logprobs": self.prompt_logprobs(one.prompt, one.of_prompt)}
+        scored = {} if one.of_prompt is None else {"prompt_logprobs": self._prompt_logprobs(one.prompt, one.of_prompt)}
         return {**scored, "prompt_token_ids": one.prompt.tokens}
 
-    def _read(self, one: Output) -> tuple[str, list[ToolCall], str | None]:
-        """What is said, what is called, and why it ended."""
-        reader = self._readers.setdefault(one.place, ToolReader(parallel=self._body.parallel_tool_calls))
-        parts = reader.add(one.text, last=one.finish is not None) if self._calls else [one.text]
-        text = "".join(part for part in parts if isinstance(part, str))
-        called = one.finish == "stop" and reader.calls
-        return text, [part for part in parts if isinstance(part, ToolCall)], "tool_calls" if called else one.finish
-
-    def _facts(self, one: Output, finish: str | None) -> dict[str, Any]:
-        logprobs = None
+    def _facts(self, one: Output) -> dict[str, Any]:
+        finish, logprobs = "tool_calls" if one.finish == "stop" and one.called else one.finish, None
         if self._body.logprobs:
             content = [
                 {**self._entry(token, logprob), "top_logprobs": [self._entry(*pair) for pair in row]}
@@ -421,6 +408,12 @@ class ChatAnswer(Answer):
         """A token with its bytes; null where it is part of a character only."""
         text = self.name(token)
         return {"token": text, "logprob": logprob, "bytes": None if BROKEN in text else list(text.encode())}
+
+
+def _read(one: Output) -> tuple[str, list[ToolCall]]:
+    """What is said, and what is called."""
+    text = "".join(part for part in one.parts if isinstance(part, str))
+    return text, [part for part in one.parts if isinstance(part, ToolCall)]
 
 
 def _shaped(call: ToolCall) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from halteres.engine.protocol import Piece, SampleResult, Sequence, TopK
 from halteres.service.inference.requests import InferenceRequest, Prompt
 from halteres.service.wire.results import FILLER_LOGPROB
 from halteres.text import Tokenizer, beginning
+from halteres.tool_calls import ToolCall, ToolReader
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 
@@ -107,7 +108,10 @@ class Output:
     tokens: list[int]
     logprobs: list[float]
     top: list[Row]  # one row per token, each empty where none was asked for
+    first: bool  # nothing of the sequence came before
     text: str  # without special tokens and what stopped it, unless the request asks for them
+    parts: list[str | ToolCall]  # the text as what is said and what is called
+    called: bool  # there was a call so far
     finish: Finish | None  # None: more pieces come
     matched: str | int | None  # the stop string or named stop token that ended it
     version: int  # policy version
@@ -123,6 +127,8 @@ class Writer:
         self._ends = self._named if sampling.ignore_eos else self._named | frozenset(tokenizer.eos_token_ids)
         self._characters = Detokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
         self._cut = Cut(sampling.stop_strings, keep=self._keeps_stop)
+        self._calls = ToolReader(parallel=bool(request.parallel_calls))
+        self._reads_calls, self._first = request.parallel_calls is not None, True
 
     def add(self, piece: Sequence | Piece, version: int, of_prompt: PromptLogprobs | None = None) -> Output:
         """The next tokens, or all of them; the last ones have a stop reason."""
@@ -131,6 +137,8 @@ class Writer:
         stopped_by = ids[-1] if finish == "stop" and ids and ids[-1] in self._ends else None
         shown = ids if stopped_by is None or self._keeps_stop else ids[:-1]
         text = self._cut.add(self._characters.add(shown, last=last), last=last)
+        plain: list[str | ToolCall] = [text] if text else []
+        first, self._first = self._first, False
         return Output(
             place=self._place,
             sample=self._sample,
@@ -139,7 +147,10 @@ class Writer:
             tokens=ids,
             logprobs=np.frombuffer(piece.logprobs, np.float32).tolist(),
             top=_rows(piece.top) if piece.top else [[] for _ in ids],
+            first=first,
             text=text,
+            parts=self._calls.add(text, last=last) if self._reads_calls else plain,
+            called=self._calls.calls > 0,
             finish="stop" if last and self._cut.matched is not None else finish,
             matched=(stopped_by if stopped_by in self._named else self._cut.matched) if last else None,
             version=version,

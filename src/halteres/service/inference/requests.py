@@ -134,6 +134,7 @@ class InferenceRequest:
     top: int = 0  # most likely tokens at each sampled position
     prompt_top: int | None = None  # ... and at each position of the prompt; None: nothing of the prompt is answered
     prompt_start: int = 0  # the first position of the prompt that is answered
+    parallel_calls: bool | None = None  # of tools, several or the first alone; None: calls are text
 
     @property
     def num_prompt_logprobs(self) -> int:

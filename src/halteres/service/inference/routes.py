@@ -30,7 +30,7 @@ from halteres.service.inference.chats import Chat
 from halteres.service.inference.generate import generate
 from halteres.service.inference.http import endpoint
 from halteres.service.inference.openai import chat_completions, completions
-from halteres.service.inference.requests import SCHEME, Call, Prompt, Weights
+from halteres.service.inference.requests import SCHEME, Call, Weights
 from halteres.service.sampling.samples import packed
 from halteres.service.tenancy.tenants import tenant_of
 
@@ -152,27 +152,25 @@ async def tokenize(inference: Inference, call: Call) -> Response:
     """POST tokenize: a prompt or a chat."""
     body = await inference.read(call, Tokenize)
     inference.weights(call, body.model)
-    tokens = (await _prompt(inference, call, body)).tokens
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidData("The request names no text, or two.", next="Send prompt or messages.")
+    if body.messages is None:
+        [prompt] = await inference.prompts(call, [body.prompt or ""], body.add_special_tokens)
+    else:
+        chat = Chat(
+            messages=body.messages,
+            tools=body.tools or (),
+            template_kwargs=body.chat_template_kwargs or {},
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+        )
+        prompt = await inference.chat_prompt(call, lambda: chat, body.add_special_tokens)
+    tokens = prompt.tokens
     found = {"count": len(tokens), "max_model_len": await inference.context_length(), "tokens": tokens}
     if body.return_token_strs:
         texts = await inference.aside(call, lambda: list(map(inference.tokenizer.token, tokens)), len(call.body))
         return answer({**found, "token_strs": texts})
     return answer(found)
-
-
-async def _prompt(inference: Inference, call: Call, body: Tokenize) -> Prompt:
-    if (body.prompt is None) == (body.messages is None):
-        raise InvalidData("The request names no text, or two.", next="Send prompt or messages.")
-    if body.messages is None:
-        return (await inference.prompts(call, [body.prompt or ""], body.add_special_tokens))[0]
-    chat = Chat(
-        messages=body.messages,
-        tools=body.tools or (),
-        template_kwargs=body.chat_template_kwargs or {},
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-    )
-    return await inference.chat_prompt(call, lambda: chat, body.add_special_tokens)
 
 
 class Detokenize(msgspec.Struct, kw_only=True):

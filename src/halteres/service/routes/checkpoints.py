@@ -36,7 +36,7 @@ from halteres.errors import Conflict, InvalidData, NotFound, UserError
 from halteres.files import replace_file
 from halteres.service.answers import body_of, page_of, read_body, route, timestamp
 from halteres.service.checkpoints.added import CARD
-from halteres.service.checkpoints.paths import LOADABLE, TinkerPath, checked_ttl, end_of_life, refuse_token
+from halteres.service.checkpoints.paths import TinkerPath, checked_ttl, end_of_life, refuse_token
 from halteres.service.checkpoints.peft_folders import FILES
 from halteres.service.checkpoints.store import Checkpoint
 from halteres.service.models import Model, model_id_of, record
@@ -278,25 +278,6 @@ def _path_in(request: Request) -> str:
     """The tinker:// path that a route's path names."""
     named = request.path_params
     return f"tinker://{named['run_id']}/{named['kind']}/{named['name']}"
-
-
-def run_without_model(service: Service, run: str, tenant: Tenant) -> dict[str, Any] | None:
-    """A training run that nothing is known of but its checkpoints, as the API tells it; None where there are none."""
-    found = service.checkpoints.all(run, tenant)
-    if not found:
-        return None
-    newest = {kind: service.checkpoints.newest(run, kind) for kind in LOADABLE}
-    return {
-        "training_run_id": run,
-        "base_model": found[-1].base_model or service.base.name,
-        "model_owner": tenant,
-        "is_lora": True,
-        "corrupted": False,
-        "lora_rank": found[-1].lora.rank,
-        "last_request_time": timestamp(found[-1].created_at),
-        "last_checkpoint": described(newest["weights"]),
-        "last_sampler_checkpoint": described(newest["sampler_weights"]),
-    }
 
 
 _TYPES = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}

@@ -24,12 +24,12 @@ from halteres.process import steady_time
 from halteres.service.answers import answer, body_of, page_of, read_body, route, texts, timestamp
 from halteres.service.fleet import Host, running
 from halteres.service.models import Model
-from halteres.service.routes.checkpoints import RUN, described, run_without_model
+from halteres.service.routes.checkpoints import RUN, described
 from halteres.service.routes.middleware import HEALTH, presented
 from halteres.service.service import Service
 from halteres.service.sessions import Session
 from halteres.service.tenancy.keys import Key, KeyFile
-from halteres.service.tenancy.tenants import tenant_of
+from halteres.service.tenancy.tenants import Tenant, tenant_of
 from halteres.service.wire import bodies
 from halteres.service.wire.codec import PROMPT_BYTES
 
@@ -205,25 +205,33 @@ class SessionRoutes:
 
     async def _training_run(self, request: Request) -> Any:
         run, tenant = request.path_params["run_id"], tenant_of(request)
-        alone = run_without_model(self._service, run, tenant) if self._service.models.of_id(run) is None else None
-        return alone or self._run(self._service.models.find(run, tenant))
+        found = self._service.checkpoints.all(run, tenant)
+        if self._service.models.of_id(run) is None and found:  # nothing is known of it but its checkpoints
+            last = found[-1]
+            base = last.base_model or self._service.base.name
+            return self._run_facts(run, base, tenant, last.lora.rank, last.created_at)
+        return self._run(self._service.models.find(run, tenant))
 
     def _project(self, model: Model) -> str | None:
         return self._service.sessions.of_model(model.session_id).project_id
 
     def _run(self, model: Model) -> dict[str, Any]:
+        rank = model.lora.rank if model.lora else None
+        facts = self._run_facts(model.id, model.base_model, model.tenant, rank, model.last_request_at)
+        return {**facts, "user_metadata": texts(model.user_metadata)}
+
+    def _run_facts(self, run: str, base: str, owner: Tenant, rank: int | None, last_at: float) -> dict[str, Any]:
         newest = self._service.checkpoints.newest
         return {
-            "training_run_id": model.id,
-            "base_model": model.base_model,
-            "model_owner": model.tenant,
+            "training_run_id": run,
+            "base_model": base,
+            "model_owner": owner,
             "is_lora": True,
             "corrupted": False,
-            "lora_rank": model.lora.rank if model.lora else None,
-            "last_request_time": timestamp(model.last_request_at),
-            "last_checkpoint": described(newest(model.id, "weights")),
-            "last_sampler_checkpoint": described(newest(model.id, "sampler_weights")),
-            "user_metadata": texts(model.user_metadata),
+            "lora_rank": rank,
+            "last_request_time": timestamp(last_at),
+            "last_checkpoint": described(newest(run, "weights")),
+            "last_sampler_checkpoint": described(newest(run, "sampler_weights")),
         }
 
     async def _sessions(self, request: Request) -> Any:

@@ -116,7 +116,7 @@ class TrainingRoutes:
             model, seq = await self._made(asked, tenant), 0
             draws = isinstance(asked, bodies.CreateModel) and asked.lora_config.seed is None
             drawn = {"seed": drawn_seed()} if draws else None
-        key, is_pass = f"{model.id}/{seq}", isinstance(asked, PassRequest)
+        key, passed = f"{model.id}/{seq}", asked if isinstance(asked, PassRequest) else None
         if self._service.futures.known(key) is None:
             model.queue.refuse_if_full(seq)
             waiting = self._service.futures.open_bytes(model.tenant)
@@ -124,7 +124,7 @@ class TrainingRoutes:
             limits.check_waiting(waiting, is_next=seq == model.queue.settled + 1)
         entry = Entry(
             key=key,
-            kind="forward" if is_pass and asked.forward_only else kind,
+            kind="forward" if passed and passed.forward_only else kind,
             subject=model.id,
             tenant=model.tenant,
             seq=seq,
@@ -138,7 +138,7 @@ class TrainingRoutes:
             model.queue.put(Job(model, queued, future))
         response = answer({"request_id": future.request_id, "model_id": model.id})
         announced = self._service.options.refuse_stable_reinforce or model.stand_in_announced
-        if is_pass and asked.loss == STABLE_REINFORCE and not announced:
+        if passed and passed.loss == STABLE_REINFORCE and not announced:
             model.stand_in_announced = True
             log.warning("Training run %s: %s", model.id, STAND_IN)
             response.headers["x-deprecation-note"] = STAND_IN  # the one header that the SDK shows to its user

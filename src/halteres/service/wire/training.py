@@ -244,7 +244,9 @@ class JsonDatum(msgspec.Struct, kw_only=True):
 
     model_input: Prompt
     loss_fn_inputs: dict[str, Tensor] = {}
-    loss_fn_input_spans: Any = None  # [JsonSpan], read for the one loss that they matter to
+    loss_fn_input_spans: Any = (
+        None  # [{prompt_tokens or sampled_tokens: JsonRun}], read for the one loss that they matter to
+    )
 
 
 class JsonRun(msgspec.Struct, kw_only=True):
@@ -252,13 +254,6 @@ class JsonRun(msgspec.Struct, kw_only=True):
 
     sequence_id: str = ""
     length: int = 0
-
-
-class JsonSpan(msgspec.Struct, kw_only=True):
-    """One of both, as protobuf's JSON writes them."""
-
-    prompt_tokens: JsonRun | None = None
-    sampled_tokens: JsonRun | None = None
 
 
 class PassInput(msgspec.Struct, kw_only=True):
@@ -323,12 +318,12 @@ def _datums_in_json(found: PassInput) -> Iterator[Datum]:
 
 def _spans(index: int, spans: Any) -> list[tuple[str | None, int]]:
     try:
-        found = msgspec.convert(spans or [], list[JsonSpan])
+        found = msgspec.convert(spans or [], list[dict[str, JsonRun | None]])
     except msgspec.ValidationError as error:
         raise InvalidData(f"Datum {index}: its loss_fn_input_spans cannot be read.", f"{error}.") from error
     return [
-        (None, span.prompt_tokens.length if span.prompt_tokens else 0)
-        if span.sampled_tokens is None
-        else (span.sampled_tokens.sequence_id, span.sampled_tokens.length)
+        (sampled.sequence_id, sampled.length)
+        if (sampled := span.get("sampled_tokens"))
+        else (None, prompt.length if (prompt := span.get("prompt_tokens")) else 0)
         for span in found
     ]
