@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from halteres.clients import rewards
-from halteres.engine.protocol import SampleResult, Sequence, Wanted
+from halteres.engine.protocol import SampleResult, SamplingParams, Sequence, Wanted
 from halteres.errors import HalteresError, InvalidData, NotReady, ServerError, unknown
 from halteres.process import steady_time
 from halteres.scores import Scorable, best_first
@@ -154,17 +154,24 @@ class Inference:
 
     def _draws(self, request: InferenceRequest, seed: int) -> list[Draw]:
         """One for each prompt."""
-        params = request.sampling.params(self.tokenizer.eos_token_ids, seed)
-        params = msgspec.structs.replace(params, logprobs=self._samples.logprobs)
-        if request.scores_only:
-            params = msgspec.structs.replace(params, max_tokens=1)
+        sampling = request.sampling
+        ends = () if sampling.ignore_eos else self.tokenizer.eos_token_ids
+        params = SamplingParams(
+            max_tokens=1 if request.scores_only else sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            stop_tokens=(*sampling.named_stop_tokens, *ends),
+            stop_strings=sampling.stop_strings,
+            logprobs=self._samples.logprobs,
+        )
         scored, top = request.prompt_top is not None, request.prompt_top or 0
         wanted = Wanted(topk_sampled=request.top, prompt_logprobs=scored, topk_prompt=top)
         return [
             Draw(
                 snapshot=request.weights.snapshot,
                 prompt=packed(prompt.tokens),
-                num_samples=request.sampling.n,
+                num_samples=sampling.n,
                 params=msgspec.structs.replace(params, seed=seed + at),
                 wanted=wanted,
                 tenant=request.call.tenant,

@@ -54,7 +54,6 @@ class CountTokens(SamplingFields, kw_only=True):
     """POST v1/messages/count_tokens."""
 
     messages: list[Message]
-    model: str | None = None
     system: str | list[dict[str, Any]] | None = None
     tools: list[MessagesTool] | None = None
     tool_choice: ToolChoice = msgspec.field(default_factory=ToolChoice)
@@ -66,12 +65,9 @@ class Messages(CountTokens, kw_only=True):
 
     max_tokens: TokenCount  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride] - required
     stop_sequences: list[str] | None = None
-    stream: bool = False
 
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        """Texts that end the answer."""
-        return tuple(text for text in self.stop_sequences or () if text)
+    def __post_init__(self) -> None:
+        self.stop = [*(self.stop_sequences or ())]
 
 
 async def count_tokens(inference: Inference, call: Call) -> Response:

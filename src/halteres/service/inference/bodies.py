@@ -14,7 +14,6 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from halteres.engine.protocol import SamplingParams
 from halteres.errors import InvalidData
 from halteres.service.wire import bodies
 
@@ -29,8 +28,10 @@ TopCount = Annotated[int, msgspec.Meta(ge=0, le=256)]
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
-    """What every such request says about sampling. Defaults are OpenAI's and vLLM's."""
+    """What every such request says of the weights and of sampling. Defaults are OpenAI's and vLLM's."""
 
+    model: str | None = None
+    stream: bool = False
     n: int = 1
     max_tokens: TokenCount | None = None  # None: up to the context limit; 0: score the prompt, write nothing
     temperature: float = 1.0
@@ -56,23 +57,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     @property
     def _stops(self) -> Sequence[str | int]:
         return self.stop if isinstance(self.stop, list) else [] if self.stop is None else [self.stop]
-
-    @property
-    def keeps_stop(self) -> bool:
-        """Whether the text holds what stopped it."""
-        return self.include_stop_str_in_output
-
-    def params(self, end_tokens: Sequence[int], seed: int) -> SamplingParams:
-        """For the engine; the model's end tokens stop it beside those that were named."""
-        return SamplingParams(
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            seed=seed,
-            stop_tokens=(*self.named_stop_tokens, *(() if self.ignore_eos else end_tokens)),
-            stop_strings=self.stop_strings,
-        )
 
 
 def several(given: str | Sequence[str | int | list[int]], field: str) -> list[str | list[int]]:

@@ -33,13 +33,8 @@ class SglangParams(SamplingFields, kw_only=True):
     no_stop_trim: bool = False
 
     def __post_init__(self) -> None:
-        if self.seed is None:
-            self.seed = self.sampling_seed
-
-    @property
-    def keeps_stop(self) -> bool:
-        """Whether the text holds what stopped it."""
-        return self.no_stop_trim or self.include_stop_str_in_output
+        self.seed = self.sampling_seed if self.seed is None else self.seed
+        self.include_stop_str_in_output |= self.no_stop_trim
 
 
 class Sglang(msgspec.Struct, kw_only=True):
@@ -88,18 +83,14 @@ class Vllm(SamplingFields, kw_only=True):
     logprobs: TopCount | None = None
     prompt_logprobs: TopCount | None = None
     best_of: int | None = None
-    stream: bool = False
-    model: str | None = None
 
     @property
     def one_prompt(self) -> str | list[int]:
         """A text or tokens."""
-        given = (
-            (self.prompt.prompt, self.prompt.prompt_token_ids)
-            if isinstance(self.prompt, PromptParts)
-            else (self.prompt,)
-        )
-        found = [one for one in (*given, self.prompt_token_ids) if one is not None]
+        parts = self.prompt if isinstance(self.prompt, PromptParts) else PromptParts()
+        plain = None if isinstance(self.prompt, PromptParts) else self.prompt
+        given = (plain, parts.prompt, parts.prompt_token_ids, self.prompt_token_ids)
+        found = [one for one in given if one is not None]
         if len(found) != 1:
             raise InvalidData("The request names no prompt, or two.", next="Send prompt, or prompt_token_ids.")
         return found[0]

@@ -37,8 +37,6 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 class OpenAIBody(SamplingFields, kw_only=True):
     """What both routes read."""
 
-    model: str | None = None
-    stream: bool = False
     stream_options: StreamOptions | None = None
     prompt_logprobs: TopCount | None = None
     return_token_ids: bool = False
@@ -96,8 +94,7 @@ class ChatCompletions(OpenAIBody, kw_only=True):
     reasoning_effort: str | None = None
 
     def __post_init__(self) -> None:
-        if self.max_tokens is None:
-            self.max_tokens = self.max_completion_tokens
+        self.max_tokens = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
 
     @property
     def top(self) -> int | None:

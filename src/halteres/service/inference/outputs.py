@@ -123,7 +123,7 @@ class Writer:
     def __init__(self, tokenizer: Tokenizer, request: InferenceRequest, place: int) -> None:
         self._place, sampling = place, request.sampling
         self._sample, self._prompt = place % sampling.n, request.prompts[place // sampling.n]
-        self._named, self._keeps_stop = frozenset(sampling.named_stop_tokens), sampling.keeps_stop
+        self._named, self._keeps_stop = frozenset(sampling.named_stop_tokens), sampling.include_stop_str_in_output
         self._ends = self._named if sampling.ignore_eos else self._named | frozenset(tokenizer.eos_token_ids)
         self._characters = Detokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
         self._cut = Cut(sampling.stop_strings, keep=self._keeps_stop)
