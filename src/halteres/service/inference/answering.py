@@ -20,10 +20,9 @@ from halteres.scores import Scorable, best_first
 from halteres.service.durable.futures import Outcome, failure
 from halteres.service.durable.journal import Ended, Entry, new_id
 from halteres.service.fleet import running
-from halteres.service.inference.bodies import Refused, read
 from halteres.service.inference.chats import Chat, render
 from halteres.service.inference.outputs import Output, PromptLogprobs, Writer
-from halteres.service.inference.requests import Addresses, Call, InferenceRequest, Prompt, Weights
+from halteres.service.inference.requests import Addresses, Call, InferenceRequest, Prompt, Refused, Weights, read
 from halteres.service.sampling.samples import CANCELLED, Draw, checked_seed, drawn_seed, packed
 from halteres.service.service import GENERATE, Service
 from halteres.service.tenancy.fair_queue import LONG

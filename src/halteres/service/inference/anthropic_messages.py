@@ -15,12 +15,11 @@ from starlette.responses import Response
 from halteres.errors import HalteresError, InvalidData
 from halteres.service.answers import answer, anthropic_error
 from halteres.service.inference.answering import Inference
-from halteres.service.inference.bodies import MESSAGES, SamplingFields, TokenCount
 from halteres.service.inference.chats import Chat
 from halteres.service.inference.http import begun, named
 from halteres.service.inference.openai import Usage, callable_tools
 from halteres.service.inference.outputs import Output
-from halteres.service.inference.requests import Call, InferenceRequest
+from halteres.service.inference.requests import MESSAGES, Call, InferenceRequest, SamplingFields, TokenCount
 from halteres.tool_calls import ToolCall
 
 UNREAD_BLOCKS = ("thinking", "redacted_thinking")

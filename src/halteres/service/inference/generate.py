@@ -18,10 +18,18 @@ from starlette.responses import Response
 from halteres.errors import HalteresError, InvalidData, as_http
 from halteres.service.answers import answer
 from halteres.service.inference.answering import Inference
-from halteres.service.inference.bodies import GENERATE, SamplingFields, TokenCount, TopCount, read, several
 from halteres.service.inference.http import DONE, begun, data
 from halteres.service.inference.outputs import Output, Row
-from halteres.service.inference.requests import Call, InferenceRequest
+from halteres.service.inference.requests import (
+    GENERATE,
+    Call,
+    InferenceRequest,
+    SamplingFields,
+    TokenCount,
+    TopCount,
+    read,
+    several,
+)
 from halteres.text import Tokenizer
 
 

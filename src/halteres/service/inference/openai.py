@@ -19,11 +19,20 @@ from halteres.errors import HalteresError, InvalidData
 from halteres.scores import Scorable
 from halteres.service.answers import answer, openai_error
 from halteres.service.inference.answering import Inference
-from halteres.service.inference.bodies import CHAT, COMPLETIONS, SamplingFields, TokenCount, TopCount, several
 from halteres.service.inference.chats import Chat, flat
 from halteres.service.inference.http import DONE, begun, data
 from halteres.service.inference.outputs import BROKEN, Output, PromptLogprobs, Row
-from halteres.service.inference.requests import Call, InferenceRequest, Prompt
+from halteres.service.inference.requests import (
+    CHAT,
+    COMPLETIONS,
+    Call,
+    InferenceRequest,
+    Prompt,
+    SamplingFields,
+    TokenCount,
+    TopCount,
+    several,
+)
 from halteres.text import Tokenizer
 from halteres.tool_calls import ToolCall
 

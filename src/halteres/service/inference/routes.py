@@ -25,12 +25,11 @@ from halteres.errors import InvalidData, NotFound, NotReady, shortened
 from halteres.service.answers import answer, route
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.anthropic_messages import count_tokens, messages
-from halteres.service.inference.bodies import read
 from halteres.service.inference.chats import Chat
 from halteres.service.inference.generate import generate
 from halteres.service.inference.http import endpoint
 from halteres.service.inference.openai import chat_completions, completions
-from halteres.service.inference.requests import SCHEME, Call, Weights
+from halteres.service.inference.requests import SCHEME, Call, Weights, read
 from halteres.service.sampling.samples import packed
 from halteres.service.tenancy.tenants import tenant_of
 

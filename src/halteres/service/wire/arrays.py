@@ -49,9 +49,23 @@ class Csr:
         return np.repeat(np.arange(len(self.crow) - 1), np.diff(self.crow)) * columns + self.col
 
 
-def dense(what: str, values: Values, shape: Sequence[int] | None) -> Array:
-    """An array of float32 or int64 values; without a shape it has one dimension."""
+def array_of(
+    what: str, values: Values, shape: Sequence[int] | None, csr: Csr | None, budget: Budget, pad: int = 0
+) -> Array:
+    """An array of float32 or int64 values; without a shape it has one dimension.
+
+    Args:
+        csr: where the values of a sparse array lie; its other cells hold `pad`.
+
+    Raises:
+        InvalidData: the shape does not fit, or a sparse array is broken or too large.
+    """
     shape = (len(values),) if shape is None else tuple(shape)
+    if csr is not None:
+        places = _places(what, len(values), shape, csr, budget)
+        full = np.full(math.prod(shape), pad, values.dtype)
+        full[places] = values
+        values = full
     if len(shape) > 2 or any(size < 0 for size in shape) or math.prod(shape) != len(values):
         raise InvalidData(
             f"{what} has {len(values)} values, not the shape {_short(shape)}.",
@@ -60,16 +74,11 @@ def dense(what: str, values: Values, shape: Sequence[int] | None) -> Array:
     return Array(dtype="int64" if values.dtype.kind == "i" else "float32", shape=shape, data=values.tobytes())
 
 
-def written_out(what: str, values: Values, shape: Sequence[int], csr: Csr, budget: Budget, pad: int = 0) -> Array:
-    """A sparse array as a dense one; cells that are not listed hold `pad`.
-
-    Raises:
-        InvalidData: the array is too large, its pointers do not fit it, or a cell is listed twice.
-    """
+def _places(what: str, count: int, shape: tuple[int, ...], csr: Csr, budget: Budget) -> Values:
     if len(shape) != 2 or min(shape) < 0:
         raise InvalidData(f"{what} is sparse, of shape {_short(shape)}.", "A sparse array has the shape [N, K].")
     budget.take(what, math.prod(shape))
-    (rows, columns), count, crow, col = shape, len(values), csr.crow, csr.col
+    (rows, columns), crow, col = shape, csr.crow, csr.col
     inside = ((crow >= 0) & (crow <= count)).all() and (np.diff(crow) >= 0).all()
     if len(crow) != rows + 1 or not inside or (crow[0], crow[-1]) != (0, count):
         raise InvalidData(
@@ -81,9 +90,7 @@ def written_out(what: str, values: Values, shape: Sequence[int], csr: Csr, budge
     places = csr.places(columns)
     if len(np.unique(places)) != count:
         raise InvalidData(f"{what} lists a cell twice.", next="List each cell once.")
-    full = np.full(math.prod(shape), pad, values.dtype)
-    full[places] = values
-    return dense(what, full, shape)
+    return places
 
 
 def unknown_dtype(what: str, dtype: str) -> InvalidData:
@@ -101,10 +108,8 @@ def tensor_of(what: str, tensor: Tensor, budget: Budget, pad: int = 0) -> Array:
     Raises:
         InvalidData: it is broken, or too large.
     """
-    values, csr = _numbers(what, tensor.data, tensor.dtype), csr_of(what, tensor)
-    if csr is None:
-        return dense(what, values, tensor.shape)
-    return written_out(what, values, tensor.shape or (), csr, budget, pad)
+    values = _numbers(what, tensor.data, tensor.dtype)
+    return array_of(what, values, tensor.shape, csr_of(what, tensor), budget, pad)
 
 
 def csr_of(what: str, tensor: Tensor) -> Csr | None:

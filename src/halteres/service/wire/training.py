@@ -21,7 +21,7 @@ from halteres.errors import HalteresError, InvalidData
 from halteres.losses import STABLE_REINFORCE
 from halteres.service.wire import bodies
 from halteres.service.wire import tinker_public_pb2 as pb
-from halteres.service.wire.arrays import Budget, Csr, Values, dense, tensor_of, unknown_dtype, written_out
+from halteres.service.wire.arrays import Budget, Csr, Values, array_of, tensor_of, unknown_dtype
 from halteres.service.wire.bodies import Counter, Prompt, Tensor
 from halteres.service.wire.codec import HEAD_BYTES, PROTOBUF
 
@@ -211,9 +211,9 @@ def _array(what: str, tensor: pb.Tensor, budget: Budget, *, scalars: bool) -> Ar
     if tensor.WhichOneof("encoding") == "sparse_csr":
         sparse = tensor.sparse_csr
         csr = Csr(*(_numbers_in(what, data, np.int64) for data in (sparse.crow_indices, sparse.col_indices)))
-        return written_out(what, _values(what, sparse.values, tensor.dtype), tensor.shape, csr, budget)
+        return array_of(what, _values(what, sparse.values, tensor.dtype), tensor.shape, csr, budget)
     values = _values(what, tensor.dense, tensor.dtype)
-    return dense(what, values, tensor.shape or (() if scalars and len(values) == 1 else None))
+    return array_of(what, values, tensor.shape or (() if scalars and len(values) == 1 else None), None, budget)
 
 
 def _values(what: str, data: bytes, dtype: int) -> Values:
