@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
@@ -120,13 +121,13 @@ def _call(call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         _no_call()
-    arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):  # OpenAI's API writes them as a JSON text, templates expect the object
-        try:
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        arguments = arguments or {}
+    else:  # OpenAI's API writes them as a JSON text, templates expect the object
+        with suppress(msgspec.DecodeError, RecursionError):
             read = msgspec.json.decode(arguments)
-        except (msgspec.DecodeError, RecursionError):
-            read = None
-        arguments = read if isinstance(read, dict) else arguments
+            arguments = read if isinstance(read, dict) else arguments
     return {**call, "function": {**function, "arguments": arguments}}
 
 

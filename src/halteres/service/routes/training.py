@@ -107,16 +107,16 @@ class TrainingRoutes:
         """Record a request and put it in its model's queue; a repetition gets the same future."""
         kind, tenant = request.url.path.rsplit("/", 1)[1], tenant_of(request)
         content_type = request.headers.get("content-type", JSON).split(";")[0].strip()
-        body, asked = await self._read(request, kind, content_type)
-        model_id, seq = (None, None) if isinstance(asked, bodies.CreateModel) else (asked.model_id, asked.seq_id)
+        raw, body = await self._read(request, kind, content_type)
+        model_id, seq = (None, None) if isinstance(body, bodies.CreateModel) else (body.model_id, body.seq_id)
         if model_id is not None and seq is not None:
             model, drawn = self._service.models.find(model_id, tenant), None
         else:
-            assert isinstance(asked, bodies.CreateModel | bodies.LoadWeights)  # noqa: S101 - for the type checker
-            model, seq = await self._made(asked, tenant), 0
-            draws = isinstance(asked, bodies.CreateModel) and asked.lora_config.seed is None
+            assert isinstance(body, bodies.CreateModel | bodies.LoadWeights)  # noqa: S101 - for the type checker
+            model, seq = await self._made(body, tenant), 0
+            draws = isinstance(body, bodies.CreateModel) and body.lora_config.seed is None
             drawn = {"seed": drawn_seed()} if draws else None
-        key, passed = f"{model.id}/{seq}", asked if isinstance(asked, PassRequest) else None
+        key, passed = f"{model.id}/{seq}", body if isinstance(body, PassRequest) else None
         if self._service.futures.known(key) is None:
             model.queue.refuse_if_full(seq)
             waiting = self._service.futures.open_bytes(model.tenant)
@@ -129,12 +129,12 @@ class TrainingRoutes:
             tenant=model.tenant,
             seq=seq,
             content_type=content_type,
-            body=body,
+            body=raw,
             drawn=drawn,
         )
         future, new = await self._service.futures.accept(entry)
         if new:
-            queued = Request(id=entry.id, kind=entry.kind, seq=seq, asked=asked, drawn=drawn or {})
+            queued = Request(id=entry.id, kind=entry.kind, seq=seq, asked=body, drawn=drawn or {})
             model.queue.put(Job(model, queued, future))
         response = answer({"request_id": future.request_id, "model_id": model.id})
         announced = self._service.options.refuse_stable_reinforce or model.stand_in_announced
@@ -162,20 +162,20 @@ class TrainingRoutes:
                 await self._service.models.burn(*address, tenant)
             raise
 
-    async def _made(self, asked: bodies.CreateModel | bodies.LoadWeights, tenant: Tenant) -> Model:
+    async def _made(self, body: bodies.CreateModel | bodies.LoadWeights, tenant: Tenant) -> Model:
         """The training run that a creation, or a load that names a session, makes."""
-        if asked.session_id is None or asked.model_seq_id is None:
+        if body.session_id is None or body.model_seq_id is None:
             raise InvalidData(
                 "The load names no model.", next="Send model_id and seq_id, or session_id and model_seq_id."
             )
-        session, rank = self._service.sessions.find(asked.session_id, tenant), None
-        if isinstance(asked, bodies.CreateModel):
-            base, rank = asked.base_model, asked.lora_config.rank
+        session, rank = self._service.sessions.find(body.session_id, tenant), None
+        if isinstance(body, bodies.CreateModel):
+            base, rank = body.base_model, body.lora_config.rank
         else:
-            base = asked.base_model or self._base_of(asked.path, tenant)
-        base, model_id = self._service.base.check(base), model_id_of(session.id, asked.model_seq_id)
+            base = body.base_model or self._base_of(body.path, tenant)
+        base, model_id = self._service.base.check(base), model_id_of(session.id, body.model_seq_id)
         self._service.refuse_model(session, model_id, rank)
-        return await self._service.models.add(model_id, session.id, tenant, base, asked.user_metadata)
+        return await self._service.models.add(model_id, session.id, tenant, base, body.user_metadata)
 
     def _base_of(self, path: str, tenant: Tenant) -> str:
         """The base model as the checkpoint's own client knew it; a path without a checkpoint fails in its turn."""
@@ -199,16 +199,16 @@ class TrainingRoutes:
 
     async def _create_custom_loss(self, request: HttpRequest) -> Any:
         """What is wrong with the graph is its future's failure."""
-        body, tenant = await body_of(request, PROMPT_BYTES), tenant_of(request)
-        asked = await self._threads.run(tenant, len(body), lambda: bodies.read(body, bodies.CreateCustomLoss))
-        session, seq = self._service.sessions.find(asked.session_id, tenant), asked.custom_loss_seq_id
+        raw, tenant = await body_of(request, PROMPT_BYTES), tenant_of(request)
+        body = await self._threads.run(tenant, len(raw), lambda: bodies.read(raw, bodies.CreateCustomLoss))
+        session, seq = self._service.sessions.find(body.session_id, tenant), body.custom_loss_seq_id
 
         async def create() -> Outcome:
             losses = self._service.losses
-            return loss_created(await losses.create(session.id, seq, asked.name, asked.inputs, asked.graph))
+            return loss_created(await losses.create(session.id, seq, body.name, body.inputs, body.graph))
 
         key = f"{session.id}:loss:{seq}"
-        entry = Entry(key=key, kind=CREATE_LOSS, subject=session.id, tenant=tenant, seq=seq, body=body)
+        entry = Entry(key=key, kind=CREATE_LOSS, subject=session.id, tenant=tenant, seq=seq, body=raw)
         future = await settled_at_once(self._service.futures, entry, create)
         return {"request_id": future.request_id}
 

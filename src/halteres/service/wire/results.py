@@ -55,10 +55,10 @@ class ExtraOutputs:
     csr: Csr | None = None  # the layout of sparse targets, which the answer shares
 
 
-def extra_outputs_of(asked: Sample, prompt_length: int) -> ExtraOutputs:
+def extra_outputs_of(sample: Sample, prompt_length: int) -> ExtraOutputs:
     """What a request wants beside tokens."""
-    last_n, tensor = asked.prompt_logprobs_last_n, asked.target_prompt_logprobs
-    if last_n is not None and not (asked.prompt_logprobs and 1 <= last_n < max(prompt_length, 2)):
+    last_n, tensor = sample.prompt_logprobs_last_n, sample.target_prompt_logprobs
+    if last_n is not None and not (sample.prompt_logprobs and 1 <= last_n < max(prompt_length, 2)):
         raise InvalidData(
             f"prompt_logprobs_last_n is {last_n}.",
             f"It needs prompt_logprobs, and must be 1 to {max(prompt_length - 1, 1)} here: the first token has none.",
@@ -69,11 +69,11 @@ def extra_outputs_of(asked: Sample, prompt_length: int) -> ExtraOutputs:
         if targets.dtype == "int64" and (np.frombuffer(targets.data, np.int64) == -1).all():
             raise InvalidData(f"{name} names no token.", "All its cells are -1, which skips.", "Leave it out.")
     wanted = Wanted(
-        prompt_logprobs=bool(asked.prompt_logprobs),
-        topk_prompt=asked.topk_prompt_logprobs,
-        topk_sampled=asked.topk_sample_logprobs,
+        prompt_logprobs=bool(sample.prompt_logprobs),
+        topk_prompt=sample.topk_prompt_logprobs,
+        topk_sampled=sample.topk_sample_logprobs,
         targets=targets,
-        alternatives=asked.prompt_alt_tokens_k,
+        alternatives=sample.prompt_alt_tokens_k,
     )
     return ExtraOutputs(wanted, last_n, csr)
 

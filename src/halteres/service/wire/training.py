@@ -79,17 +79,17 @@ def read_request(kind: str, content_type: str, body: bytes) -> Asked:
         InvalidData: it does not fit, or has no number in its model's sequence.
     """
     if kind not in PASSES:
-        asked = bodies.read(body, _BODIES[kind])
+        found = bodies.read(body, _BODIES[kind])
     elif content_type == PROTOBUF:
-        asked = read_pass(body)
+        found = read_pass(body)
     else:
-        asked = read_json_pass(body, forward_only=kind == "forward")
+        found = read_json_pass(body, forward_only=kind == "forward")
     # Number 0 is the model's creation: a request that took it would be given that one's future.
-    if not isinstance(asked, bodies.CreateModel) and asked.seq_id is not None and asked.seq_id < 1:
+    if not isinstance(found, bodies.CreateModel) and found.seq_id is not None and found.seq_id < 1:
         raise InvalidData(
-            f"seq_id is {asked.seq_id}.", "The requests of a model are numbered from 1.", "Send its number."
+            f"seq_id is {found.seq_id}.", "The requests of a model are numbered from 1.", "Send its number."
         )
-    return asked
+    return found
 
 
 def address_of(kind: str, content_type: str, body: bytes) -> tuple[str, int] | None:
@@ -279,8 +279,8 @@ def read_json_pass(body: bytes, *, forward_only: bool) -> PassRequest:
     Raises:
         InvalidData: the body is no such request. Unusable datums do not raise: see `PassRequest.flaw`.
     """
-    asked = bodies.read(body, JsonPass)
-    found = asked.forward_input if forward_only else asked.forward_backward_input
+    request = bodies.read(body, JsonPass)
+    found = request.forward_input if forward_only else request.forward_backward_input
     if found is None:
         name = "forward_input" if forward_only else "forward_backward_input"
         raise InvalidData(f"The body has no {name}.", next="Send {model_id, seq_id, " + name + "}.")
@@ -288,8 +288,8 @@ def read_json_pass(body: bytes, *, forward_only: bool) -> PassRequest:
     config = found.loss_fn_config or {}
     loss_id = config.get("loss_id")
     return PassRequest(
-        model_id=asked.model_id,
-        seq_id=asked.seq_id,
+        model_id=request.model_id,
+        seq_id=request.seq_id,
         data=data,
         loss=found.loss_fn,
         config={name: value for name, value in config.items() if isinstance(value, float)},
