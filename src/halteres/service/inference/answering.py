@@ -32,8 +32,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-MAX_PROMPTS, MAX_SEQUENCES = 1024, 4096
-"""Of one request."""
+MAX_PROMPTS, MAX_SEQUENCES = 1024, 4096  # of one request
 
 MAX_SCORES, MAX_STREAMED_SCORES = 2**19, 2**16
 """Log-probabilities of prompts in one answer: some 20 MB of JSON, made aside; those of a stream are not."""
@@ -41,8 +40,7 @@ MAX_SCORES, MAX_STREAMED_SCORES = 2**19, 2**16
 CHARACTERS_PER_TOKEN = 64
 """No text that is meant to be read has more of them on average; a longer one is refused before it is tokenised."""
 
-TOKEN_WORK = 16
-"""Of a sampled token that is turned to text, beside the reading of one byte."""
+TOKEN_WORK = 16  # of a sampled token that is turned to text, beside the reading of one byte
 
 
 class Inference:

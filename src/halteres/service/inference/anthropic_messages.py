@@ -22,8 +22,7 @@ from halteres.service.inference.outputs import Output
 from halteres.service.inference.requests import MESSAGES, Call, InferenceRequest, SamplingFields, TokenCount
 from halteres.tool_calls import ToolCall
 
-UNREAD_BLOCKS = ("thinking", "redacted_thinking")
-"""Of earlier turns; the API leaves them out of the prompt too."""
+UNREAD_BLOCKS = ("thinking", "redacted_thinking")  # of earlier turns; the API leaves them out of the prompt too
 
 
 class MessagesTool(msgspec.Struct, kw_only=True):

@@ -93,8 +93,7 @@ async def _left(request: Request) -> None:
 
 DONE = b"data: [DONE]\n\n"
 
-UNREAD_S = 300.0
-"""How long an event waits for a client that does not read; its stream then ends."""
+UNREAD_S = 300.0  # how long an event waits for a client that does not read; its stream then ends
 
 
 def data(value: Any) -> bytes:

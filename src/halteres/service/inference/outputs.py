@@ -23,8 +23,7 @@ CONTEXT_TOKENS = 8
 
 WINDOW_TOKENS = 64
 
-LONGEST_CHARACTER = 4
-"""Bytes; of a run of broken ones that is longer, all but the last few stay broken."""
+LONGEST_CHARACTER = 4  # bytes; of a run of broken ones that is longer, all but the last few stay broken
 
 
 class Detokenizer:
@@ -76,8 +75,7 @@ class Cut:
 
 Finish = Literal["stop", "length"]
 
-Row = list[tuple[int, float]]
-"""Tokens and their log-probabilities at one position, the most likely first."""
+Row = list[tuple[int, float]]  # tokens and their log-probabilities at one position, the most likely first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,8 +50,7 @@ CHECKPOINT = f"{RUN}/checkpoints/{{kind}}/{{name}}"
 SIGNED = "/halteres/v1/files"
 """Routes below this ask for no key (`service.routes.middleware`); every one of them checks a signature."""
 
-VALID_S = 3600
-"""Clients have URLs signed again where fewer than 5 minutes are left (SDK 0.38, tinker-cookbook 0.6.1)."""
+VALID_S = 3600  # clients have URLs signed again where fewer than 5 minutes are left (SDK 0.38, tinker-cookbook 0.6.1)
 
 
 class NotSigned(UserError):

@@ -32,8 +32,7 @@ from halteres.service.tenancy.tenants import LOCAL, NOBODY, SCOPE_KEY, Tenant, t
 
 HEALTH = "/api/v1/healthz"
 
-BURST_S = 5.0
-"""So many seconds' worth of requests may come at once."""
+BURST_S = 5.0  # so many seconds' worth of requests may come at once
 
 
 class Meter:
@@ -136,8 +135,7 @@ def presented(headers: Headers) -> str | None:
     return headers.get("x-api-key") or (bearer.strip() if scheme.lower() == "bearer" else None)
 
 
-MOST_RUNS = 256
-"""Of which counts are kept; anybody may name a run."""
+MOST_RUNS = 256  # of which counts are kept; anybody may name a run
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):

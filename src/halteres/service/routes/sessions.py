@@ -48,13 +48,11 @@ CLIENT_FLAGS = {
 DYNAMIC_FLAGS = {"sample_cancel_enabled": True}  # what nobody waits for makes room at once
 """What a client asks for again and again."""
 
-REFRESH_S = 300
-"""Between two of those questions."""
+REFRESH_S = 300  # between two of those questions
 
 _TEMPERATURES = {"raw": "temperature 1, whatever they were drawn at", "tempered": "the temperature they were drawn at"}
 
-NO_PROJECT = "default"
-"""The project of a session that names none: a summary must name one."""
+NO_PROJECT = "default"  # the project of a session that names none: a summary must name one
 
 
 class SessionRoutes:

@@ -69,8 +69,7 @@ SEQUENCED = (
 )
 """Requests that are executed in their model's order; create_model and a load that makes a model are number 0."""
 
-MAX_CLIENTS = 2**63 // CLONE
-"""Copies of one sampling client, so that the number of each one's requests fits 64 bits."""
+MAX_CLIENTS = 2**63 // CLONE  # copies of one sampling client, so that the number of each one's requests fits 64 bits
 
 INLINE_BYTES = 256 * 1024
 """Up to here a result is answered at once; of a larger one a client is told the size first, if it wants to be."""

@@ -23,11 +23,8 @@ from halteres.service.wire import tinker_public_pb2 as pb
 from halteres.service.wire.arrays import Budget, Csr, Values, csr_of, tensor_of
 from halteres.service.wire.bodies import Sample
 
-OUTPUT_TYPE = "ArrayRecord"
-"""The type of what a pass returns per datum."""
-
-FILLER_LOGPROB = -99999.0
-"""With token id 0: the log-probability of a top-k cell that was not computed."""
+OUTPUT_TYPE = "ArrayRecord"  # the type of what a pass returns per datum
+FILLER_LOGPROB = -99999.0  # with token id 0: the log-probability of a top-k cell that was not computed
 
 _STOP_REASONS = {"stop": pb.STOP_REASON_STOP, "length": pb.STOP_REASON_LENGTH}
 
