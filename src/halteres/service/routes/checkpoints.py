@@ -21,11 +21,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from email.utils import formatdate
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from urllib.parse import quote, urlencode
 
 import msgspec
-from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -36,7 +35,7 @@ from halteres.errors import Conflict, InvalidData, NotFound, UserError
 from halteres.files import replace_file
 from halteres.service.answers import body_of, page_of, read_body, route, timestamp
 from halteres.service.checkpoints.added import CARD
-from halteres.service.checkpoints.paths import TinkerPath, checked_ttl, end_of_life, refuse_token
+from halteres.service.checkpoints.paths import checked_ttl, end_of_life, refuse_token
 from halteres.service.checkpoints.peft_folders import FILES
 from halteres.service.checkpoints.store import Checkpoint
 from halteres.service.models import Model, model_id_of, record
@@ -154,7 +153,21 @@ class CheckpointRoutes:
             source = self._checkpoints.readable(body.source_path, tenant)
             checked_ttl(body.ttl_seconds)
             model = await self._destination(body, tenant, source)
-            return {"tinker_path": str(await self._linked(source, model, body.ttl_seconds, request_id))}
+            kind, name = source.path.kind, source.path.name
+            path = self._checkpoints.place(model.id, kind, name, tenant=tenant, request_id=request_id)
+            folder = self._checkpoints.folder(path)
+            await asyncio.to_thread(copy_linked, source.folder, folder, leave_out=CARD)  # which names the source's path
+            await self._checkpoints.add(
+                path,
+                Saved(folder=str(folder), size_bytes=size_of(folder), version=source.version),
+                tenant=tenant,
+                base_model=model.base_model,
+                lora=source.lora,
+                ttl_s=body.ttl_seconds,
+                user_metadata=source.user_metadata,
+                request_id=request_id,
+            )
+            return {"tinker_path": str(path)}
 
     async def _destination(self, body: bodies.CopyWeights, tenant: Tenant, source: Checkpoint) -> Model:
         """The training run that is made for the copy."""
@@ -176,24 +189,6 @@ class CheckpointRoutes:
         model.lora = source.lora
         await record(self._service.journal, model)
         return model
-
-    async def _linked(self, source: Checkpoint, model: Model, ttl_s: int | None, request_id: str | None) -> TinkerPath:
-        path = self._checkpoints.place(
-            model.id, source.path.kind, source.path.name, tenant=model.tenant, request_id=request_id
-        )
-        folder = self._checkpoints.folder(path)
-        await asyncio.to_thread(copy_linked, source.folder, folder, leave_out=CARD)  # which names the source's path
-        await self._checkpoints.add(
-            path,
-            Saved(folder=str(folder), size_bytes=size_of(folder), version=source.version),
-            tenant=model.tenant,
-            base_model=model.base_model,
-            lora=source.lora,
-            ttl_s=ttl_s,
-            user_metadata=source.user_metadata,
-            request_id=request_id,
-        )
-        return path
 
     # Downloads
 
@@ -256,13 +251,9 @@ class CheckpointRoutes:
     async def _archive(self, request: Request) -> Response:
         """A tar of a checkpoint's adapter."""
         found = self._signed(request, "archives", "")
-        archive = Archive(files_of(found))
-        headers = {
-            "content-length": str(archive.size),
-            "content-disposition": f'attachment; filename="{found.path.name}.tar"',
-        }
-        closing = BackgroundTask(archive.close)
-        return StreamingResponse(archive.chunks(), 200, headers, "application/x-tar", closing)
+        size, chunks = _tar_of(files_of(found))
+        headers = {"content-length": str(size), "content-disposition": f'attachment; filename="{found.path.name}.tar"'}
+        return StreamingResponse(chunks, 200, headers, "application/x-tar")
 
 
 def _listable(found: Sequence[Checkpoint], request: Request) -> Sequence[Checkpoint]:
@@ -306,37 +297,21 @@ def files_of(found: Checkpoint) -> dict[str, Path]:
     return {name: files[name] for name in FILES if name in files}
 
 
-class Archive:
-    """A tar of open files; it is sent even if their names are removed meanwhile.
+def _tar_of(files: Mapping[str, Path]) -> tuple[int, Iterator[bytes]]:
+    """How many bytes a tar of these files has, and the tar; it is sent even if the files are removed meanwhile."""
+    streams = [(name, file.open("rb"), file.stat()) for name, file in files.items()]
 
-    Raises:
-        NotFound: one of them is gone.
-    """
-
-    def __init__(self, files: Mapping[str, Path]) -> None:
-        self._streams: dict[str, BinaryIO] = {}
-        try:
-            for name, file in files.items():
-                self._streams[name] = file.open("rb")
-        except OSError as error:
-            self.close()
-            raise NotFound("The checkpoint was just deleted.", f"{error.strerror}.") from error
-        sizes = (os.fstat(stream.fileno()).st_size for stream in self._streams.values())
-        blocks = sum(1 + -(-size // tarfile.BLOCKSIZE) for size in sizes)
-        self.size = (blocks + 3) * tarfile.BLOCKSIZE  # bytes; the mark's header, and two empty blocks
-
-    def chunks(self) -> Iterator[bytes]:
-        """The bytes, in order; at the end an empty file, by which SDKs up to 0.35 know that it is whole."""
-        for name, stream in self._streams.items():
-            info, facts = tarfile.TarInfo(name), os.fstat(stream.fileno())
+    def chunks() -> Iterator[bytes]:
+        for name, stream, facts in streams:
+            info = tarfile.TarInfo(name)
             info.size, info.mtime, info.mode = facts.st_size, int(facts.st_mtime), 0o644
             yield info.tobuf(tarfile.USTAR_FORMAT)
-            while chunk := stream.read(2**20):
-                yield chunk
+            with stream:
+                while chunk := stream.read(2**20):
+                    yield chunk
             yield bytes(-facts.st_size % tarfile.BLOCKSIZE)
+        # At the end an empty file, by which SDKs up to 0.35 know that it is whole.
         yield tarfile.TarInfo("checkpoint_complete").tobuf(tarfile.USTAR_FORMAT) + bytes(2 * tarfile.BLOCKSIZE)
 
-    def close(self) -> None:
-        """Close the files."""
-        for stream in self._streams.values():
-            stream.close()
+    blocks = sum(1 + -(-facts.st_size // tarfile.BLOCKSIZE) for _, _, facts in streams)
+    return (blocks + 3) * tarfile.BLOCKSIZE, chunks()

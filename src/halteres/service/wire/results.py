@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from halteres.engine.protocol import Array, PassResult, SampleResult, TopK, Wanted
+from halteres.engine.protocol import PassResult, SampleResult, TopK, Wanted
 from halteres.errors import InvalidData
 from halteres.service.wire import tinker_public_pb2 as pb
 from halteres.service.wire.arrays import Budget, Csr, Values, csr_of, tensor_of
@@ -92,8 +92,16 @@ def write_sample(result: SampleResult, extra: ExtraOutputs) -> bytes:
         message.topk_prompt_logprobs.CopyFrom(_topk(top))
         message.topk_prompt_logprobs.token_ids = _masked(top.ids, np.int32, 0, last)
         message.topk_prompt_logprobs.logprobs = _masked(top.logprobs, np.float32, FILLER_LOGPROB, last)
-    if result.target_logprobs is not None:
-        message.target_prompt_logprobs.CopyFrom(_scored(result.target_logprobs, extra.csr))
+    if (scores := result.target_logprobs) is not None:  # in the layout of the request; a cell that was skipped holds 0
+        target, csr = message.target_prompt_logprobs, extra.csr
+        target.dtype = pb.DTYPE_FLOAT32
+        target.shape.extend(scores.shape)
+        if csr is None:
+            target.dense = scores.data
+        else:
+            values = np.frombuffer(scores.data, np.float32)[csr.places(scores.shape[1])].tobytes()
+            crow, col = csr.crow.tobytes(), csr.col.tobytes()
+            target.sparse_csr.CopyFrom(pb.SparseCsr(values=values, crow_indices=crow, col_indices=col))
     if (drawn := result.alternatives) is not None:
         shape, tokens = (drawn.length, drawn.k), np.frombuffer(drawn.ids, np.int32).astype(np.int64).tobytes()
         message.prompt_alt_tokens.tokens.CopyFrom(pb.Tensor(dense=tokens, dtype=pb.DTYPE_INT64, shape=shape))
@@ -116,18 +124,6 @@ def _topk(top: TopK) -> pb.TopkLogprobs:
     return pb.TopkLogprobs(token_ids=top.ids, logprobs=top.logprobs, k=top.k, length=top.length)
 
 
-def _scored(scores: Array, csr: Csr | None) -> pb.Tensor:
-    """In the layout of the request; a cell that was skipped holds 0."""
-    message = pb.Tensor(dtype=pb.DTYPE_FLOAT32, shape=scores.shape)
-    if csr is None:
-        message.dense = scores.data
-    else:
-        message.sparse_csr.values = np.frombuffer(scores.data, np.float32)[csr.places(scores.shape[1])].tobytes()
-        message.sparse_csr.crow_indices = csr.crow.tobytes()
-        message.sparse_csr.col_indices = csr.col.tobytes()
-    return message
-
-
 # The JSON of SDKs up to 0.24
 
 
@@ -141,21 +137,19 @@ def as_json(body: bytes) -> bytes:
 
 
 def _pass(body: bytes) -> dict[str, Any]:
-    message = pb.ForwardBackwardOutput.FromString(body)
+    message, outputs = pb.ForwardBackwardOutput.FromString(body), list[dict[str, Any]]()
+    for record in message.loss_fn_outputs:
+        logprobs = record.fields["logprobs"]
+        values, trailing = np.frombuffer(logprobs.data, np.float32), list(logprobs.trailing_shape)
+        for start, end in pairwise(np.frombuffer(logprobs.offsets, np.int64) // values.itemsize):
+            shape = [(end - start) // math.prod(trailing), *trailing]
+            outputs.append({"logprobs": _tensor(values[start:end], list(map(int, shape)))})
     return {
         "type": "forward_backward",
         "loss_fn_output_type": message.loss_fn_output_type,
-        "loss_fn_outputs": [output for record in message.loss_fn_outputs for output in _outputs(record)],
+        "loss_fn_outputs": outputs,
         "metrics": {name: value for name, value in message.metrics.items() if math.isfinite(value)},
     }
-
-
-def _outputs(record: pb.ArrayRecord) -> list[dict[str, Any]]:
-    logprobs = record.fields["logprobs"]
-    values, trailing = np.frombuffer(logprobs.data, np.float32), list(logprobs.trailing_shape)
-    ends = np.frombuffer(logprobs.offsets, np.int64) // values.itemsize
-    parts = [values[start:end] for start, end in pairwise(ends)]
-    return [{"logprobs": _tensor(part, [len(part) // math.prod(trailing or [1]), *trailing])} for part in parts]
 
 
 def _sample(body: bytes) -> dict[str, Any]:
