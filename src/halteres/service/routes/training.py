@@ -51,7 +51,7 @@ from halteres.service.wire.codec import (
     head_of,
 )
 from halteres.service.wire.results import as_json
-from halteres.service.wire.training import PASSES, Asked, PassRequest, Request, address_of, read_request
+from halteres.service.wire.training import PASSES, PassRequest, Request, TrainingBody, address_of, read_request
 
 STAND_IN = (
     f"The loss {STABLE_REINFORCE} is computed by a formula of Halteres's own (docs/training-service.md): the hosted"
@@ -143,7 +143,7 @@ class TrainingRoutes:
             response.headers["x-deprecation-note"] = STAND_IN  # the one header that the SDK shows to its user
         return response
 
-    async def _read(self, request: HttpRequest, kind: str, content_type: str) -> tuple[bytes, Asked]:
+    async def _read(self, request: HttpRequest, kind: str, content_type: str) -> tuple[bytes, TrainingBody]:
         """The body, unpacked and parsed; a number that can be read of a broken one is used up."""
         encoding, sent = request.headers.get("content-encoding"), await body_of(request, MAX_BODY_BYTES)
         most = SMALL_BYTES

@@ -44,9 +44,9 @@ class PassRequest:
     flaw: HalteresError | None  # why its data cannot be used: the future's failure, not the request's
 
 
-Asked = bodies.CreateModel | bodies.LoadWeights | bodies.OptimStep | bodies.SaveWeights | PassRequest
+TrainingBody = bodies.CreateModel | bodies.LoadWeights | bodies.OptimStep | bodies.SaveWeights | PassRequest
 
-_BODIES: Mapping[str, type[Asked]] = {
+_BODIES: Mapping[str, type[TrainingBody]] = {
     "create_model": bodies.CreateModel,
     "load_weights": bodies.LoadWeights,
     "optim_step": bodies.OptimStep,
@@ -63,7 +63,7 @@ class Request:
     id: str  # of its future
     kind: str
     seq: int
-    asked: Asked
+    asked: TrainingBody
     drawn: Mapping[str, int | list[int]] = field(default_factory=dict[str, "int | list[int]"])
 
     def of(self, kind: type[T]) -> T:
@@ -72,7 +72,7 @@ class Request:
         return self.asked
 
 
-def read_request(kind: str, content_type: str, body: bytes) -> Asked:
+def read_request(kind: str, content_type: str, body: bytes) -> TrainingBody:
     """Parse the body of a request of this kind.
 
     Raises:
