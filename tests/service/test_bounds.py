@@ -15,7 +15,8 @@ from deadlines import until
 from halteres import errors
 from halteres.errors import nearest
 from halteres.models import TINY
-from halteres.service.inference import chats, openai_completions
+from halteres.service.inference import chats
+from halteres.service.inference.openai import CompletionAnswer
 from halteres.service.service import Options
 from halteres.service.tenancy.fair_queue import LONG, MOST_THREADS, Threads
 from halteres.service.wire import bodies, codec
@@ -91,13 +92,13 @@ async def test_the_prompt_part_of_an_answer_is_made_once_for_all_sequences(
 async def test_a_large_answer_is_made_off_the_event_loop(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = list[threading.Thread]()
 
-    completion_logprobs = openai_completions.completion_logprobs
+    choice = CompletionAnswer._choice  # pyright: ignore[reportPrivateUsage] - nothing else is made there
 
     def shaped(*given: Any) -> Any:
         threads.append(threading.current_thread())
-        return completion_logprobs(*given)
+        return choice(*given)
 
-    monkeypatch.setattr(openai_completions, "completion_logprobs", shaped)
+    monkeypatch.setattr(CompletionAnswer, "_choice", shaped)
     body = {"prompt": LONG_PROMPT, "echo": True, "logprobs": 5, "n": 64, "max_tokens": 1}
     assert (await scene.ask("/v1/completions", **body))[0] == 200
     assert threading.main_thread() not in threads

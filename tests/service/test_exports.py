@@ -18,7 +18,7 @@ import tinker
 from contract.requirements import proves
 from safetensors.numpy import load_file
 
-from halteres.service.routes.downloads import VALID_S
+from halteres.service.routes.checkpoints import VALID_S
 from halteres.service.tenancy.tenants import LOCAL
 
 from .scenes import Scene, trainer
@@ -204,7 +204,7 @@ async def test_a_url_opens_its_own_file_alone(scene: Scene, monkeypatch: pytest.
         status, content = await fetched(scene, url)
         assert (status, b"opens nothing" in content) == (403, True), url
     late = time.time() + VALID_S + 1
-    monkeypatch.setattr("halteres.service.routes.downloads.time.time", lambda: late)
+    monkeypatch.setattr("halteres.service.routes.checkpoints.time.time", lambda: late)
     status, content = await fetched(scene, config)
     assert (status, b"Its time is over" in content) == (403, True)
 

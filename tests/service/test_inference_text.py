@@ -8,8 +8,8 @@ import pytest
 
 from halteres.errors import InvalidData
 from halteres.service.inference.chats import Chat, render
+from halteres.service.inference.outputs import BROKEN, Cut, Detokenizer
 from halteres.service.inference.requests import Prompt
-from halteres.service.inference.written import BROKEN, Cut, Detokenizer
 from halteres.text import Tokenizer
 from halteres.tool_calls import ToolCall, ToolReader
 

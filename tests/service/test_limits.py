@@ -83,29 +83,26 @@ def test_what_is_not_used_is_not_saved_up() -> None:
 
 def test_a_body_is_refused_by_what_it_says_and_by_what_comes() -> None:
     meter, _ = metered(body_bytes=100)
-    with pytest.raises(TooLarge, match="100 B"):
-        meter.body("a", 101)
-    body = meter.body("a", 0)
-    with body:
-        body.add(100)
+    with pytest.raises(TooLarge, match="100 B"), meter.body("a", 101):
+        pass
+    with meter.body("a", 0) as add:
+        add(100)
         with pytest.raises(TooLarge):
-            body.add(1)
+            add(1)
 
 
 def test_bodies_under_way_are_bounded_together_and_forgotten_when_they_end() -> None:
     meter, _ = metered(body_bytes=100, incoming_bytes=150)
-    first, second, other = meter.body("a", 0), meter.body("a", 0), meter.body("b", 0)
-    with other:
-        other.add(100)
-        with first:
-            first.add(100)
-            with second, pytest.raises(Overloaded, match="160 B"):
-                second.add(60)
-        with meter.body("a", 0) as _, meter.body("b", 50):
+    with meter.body("b", 0) as other:
+        other(100)
+        with meter.body("a", 0) as first:
+            first(100)
+            with meter.body("a", 0) as second, pytest.raises(Overloaded, match="160 B"):
+                second(60)
+        with meter.body("a", 0), meter.body("b", 50):
             pass
-    third = meter.body("a", 0)
-    with third:
-        third.add(100)
+    with meter.body("a", 0) as third:
+        third(100)
 
 
 # What a tenant holds

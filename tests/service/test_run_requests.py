@@ -48,5 +48,5 @@ async def test_a_run_that_has_published_nothing_yet_refuses_nothing(scene: Scene
 def test_no_more_runs_are_counted_than_anybody_may_name() -> None:
     counts = RequestCounts()
     for number in range(MOST_RUNS + 5):
-        counts.answered("local", f"r{number}")
+        counts.count("local", f"r{number}")
     assert len(counts._by_run) == MOST_RUNS  # pyright: ignore[reportPrivateUsage] - nothing else shows it

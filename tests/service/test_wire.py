@@ -202,5 +202,5 @@ def test_numbers_that_are_none_are_read_where_older_sdks_write_them() -> None:
 )
 def test_a_body_that_cannot_be_read_is_the_callers_error(body: bytes) -> None:
     with pytest.raises(InvalidData, match="The body "):
-        bodies.read(body, bodies.WeightsInfo)
+        bodies.read_field(body, "tinker_path")
     assert bodies.address_of(body) is None

@@ -68,6 +68,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "create_custom_loss": {"session_id": SESSION, "custom_loss_seq_id": 0, "name": "f", "inputs": [], "graph": {}},
     "sessions/search": {"user_metadata": {}, "owner": {"type": "own"}, "limit": 5, "statuses": [{"type": "active"}]},
     "session_heartbeat": {"session_id": SESSION},
+    "copy_weights": {"source_path": "tinker://x/weights/y", "session_id": SESSION, "model_seq_id": 901},
     "weights_info": {"tinker_path": "tinker://x/weights/y"},
     "unload_model": {"model_id": RUN},
 }

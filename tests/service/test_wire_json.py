@@ -14,7 +14,7 @@ from contract.requirements import proves
 from tinker.proto.response_conv import deserialize_forward_backward_output, deserialize_sample_response
 
 from halteres.models import TINY
-from halteres.service.routes import futures
+from halteres.service.routes import training as training_routes
 
 from .scenes import DATA, Scene, datum, trainer
 from .test_order import PROTO, pass_body, stepped
@@ -237,7 +237,7 @@ async def test_a_sample_is_told_in_the_form_that_its_client_reads(scene: Scene) 
 async def test_a_large_result_is_announced_to_those_who_ask_for_it(
     scene: Scene, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(futures, "INLINE_BYTES", 1000)
+    monkeypatch.setattr(training_routes, "INLINE_BYTES", 1000)
     model, many = await scene.model(), [datum(list(range(5, 505)))] * 20
     request = await promised(scene, "forward_backward", pass_body(model, 1, many), **PROTO)
     whole = await retrieved(scene, request, NEW)

@@ -1,10 +1,12 @@
-"""How answers look, also those to requests that no route answers: there is none, it raised, or the guard refused it.
+"""Routes, bodies and answers of the service, and the one place where errors become HTTP.
 
 Source: OpenAI's and Anthropic's API references, errors.
 
     /v1/…, /runs/RUN/v1/…, /oai/api/…             OpenAI's, /tokenize and /detokenize too
-    …/v1/messages…, /anthropic/api/…              Anthropic's
-    everything else                               {"detail": …}, which the others have beside
+    …/v1/messages…, /anthropic/api/v1/…           Anthropic's
+    everything else                               {"detail": …}
+
+Where no route answered (there is none, it has a bug, the guard refused), OpenAI's and Anthropic's have the detail too.
 """
 
 from __future__ import annotations
@@ -13,39 +15,41 @@ import datetime
 import logging
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from halteres.errors import HalteresError, InvalidData, NotFound, ServerError, UserError, as_http, shortened
 from halteres.loopback import body_within
 from halteres.service.tenancy.limits import TooLarge, size_text
+from halteres.service.wire.bodies import read
 from halteres.service.wire.codec import JSON, SMALL_BYTES
 
-_encode = msgspec.json.Encoder().encode
-
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 
+def route(path: str, handler: Callable[[Request], Awaitable[Any]], method: str = "GET") -> Route:
+    """A route whose handler returns a response, or what is answered as JSON; None is 204."""
+
+    async def endpoint(request: Request) -> Response:
+        found = await handler(request)
+        if isinstance(found, Response):
+            return found
+        return Response(status_code=204) if found is None else answer(found)
+
+    return Route(path, endpoint, methods=[method])
+
+
 def answer(value: Any, status: int = 200) -> Response:
     """A JSON answer."""
-    return Response(_encode(value), status, media_type=JSON)
-
-
-def encoded(value: Any) -> msgspec.Raw:
-    """A part of a JSON answer: whoever encodes it holds Python's lock, and lets go of it between two parts."""
-    return msgspec.Raw(_encode(value))
-
-
-def with_status(body: dict[str, Any], error: HalteresError) -> Response:
-    """An error told in this body."""
-    headers = {"Retry-After": str(error.details.get("retry_after_s", 1))} if error.status in (429, 503) else None
-    return Response(_encode(body), error.status, headers, JSON)
+    return Response(msgspec.json.encode(value), status, media_type=JSON)
 
 
 async def body_of(request: Request, most: int = SMALL_BYTES) -> bytes:
@@ -56,6 +60,11 @@ async def body_of(request: Request, most: int = SMALL_BYTES) -> bytes:
     """
     too_large = TooLarge("The body is too large.", f"{size_text(most)} are the limit.", "Send less.")
     return await body_within(request, most, too_large)
+
+
+async def read_body(request: Request, kind: type[T]) -> T:
+    """A small body of the Tinker API."""
+    return read(await body_of(request), kind)
 
 
 _ERROR_TYPES = {
@@ -84,10 +93,26 @@ def _error_type(error: HalteresError, unavailable: str) -> str:
     return unavailable if error.status == 503 else _ERROR_TYPES.get(error.status, fallback)
 
 
-ANTHROPIC = re.compile(r"/anthropic/api(/|$)|(/runs/[^/]+)?/v1/messages(/|$)")
-OPENAI = re.compile(r"/oai/api(/|$)|(/runs/[^/]+)?/(v1|tokenize|detokenize)(/|$)")
+_SHAPES = (
+    (re.compile(r"/anthropic/api(/|$)|(/runs/[^/]+)?/v1/messages(/|$)"), anthropic_error),
+    (re.compile(r"/oai/api(/|$)|(/runs/[^/]+)?/(v1|tokenize|detokenize)(/|$)"), openai_error),
+)
 
-ROUTES = "The routes are those of the Tinker API (SDK 0.38), /v1/… of OpenAI's and Anthropic's, and /runs/RUN/…."
+
+def refusal_at(path: str, error: HalteresError, *, routed: bool = False) -> Response:
+    """The answer to a request for this path, in the shape that its clients read.
+
+    Args:
+        routed: a route answers so; otherwise nobody knows whose client asked, and each shape has the detail beside.
+    """
+    shape = next((shape for paths, shape in _SHAPES if paths.match(path)), None)
+    body = as_http(error) if shape is None else shape(error)
+    if shape is not None and not routed:
+        body = {"detail": error.sentence, **body}
+    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else dict[str, str]()
+    if error.status in (429, 503):
+        headers["Retry-After"] = str(error.details.get("retry_after_s", 1))
+    return Response(msgspec.json.encode(body), error.status, headers, JSON)
 
 
 class NoMethod(UserError):
@@ -96,24 +121,18 @@ class NoMethod(UserError):
     code, status = "no_such_method", 405
 
 
-def refusal_at(path: str, error: HalteresError) -> Response:
-    """The answer to a request for this path, in the shape that its clients read."""
-    shape = anthropic_error if ANTHROPIC.match(path) else openai_error if OPENAI.match(path) else None
-    return with_status(as_http(error) if shape is None else {"detail": error.sentence, **shape(error)}, error)
-
-
 async def on_error(request: Request, error: Exception) -> Response:
     """A HalteresError raised in a route."""
     if not isinstance(error, HalteresError):
         raise error
-    return refusal_at(request.url.path, error)
+    return refusal_at(request.url.path, error, routed=True)
 
 
 async def on_missing(request: Request, error: Exception) -> Response:
     """No such route or method."""
-    wrong_method = isinstance(error, HTTPException) and error.status_code == NoMethod.status
-    what = f"There is no {_named(request)} here."
-    return refusal_at(request.url.path, (NoMethod if wrong_method else NotFound)(what, ROUTES))
+    kind = NoMethod if isinstance(error, HTTPException) and error.status_code == NoMethod.status else NotFound
+    why = "The routes are those of the Tinker API (SDK 0.38), /v1/… of OpenAI's and Anthropic's, and /runs/RUN/…."
+    return refusal_at(request.url.path, kind(f"There is no {_named(request)} here.", why))
 
 
 async def on_gone(_: Request, __: Exception) -> Response:
@@ -132,9 +151,6 @@ async def on_bug(request: Request, error: Exception) -> Response:
 
 def _named(request: Request) -> str:
     return f"{request.method} {shortened(request.url.path)}"
-
-
-T = TypeVar("T")
 
 
 def timestamp(at: float) -> str:

@@ -30,12 +30,8 @@ from halteres.service.inference.answering import Inference
 from halteres.service.inference.http import Shutdown
 from halteres.service.inference.routes import InferenceRoutes
 from halteres.service.routes.checkpoints import CheckpointRoutes
-from halteres.service.routes.connection import ConnectionRoutes
-from halteres.service.routes.downloads import DownloadRoutes
-from halteres.service.routes.futures import FutureRoutes
 from halteres.service.routes.middleware import CountRequests, Guard, Meter, RequestCounts
-from halteres.service.routes.records import RecordRoutes
-from halteres.service.routes.sampling import SamplingRoutes
+from halteres.service.routes.sessions import SessionRoutes
 from halteres.service.routes.training import TrainingRoutes
 from halteres.service.service import Options, Service, locked, opened
 from halteres.service.tenancy.keys import Keys
@@ -91,14 +87,10 @@ def create_app(service: Service, shutdown: Shutdown | None = None) -> Starlette:
     """The routes over an open service, those called most first; `shutdown` cuts answers short."""
     counts = RequestCounts()
     rooms = (
-        FutureRoutes(service),
-        SamplingRoutes(service),
-        InferenceRoutes(Inference(service)),
         TrainingRoutes(service),
-        ConnectionRoutes(service),
+        InferenceRoutes(Inference(service)),
+        SessionRoutes(service),
         CheckpointRoutes(service),
-        DownloadRoutes(service),
-        RecordRoutes(service),
         counts,
     )
     keys = Keys(service.state, required=service.options.require_keys, own=service.options.own_key)

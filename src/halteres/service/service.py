@@ -61,7 +61,7 @@ class Options:
     journal_bytes: int = 16 * 2**30  # a larger journal keeps settled requests for a minute
     keep_points_s: float = 24 * 3600.0  # how long the adapters of a finished or silent session can be brought back
     reap_s: float = 30.0  # between two looks at what has ended
-    client_flags: Mapping[str, bool] = field(default_factory=dict[str, bool])  # other than `routes.connection` has them
+    client_flags: Mapping[str, bool] = field(default_factory=dict[str, bool])  # other than `routes.sessions` has them
 
 
 FULL_KEEP_S = 60.0

@@ -1,14 +1,15 @@
-"""What answers in OpenAI's shape have in common, completions and chats.
+"""POST v1/completions and v1/chat/completions, in OpenAI's shape.
 
-Source: OpenAI's API reference; vLLM 0.11 for token ids, prompt_logprobs, chat templates.
+Source: OpenAI's API reference; vLLM 0.11 for token ids, chat templates and prompt_logprobs.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -16,26 +17,35 @@ from starlette.responses import Response
 
 from halteres.errors import HalteresError, InvalidData
 from halteres.scores import Scorable
-from halteres.service.answers import openai_error
+from halteres.service.answers import answer, openai_error
 from halteres.service.inference.answering import Inference
-from halteres.service.inference.bodies import Sampled, TopCount
-from halteres.service.inference.http import DONE, data
-from halteres.service.inference.requests import Ask, Call, Prompt
-from halteres.service.inference.written import Row, Scores, Written
+from halteres.service.inference.chats import Chat, flat
+from halteres.service.inference.http import DONE, begun, data
+from halteres.service.inference.outputs import BROKEN, Output, PromptLogprobs, Row
+from halteres.service.inference.requests import (
+    CHAT,
+    COMPLETIONS,
+    Call,
+    InferenceRequest,
+    Prompt,
+    SamplingFields,
+    TokenCount,
+    TopCount,
+    several,
+)
 from halteres.text import Tokenizer
+from halteres.tool_calls import ToolCall
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """What a stream tells beside the answer."""
+    """What a stream brings beside the answer."""
 
     include_usage: bool = False
 
 
-class Answered(Sampled, kw_only=True):
-    """What both routes know."""
+class OpenAIBody(SamplingFields, kw_only=True):
+    """What both routes read."""
 
-    model: str | None = None
-    stream: bool = False
     stream_options: StreamOptions | None = None
     prompt_logprobs: TopCount | None = None
     return_token_ids: bool = False
@@ -45,59 +55,75 @@ class Answered(Sampled, kw_only=True):
     reward_model: str | None = None  # by whose score; ours: OpenAI has the mean log-probability alone
 
     @property
-    def num_sampled(self) -> int:
-        """Sequences per prompt."""
+    def to_sample(self) -> SamplingFields:
+        """The same for so many sequences per prompt as are sampled."""
         if self.best_of is not None and self.best_of < self.n:
             raise InvalidData(f"`best_of` is {self.best_of}, and `n` is {self.n}.", "n are answered.", param="best_of")
         if self.reward_model is not None and self.best_of is None:
             raise InvalidData("`reward_model` chooses among several.", next="Send `best_of`.", param="reward_model")
         if self.stream and self.is_ranked:
             raise InvalidData("The best of several cannot be streamed.", next="Send stream=false.", param="best_of")
-        return self.n if self.best_of is None else self.best_of
+        return msgspec.structs.replace(self, n=self.best_of or self.n)
 
     @property
     def is_ranked(self) -> bool:
         """Whether the answers are chosen, the best first."""
         return self.reward_model is not None or self.best_of not in (None, self.n)
 
+
+class Completions(OpenAIBody, kw_only=True):
+    """POST v1/completions."""
+
+    prompt: str | list[str | int | list[int]]
+    max_tokens: TokenCount | None = 16
+    logprobs: bool | TopCount | None = None
+    echo: bool = False
+
     @property
-    def streams_usage(self) -> bool:
-        """Whether a stream ends with a count of tokens."""
-        return self.stream_options is not None and self.stream_options.include_usage
+    def top(self) -> int | None:
+        """How many of the most likely tokens are asked for at each position; None: no log-probabilities at all."""
+        if self.logprobs is None or self.logprobs is False:
+            return None
+        return 0 if self.logprobs is True else self.logprobs
 
 
-@dataclass(slots=True, kw_only=True)
-class Count:
+class ChatCompletions(OpenAIBody, kw_only=True):
+    """POST v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: TokenCount | None = None
+    logprobs: bool = False
+    top_logprobs: TopCount | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool = True
+    add_generation_prompt: bool | None = None  # absent: unless the last message is continued
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+
+    def __post_init__(self) -> None:
+        self.max_tokens = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+
+    @property
+    def top(self) -> int | None:
+        """As `Completions.top`."""
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidData("`top_logprobs` needs `logprobs`.", next="Send logprobs=true.", param="top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+@dataclass(slots=True)
+class Usage:
     """Tokens and policy versions of an answer, as far as it is written."""
 
-    prompts: dict[int, int] = field(default_factory=dict)  # tokens, by the place of a prompt's first sequence
     completion: int = 0
     versions: set[int] = field(default_factory=set)
 
-    def add(self, one: Written) -> None:
+    def add(self, one: Output) -> None:
         """Count a sequence, or a piece of one."""
-        self.prompts[one.place - one.sample] = len(one.prompt.tokens)
         self.completion += len(one.tokens)
         self.versions.add(one.version)
-
-    @staticmethod
-    def of(written: Sequence[Written]) -> Count:
-        """Of a whole answer."""
-        count = Count()
-        for one in written:
-            count.add(one)
-        return count
-
-    @property
-    def prompt(self) -> int:
-        """Tokens of all prompts."""
-        return sum(self.prompts.values())
-
-    @property
-    def usage(self) -> dict[str, int]:
-        """OpenAI's."""
-        both = self.prompt + self.completion
-        return {"prompt_tokens": self.prompt, "completion_tokens": self.completion, "total_tokens": both}
 
     @property
     def policy_version(self) -> list[int]:
@@ -105,25 +131,57 @@ class Count:
         return [min(self.versions, default=0), max(self.versions, default=0)]
 
 
-class Envelope:
-    """One answer's, or all chunks' of a stream."""
+class Answer:
+    """What both routes' answers have in common; a subclass shapes the choice of a sequence, or a chunk with a piece."""
 
-    def __init__(self, prefix: str, kind: str, model: str) -> None:
-        created = int(time.time())
-        self._facts = {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": created, "model": model}
+    def __init__(self, tokenizer: Tokenizer, request: InferenceRequest, body: OpenAIBody, id: str, kind: str) -> None:
+        self.tokenizer, self._request, self._options = tokenizer, request, body.stream_options
+        self._usage = Usage()
+        # A token is called by its text, a special one by name; `token_id:17` tells apart tokens of equal text.
+        by_id = body.return_tokens_as_token_ids
+        self.name: Callable[[int], str] = (lambda token: f"token_id:{token}") if by_id else cache(tokenizer.token)
+        id, created, model = f"{id}-{uuid.uuid4().hex}", int(time.time()), request.weights.name
+        self._head = {"id": id, "object": kind, "created": created, "model": model}
 
-    def whole(self, choices: Sequence[Any], count: Count) -> dict[str, Any]:
-        """An answer."""
-        return {**self._facts, "choices": choices, "usage": count.usage, "policy_version": count.policy_version}
+    def _choice(self, one: Output) -> dict[str, Any]:
+        raise NotImplementedError
 
-    def chunk(self, choice: dict[str, Any], count: Count) -> dict[str, Any]:
-        """A piece; the last of a choice carries the policy version."""
-        chunk = {**self._facts, "choices": [choice]}
-        return chunk if choice["finish_reason"] is None else {**chunk, "policy_version": count.policy_version}
+    def _chunk(self, one: Output) -> dict[str, Any] | None:
+        """None where the piece holds nothing."""
+        raise NotImplementedError
 
-    def usage(self, count: Count) -> dict[str, Any]:
-        """The chunk without choices that ends a stream whose client asked for it."""
-        return self.whole([], count)
+    def whole(self, chosen: Sequence[Output], outputs: Sequence[Output]) -> dict[str, Any]:
+        """An answer of the chosen sequences; all are counted."""
+        for one in outputs:
+            self._usage.add(one)
+        prompt, completion = sum(len(one.tokens) for one in self._request.prompts), self._usage.completion
+        usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        choices = [self._choice(one) for one in chosen]
+        return {**self._head, "choices": choices, "usage": usage, "policy_version": self._usage.policy_version}
+
+    async def events(self, outputs: AsyncIterator[Output]) -> AsyncIterator[bytes]:
+        """A stream's events: one per piece that holds something; the last of a choice has the policy version."""
+        async for one in outputs:
+            self._usage.add(one)
+            chunk = self._chunk(one)
+            if chunk is not None:
+                version = {} if one.finish is None else {"policy_version": self._usage.policy_version}
+                yield data({**self._head, **chunk, **version})
+        if self._options is not None and self._options.include_usage:
+            yield data(self.whole([], []))
+        yield DONE
+
+    def _prompt_logprobs(self, prompt: Prompt, found: PromptLogprobs) -> list[dict[str, Any] | None]:
+        """vLLM's: per position the token that stands there, then the most likely ones, by id."""
+        positions = zip(prompt.tokens, found.logprobs, found.top, strict=True)
+        return [None if logprob is None else self._ranked(token, logprob, row) for token, logprob, row in positions]
+
+    def _ranked(self, token: int, logprob: float, row: Row) -> dict[str, Any]:
+        ranks = {one: rank for rank, (one, _) in enumerate(row, start=1)}
+        return {
+            str(one): {"logprob": value, "rank": ranks.get(one), "decoded_token": self.name(one)}
+            for one, value in [(token, logprob), *(pair for pair in row if pair[0] != token)]
+        }
 
 
 def failed(error: HalteresError) -> bytes:
@@ -131,67 +189,238 @@ def failed(error: HalteresError) -> bytes:
     return data(openai_error(error)) + DONE
 
 
-Name = Callable[[int], str]
-"""The text by which a token is called."""
-
-
-def names(tokenizer: Tokenizer, *, as_ids: bool = False) -> Name:
-    """Tokens by their text, special ones by name; or as `token_id:17`, which tells apart tokens of equal text."""
-    return (lambda token: f"token_id:{token}") if as_ids else tokenizer.token
-
-
-def vllm_prompt_logprobs(name: Name, tokens: Sequence[int], scores: Scores) -> list[dict[str, Any] | None]:
-    """vLLM's prompt_logprobs: per position the token that stands there, then the most likely ones, by id."""
-    return [
-        None
-        if logprob is None
-        else {
-            str(one): {"logprob": value, "rank": rank, "decoded_token": name(one)}
-            for one, value, rank in _ranked(token, logprob, row)
-        }
-        for token, logprob, row in zip(tokens, scores.logprobs, scores.top, strict=True)
-    ]
-
-
-def _ranked(token: int, logprob: float, row: Row) -> list[tuple[int, float, int | None]]:
-    ranks = {one: rank for rank, (one, _) in enumerate(row, start=1)}
-    others = [(one, value, ranks[one]) for one, value in row if one != token]
-    return [(token, logprob, ranks.get(token)), *others]
-
-
-def ask_of(
+async def _respond(
     inference: Inference,
-    call: Call,
-    asked: Answered,
-    prompts: tuple[Prompt, ...],
-    *,
-    max_tokens: int | None,
-    top: int | None,
-    prompt_top: int | None,
-) -> Ask:
-    """The request as the service executes it; `top` is that of `Ask`, None where no log-probabilities are wanted."""
-    return Ask(
-        call=call,
-        weights=inference.addresses.find(asked.model, call.run, call.tenant),
-        prompts=prompts,
-        sampled=msgspec.structs.replace(asked, n=asked.num_sampled),
-        max_tokens=max_tokens,
-        seed=asked.seed,
-        top=top or 0,
-        prompt_top=prompt_top,
+    request: InferenceRequest,
+    body: OpenAIBody,
+    answered: Answer,
+    scorable: Callable[[Output], Scorable],
+) -> Response:
+    if body.stream:
+        return await begun(inference.stream(request), answered.events, failed)
+    if not body.is_ranked:
+        return await inference.write(request, lambda outputs: answer(answered.whole(outputs, outputs)))
+    outputs = await inference.write(request, list)
+    best = await inference.best_of.chosen(outputs, body.n, body.reward_model, scorable)
+    return await inference.aside(request.call, lambda: answer(answered.whole(best, outputs)))
+
+
+# v1/completions
+
+
+async def completions(inference: Inference, call: Call) -> Response:
+    """POST v1/completions."""
+    body = await inference.read(call, Completions, COMPLETIONS)
+    inference.best_of.check(body.reward_model)
+    prompts = await inference.prompts(call, several(body.prompt, "prompt"), body.add_special_tokens)
+    of_prompt = body.prompt_logprobs
+    if body.echo and body.top is not None:
+        of_prompt = max(body.top, of_prompt or 0)
+    elif body.echo and body.max_tokens == 0:
+        of_prompt = of_prompt or 0  # nothing is written: the prompt alone comes back
+    weights = inference.weights(call, body.model)
+    request = InferenceRequest(call, weights, prompts, body.to_sample, body.top or 0, of_prompt)
+    answered = CompletionAnswer(inference.tokenizer, request, body)
+
+    def scorable(one: Output) -> Scorable:
+        return Scorable(prompt=answered.text_of(one.prompt), completion=one.text)
+
+    return await _respond(inference, request, body, answered, scorable)
+
+
+class CompletionAnswer(Answer):
+    """Of /v1/completions."""
+
+    def __init__(self, tokenizer: Tokenizer, request: InferenceRequest, body: Completions) -> None:
+        super().__init__(tokenizer, request, body, "cmpl", "text_completion")
+        self._body = body
+        self._lengths: dict[int, int] = {}  # by place: characters of the names of its tokens so far
+
+    def text_of(self, prompt: Prompt) -> str:
+        """A prompt as text, where tokens were sent too."""
+        if prompt.text is not None:
+            return prompt.text
+        return self.tokenizer.decode(prompt.tokens, skip_special_tokens=False)
+
+    def _choice(self, one: Output) -> dict[str, Any]:
+        """The first piece of a sequence brings what was asked of the prompt."""
+        body, first = self._body, one.first
+        choice: dict[str, Any] = {
+            "index": one.place,
+            "text": (self.text_of(one.prompt) if first and body.echo else "") + one.text,
+            "finish_reason": one.finish,
+            "stop_reason": one.matched,
+            "token_ids": one.tokens,
+            "logprobs": self._logprobs(one, with_prompt=first and body.echo),
+        }
+        if first and body.return_token_ids:
+            choice["prompt_token_ids"] = one.prompt.tokens
+        if first and one.of_prompt is not None and body.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = self._prompt_logprobs(one.prompt, one.of_prompt)
+        return choice
+
+    def _chunk(self, one: Output) -> dict[str, Any] | None:
+        """A choice, without the tokens unless they were asked for."""
+        choice, body = self._choice(one), self._body
+        if not (choice["text"] or body.top is not None or body.return_token_ids or one.finish is not None):
+            return None
+        if not body.return_token_ids:
+            del choice["token_ids"]
+        return {"choices": [choice]}
+
+    def _logprobs(self, one: Output, *, with_prompt: bool) -> dict[str, Any] | None:
+        offset = self._lengths.get(one.place, 0)
+        if (num_top := self._body.top) is None:
+            return None
+        tokens, rows = one.tokens, one.top
+        logprobs: list[float | None] = [*one.logprobs]
+        if with_prompt and one.of_prompt is not None:
+            tokens, logprobs = one.prompt.tokens + tokens, one.of_prompt.logprobs + logprobs
+            rows = [row[:num_top] for row in one.of_prompt.top] + rows
+        names, offsets = [self.name(token) for token in tokens], list[int]()
+        for name in names:
+            offsets.append(offset)
+            offset += len(name)
+        self._lengths[one.place] = offset
+        positions = zip(tokens, logprobs, rows, strict=True)
+        top = [self._by_name(*position) for position in positions] if num_top else None
+        return {"tokens": names, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": offsets}
+
+    def _by_name(self, token: int, logprob: float | None, row: Row) -> dict[str, float] | None:
+        """The most likely tokens and the one that stands there; of tokens with equal text the likeliest."""
+        if logprob is None:
+            return None
+        named: dict[str, float] = {}
+        for one, value in [*row, (token, logprob)]:
+            named.setdefault(self.name(one), value)
+        return named
+
+
+# v1/chat/completions
+
+
+async def chat_completions(inference: Inference, call: Call) -> Response:
+    """POST v1/chat/completions."""
+    body = await inference.read(call, ChatCompletions, CHAT)
+    inference.best_of.check(body.reward_model)
+    tools = callable_tools(body.tools, body.tool_choice)
+    chat = _chat(inference.tokenizer, body, tools)
+    prompt = await inference.chat_prompt(call, lambda: chat, body.add_special_tokens)
+    weights = inference.weights(call, body.model)
+    parallel = body.parallel_tool_calls if tools else None
+    request = InferenceRequest(
+        call, weights, [prompt], body.to_sample, body.top or 0, body.prompt_logprobs, parallel_calls=parallel
+    )
+    answered = ChatAnswer(inference.tokenizer, request, body)
+
+    def scorable(one: Output) -> Scorable:
+        """The chat and the answer, which may go on with its last message."""
+        messages = [flat(message) for message in chat.messages]
+        begun = messages.pop()["content"] if chat.continue_final_message else ""
+        return Scorable(prompt=messages, completion=[{"role": "assistant", "content": begun + one.text}])
+
+    return await _respond(inference, request, body, answered, scorable)
+
+
+def _chat(tokenizer: Tokenizer, body: ChatCompletions, tools: Sequence[dict[str, Any]]) -> Chat:
+    kwargs = body.chat_template_kwargs or {}
+    if body.reasoning_effort is not None:
+        if not tokenizer.template_reads("reasoning_effort"):
+            raise InvalidData(
+                "`reasoning_effort` is not supported by this model.",
+                "Its chat template does not read it.",
+                "Leave it out.",
+                param="reasoning_effort",
+            )
+        kwargs = {"reasoning_effort": body.reasoning_effort, **kwargs}
+    if body.continue_final_message and body.add_generation_prompt:
+        raise InvalidData(
+            "An answer cannot both begin and go on.",
+            "continue_final_message goes on with the last message; add_generation_prompt begins another.",
+            "Send add_generation_prompt=false.",
+        )
+    return Chat(
+        messages=body.messages,
+        tools=tools,
+        template_kwargs=kwargs,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=body.continue_final_message,
     )
 
 
-async def whole_answer(
-    inference: Inference,
-    ask: Ask,
-    asked: Answered,
-    scorable: Callable[[Written], Scorable],
-    shape: Callable[[list[Written], list[Written]], Response],
-) -> Response:
-    """What `shape` makes of the sequences that are answered, and of all that were sampled."""
-    if not asked.is_ranked:
-        return await inference.write(ask, lambda written: shape(written, written))
-    written = await inference.write(ask, list)
-    best = await inference.best_of.chosen(written, asked.n, asked.reward_model, scorable)
-    return await inference.aside(ask.call, lambda: shape(best, written))
+def callable_tools(tools: Sequence[dict[str, Any]] | None, choice: Any) -> Sequence[dict[str, Any]]:
+    """The tools that the model may call."""
+    if choice not in (None, "auto", "none"):
+        raise InvalidData(
+            "`tool_choice` may be auto or none.",
+            "Answers are not constrained, so no call can be forced.",
+            "Ask for the call in the prompt.",
+            param="tool_choice",
+        )
+    return [] if choice == "none" else tools or []
+
+
+class ChatAnswer(Answer):
+    """Of /v1/chat/completions."""
+
+    def __init__(self, tokenizer: Tokenizer, request: InferenceRequest, body: ChatCompletions) -> None:
+        kind = "chat.completion.chunk" if body.stream else "chat.completion"
+        super().__init__(tokenizer, request, body, "chatcmpl", kind)
+        self._body, self._begun = body, False
+
+    def whole(self, chosen: Sequence[Output], outputs: Sequence[Output]) -> dict[str, Any]:
+        """An answer, and what was asked of its prompt."""
+        return {**super().whole(chosen, outputs), **(self._of_prompt(outputs[0]) if outputs else {})}
+
+    def _choice(self, one: Output) -> dict[str, Any]:
+        text, calls = _read(one)
+        message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None}
+        if calls:
+            message["tool_calls"] = [_shaped(call) for call in calls]
+        return {"index": one.place, "message": message, **self._facts(one), "token_ids": one.tokens}
+
+    def _chunk(self, one: Output) -> dict[str, Any] | None:
+        body, (text, calls) = self._body, _read(one)
+        delta: dict[str, Any] = {"role": "assistant", "content": ""} if one.first else {}
+        if text:
+            delta["content"] = text
+        if calls:
+            delta["tool_calls"] = [{"index": call.index, **_shaped(call)} for call in calls]
+        if not (delta or body.logprobs or body.return_token_ids or one.finish is not None):
+            return None
+        choice = {"index": one.place, "delta": delta, **self._facts(one)}
+        if body.return_token_ids:
+            choice["token_ids"] = one.tokens
+        of_prompt, self._begun = {} if self._begun else self._of_prompt(one), True
+        if not body.return_token_ids:
+            of_prompt.pop("prompt_token_ids", None)
+        return {"choices": [choice], **of_prompt}
+
+    def _of_prompt(self, one: Output) -> dict[str, Any]:
+        scored = {} if one.of_prompt is None else {"prompt_logprobs": self._prompt_logprobs(one.prompt, one.of_prompt)}
+        return {**scored, "prompt_token_ids": one.prompt.tokens}
+
+    def _facts(self, one: Output) -> dict[str, Any]:
+        finish, logprobs = "tool_calls" if one.finish == "stop" and one.called else one.finish, None
+        if self._body.logprobs:
+            content = [
+                {**self._entry(token, logprob), "top_logprobs": [self._entry(*pair) for pair in row]}
+                for token, logprob, row in zip(one.tokens, one.logprobs, one.top, strict=True)
+            ]
+            logprobs = {"content": content, "refusal": None}
+        return {"finish_reason": finish, "stop_reason": one.matched, "logprobs": logprobs}
+
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        """A token with its bytes; null where it is part of a character only."""
+        text = self.name(token)
+        return {"token": text, "logprob": logprob, "bytes": None if BROKEN in text else list(text.encode())}
+
+
+def _read(one: Output) -> tuple[str, list[ToolCall]]:
+    """What is said, and what is called."""
+    text = "".join(part for part in one.parts if isinstance(part, str))
+    return text, [part for part in one.parts if isinstance(part, ToolCall)]
+
+
+def _shaped(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments_json}}

@@ -1,28 +1,96 @@
-"""A request for inference, whatever its shape: which weights a `model` means, prompts as tokens, how to sample.
+"""A request for inference, whatever its shape: its fields, which weights a `model` means, prompts as tokens.
 
 halteres/tiny, its folder, its aliases      the base model
 tinker://RUN/sampler_weights/NAME           named weights; …/weights/NAME too
 halteres/tiny;tinker://…                    the same, with the base model said
 NAME                                        the newest policy of the tenant's run of that name
 nothing                                     the run in the URL; without one, the base model
+
+A field that would change an answer is refused by name, never passed over; one that is harmless (`user`, `metadata`,
+`store`, ...) is ignored.
+
+Source: OpenAI's and Anthropic's API references, vLLM 0.11 `SamplingParams` and its protocol, sglang 0.5
+`GenerateReqInput` and `SamplingParams`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
 
-from halteres.engine.protocol import Wanted
-from halteres.errors import HalteresError, InvalidData, NotFound, nearest, shortened
-from halteres.service.base import BaseModel
-from halteres.service.checkpoints.store import Checkpoints
-from halteres.service.inference.bodies import Sampled
-from halteres.service.sampling.samplers import Samplers
-from halteres.service.sampling.snapshots import Snapshot, Snapshots
-from halteres.service.sessions import Sessions
+import msgspec
+
+from halteres.errors import InvalidData, NotFound, nearest, shortened
+from halteres.service.sampling.snapshots import Snapshot
+from halteres.service.service import Service
 from halteres.service.tenancy.tenants import Tenant
+from halteres.service.wire import bodies
 from halteres.text import Tokenizer
 
+T = TypeVar("T")
+
 SCHEME = "tinker://"
+
+TokenCount = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+TokenId = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+
+TopCount = Annotated[int, msgspec.Meta(ge=0, le=256)]
+"""Of the most likely tokens at a position; 256 is the engine's limit."""
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """What every such request says of the weights and of sampling. Defaults are OpenAI's and vLLM's."""
+
+    model: str | None = None
+    stream: bool = False
+    n: int = 1
+    max_tokens: TokenCount | None = None  # None: up to the context limit; 0: score the prompt, write nothing
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: TokenId = -1
+    stop: str | TokenId | list[str | TokenId] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    seed: int | None = None  # None: drawn; prompt i uses seed + i
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """Texts that end the answer."""
+        return tuple(stop for stop in self._stops if isinstance(stop, str) and stop)
+
+    @property
+    def named_stop_tokens(self) -> tuple[int, ...]:
+        """Tokens that end the answer beside the model's own: those of both fields."""
+        return (*(stop for stop in self._stops if isinstance(stop, int)), *(self.stop_token_ids or ()))
+
+    @property
+    def _stops(self) -> Sequence[str | int]:
+        return self.stop if isinstance(self.stop, list) else [] if self.stop is None else [self.stop]
+
+
+def several(given: str | Sequence[str | int | list[int]], field: str) -> list[str | list[int]]:
+    """The prompts of a field that holds a text, a list of texts, a list of token ids or a list of such lists."""
+    if isinstance(given, str):
+        return [given]
+    tokens = [one for one in given if isinstance(one, int)]
+    if len(tokens) == len(given):
+        return [tokens]
+    if tokens:
+        raise InvalidData(f"`{field}` mixes token ids with prompts.", next="Send one list of ids, or a list of lists.")
+    return [one for one in given if not isinstance(one, int)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What an HTTP call brings."""
+
+    run: str | None  # of the URL
+    tenant: Tenant
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,24 +106,11 @@ class Weights:
         return self.snapshot.version if self.snapshot else 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
-    """A name that answers."""
-
-    name: str
-    version: int  # policy version
-    created_at: float = 0.0  # unix s
-    base: bool = False
-
-
 class Addresses:
     """The names of one service's weights."""
 
-    def __init__(
-        self, base: BaseModel, checkpoints: Checkpoints, snapshots: Snapshots, samplers: Samplers, sessions: Sessions
-    ) -> None:
-        self.base = base
-        self._checkpoints, self._snapshots, self._samplers, self._sessions = checkpoints, snapshots, samplers, sessions
+    def __init__(self, service: Service) -> None:
+        self.base, self._service = service.base, service
 
     def find(self, model: str | None, run: str | None, tenant: Tenant, version: int | None = None) -> Weights:
         """What a request means. Under a run's URL, a name that is neither a path nor the base model means the run.
@@ -69,49 +124,38 @@ class Addresses:
             SnapshotLost: weights of that version are no longer kept.
         """
         if model is not None and SCHEME in model:
-            return Weights(name=model, snapshot=self._at(model, tenant))
-        if model is not None and self.base.answers_to(model):
-            return Weights(name=model, snapshot=None)
-        if run is not None:
-            return Weights(name=model or run, snapshot=self._samplers.policy(run, tenant, version))
-        if not model:
-            return Weights(name=self.base.name, snapshot=None)
-        if model not in self._runs(tenant):
-            raise self._missing(model, tenant)
-        return Weights(name=model, snapshot=self._samplers.policy(model, tenant, version))
+            base, _, path = model.rpartition(";")
+            if base:
+                self.base.check(base)
+            found = self._service.checkpoints.find(path, tenant)
+            return Weights(name=model, snapshot=self._service.snapshots.of(found))
+        name = model or run or self.base.name
+        if self.base.answers_to(name) if model else run is None:
+            return Weights(name=name, snapshot=None)
+        if run is None and name not in self._runs(tenant):
+            raise NotFound(
+                f"There is no model '{shortened(name)}' here.",
+                f"The base model is '{self.base.name}'.",
+                "Name it, a tinker:// path or a run; GET /v1/models lists them.",
+                did_you_mean=nearest(name, self.all(tenant)),
+                param="model",
+            )
+        return Weights(name=name, snapshot=self._service.samplers.policy(run or name, tenant, version))
 
-    def all(self, tenant: Tenant) -> list[Listed]:
-        """The base model, every run with a policy, every named checkpoint for sampling."""
-        began = self._runs(tenant)
-        saved = [one for one in self._checkpoints.all(tenant=tenant) if one.path.kind == "sampler_weights"]
-        return [
-            *(Listed(name=name, version=0, base=True) for name in self.base.names),
-            *(
-                Listed(name=run, version=version, created_at=began.get(run, 0.0))
-                for run, version in self._samplers.versions(tenant).items()
-            ),
-            *(Listed(name=str(one.path), version=one.version, created_at=one.created_at) for one in saved),
-        ]
-
-    def _at(self, model: str, tenant: Tenant) -> Snapshot:
-        base, _, path = model.rpartition(";")
-        if base:
-            self.base.check(base)
-        return self._snapshots.of(self._checkpoints.find(path, tenant))
+    def all(self, tenant: Tenant) -> dict[str, tuple[int, float]]:
+        """Policy version and unix s of making, of the base model, every run with a policy, every named checkpoint."""
+        began, policies = self._runs(tenant), self._service.samplers.versions(tenant)
+        saved = [one for one in self._service.checkpoints.all(tenant=tenant) if one.path.kind == "sampler_weights"]
+        return {
+            **dict.fromkeys(self.base.names, (0, 0.0)),
+            **{run: (version, began.get(run, 0.0)) for run, version in policies.items()},
+            **{str(one.path): (one.version, one.created_at) for one in saved},
+        }
 
     def _runs(self, tenant: Tenant) -> dict[str, float]:
         """The tenant's runs, and when each began (unix s)."""
-        return {session.run: session.created_at for session in reversed(self._sessions.all(tenant)) if session.run}
-
-    def _missing(self, model: str, tenant: Tenant) -> HalteresError:
-        known = [listed.name for listed in self.all(tenant)]
-        return NotFound(
-            f"There is no model '{shortened(model)}' here.",
-            f"The base model is '{self.base.name}'.",
-            "Name it, a tinker:// path or a run; GET /v1/models lists them.",
-            did_you_mean=nearest(model, known),
-            param="model",
-        )
+        sessions = self._service.sessions.all(tenant)
+        return {session.run: session.created_at for session in reversed(sessions) if session.run}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,50 +185,139 @@ class Prompt:
         return Prompt(tokens=tokenizer.encode(given, add_special_tokens=added), text=given)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """What a request brings."""
-
-    run: str | None  # of the URL
-    tenant: Tenant
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """A request for inference."""
+@dataclass(frozen=True, slots=True)
+class InferenceRequest:
+    """Prompts, and how to go on with them."""
 
     call: Call
     weights: Weights
-    prompts: tuple[Prompt, ...]
-    sampled: Sampled
-    max_tokens: int | None  # None: up to the context limit; 0: score the prompt, write nothing
-    seed: int | None  # None: drawn; prompt i uses seed + i
+    prompts: Sequence[Prompt]
+    sampling: SamplingFields
     top: int = 0  # most likely tokens at each sampled position
-    prompt_top: int | None = None  # ... and at each position of the prompt; None: nothing is told of the prompt
-    prompt_start: int = 0  # the first position of the prompt that is told of
+    prompt_top: int | None = None  # ... and at each position of the prompt; None: nothing of the prompt is answered
+    prompt_start: int = 0  # the first position of the prompt that is answered
+    parallel_calls: bool | None = None  # of tools, several or the first alone; None: calls are text
 
     @property
-    def subject(self) -> str:
-        """Whom the journal's row concerns: the run, or the name of the weights."""
-        return self.call.run or self.weights.name
-
-    @property
-    def wanted(self) -> Wanted:
-        """For the engine."""
-        if self.prompt_top is None:
-            return Wanted(topk_sampled=self.top)
-        return Wanted(topk_sampled=self.top, prompt_logprobs=True, topk_prompt=self.prompt_top)
-
-    @property
-    def scores(self) -> int:
+    def num_prompt_logprobs(self) -> int:
         """Log-probabilities of prompts in the answer, where those of a prompt may stand beside each sequence."""
         if self.prompt_top is None:
             return 0
         positions = sum(max(0, len(prompt.tokens) - self.prompt_start) for prompt in self.prompts)
-        return self.sampled.n * positions * (1 + self.prompt_top)
+        return self.sampling.n * positions * (1 + self.prompt_top)
 
     @property
     def scores_only(self) -> bool:
-        """Whether the prompt's log-probabilities are all that is wanted."""
-        return self.max_tokens == 0 and self.prompt_top is not None
+        """Whether the prompt's log-probabilities are all that is asked for."""
+        return self.sampling.max_tokens == 0 and self.prompt_top is not None
+
+
+Refused = Mapping[str, tuple[str, str, Any]]
+"""By field: why, what to do instead, and the value that changes nothing; null, false, 0 and what is empty never do."""
+
+
+def _refused(why: str, next: str, names: str = "", **neutral: Any) -> Refused:
+    return {name: (why, next, value) for name, value in (dict.fromkeys(names.split()) | neutral).items()}
+
+
+_MEDIA = ("The model reads and writes text only.", "Send text.")
+_SERVER = ("There is nothing behind this server but the model.", "Give the model what it needs in the prompt.")
+_GRAMMAR = ("Answers are not constrained to a grammar, a schema or a choice.", "Ask for the format in the prompt.")
+_PROMPT = ("The prompt is taken as it comes.", "Send it as it should be read.")
+_REASONING = ("No budget is kept for reasoning.", "Use chat_template_kwargs, where the model's template reads it.")
+
+_SAMPLING: Refused = {
+    **_refused(
+        "Tokens are drawn from the model's own distribution: there are no penalties and no biases.",
+        "Leave it out.",
+        "presence_penalty frequency_penalty logit_bias bad_words allowed_token_ids min_tokens min_new_tokens",
+        repetition_penalty=1,
+    ),
+    **_refused(
+        "Only temperature, top_k and top_p shape the distribution.",
+        "Use top_p or top_k.",
+        "min_p xtc_probability xtc_threshold dry_multiplier",
+        typical_p=1,
+        tfs_z=1,
+    ),
+    **_refused(
+        *_GRAMMAR,
+        "guided_json guided_regex guided_choice guided_grammar guided_whitespace_pattern structured_outputs"
+        " structural_tag json_schema regex ebnf stop_regex",
+        response_format={"type": "text"},
+    ),
+    **_refused(
+        "Sequences are sampled independently; none is searched for or ranked.",
+        "Use n.",
+        "use_beam_search early_stopping",
+        length_penalty=1,
+    ),
+    **_refused(
+        "Clients' code and hooks are not run here.",
+        "Leave it out.",
+        "logits_processors custom_logit_processor custom_params vllm_xargs kv_transfer_params",
+    ),
+    **_refused(
+        "The engine serves dense models: no routing to experts exists or is recorded.",
+        "Leave it out.",
+        "return_routed_experts routed_experts routing_matrices return_expert_ids",
+    ),
+    **_refused(
+        "What happens inside the model is not told.",
+        "Ask for log-probabilities.",
+        "return_hidden_states return_entropy token_ids_logprob logprob_token_ids",
+    ),
+    **_refused(*_PROMPT, "truncate_prompt_tokens prompt_embeds input_embeds"),
+    **_refused(*_MEDIA, "image_data video_data audio_data multi_modal_data mm_processor_kwargs"),
+    **_refused("Weights are named by `model`.", "Put the tinker:// path into `model`.", "lora_path lora_request"),
+    **_refused(*_REASONING, "thinking_token_budget"),
+}
+
+COMPLETIONS: Refused = {**_SAMPLING, **_refused(*_PROMPT, "suffix")}
+
+CHAT: Refused = {
+    **_SAMPLING,
+    **_refused(*_MEDIA, "audio", modalities=["text"]),
+    **_refused("This is the older form of tools.", "Send `tools` and `tool_choice`.", "functions function_call"),
+    **_refused(
+        "The model's own chat template is used.",
+        "Render the chat yourself and send a completion.",
+        "chat_template documents echo",
+    ),
+    **_refused(*_SERVER, "web_search_options", verbosity="medium"),
+}
+
+GENERATE: Refused = {**_SAMPLING, **_refused(*_SERVER, "session_params", modalities=["text"])}
+
+MESSAGES: Refused = {
+    **_refused(*_REASONING, thinking={"type": "disabled"}),
+    **_refused(*_GRAMMAR, "output_format output_config"),
+    **_refused(*_SERVER, "mcp_servers container context_management"),
+    **_SAMPLING,
+}
+
+
+def read(body: bytes, kind: type[T], refused: Refused | None = None) -> T:
+    """What a body asks for.
+
+    Args:
+        refused: fields that may not be at its top, nor among its `sampling_params`.
+
+    Raises:
+        InvalidData: it does not fit, or asks for what nobody does here.
+    """
+    found = bodies.read(body, kind, deep=False)
+    if refused is None:
+        return found
+    decode, raw = msgspec.json.decode, dict[str, msgspec.Raw]
+    fields = decode(body, type=raw)
+    try:
+        params = decode(fields.get("sampling_params", b"null"), type=raw | None) or {}
+        sent = [(name, decode(part[name])) for part in (fields, params) for name in refused if name in part]
+    except msgspec.ValidationError:
+        raise InvalidData("`sampling_params` is no object.", next="Leave it out, or send an object.") from None
+    for name, value in sent:
+        why, next, neutral = refused[name]
+        if value and value != neutral:
+            raise InvalidData(f"`{name}` is not supported.", why, next, param=name)
+    return found

@@ -11,7 +11,7 @@ Source: public documentation of the hosted service for /oai/api/v1 and /anthropi
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -19,21 +19,118 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Mount
 
-from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, as_http, shortened
-from halteres.service.answers import answer, anthropic_error, openai_error, with_status
+from halteres.errors import InvalidData, NotFound, NotReady, shortened
+from halteres.service.answers import answer, route
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.anthropic_messages import count_tokens, messages
-from halteres.service.inference.bodies import read
 from halteres.service.inference.chats import Chat
 from halteres.service.inference.generate import generate
-from halteres.service.inference.http import Shape, endpoint
-from halteres.service.inference.openai_chat import chat_completions
-from halteres.service.inference.openai_completions import completions
-from halteres.service.inference.requests import SCHEME, Call, Listed, Prompt
+from halteres.service.inference.http import endpoint
+from halteres.service.inference.openai import chat_completions, completions
+from halteres.service.inference.requests import SCHEME, Call, Weights, read
 from halteres.service.sampling.samples import packed
 from halteres.service.tenancy.tenants import tenant_of
+
+
+class InferenceRoutes:
+    """What environments, agents and people call."""
+
+    def __init__(self, inference: Inference) -> None:
+        self._inference = inference
+
+    def table(self) -> list[BaseRoute]:
+        """The routes."""
+        everything = [
+            self._post("/generate", generate),
+            *self._openai(),
+            *self._anthropic(),
+            self._post("/tokenize", tokenize),
+            self._post("/detokenize", detokenize),
+            *(route(path, self._health) for path in ("/health", "/health_generate", "/ping", "/v1/health")),
+            *(route(path, self._model_info) for path in ("/get_model_info", "/model_info")),
+            route("/version", self._version),
+        ]
+        return [
+            Mount("/runs/{run_id}", routes=everything),
+            Mount("/oai/api", routes=self._openai()),
+            Mount("/anthropic/api", routes=self._anthropic()),
+            *everything,
+        ]
+
+    def _openai(self) -> list[BaseRoute]:
+        return [
+            self._post("/v1/completions", completions),
+            self._post("/v1/chat/completions", chat_completions),
+            route("/v1/models", self._models),
+            route("/v1/models/{model:path}", self._model),
+        ]
+
+    def _anthropic(self) -> list[BaseRoute]:
+        return [self._post("/v1/messages", messages), self._post("/v1/messages/count_tokens", count_tokens)]
+
+    def _post(self, path: str, handler: Callable[[Inference, Call], Coroutine[Any, Any, Response]]) -> BaseRoute:
+        return route(path, endpoint(partial(handler, self._inference)), "POST")
+
+    async def _models(self, request: Request) -> Any:
+        """Below a run, the run and the base model."""
+        return {"object": "list", "data": list(self._listed(request).values())}
+
+    async def _model(self, request: Request) -> Any:
+        model: str = request.path_params["model"]
+        if model.startswith("tinker:/") and not model.startswith(SCHEME):
+            model = model.replace("tinker:/", SCHEME, 1)  # proxies and clients join slashes
+        if model in (listed := self._listed(request)):
+            return listed[model]
+        run = request.path_params.get("run_id")
+        if run is not None and SCHEME not in model and not self._inference.base.answers_to(model):
+            raise NotFound(f"There is no model '{shortened(model)}' under the run '{run}'.", param="model")
+        weights = self._inference.addresses.find(model, run, tenant_of(request))
+        return self._shaped(model, weights.version, is_base=weights.snapshot is None)
+
+    def _listed(self, request: Request) -> dict[str, Any]:
+        found, run = self._inference.addresses.all(tenant_of(request)), request.path_params.get("run_id")
+        if run is not None:
+            found = {run: (self._policy(request).version, 0.0), self._inference.base.name: (0, 0.0)}
+        names = self._inference.base.names
+        return {name: self._shaped(name, *facts, is_base=name in names) for name, facts in found.items()}
+
+    def _policy(self, request: Request) -> Weights:
+        """The newest of the run in the URL; without one, the base model."""
+        return self._inference.addresses.find(None, request.path_params.get("run_id"), tenant_of(request))
+
+    def _shaped(self, name: str, version: int, created_at: float = 0.0, *, is_base: bool) -> dict[str, Any]:
+        base = self._inference.base.name
+        return {
+            "id": name,
+            "object": "model",
+            "created": int(created_at),
+            "owned_by": "halteres",
+            "root": base if is_base else name,
+            "parent": None if is_base else base,
+            "policy_version": version,
+        }
+
+    async def _health(self, request: Request) -> Any:
+        """200 once the engine is there, and below a run, once the run has a policy."""
+        if not self._inference.ready:
+            raise NotReady("The engine is starting.", next="Ask again in a moment.")
+        return {"status": "ok", "policy_version": self._policy(request).version}
+
+    async def _model_info(self, request: Request) -> Any:
+        weights, folder = self._policy(request), str(self._inference.base.folder)
+        return {
+            "model_path": folder,
+            "tokenizer_path": folder,
+            "served_model_name": weights.name,
+            "is_generation": True,
+            "weight_version": str(weights.version),
+            "max_model_len": await self._inference.context_length(),
+        }
+
+    async def _version(self, _: Request) -> Any:
+        return {"version": version("halteres")}
 
 
 class Tokenize(msgspec.Struct, kw_only=True):
@@ -50,6 +147,31 @@ class Tokenize(msgspec.Struct, kw_only=True):
     return_token_strs: bool = False
 
 
+async def tokenize(inference: Inference, call: Call) -> Response:
+    """POST tokenize: a prompt or a chat."""
+    body = await inference.read(call, Tokenize)
+    inference.weights(call, body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidData("The request names no text, or two.", next="Send prompt or messages.")
+    if body.messages is None:
+        [prompt] = await inference.prompts(call, [body.prompt or ""], body.add_special_tokens)
+    else:
+        chat = Chat(
+            messages=body.messages,
+            tools=body.tools or (),
+            template_kwargs=body.chat_template_kwargs or {},
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+        )
+        prompt = await inference.chat_prompt(call, lambda: chat, body.add_special_tokens)
+    tokens = prompt.tokens
+    found = {"count": len(tokens), "max_model_len": await inference.context_length(), "tokens": tokens}
+    if body.return_token_strs:
+        texts = await inference.aside(call, lambda: list(map(inference.tokenizer.token, tokens)), len(call.body))
+        return answer({**found, "token_strs": texts})
+    return answer(found)
+
+
 class Detokenize(msgspec.Struct, kw_only=True):
     """POST detokenize."""
 
@@ -57,178 +179,15 @@ class Detokenize(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
-class NameRoutes:
-    """The handlers."""
+async def detokenize(inference: Inference, call: Call) -> Response:
+    """POST detokenize."""
 
-    def __init__(self, inference: Inference) -> None:
-        self._inference, self._tokenizer = inference, inference.tokenizer
-
-    async def models(self, request: Request) -> Response:
-        """GET v1/models; below a run, the run and the base model."""
-        return answer({"object": "list", "data": [self._shaped(one) for one in self._listed(request)]})
-
-    async def model(self, request: Request) -> Response:
-        """GET v1/models/{id}."""
-        asked: str = request.path_params["model"]
-        if asked.startswith("tinker:/") and not asked.startswith(SCHEME):
-            asked = asked.replace("tinker:/", SCHEME, 1)  # proxies and clients join slashes
-        for one in self._listed(request):
-            if one.name == asked:
-                return answer(self._shaped(one))
-        run = request.path_params.get("run_id")
-        if run is not None and SCHEME not in asked and not self._inference.base.answers_to(asked):
-            raise NotFound(f"There is no model '{shortened(asked)}' under the run '{run}'.", param="model")
-        weights = self._inference.addresses.find(asked, run, tenant_of(request))
-        return answer(self._shaped(Listed(name=asked, version=weights.version, base=weights.snapshot is None)))
-
-    def _listed(self, request: Request) -> list[Listed]:
-        run, tenant = request.path_params.get("run_id"), tenant_of(request)
-        addresses = self._inference.addresses
-        if run is None:
-            return addresses.all(tenant)
-        policy = addresses.find(None, run, tenant)
-        return [Listed(name=run, version=policy.version), Listed(name=addresses.base.name, version=0, base=True)]
-
-    def _shaped(self, one: Listed) -> dict[str, Any]:
-        base = self._inference.base.name
-        return {
-            "id": one.name,
-            "object": "model",
-            "created": int(one.created_at),
-            "owned_by": "halteres",
-            "root": base if one.base else one.name,
-            "parent": None if one.base else base,
-            "policy_version": one.version,
-        }
-
-    async def health(self, request: Request) -> Response:
-        """GET health: 200 once the engine is there, and below a run, once the run has a policy."""
-        if not self._inference.ready:
-            raise NotReady("The engine is starting.", next="Ask again in a moment.")
-        weights = self._inference.addresses.find(None, request.path_params.get("run_id"), tenant_of(request))
-        return answer({"status": "ok", "policy_version": weights.version})
-
-    async def model_info(self, request: Request) -> Response:
-        """GET get_model_info."""
-        weights = self._inference.addresses.find(None, request.path_params.get("run_id"), tenant_of(request))
-        folder = str(self._inference.base.folder)
-        return answer(
-            {
-                "model_path": folder,
-                "tokenizer_path": folder,
-                "served_model_name": weights.name,
-                "is_generation": True,
-                "weight_version": str(weights.version),
-                "max_model_len": await self._inference.context_length(),
-            }
-        )
-
-    async def version(self, _: Request) -> Response:
-        """GET version."""
-        return answer({"version": version("halteres")})
-
-    async def tokenize(self, call: Call) -> Response:
-        """POST tokenize: a prompt or a chat."""
-        asked = await self._inference.read(call, lambda body: read(body, Tokenize))
-        self._inference.addresses.find(asked.model, call.run, call.tenant)
-        tokens = (await self._prompt(call, asked)).tokens
-        found: dict[str, Any] = {
-            "count": len(tokens),
-            "max_model_len": await self._inference.context_length(),
-            "tokens": tokens,
-        }
-        if asked.return_token_strs:
-            found["token_strs"] = await self._inference.read(
-                call, lambda _: [self._tokenizer.token(token) for token in tokens]
-            )
-        return answer(found)
-
-    async def _prompt(self, call: Call, asked: Tokenize) -> Prompt:
-        if (asked.prompt is None) == (asked.messages is None):
-            raise InvalidData("The request names no text, or two.", next="Send prompt or messages.")
-        if asked.messages is None:
-            return (await self._inference.prompts(call, [asked.prompt or ""], asked.add_special_tokens))[0]
-        chat = Chat(
-            messages=asked.messages,
-            tools=asked.tools or (),
-            template_kwargs=asked.chat_template_kwargs or {},
-            add_generation_prompt=asked.add_generation_prompt,
-            continue_final_message=asked.continue_final_message,
-        )
-        return await self._inference.chat_prompt(call, lambda: chat, asked.add_special_tokens)
-
-    async def detokenize(self, call: Call) -> Response:
-        """POST detokenize."""
-        return answer({"prompt": await self._inference.read(call, self._text)})
-
-    def _text(self, body: bytes) -> str:
-        tokens = read(body, Detokenize).tokens
+    def text() -> str:
+        tokens = read(call.body, Detokenize).tokens
         packed(tokens)
-        strange = next((token for token in tokens if not self._tokenizer.knows(token)), None)
+        strange = next((token for token in tokens if not inference.tokenizer.knows(token)), None)
         if strange is not None:
             raise InvalidData(f"`tokens` holds {strange}, which is no token of this model.", param="tokens")
-        return self._tokenizer.decode(tokens, skip_special_tokens=False)
+        return inference.tokenizer.decode(tokens, skip_special_tokens=False)
 
-
-HEALTH = ("/health", "/health_generate", "/ping", "/v1/health")
-MODEL_INFO = ("/get_model_info", "/model_info")
-
-
-class InferenceRoutes:
-    """What environments, agents and people call."""
-
-    def __init__(self, inference: Inference) -> None:
-        self._inference, self._names = inference, NameRoutes(inference)
-
-    def table(self) -> list[BaseRoute]:
-        """The routes."""
-        return [
-            Mount("/runs/{run_id}", routes=self._all()),
-            Mount("/oai/api", routes=self._openai()),
-            Mount("/anthropic/api", routes=self._anthropic()),
-            *self._all(),
-        ]
-
-    def _all(self) -> list[BaseRoute]:
-        names = self._names
-        return [
-            self._post("/generate", generate, as_http),
-            *self._openai(),
-            *self._anthropic(),
-            Route("/tokenize", endpoint(names.tokenize, openai_error), methods=["POST"]),
-            Route("/detokenize", endpoint(names.detokenize, openai_error), methods=["POST"]),
-            *(Route(path, names.health) for path in HEALTH),
-            *(Route(path, names.model_info) for path in MODEL_INFO),
-            Route("/version", names.version),
-        ]
-
-    def _openai(self) -> list[BaseRoute]:
-        return [
-            self._post("/v1/completions", completions, openai_error),
-            self._post("/v1/chat/completions", chat_completions, openai_error),
-            Route("/v1/models", _refusing(self._names.models)),
-            Route("/v1/models/{model:path}", _refusing(self._names.model)),
-        ]
-
-    def _anthropic(self) -> list[BaseRoute]:
-        return [
-            self._post("/v1/messages", messages, anthropic_error),
-            self._post("/v1/messages/count_tokens", count_tokens, anthropic_error),
-        ]
-
-    def _post(
-        self, path: str, handler: Callable[[Inference, Call], Coroutine[Any, Any, Response]], shape: Shape
-    ) -> Route:
-        return Route(path, endpoint(partial(handler, self._inference), shape), methods=["POST"])
-
-
-def _refusing(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """A route whose errors are found in OpenAI's shape."""
-
-    async def answered(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except HalteresError as error:
-            return with_status(openai_error(error), error)
-
-    return answered
+    return answer({"prompt": await inference.aside(call, text, len(call.body))})

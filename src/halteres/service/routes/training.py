@@ -1,16 +1,17 @@
-"""Training: create_model, get_info, forward_backward, optim_step, saves and loads; custom losses; unload_model.
+"""Training and sampling: what TrainingClient and SamplingClient call, and the futures of their requests.
 
-Every parseable request of a sequence is accepted, and whatever is wrong with it is its future's failure: a 4xx would
-leave a gap that its client never fills.
-Source: tinker SDK 0.38.0, lib/public_interfaces/training_client.py and custom_loss.py; 0.9.0 to 0.24.1 for the JSON
-passes; 0.3.0 to 0.22, resources/models.py, for unload_model.
+Every parseable request of a training sequence is accepted, and whatever is wrong with it is its future's failure: a 4xx
+would leave a gap that its client never fills.
+Source: tinker SDK 0.38.0, lib/public_interfaces/training_client.py, custom_loss.py and sampling_client.py;
+lib/api_future_impl.py: 408 is polled again silently, a 200 `try_again` is logged each time;
+lib/session_futures_poller.py; 0.9.0 to 0.24.1 for JSON passes; 0.3.0 to 0.22, resources/models.py, for unload_model.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import TypeVar
+import secrets
+from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -18,97 +19,162 @@ from starlette.routing import Route
 
 from halteres.errors import HalteresError, InvalidData, NotFound
 from halteres.losses import STABLE_REINFORCE
-from halteres.service.answers import answer, body_of
+from halteres.service.answers import answer, body_of, read_body, route
 from halteres.service.durable.futures import (
+    CLONE,
     CREATE_LOSS,
+    LOST_SAMPLE,
+    SAMPLE,
     UNLOAD_MODEL,
+    Completions,
     Outcome,
+    Place,
     loss_created,
     settled_at_once,
     unloaded,
 )
-from halteres.service.durable.journal import Drawn, Entry, new_id
+from halteres.service.durable.journal import Entry, new_id
 from halteres.service.models import Job, Model, model_id_of
-from halteres.service.sampling.samples import drawn_seed
+from halteres.service.sampling.samples import MAX_SAMPLES, drawn_for, drawn_seed
 from halteres.service.service import Service
 from halteres.service.tenancy.fair_queue import LONG
 from halteres.service.tenancy.tenants import Tenant, tenant_of
-from halteres.service.wire import bodies, codec, training
-from halteres.service.wire.codec import PROMPT_BYTES
-from halteres.service.wire.training import PASSES, Asked, Request, address_of, read_request
-
-T = TypeVar("T")
+from halteres.service.wire import bodies
+from halteres.service.wire.codec import (
+    JSON,
+    MAX_BODY_BYTES,
+    MAX_JSON_BYTES,
+    PROMPT_BYTES,
+    PROTOBUF,
+    SMALL_BYTES,
+    decompressed,
+    head_of,
+)
+from halteres.service.wire.results import as_json
+from halteres.service.wire.training import PASSES, PassRequest, Request, TrainingBody, address_of, read_request
 
 STAND_IN = (
     f"The loss {STABLE_REINFORCE} is computed by a formula of Halteres's own (docs/training-service.md): the hosted"
     " service's is not public, and its results may differ."
 )
 
+SEQUENCED = (
+    *PASSES,
+    "create_model",
+    "optim_step",
+    "save_weights",
+    "save_weights_for_sampler",
+    "save_weights_external",
+    "load_weights",
+)
+"""Requests that are executed in their model's order; create_model and a load that makes a model are number 0."""
+
+MAX_CLIENTS = 2**63 // CLONE  # copies of one sampling client, so that the number of each one's requests fits 64 bits
+
+INLINE_BYTES = 256 * 1024
+"""Up to here a result is answered at once; of a larger one a client is told the size first, if it wants to be."""
+
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Posted:
-    """A request of a training sequence as it came."""
-
-    kind: str
-    content_type: str
-    body: bytes
-    tenant: Tenant
-    asked: Asked
-
-
 class TrainingRoutes:
-    """What a TrainingClient calls."""
+    """What a TrainingClient and a SamplingClient call."""
 
     def __init__(self, service: Service) -> None:
-        self._service = service
+        self._service, self._threads = service, service.threads
+        self._completions = Completions(service.journal, service.futures)
 
     def table(self) -> list[Route]:
         """The routes."""
-        handlers = {
-            "forward_backward": self.run_pass,
-            "forward": self.run_pass,
-            "optim_step": self.numbered,
-            "save_weights_for_sampler": self.numbered,
-            "save_weights": self.numbered,
-            "save_weights_external": self.numbered,
-            "load_weights": self.load_weights,
-            "create_model": self.create_model,
-            "get_info": self.get_info,
-            "create_custom_loss": self.create_custom_loss,
-            "unload_model": self.unload_model,
-        }
-        return [Route(f"/api/v1/{name}", handler, methods=["POST"]) for name, handler in handlers.items()]
+        return [
+            route("/api/v1/retrieve_future", self._retrieve, "POST"),
+            route("/api/v1/retrieve_futures", self._retrieve_many, "POST"),
+            route("/api/v1/cancel_future", self._cancel, "POST"),
+            route("/api/v1/asample", self._asample, "POST"),
+            route("/api/v1/create_sampling_session", self._create_sampling_session, "POST"),
+            route("/api/v1/join_sampling_session", self._join_sampling_session, "POST"),
+            route("/api/v1/samplers/{sampler_id}", self._sampler),
+            *(route(f"/api/v1/{kind}", self._sequenced, "POST") for kind in SEQUENCED),
+            route("/api/v1/get_info", self._get_info, "POST"),
+            route("/api/v1/create_custom_loss", self._create_custom_loss, "POST"),
+            route("/api/v1/unload_model", self._unload_model, "POST"),
+        ]
 
-    async def create_model(self, request: HttpRequest) -> Response:
-        """POST create_model: the first request of its model, number 0."""
-        posted = await self._read(request)
-        asked = _of(bodies.CreateModel, posted)
-        session = self._service.sessions.find(asked.session_id, posted.tenant)
-        base = self._service.base.check(asked.base_model)
-        drawn = {"seed": drawn_seed()} if asked.lora_config.seed is None else None
-        model_id = model_id_of(session.id, asked.model_seq_id)
-        self._service.refuse_model(session, model_id, asked.lora_config.rank)
-        model = await self._service.models.add(model_id, session.id, session.tenant, base, asked.user_metadata)
-        return await self._accept(posted, model, 0, drawn)
+    # Training
 
-    async def load_weights(self, request: HttpRequest) -> Response:
-        """POST load_weights: into a model, or making one."""
-        posted = await self._read(request)
-        asked = _of(bodies.LoadWeights, posted)
-        if asked.model_id is not None and asked.seq_id is not None:
-            return await self._accept(posted, self._service.models.find(asked.model_id, posted.tenant), asked.seq_id)
-        if asked.session_id is not None and asked.model_seq_id is not None:
-            return await self._accept(posted, await self._model_to_load(asked, posted.tenant), 0)
-        raise InvalidData("The load names no model.", next="Send model_id and seq_id, or session_id and model_seq_id.")
+    async def _sequenced(self, request: HttpRequest) -> Any:
+        """Record a request and put it in its model's queue; a repetition gets the same future."""
+        kind, tenant = request.url.path.rsplit("/", 1)[1], tenant_of(request)
+        content_type = request.headers.get("content-type", JSON).split(";")[0].strip()
+        raw, body = await self._read(request, kind, content_type)
+        model_id, seq = (None, None) if isinstance(body, bodies.CreateModel) else (body.model_id, body.seq_id)
+        if model_id is not None and seq is not None:
+            model, drawn = self._service.models.find(model_id, tenant), None
+        else:
+            assert isinstance(body, bodies.CreateModel | bodies.LoadWeights)  # noqa: S101 - for the type checker
+            model, seq = await self._made(body, tenant), 0
+            draws = isinstance(body, bodies.CreateModel) and body.lora_config.seed is None
+            drawn = {"seed": drawn_seed()} if draws else None
+        key, passed = f"{model.id}/{seq}", body if isinstance(body, PassRequest) else None
+        if self._service.futures.known(key) is None:
+            model.queue.refuse_if_full(seq)
+            waiting = self._service.futures.open_bytes(model.tenant)
+            limits = self._service.options.limits.of(model.tenant)
+            limits.check_waiting(waiting, is_next=seq == model.queue.settled + 1)
+        entry = Entry(
+            key=key,
+            kind="forward" if passed and passed.forward_only else kind,
+            subject=model.id,
+            tenant=model.tenant,
+            seq=seq,
+            content_type=content_type,
+            body=raw,
+            drawn=drawn,
+        )
+        future, new = await self._service.futures.accept(entry)
+        if new:
+            queued = Request(id=entry.id, kind=entry.kind, seq=seq, asked=body, drawn=drawn or {})
+            model.queue.put(Job(model, queued, future))
+        response = answer({"request_id": future.request_id, "model_id": model.id})
+        announced = self._service.options.refuse_stable_reinforce or model.stand_in_announced
+        if passed and passed.loss == STABLE_REINFORCE and not announced:
+            model.stand_in_announced = True
+            log.warning("Training run %s: %s", model.id, STAND_IN)
+            response.headers["x-deprecation-note"] = STAND_IN  # the one header that the SDK shows to its user
+        return response
 
-    async def _model_to_load(self, asked: bodies.LoadWeights, tenant: Tenant) -> Model:
-        session = self._service.sessions.find(asked.session_id or "", tenant)
-        base = self._service.base.check(asked.base_model or self._base_of(asked.path, tenant))
-        model_id = model_id_of(session.id, asked.model_seq_id or 0)
-        self._service.refuse_model(session, model_id)
-        return await self._service.models.add(model_id, session.id, tenant, base, asked.user_metadata)
+    async def _read(self, request: HttpRequest, kind: str, content_type: str) -> tuple[bytes, TrainingBody]:
+        """The body, unpacked and parsed; a number that can be read of a broken one is used up."""
+        encoding, sent = request.headers.get("content-encoding"), await body_of(request, MAX_BODY_BYTES)
+        most = SMALL_BYTES
+        if kind in PASSES:
+            most = MAX_BODY_BYTES if content_type == PROTOBUF else MAX_JSON_BYTES
+        tenant, aside, plain = tenant_of(request), self._threads.run, b""
+        size = max(len(sent), LONG) if encoding == "zstd" else len(sent)  # few bytes of zstd may become very many
+        try:
+            plain = await aside(tenant, size, lambda: decompressed(sent, encoding, most))
+            return plain, await aside(tenant, len(plain), lambda: read_request(kind, content_type, plain))
+        except InvalidData:
+            known = plain or await aside(tenant, size, lambda: head_of(sent, encoding))
+            address = await aside(tenant, len(known), lambda: address_of(kind, content_type, known))
+            if address is not None:
+                await self._service.models.burn(*address, tenant)
+            raise
+
+    async def _made(self, body: bodies.CreateModel | bodies.LoadWeights, tenant: Tenant) -> Model:
+        """The training run that a creation, or a load that names a session, makes."""
+        if body.session_id is None or body.model_seq_id is None:
+            raise InvalidData(
+                "The load names no model.", next="Send model_id and seq_id, or session_id and model_seq_id."
+            )
+        session, rank = self._service.sessions.find(body.session_id, tenant), None
+        if isinstance(body, bodies.CreateModel):
+            base, rank = body.base_model, body.lora_config.rank
+        else:
+            base = body.base_model or self._base_of(body.path, tenant)
+        base, model_id = self._service.base.check(base), model_id_of(session.id, body.model_seq_id)
+        self._service.refuse_model(session, model_id, rank)
+        return await self._service.models.add(model_id, session.id, tenant, base, body.user_metadata)
 
     def _base_of(self, path: str, tenant: Tenant) -> str:
         """The base model as the checkpoint's own client knew it; a path without a checkpoint fails in its turn."""
@@ -117,64 +183,38 @@ class TrainingRoutes:
         except HalteresError:
             return self._service.base.name
 
-    async def run_pass(self, request: HttpRequest) -> Response:
-        """POST forward_backward (protobuf, or JSON of SDKs before 0.25), forward (JSON)."""
-        posted = await self._read(request)
-        asked = _of(training.PassRequest, posted)
-        model = self._service.models.find(asked.model_id, posted.tenant)
-        response = await self._accept(posted, model, asked.seq_id)
-        refused = self._service.options.refuse_stable_reinforce
-        if asked.loss == STABLE_REINFORCE and not (refused or model.stand_in_announced):
-            model.stand_in_announced = True
-            log.warning("Training run %s: %s", model.id, STAND_IN)
-            response.headers["x-deprecation-note"] = STAND_IN  # the one header that the SDK shows to its user
-        return response
-
-    async def numbered(self, request: HttpRequest) -> Response:
-        """POST optim_step, save_weights, save_weights_for_sampler, save_weights_external."""
-        posted = await self._read(request)
-        asked = posted.asked
-        assert isinstance(asked, bodies.OptimStep | bodies.SaveWeights)  # noqa: S101 - for the type checker
-        model = self._service.models.find(asked.model_id, posted.tenant)
-        return await self._accept(posted, model, asked.seq_id)
-
-    async def get_info(self, request: HttpRequest) -> Response:
-        """POST get_info."""
-        asked = bodies.read(await body_of(request), bodies.ModelId)
-        model = self._service.models.find(asked.model_id, tenant_of(request))
+    async def _get_info(self, request: HttpRequest) -> Any:
+        model = self._service.models.find(bodies.read_field(await body_of(request), "model_id"), tenant_of(request))
         if model.lora is None:
             raise NotFound(f"The training run {model.id} was never loaded.", next="Make a new training client.")
-        data = {"model_name": model.base_model, "tokenizer_id": str(self._service.base.folder)}
-        return answer(
-            {
-                "type": "get_info",
-                "model_id": model.id,
-                "model_name": model.base_model,
-                "is_lora": True,
-                "lora_rank": model.lora.rank,
-                "model_data": data,
-            }
-        )
+        return {
+            "type": "get_info",
+            "model_id": model.id,
+            "model_name": model.base_model,
+            "is_lora": True,
+            "lora_rank": model.lora.rank,
+            "model_data": {"model_name": model.base_model, "tokenizer_id": str(self._service.base.folder)},
+        }
 
-    async def create_custom_loss(self, request: HttpRequest) -> Response:
-        """POST create_custom_loss: what is wrong with the graph is its future's failure."""
-        body, tenant = await body_of(request, PROMPT_BYTES), tenant_of(request)
-        asked = await self._service.threads.run(tenant, len(body), lambda: bodies.read(body, bodies.CreateCustomLoss))
-        session = self._service.sessions.find(asked.session_id, tenant)
+    async def _create_custom_loss(self, request: HttpRequest) -> Any:
+        """What is wrong with the graph is its future's failure."""
+        raw, tenant = await body_of(request, PROMPT_BYTES), tenant_of(request)
+        body = await self._threads.run(tenant, len(raw), lambda: bodies.read(raw, bodies.CreateCustomLoss))
+        session, seq = self._service.sessions.find(body.session_id, tenant), body.custom_loss_seq_id
 
         async def create() -> Outcome:
-            losses, name = self._service.losses, asked.name
-            return loss_created(await losses.create(session.id, seq, name, asked.inputs, asked.graph))
+            losses = self._service.losses
+            return loss_created(await losses.create(session.id, seq, body.name, body.inputs, body.graph))
 
-        key, seq = f"{session.id}:loss:{asked.custom_loss_seq_id}", asked.custom_loss_seq_id
-        entry = Entry(key=key, kind=CREATE_LOSS, subject=session.id, tenant=tenant, seq=seq, body=body)
+        key = f"{session.id}:loss:{seq}"
+        entry = Entry(key=key, kind=CREATE_LOSS, subject=session.id, tenant=tenant, seq=seq, body=raw)
         future = await settled_at_once(self._service.futures, entry, create)
-        return answer({"request_id": future.request_id})
+        return {"request_id": future.request_id}
 
-    async def unload_model(self, request: HttpRequest) -> Response:
-        """POST unload_model: its adapter leaves the engine, and comes back when it is asked for."""
+    async def _unload_model(self, request: HttpRequest) -> Any:
+        """The adapter leaves the engine, and comes back when it is asked for."""
         body = await body_of(request)
-        model = self._service.models.find(bodies.read(body, bodies.ModelId).model_id, tenant_of(request))
+        model = self._service.models.find(bodies.read_field(body, "model_id"), tenant_of(request))
 
         async def unload() -> Outcome:
             await self._service.adapters.unload(model)
@@ -184,60 +224,93 @@ class TrainingRoutes:
         key = f"{subject}/{new_id()}"
         entry = Entry(key=key, kind=UNLOAD_MODEL, subject=subject, tenant=model.tenant, body=body)
         future = await settled_at_once(self._service.futures, entry, unload)
-        return answer({"request_id": future.request_id, "model_id": model.id})
+        return {"request_id": future.request_id, "model_id": model.id}
 
-    async def _accept(self, posted: Posted, model: Model, seq: int, drawn: Drawn | None = None) -> Response:
-        """Record a request and put it in its model's queue; a repetition gets the same future."""
-        key = f"{model.id}/{seq}"
-        if self._service.futures.known(key) is None:
-            model.queue.refuse_if_full(seq)
-            waiting = self._service.futures.open_bytes(model.tenant)
-            limits = self._service.options.limits.of(model.tenant)
-            limits.check_waiting(waiting, is_next=seq == model.queue.settled + 1)
-        forward = isinstance(posted.asked, training.PassRequest) and posted.asked.forward_only
-        entry = Entry(
-            key=key,
-            kind="forward" if forward else posted.kind,
-            subject=model.id,
-            tenant=model.tenant,
-            seq=seq,
-            content_type=posted.content_type,
-            body=posted.body,
-            drawn=drawn,
+    # Sampling
+
+    async def _create_sampling_session(self, request: HttpRequest) -> Any:
+        body = await read_body(request, bodies.CreateSamplingSession)
+        session = self._service.sessions.find(body.session_id, tenant_of(request))
+        self._service.refuse_sampler(session, body.sampling_session_seq_id)
+        sampler = await self._service.samplers.create(
+            session, body.sampling_session_seq_id, body.base_model, body.model_path
         )
+        return {"type": "create_sampling_session", "sampling_session_id": sampler.id}
+
+    async def _join_sampling_session(self, request: HttpRequest) -> Any:
+        """A number for a copy of a sampling client, drawn so that no two copies share one.
+
+        Drawn rather than counted: a copy that an earlier life of the service knew may not have sent anything yet.
+        """
+        self._service.samplers.find(
+            bodies.read_field(await body_of(request), "sampling_session_id"), tenant_of(request)
+        )
+        return {"type": "join_sampling_session", "client_counter": 1 + secrets.randbelow(MAX_CLIENTS - 1)}
+
+    async def _sampler(self, request: HttpRequest) -> Any:
+        sampler = self._service.samplers.find(request.path_params["sampler_id"], tenant_of(request))
+        return {"sampler_id": sampler.id, "base_model": sampler.base_model, "model_path": sampler.model_path}
+
+    async def _asample(self, request: HttpRequest) -> Any:
+        """A future, and an id for each sequence that it will have."""
+        raw, tenant = await body_of(request, PROMPT_BYTES), tenant_of(request)
+        body = await self._threads.run(tenant, len(raw), lambda: bodies.read(raw, bodies.Sample))
+        sampler, seq = self._service.samplers.find(body.sampling_session_id, tenant), body.seq_id
+        key = f"{sampler.id}/{seq}"
+        if self._service.futures.known(key) is None:
+            self._service.samples.refuse_if_full(sampler.tenant)
+            waiting = self._service.futures.open_bytes(sampler.tenant)
+            self._service.options.limits.of(sampler.tenant).check_waiting(waiting)
+        drawn = drawn_for(body, sampler) or None
+        entry = Entry(key=key, kind=SAMPLE, subject=sampler.id, tenant=tenant, seq=seq, body=raw, drawn=drawn)
         future, new = await self._service.futures.accept(entry)
         if new:
-            asked = Request(id=entry.id, kind=entry.kind, seq=seq, asked=posted.asked, drawn=drawn or {})
-            model.queue.put(Job(model, asked, future))
-        return answer({"request_id": future.request_id, "model_id": model.id})
+            self._service.samples.start(future, sampler, body, entry.drawn)
+        sequences = [f"{key}/{index}" for index in range(min(body.num_samples, MAX_SAMPLES))]
+        return {"request_id": future.request_id, "sample_sequence_ids": sequences}
 
-    async def _read(self, request: HttpRequest) -> Posted:
-        """The request, by its path and content type; a number that can be read of a broken one is used up."""
-        kind, tenant = request.url.path.rsplit("/", 1)[1], tenant_of(request)
-        content_type = request.headers.get("content-type", codec.JSON).split(";")[0].strip()
-        encoding, sent = request.headers.get("content-encoding"), await body_of(request, codec.MAX_BODY_BYTES)
-        aside, plain, most = self._service.threads.run, b"", _most_bytes(kind, content_type)
-        size = max(len(sent), LONG) if encoding == "zstd" else len(sent)  # few bytes of zstd may become very many
-        try:
-            plain = await aside(tenant, size, lambda: codec.decompressed(sent, encoding, most))
-            asked = await aside(tenant, len(plain), lambda: read_request(kind, content_type, plain))
-        except InvalidData:
-            known = plain or await aside(tenant, size, lambda: codec.head_of(sent, encoding))
-            address = await aside(tenant, len(known), lambda: address_of(kind, content_type, known))
-            if address is not None:
-                await self._service.models.burn(*address, tenant)
-            raise
-        return Posted(kind=kind, content_type=content_type, body=plain, tenant=tenant, asked=asked)
+    # Futures
 
+    async def _retrieve(self, request: HttpRequest) -> Any:
+        """The outcome, or after 30 s a 408 that says what the request waits for."""
+        body = await read_body(request, bodies.Retrieve)
+        found = await self._service.futures.redeem(body.request_id, tenant_of(request))
+        if isinstance(found, Outcome):
+            return await self._redeemed(request, found, sized=body.allow_metadata_only)
+        if found is None:
+            # A sampling client, which says that it is one, submits its sample again by itself.
+            if request.headers.get("x-tinker-request-type") == "Sample":
+                return Response(LOST_SAMPLE.body, LOST_SAMPLE.status, media_type=LOST_SAMPLE.content_type)
+            raise NotFound(f"There is no promise '{body.request_id[:100]}' here.", next="Send the request again.")
+        away = self._service.fleet.trouble
+        place = Place("the engine is starting", stuck=True) if away else found.place()
+        state = "paused_capacity" if place.stuck else "active"  # the SDK tells its user the reason of the first alone
+        return answer({"queue_state": state, "queue_state_reason": place.reason}, 408)
 
-def _most_bytes(kind: str, content_type: str) -> int:
-    """That a body may have."""
-    if kind not in PASSES:
-        return codec.SMALL_BYTES
-    return codec.MAX_BODY_BYTES if content_type == codec.PROTOBUF else codec.MAX_JSON_BYTES
+    async def _redeemed(self, request: HttpRequest, found: Outcome, *, sized: bool) -> Response:
+        """An outcome, as JSON where the client reads JSON: SDKs before 0.18 read only that, since 0.25 none."""
+        body, content_type = found.body, found.content_type
+        if content_type == PROTOBUF and JSON in request.headers.get("accept", ""):
+            body = await self._threads.run(tenant_of(request), len(body), lambda: as_json(found.body))
+            content_type = JSON
+        if sized and len(body) > INLINE_BYTES and found.status == 200:
+            return answer({"status": "complete_metadata", "response_payload_size": len(body)})
+        return Response(body, found.status, media_type=content_type)
 
+    async def _retrieve_many(self, request: HttpRequest) -> Any:
+        """Which samples of a client of a sampling session were settled since it last called."""
+        body = await read_body(request, bodies.RetrieveMany)
+        sampler = self._service.samplers.find(body.target.sampling_session_id, tenant_of(request))
+        poll_s = self._service.futures.poll_s
+        hold_s = poll_s if body.timeout is None else min(body.timeout, poll_s)
+        found, cursor = await self._completions.after(
+            sampler.id, body.target.cloned_sampler_id, body.prev_cursor, hold_s
+        )
+        return {"completions": found, "cursor": cursor}
 
-def _of(kind: type[T], posted: Posted) -> T:
-    """What was posted, as its route's kind of request."""
-    assert isinstance(posted.asked, kind)  # noqa: S101 - for the type checker
-    return posted.asked
+    async def _cancel(self, request: HttpRequest) -> None:
+        """A sample that nobody waits for any more is not sampled further."""
+        body = await read_body(request, bodies.Retrieve)
+        found = self._service.futures.find(body.request_id, tenant_of(request))
+        if found is not None and found.kind == SAMPLE:
+            self._service.samples.cancel(found.request_id)

@@ -1,7 +1,4 @@
-"""Arrays of the Tinker API, dense or sparse, as the engine's values.
-
-N rows of K cells.
-"""
+"""Arrays of the Tinker API, dense or sparse (CSR: N rows of K cells), as the engine's values."""
 
 from __future__ import annotations
 
@@ -47,41 +44,28 @@ class Csr:
     crow: Values  # int64
     col: Values  # int64
 
-    def cells(self, what: str, shape: Sequence[int], num_values: int, budget: Budget) -> Values:
-        """The place of each value in the array written out row by row.
-
-        Raises:
-            InvalidData: the array is too large, its pointers do not fit it, or a cell is listed twice.
-        """
-        if len(shape) != 2 or min(shape) < 0:
-            raise InvalidData(f"{what} is sparse, of shape {_short(shape)}.", "A sparse array has the shape [N, K].")
-        budget.take(what, math.prod(shape))
-        rows, columns = shape
-        outside = (self.crow < 0) | (self.crow > num_values)
-        ends = (0, num_values) if len(self.crow) else ()
-        steps = np.diff(self.crow)
-        if len(self.crow) != rows + 1 or outside.any() or (steps < 0).any() or (*self.crow[[0, -1]],) != ends:
-            raise InvalidData(
-                f"{what}: its row pointers do not fit.",
-                f"They must be {rows + 1} numbers, from 0 up to the number of its values, {num_values}.",
-            )
-        if len(self.col) != num_values or ((self.col < 0) | (self.col >= columns)).any():
-            raise InvalidData(
-                f"{what}: its columns do not fit.", f"Each of {num_values} values needs one of {columns}."
-            )
-        cells = self.places(columns)
-        if len(np.unique(cells)) != num_values:
-            raise InvalidData(f"{what} lists a cell twice.", next="List each cell once.")
-        return cells
-
     def places(self, columns: int) -> Values:
-        """The same of an array whose pointers were checked."""
+        """The place of each value in the array written out row by row; the pointers fit it."""
         return np.repeat(np.arange(len(self.crow) - 1), np.diff(self.crow)) * columns + self.col
 
 
-def dense(what: str, values: Values, shape: Sequence[int] | None) -> Array:
-    """An array of float32 or int64 values; without a shape it has one dimension."""
+def array_of(
+    what: str, values: Values, shape: Sequence[int] | None, csr: Csr | None, budget: Budget, pad: int = 0
+) -> Array:
+    """An array of float32 or int64 values; without a shape it has one dimension.
+
+    Args:
+        csr: where the values of a sparse array lie; its other cells hold `pad`.
+
+    Raises:
+        InvalidData: the shape does not fit, or a sparse array is broken or too large.
+    """
     shape = (len(values),) if shape is None else tuple(shape)
+    if csr is not None:
+        places = _places(what, len(values), shape, csr, budget)
+        full = np.full(math.prod(shape), pad, values.dtype)
+        full[places] = values
+        values = full
     if len(shape) > 2 or any(size < 0 for size in shape) or math.prod(shape) != len(values):
         raise InvalidData(
             f"{what} has {len(values)} values, not the shape {_short(shape)}.",
@@ -90,37 +74,23 @@ def dense(what: str, values: Values, shape: Sequence[int] | None) -> Array:
     return Array(dtype="int64" if values.dtype.kind == "i" else "float32", shape=shape, data=values.tobytes())
 
 
-def written_out(what: str, values: Values, shape: Sequence[int], csr: Csr, budget: Budget, pad: int = 0) -> Array:
-    """A sparse array as a dense one; cells that are not listed hold `pad`.
-
-    Raises:
-        InvalidData: it is broken, or too large.
-    """
-    cells = csr.cells(what, shape, len(values), budget)
-    full = np.full(math.prod(shape), pad, values.dtype)
-    full[cells] = values
-    return dense(what, full, shape)
-
-
-def numbers(what: str, data: Sequence[float], dtype: str) -> Values:
-    """A list of numbers as float32 or int64."""
-    try:
-        with np.errstate(over="ignore"):  # infinite then, which every loss refuses
-            if dtype == "float32":
-                return np.array(data, np.float32)
-            if dtype == "int64":
-                return _integers(what, np.asarray(data))
-    except OverflowError as error:
-        raise InvalidData(f"{what} holds a number that {dtype} cannot hold.") from error
-    raise unknown_dtype(what, dtype)
-
-
-def _integers(what: str, values: Values) -> Values:
-    if values.dtype.kind == "f" and (values == np.floor(values)).all() and (np.abs(values) < 2**53).all():
-        return values.astype(np.int64)
-    if values.dtype.kind != "i":
-        raise InvalidData(f"{what} holds a number that is no int64.", next="Send whole numbers, or dtype float32.")
-    return values.astype(np.int64)
+def _places(what: str, count: int, shape: tuple[int, ...], csr: Csr, budget: Budget) -> Values:
+    if len(shape) != 2 or min(shape) < 0:
+        raise InvalidData(f"{what} is sparse, of shape {_short(shape)}.", "A sparse array has the shape [N, K].")
+    budget.take(what, math.prod(shape))
+    (rows, columns), crow, col = shape, csr.crow, csr.col
+    inside = ((crow >= 0) & (crow <= count)).all() and (np.diff(crow) >= 0).all()
+    if len(crow) != rows + 1 or not inside or (crow[0], crow[-1]) != (0, count):
+        raise InvalidData(
+            f"{what}: its row pointers do not fit.",
+            f"They must be {rows + 1} numbers, from 0 up to the number of its values, {count}.",
+        )
+    if len(col) != count or ((col < 0) | (col >= columns)).any():
+        raise InvalidData(f"{what}: its columns do not fit.", f"Each of {count} values needs one of {columns}.")
+    places = csr.places(columns)
+    if len(np.unique(places)) != count:
+        raise InvalidData(f"{what} lists a cell twice.", next="List each cell once.")
+    return places
 
 
 def unknown_dtype(what: str, dtype: str) -> InvalidData:
@@ -138,11 +108,8 @@ def tensor_of(what: str, tensor: Tensor, budget: Budget, pad: int = 0) -> Array:
     Raises:
         InvalidData: it is broken, or too large.
     """
-    values = numbers(what, tensor.data, tensor.dtype)
-    csr = csr_of(what, tensor)
-    if csr is None:
-        return dense(what, values, tensor.shape)
-    return written_out(what, values, tensor.shape or (), csr, budget, pad)
+    values = _numbers(what, tensor.data, tensor.dtype)
+    return array_of(what, values, tensor.shape, csr_of(what, tensor), budget, pad)
 
 
 def csr_of(what: str, tensor: Tensor) -> Csr | None:
@@ -152,4 +119,20 @@ def csr_of(what: str, tensor: Tensor) -> Csr | None:
         return None
     if crow is None or col is None or tensor.shape is None:
         raise InvalidData(f"{what} is sparse without its shape, rows or columns.", next="Send all of them, or none.")
-    return Csr(numbers(what, crow, "int64"), numbers(what, col, "int64"))
+    return Csr(_numbers(what, crow, "int64"), _numbers(what, col, "int64"))
+
+
+def _numbers(what: str, data: Sequence[float], dtype: str) -> Values:
+    if dtype not in ("float32", "int64"):
+        raise unknown_dtype(what, dtype)
+    try:
+        with np.errstate(over="ignore"):  # infinite then, which every loss refuses
+            values = np.asarray(data, np.float32 if dtype == "float32" else None)
+    except OverflowError as error:
+        raise InvalidData(f"{what} holds a number that {dtype} cannot hold.") from error
+    if dtype == "float32":
+        return values
+    whole = values.dtype.kind == "f" and (values == np.floor(values)).all() and (np.abs(values) < 2**53).all()
+    if not whole and values.dtype.kind != "i":
+        raise InvalidData(f"{what} holds a number that is no int64.", next="Send whole numbers, or dtype float32.")
+    return values.astype(np.int64)

@@ -8,15 +8,15 @@ from __future__ import annotations
 import json
 import re
 from datetime import datetime
+from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from halteres.errors import InvalidData
+from halteres.service.wire.codec import HEAD_BYTES
 
 T = TypeVar("T")
-
-HEAD_BYTES = 512
 
 _MODEL_ID = re.compile(rb'"model_id"\s*:\s*"([^"\\]{1,200})"')
 _SEQ_ID = re.compile(rb'"seq_id"\s*:\s*(\d{1,18})\s*[,}]')
@@ -40,12 +40,6 @@ class CreateSession(msgspec.Struct, kw_only=True):
     sdk_version: str = ""
     project_id: str | None = None
     display_name: str | None = None
-
-
-class Heartbeat(msgspec.Struct, kw_only=True):
-    """POST session_heartbeat."""
-
-    session_id: str
 
 
 class Reason(msgspec.Struct, kw_only=True):
@@ -85,12 +79,6 @@ class CreateModel(msgspec.Struct, kw_only=True):
     lora_config: Lora = msgspec.field(default_factory=Lora)
     optimizer_config: OptimizerConfig = msgspec.field(default_factory=OptimizerConfig)
     user_metadata: Metadata = {}
-
-
-class ModelId(msgspec.Struct, kw_only=True):
-    """POST get_info."""
-
-    model_id: str
 
 
 class AdamParams(msgspec.Struct, kw_only=True):
@@ -205,12 +193,6 @@ class Sample(msgspec.Struct, kw_only=True):
     prompt_alt_tokens_k: Small = 0
 
 
-class SamplerId(msgspec.Struct, kw_only=True):
-    """POST join_sampling_session."""
-
-    sampling_session_id: str
-
-
 class CreateCustomLoss(msgspec.Struct, kw_only=True):
     """POST create_custom_loss. What the graph may hold, `engine.graphs` says."""
 
@@ -219,18 +201,6 @@ class CreateCustomLoss(msgspec.Struct, kw_only=True):
     name: str = ""
     inputs: list[Any] = []
     graph: Metadata = {}
-
-
-class Project(msgspec.Struct, kw_only=True):
-    """PUT sessions/{id}/project."""
-
-    project_id: str
-
-
-class WeightsInfo(msgspec.Struct, kw_only=True):
-    """POST weights_info."""
-
-    tinker_path: str
 
 
 class Ttl(msgspec.Struct, kw_only=True):
@@ -248,55 +218,6 @@ class CopyWeights(msgspec.Struct, kw_only=True):
     model_seq_id: Counter | None = None
     ttl_seconds: int | None = None
     weights_access_token: str | None = None
-
-
-def read(body: bytes, kind: type[T]) -> T:
-    """Parse a body."""
-    try:
-        try:
-            return msgspec.json.decode(body, type=kind)
-        except msgspec.DecodeError:  # null for absent, or NaN
-            return msgspec.convert(_without_nulls(_decoded(body)), type=kind)
-    except msgspec.ValidationError as error:
-        raise InvalidData("The body does not fit.", f"{error}.") from error
-    except ValueError as error:
-        raise InvalidData("The body is not JSON.", f"{error}.") from error
-    except RecursionError as error:
-        raise InvalidData("The body is nested too deeply to be read.") from error
-
-
-def address_of(body: bytes) -> tuple[str, int] | None:
-    """Model and sequence number of a body whose other fields are broken, where they can still be read."""
-    try:
-        found = _decoded(body)
-        return msgspec.convert(found["model_id"], str), msgspec.convert(found["seq_id"], Counter)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return _address_in_head(body)
-
-
-def _address_in_head(body: bytes) -> tuple[str, int] | None:
-    """Of a body that is cut off: both stand at its beginning."""
-    head = body[:HEAD_BYTES]
-    model, seq = _MODEL_ID.search(head), _SEQ_ID.search(head)
-    return (model[1].decode(errors="replace"), int(seq[1])) if model and seq else None
-
-
-def _decoded(body: bytes) -> Any:
-    """Any JSON, and NaN and Infinity too, which httpx before 0.28 writes for older SDKs."""
-    try:
-        return msgspec.json.decode(body)
-    except msgspec.DecodeError:
-        if b"NaN" not in body and b"Infinity" not in body:
-            raise
-    found = json.loads(body)
-    msgspec.json.encode(found)  # refuses half a surrogate pair, which the journal cannot hold
-    return found
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 class Retrieve(msgspec.Struct, kw_only=True):
@@ -353,3 +274,66 @@ class Search(msgspec.Struct, kw_only=True):
     statuses: list[StatusQuery] | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
     cursor: SearchCursor | None = None
+
+
+def read(body: bytes, kind: type[T], *, deep: bool = True) -> T:
+    """Parse a body, in which a null means that the field is absent.
+
+    Args:
+        deep: at every depth, and NaN and Infinity are numbers, as SDKs write them. Otherwise at the top and among its
+            sampling parameters alone: within a message or a tool's schema a null is the client's own word.
+    """
+    try:
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.DecodeError:
+            found = _decoded(body) if deep else msgspec.json.decode(body)
+            return msgspec.convert(_without_nulls(found, deep=deep), type=kind)
+    except msgspec.ValidationError as error:
+        raise InvalidData("The body does not fit.", f"{error}.") from error
+    except ValueError as error:
+        raise InvalidData("The body is not JSON.", f"{error}.") from error
+    except RecursionError as error:
+        raise InvalidData("The body is nested too deeply to be read.") from error
+
+
+def read_field(body: bytes, name: str) -> str:
+    """The one text that a body has to have."""
+    return getattr(read(body, _with_field(name)), name)
+
+
+@cache
+def _with_field(name: str) -> type[msgspec.Struct]:
+    return msgspec.defstruct("Body", [(name, str)])
+
+
+def _decoded(body: bytes) -> Any:
+    """Any JSON, and NaN and Infinity too, which httpx before 0.28 writes for older SDKs."""
+    try:
+        return msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        if b"NaN" not in body and b"Infinity" not in body:
+            raise
+    found = json.loads(body)
+    msgspec.json.encode(found)  # refuses half a surrogate pair, which the journal cannot hold
+    return found
+
+
+def _without_nulls(value: Any, *, deep: bool) -> Any:
+    if isinstance(value, dict):
+        return {
+            name: _without_nulls(item, deep=deep) if deep or name == "sampling_params" else item
+            for name, item in value.items()
+            if item is not None
+        }
+    return [_without_nulls(item, deep=deep) for item in value] if deep and isinstance(value, list) else value
+
+
+def address_of(body: bytes) -> tuple[str, int] | None:
+    """Model and sequence number of a body whose other fields are broken, where they can still be read."""
+    try:
+        found = _decoded(body)
+        return msgspec.convert(found["model_id"], str), msgspec.convert(found["seq_id"], Counter)
+    except (ValueError, KeyError, TypeError, RecursionError):  # it may be cut off: both stand at its beginning
+        model, seq = _MODEL_ID.search(body[:HEAD_BYTES]), _SEQ_ID.search(body[:HEAD_BYTES])
+        return (model[1].decode(errors="replace"), int(seq[1])) if model and seq else None

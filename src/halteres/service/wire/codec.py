@@ -10,46 +10,31 @@ from halteres.errors import InvalidData
 
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
-MAX_BODY_BYTES = 256 * 2**20
-"""What a body may have after decompression; the SDK keeps a chunk of datums under 5 MB."""
+MAX_BODY_BYTES = 256 * 2**20  # what a body may have after decompression; the SDK keeps a chunk of datums under 5 MB
 
-MAX_JSON_BYTES = 32 * 2**20
-"""... and datums as JSON, of SDKs before 0.25: whoever reads them holds Python's lock."""
-
-SMALL_BYTES = 2**16
-"""Of a body that carries neither datums nor prompts; a session's metadata are in one."""
-
-PROMPT_BYTES = 2**24
-"""Of a body with prompts, or with a custom loss."""
-
-HEAD_BYTES = 512
-"""Of a broken body: enough for the fields that come first."""
-
-PIECE_BYTES = 1024
-"""Compressed bytes that are unpacked at a time: they become 32 MiB at most."""
+MAX_JSON_BYTES = 32 * 2**20  # ... and datums as JSON, of SDKs before 0.25: whoever reads them holds Python's lock
+SMALL_BYTES = 2**16  # of a body that carries neither datums nor prompts; a session's metadata are in one
+PROMPT_BYTES = 2**24  # of a body with prompts, or with a custom loss
+HEAD_BYTES = 512  # of a broken body: enough for the fields that come first
+PIECE_BYTES = 1024  # compressed bytes that are unpacked at a time: they become 32 MiB at most
 
 
 def decompressed(body: bytes, content_encoding: str | None, most: int = MAX_BODY_BYTES) -> bytes:
-    """A request body as its client wrote it."""
-    if content_encoding in (None, "", "identity"):
-        return _bounded(body, most)
-    if content_encoding != "zstd":
+    """A request body as its client wrote it, of at most so many bytes."""
+    data, whole = body, True
+    if content_encoding == "zstd":
+        try:
+            data, whole = _unpacked(body, most + 1)
+        except zstandard.ZstdError as error:
+            raise InvalidData("The body is not valid zstd.", f"{error}.") from error
+    elif content_encoding not in (None, "", "identity"):
         raise InvalidData(f"Content-Encoding '{content_encoding[:50]}' is not understood.", next="Use zstd or none.")
-    try:
-        data, whole = _unpacked(body, most + 1)
-    except zstandard.ZstdError as error:
-        raise InvalidData("The body is not valid zstd.", f"{error}.") from error
-    _bounded(data, most)
+    if len(data) > most:
+        why = f"{most // 2**10} KiB are the limit of what it holds."
+        raise InvalidData("The body is too large.", why, "Send less, datums in several requests.")
     if not whole:
         raise InvalidData("The body is not valid zstd.", "Its end is missing, or something follows it.")
     return data
-
-
-def _bounded(body: bytes, most: int) -> bytes:
-    if len(body) > most:
-        why = f"{most // 2**10} KiB are the limit of what it holds."
-        raise InvalidData("The body is too large.", why, "Send less, datums in several requests.")
-    return body
 
 
 def head_of(body: bytes, content_encoding: str | None) -> bytes:

@@ -17,20 +17,30 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from halteres.engine.protocol import Array, PassResult, SampleResult, TopK, Wanted
+from halteres.engine.protocol import PassResult, SampleResult, TopK, Wanted
 from halteres.errors import InvalidData
 from halteres.service.wire import tinker_public_pb2 as pb
 from halteres.service.wire.arrays import Budget, Csr, Values, csr_of, tensor_of
-from halteres.service.wire.bodies import Sample, Tensor
+from halteres.service.wire.bodies import Sample
 
-OUTPUT_TYPE = "ArrayRecord"
-"""The type of what a pass returns per datum."""
+OUTPUT_TYPE = "ArrayRecord"  # the type of what a pass returns per datum
+FILLER_LOGPROB = -99999.0  # with token id 0: the log-probability of a top-k cell that was not computed
 
-FILLER_LOGPROB = -99999.0
-"""With token id 0: the log-probability of a top-k cell that was not computed."""
-
-_TARGETS = "target_prompt_logprobs"
 _STOP_REASONS = {"stop": pb.STOP_REASON_STOP, "length": pb.STOP_REASON_LENGTH}
+
+
+def write_pass(result: PassResult) -> bytes:
+    """A `ForwardBackwardOutput`: every datum's logprobs end to end, one record for each run of datums with equal K."""
+    message = pb.ForwardBackwardOutput(loss_fn_output_type=OUTPUT_TYPE, metrics=result.metrics)
+    for trailing_shape, run in groupby(result.logprobs, lambda array: array.shape[1:]):
+        arrays = list(run)
+        record = message.loss_fn_outputs.add(num_datums=len(arrays))
+        logprobs = record.fields["logprobs"]
+        logprobs.data = b"".join(array.data for array in arrays)
+        logprobs.offsets = np.cumsum([0, *(len(array.data) for array in arrays)], dtype=np.int64).tobytes()
+        logprobs.dtype = pb.DTYPE_FLOAT32
+        logprobs.trailing_shape.extend(trailing_shape)
+    return message.SerializeToString()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,32 +52,27 @@ class ExtraOutputs:
     csr: Csr | None = None  # the layout of sparse targets, which the answer shares
 
 
-def extra_outputs_of(asked: Sample, prompt_length: int) -> ExtraOutputs:
+def extra_outputs_of(sample: Sample, prompt_length: int) -> ExtraOutputs:
     """What a request wants beside tokens."""
-    last_n = asked.prompt_logprobs_last_n
-    if last_n is not None and not (asked.prompt_logprobs and 1 <= last_n < max(prompt_length, 2)):
+    last_n, tensor = sample.prompt_logprobs_last_n, sample.target_prompt_logprobs
+    if last_n is not None and not (sample.prompt_logprobs and 1 <= last_n < max(prompt_length, 2)):
         raise InvalidData(
             f"prompt_logprobs_last_n is {last_n}.",
             f"It needs prompt_logprobs, and must be 1 to {max(prompt_length - 1, 1)} here: the first token has none.",
         )
-    targets, csr = _targets(asked.target_prompt_logprobs)
+    targets, csr, name = None, None, "target_prompt_logprobs"
+    if tensor is not None:
+        targets, csr = tensor_of(name, tensor, Budget(), pad=-1), csr_of(name, tensor)
+        if targets.dtype == "int64" and (np.frombuffer(targets.data, np.int64) == -1).all():
+            raise InvalidData(f"{name} names no token.", "All its cells are -1, which skips.", "Leave it out.")
     wanted = Wanted(
-        prompt_logprobs=bool(asked.prompt_logprobs),
-        topk_prompt=asked.topk_prompt_logprobs,
-        topk_sampled=asked.topk_sample_logprobs,
+        prompt_logprobs=bool(sample.prompt_logprobs),
+        topk_prompt=sample.topk_prompt_logprobs,
+        topk_sampled=sample.topk_sample_logprobs,
         targets=targets,
-        alternatives=asked.prompt_alt_tokens_k,
+        alternatives=sample.prompt_alt_tokens_k,
     )
     return ExtraOutputs(wanted, last_n, csr)
-
-
-def _targets(tensor: Tensor | None) -> tuple[Array | None, Csr | None]:
-    if tensor is None:
-        return None, None
-    targets = tensor_of(_TARGETS, tensor, Budget(), pad=-1)
-    if targets.dtype == "int64" and (np.frombuffer(targets.data, np.int64) == -1).all():
-        raise InvalidData(f"{_TARGETS} names no token.", "All its cells are -1, which skips.", "Leave it out.")
-    return targets, csr_of(_TARGETS, tensor)
 
 
 def write_sample(result: SampleResult, extra: ExtraOutputs) -> bytes:
@@ -81,94 +86,74 @@ def write_sample(result: SampleResult, extra: ExtraOutputs) -> bytes:
             topk_sampled_logprobs=None if sequence.top is None else _topk(sequence.top),
         )
     if result.prompt_logprobs is not None:
-        message.prompt_logprobs = _masked(result.prompt_logprobs, extra.last_n)
-    if result.topk_prompt is not None:
-        message.topk_prompt_logprobs.CopyFrom(_topk(_masked_rows(result.topk_prompt, extra.last_n)))
-    if result.target_logprobs is not None:
-        message.target_prompt_logprobs.CopyFrom(_scored(result.target_logprobs, extra))
-    if result.alternatives is not None:
-        message.prompt_alt_tokens.CopyFrom(_drawn(result.alternatives))
+        message.prompt_logprobs = _masked(result.prompt_logprobs, np.float32, np.nan, extra.last_n)
+    if (top := result.topk_prompt) is not None:
+        last = None if extra.last_n is None else extra.last_n * top.k
+        message.topk_prompt_logprobs.CopyFrom(_topk(top))
+        message.topk_prompt_logprobs.token_ids = _masked(top.ids, np.int32, 0, last)
+        message.topk_prompt_logprobs.logprobs = _masked(top.logprobs, np.float32, FILLER_LOGPROB, last)
+    if (scores := result.target_logprobs) is not None:  # in the layout of the request; a cell that was skipped holds 0
+        target, csr = message.target_prompt_logprobs, extra.csr
+        target.dtype = pb.DTYPE_FLOAT32
+        target.shape.extend(scores.shape)
+        if csr is None:
+            target.dense = scores.data
+        else:
+            values = np.frombuffer(scores.data, np.float32)[csr.places(scores.shape[1])].tobytes()
+            crow, col = csr.crow.tobytes(), csr.col.tobytes()
+            target.sparse_csr.CopyFrom(pb.SparseCsr(values=values, crow_indices=crow, col_indices=col))
+    if (drawn := result.alternatives) is not None:
+        shape, tokens = (drawn.length, drawn.k), np.frombuffer(drawn.ids, np.int32).astype(np.int64).tobytes()
+        message.prompt_alt_tokens.tokens.CopyFrom(pb.Tensor(dense=tokens, dtype=pb.DTYPE_INT64, shape=shape))
+        message.prompt_alt_tokens.logprobs.CopyFrom(
+            pb.Tensor(dense=drawn.logprobs, dtype=pb.DTYPE_FLOAT32, shape=shape)
+        )
     return message.SerializeToString()
 
 
-def _masked(logprobs: bytes, last_n: int | None) -> bytes:
-    if last_n is None:
-        return logprobs
-    values = np.frombuffer(logprobs, np.float32).copy()
-    values[: len(values) - last_n] = np.nan
+def _masked(data: bytes, dtype: type[np.generic], filler: float, last: int | None) -> bytes:
+    """All but the last values replaced; None keeps all."""
+    if last is None:
+        return data
+    values = np.frombuffer(data, dtype).copy()
+    values[: len(values) - last] = filler
     return values.tobytes()
-
-
-def _masked_rows(top: TopK, last_n: int | None) -> TopK:
-    if last_n is None:
-        return top
-    before = (top.length - last_n) * top.k
-    ids, logprobs = np.frombuffer(top.ids, np.int32).copy(), np.frombuffer(top.logprobs, np.float32).copy()
-    ids[:before], logprobs[:before] = 0, FILLER_LOGPROB
-    return TopK(k=top.k, length=top.length, ids=ids.tobytes(), logprobs=logprobs.tobytes())
 
 
 def _topk(top: TopK) -> pb.TopkLogprobs:
     return pb.TopkLogprobs(token_ids=top.ids, logprobs=top.logprobs, k=top.k, length=top.length)
 
 
-def _scored(scores: Array, extra: ExtraOutputs) -> pb.Tensor:
-    """In the layout of the request; a cell that was skipped holds 0."""
-    message = pb.Tensor(dtype=pb.DTYPE_FLOAT32, shape=scores.shape)
-    if extra.csr is None:
-        message.dense = scores.data
-        return message
-    places = extra.csr.places(scores.shape[1])
-    message.sparse_csr.values = np.frombuffer(scores.data, np.float32)[places].tobytes()
-    message.sparse_csr.crow_indices = extra.csr.crow.tobytes()
-    message.sparse_csr.col_indices = extra.csr.col.tobytes()
-    return message
+# The JSON of SDKs up to 0.24
 
-
-def _drawn(drawn: TopK) -> pb.PromptAltTokens:
-    shape = (drawn.length, drawn.k)
-    tokens = np.frombuffer(drawn.ids, np.int32).astype(np.int64).tobytes()
-    return pb.PromptAltTokens(
-        tokens=pb.Tensor(dense=tokens, dtype=pb.DTYPE_INT64, shape=shape),
-        logprobs=pb.Tensor(dense=drawn.logprobs, dtype=pb.DTYPE_FLOAT32, shape=shape),
-    )
-
-
-_REASONS = {pb.STOP_REASON_STOP: "stop", pb.STOP_REASON_LENGTH: "length"}
 
 _PASS_HEAD = pb.ForwardBackwardOutput(loss_fn_output_type=OUTPUT_TYPE).SerializeToString()
 """How the bytes of every pass begin. Those of a sample begin with a sequence, which holds no such text."""
 
-_encode = msgspec.json.Encoder().encode
-
 
 def as_json(body: bytes) -> bytes:
     """The JSON form of a stored result. What is NaN becomes null."""
-    return _encode(_pass(body) if body.startswith(_PASS_HEAD) else _sample(body))
+    return msgspec.json.encode(_pass(body) if body.startswith(_PASS_HEAD) else _sample(body))
 
 
 def _pass(body: bytes) -> dict[str, Any]:
-    message = pb.ForwardBackwardOutput()
-    message.ParseFromString(body)
+    message, outputs = pb.ForwardBackwardOutput.FromString(body), list[dict[str, Any]]()
+    for record in message.loss_fn_outputs:
+        logprobs = record.fields["logprobs"]
+        values, trailing = np.frombuffer(logprobs.data, np.float32), list(logprobs.trailing_shape)
+        for start, end in pairwise(np.frombuffer(logprobs.offsets, np.int64) // values.itemsize):
+            shape = [(end - start) // math.prod(trailing), *trailing]
+            outputs.append({"logprobs": _tensor(values[start:end], list(map(int, shape)))})
     return {
         "type": "forward_backward",
         "loss_fn_output_type": message.loss_fn_output_type,
-        "loss_fn_outputs": [output for record in message.loss_fn_outputs for output in _outputs(record)],
+        "loss_fn_outputs": outputs,
         "metrics": {name: value for name, value in message.metrics.items() if math.isfinite(value)},
     }
 
 
-def _outputs(record: pb.ArrayRecord) -> list[dict[str, Any]]:
-    logprobs = record.fields["logprobs"]
-    values, trailing = np.frombuffer(logprobs.data, np.float32), list(logprobs.trailing_shape)
-    ends = np.frombuffer(logprobs.offsets, np.int64) // values.itemsize
-    parts = [values[start:end] for start, end in pairwise(ends)]
-    return [{"logprobs": _tensor(part, [len(part) // math.prod(trailing or [1]), *trailing])} for part in parts]
-
-
 def _sample(body: bytes) -> dict[str, Any]:
-    message = pb.SampleResponse()
-    message.ParseFromString(body)
+    message = pb.SampleResponse.FromString(body)
     found: dict[str, Any] = {
         "type": "sample",
         "sequences": [_sequence(sequence) for sequence in message.sequences],
@@ -187,7 +172,7 @@ def _sample(body: bytes) -> dict[str, Any]:
 
 def _sequence(message: pb.SampledSequence) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "stop_reason": _REASONS[message.stop_reason],
+        "stop_reason": "length" if message.stop_reason == pb.STOP_REASON_LENGTH else "stop",
         "tokens": np.frombuffer(message.tokens, np.int32).tolist(),
         "logprobs": _floats(message.logprobs),
     }
@@ -222,17 +207,3 @@ def _array(message: pb.Tensor) -> dict[str, Any]:
 
 def _tensor(values: Values, shape: list[int]) -> dict[str, Any]:
     return {"data": values.tolist(), "dtype": values.dtype.name, "shape": shape}
-
-
-def write_pass(result: PassResult) -> bytes:
-    """A `ForwardBackwardOutput`: every datum's logprobs end to end, one record for each run of datums with equal K."""
-    message = pb.ForwardBackwardOutput(loss_fn_output_type=OUTPUT_TYPE, metrics=result.metrics)
-    for trailing_shape, run in groupby(result.logprobs, lambda array: array.shape[1:]):
-        arrays = list(run)
-        record = message.loss_fn_outputs.add(num_datums=len(arrays))
-        logprobs = record.fields["logprobs"]
-        logprobs.data = b"".join(array.data for array in arrays)
-        logprobs.offsets = np.cumsum([0, *(len(array.data) for array in arrays)], dtype=np.int64).tobytes()
-        logprobs.dtype = pb.DTYPE_FLOAT32
-        logprobs.trailing_shape.extend(trailing_shape)
-    return message.SerializeToString()

@@ -7,7 +7,7 @@ a chunk has no type, and what the user did not set is null.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -21,11 +21,13 @@ from halteres.errors import HalteresError, InvalidData
 from halteres.losses import STABLE_REINFORCE
 from halteres.service.wire import bodies
 from halteres.service.wire import tinker_public_pb2 as pb
-from halteres.service.wire.arrays import Budget, Csr, Values, dense, tensor_of, unknown_dtype, written_out
-from halteres.service.wire.bodies import Counter, Prompt, Tensor, read
+from halteres.service.wire.arrays import Budget, Csr, Values, array_of, tensor_of, unknown_dtype
+from halteres.service.wire.bodies import Counter, Prompt, Tensor
 from halteres.service.wire.codec import HEAD_BYTES, PROTOBUF
 
 T = TypeVar("T")
+
+PASSES = ("forward_backward", "forward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,15 +44,74 @@ class PassRequest:
     flaw: HalteresError | None  # why its data cannot be used: the future's failure, not the request's
 
 
-def datums_of(
-    messages: Iterable[T], datum_of: Callable[[int, T, Budget], Datum]
-) -> tuple[tuple[Datum, ...], HalteresError | None]:
-    """The datums of a request; or none, and why they cannot be used."""
-    budget = Budget()
-    try:
-        return tuple(datum_of(index, message, budget) for index, message in enumerate(messages)), None
-    except InvalidData as error:
-        return (), error
+TrainingBody = bodies.CreateModel | bodies.LoadWeights | bodies.OptimStep | bodies.SaveWeights | PassRequest
+
+_BODIES: Mapping[str, type[TrainingBody]] = {
+    "create_model": bodies.CreateModel,
+    "load_weights": bodies.LoadWeights,
+    "optim_step": bodies.OptimStep,
+    "save_weights": bodies.SaveWeights,
+    "save_weights_for_sampler": bodies.SaveWeights,
+    "save_weights_external": bodies.SaveWeights,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request of a training run's sequence."""
+
+    id: str  # of its future
+    kind: str
+    seq: int
+    asked: TrainingBody
+    drawn: Mapping[str, int | list[int]] = field(default_factory=dict[str, "int | list[int]"])
+
+    def of(self, kind: type[T]) -> T:
+        """What is asked, as the request's kind has it."""
+        assert isinstance(self.asked, kind)  # noqa: S101 - for the type checker
+        return self.asked
+
+
+def read_request(kind: str, content_type: str, body: bytes) -> TrainingBody:
+    """Parse the body of a request of this kind.
+
+    Raises:
+        InvalidData: it does not fit, or has no number in its model's sequence.
+    """
+    if kind not in PASSES:
+        found = bodies.read(body, _BODIES[kind])
+    elif content_type == PROTOBUF:
+        found = read_pass(body)
+    else:
+        found = read_json_pass(body, forward_only=kind == "forward")
+    # Number 0 is the model's creation: a request that took it would be given that one's future.
+    if not isinstance(found, bodies.CreateModel) and found.seq_id is not None and found.seq_id < 1:
+        raise InvalidData(
+            f"seq_id is {found.seq_id}.", "The requests of a model are numbered from 1.", "Send its number."
+        )
+    return found
+
+
+def address_of(kind: str, content_type: str, body: bytes) -> tuple[str, int] | None:
+    """Model and number of a request whose other fields are broken, where they can still be read."""
+    binary = kind in PASSES and (content_type == PROTOBUF or not body.lstrip().startswith(b"{"))
+    found = _address_in_message(body) if binary else bodies.address_of(body)
+    return found if found is not None and found[1] >= 1 else None
+
+
+def _address_in_message(body: bytes) -> tuple[str, int] | None:
+    message = pb.ForwardBackwardRequest()
+    for end in range(4, min(len(body), HEAD_BYTES)):  # both come first
+        try:
+            message.ParseFromString(body[:end])
+        except DecodeError:
+            continue
+        if message.model_id and message.seq_id:
+            return message.model_id, message.seq_id
+    return None
+
+
+# Passes as protobuf
 
 
 def read_pass(body: bytes) -> PassRequest:
@@ -66,101 +127,83 @@ def read_pass(body: bytes) -> PassRequest:
         raise InvalidData(
             "The body is not a ForwardBackwardRequest.", f"{error}.", "Send the protobuf message of SDK 0.25 or newer."
         ) from error
-    loss = message.loss_fn
-    data, flaw = datums_of(message.data, lambda index, datum, budget: _datum_of_message(index, datum, budget, loss))
-    config: dict[str, float] = {}
-    try:
-        config = _config(message)
-    except InvalidData as error:
-        flaw = flaw or error
+    data, flaw = _collected(_datums_in(message))
+    newer = {name: value for name, value in message.loss_fn_config_v2.items() if name != "loss_id"}
+    for name, value in newer.items():
+        if value.WhichOneof("value") != "number":
+            flaw = flaw or InvalidData(f"The loss setting '{name[:100]}' is no number.", next="Send a number.")
     return PassRequest(
         model_id=message.model_id,
         seq_id=message.seq_id,
         data=data,
         loss=message.loss_fn,
-        config=config,
+        config={**message.loss_fn_config, **{name: value.number for name, value in newer.items()}},
         loss_id=message.loss_fn_config_v2["loss_id"].text if "loss_id" in message.loss_fn_config_v2 else None,
         forward_only=message.forward_only,
         flaw=flaw,
     )
 
 
-def _address_of_pass(body: bytes) -> tuple[str, int] | None:
-    """Model and sequence number of a request whose rest is broken, where they can still be read: they come first."""
-    message = pb.ForwardBackwardRequest()
-    for end in range(4, min(len(body), HEAD_BYTES)):
-        try:
-            message.ParseFromString(body[:end])
-        except DecodeError:
-            continue
-        if message.model_id and message.seq_id:
-            return message.model_id, message.seq_id
-    return None
+def _collected(datums: Iterator[Datum]) -> tuple[tuple[Datum, ...], HalteresError | None]:
+    """The datums of a request; or none, and why they cannot be used."""
+    try:
+        return tuple(datums), None
+    except InvalidData as error:
+        return (), error
 
 
-def _config(message: pb.ForwardBackwardRequest) -> dict[str, float]:
-    """The numbers of both generations; the newer field wins."""
-    newer = {name: value for name, value in message.loss_fn_config_v2.items() if name != "loss_id"}
-    for name, value in newer.items():
-        if value.WhichOneof("value") != "number":
-            raise InvalidData(f"The loss setting '{name[:100]}' is no number.", next="Send a number.")
-    return {**message.loss_fn_config, **{name: value.number for name, value in newer.items()}}
+def _datums_in(message: pb.ForwardBackwardRequest) -> Iterator[Datum]:
+    budget, custom = Budget(), message.loss_fn == "custom"
+    for index, datum in enumerate(message.data):
+        if any(chunk.WhichOneof("chunk") != "encoded_text" for chunk in datum.model_input):
+            raise _no_text(index, "image or audio")
+        tokens = b"".join(chunk.encoded_text.tokens for chunk in datum.model_input)
+        if len(tokens) % 4:
+            raise InvalidData(f"Datum {index}: the tokens are not int32.", f"They have {len(tokens)} bytes.")
+        inputs = {
+            name: _array(_named(index, name), tensor, budget, scalars=custom and name != "target_tokens")
+            for name, tensor in datum.loss_fn_inputs.items()
+        }
+        spans = [
+            (span.sampled_tokens.sequence_id, span.sampled_tokens.length)
+            if span.WhichOneof("span") == "sampled_tokens"
+            else (None, span.prompt_tokens.length)
+            for span in datum.loss_fn_input_spans
+        ]
+        sequences = _sequences_of(index, spans, len(tokens) // 4, message.loss_fn)
+        yield Datum(tokens=tokens, inputs=inputs, sequences=sequences)
 
 
-def _datum_of_message(index: int, message: pb.Datum, budget: Budget, loss: str) -> Datum:
-    chunks = message.model_input
-    if any(chunk.WhichOneof("chunk") != "encoded_text" for chunk in chunks):
-        raise no_text(index, "image or audio")
-    tokens = b"".join(chunk.encoded_text.tokens for chunk in chunks)
-    if len(tokens) % 4:
-        raise InvalidData(f"Datum {index}: the tokens are not int32.", f"They have {len(tokens)} bytes.")
-    inputs = {
-        name: _array(
-            f"Datum {index}: '{name[:100]}'", tensor, budget, scalars=loss == "custom" and name != "target_tokens"
-        )
-        for name, tensor in message.loss_fn_inputs.items()
-    }
-    sequences = sequences_of(index, map(_span, message.loss_fn_input_spans), len(tokens) // 4, loss)
-    return Datum(tokens=tokens, inputs=inputs, sequences=sequences)
+def _named(index: int, name: str) -> str:
+    return f"Datum {index}: '{name[:100]}'"
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A run of targets, in order: which sampled sequence they come from."""
-
-    sequence_id: str | None  # None: a prompt's
-    length: int
+def _no_text(index: int, kind: str) -> InvalidData:
+    return InvalidData(
+        f"Datum {index} holds a chunk of type {kind}.", "The model reads text tokens only.", "Leave it out."
+    )
 
 
-def _span(message: pb.ProvenanceSpan) -> Span:
-    if message.WhichOneof("span") == "sampled_tokens":
-        return Span(message.sampled_tokens.sequence_id, message.sampled_tokens.length)
-    return Span(None, message.prompt_tokens.length)
+def _sequences_of(index: int, spans: Iterable[tuple[str | None, int]], num_targets: int, loss: str) -> bytes | None:
+    """`Datum.sequences` of a datum's provenance; None where it has none, or the loss reads none.
 
-
-def sequences_of(index: int, spans: Iterable[Span], num_targets: int, loss: str) -> bytes | None:
-    """`Datum.sequences` of a datum's spans, which lie end to end; None where it has none, or the loss reads none."""
+    Args:
+        spans: end to end, which sampled sequence (None: a prompt) so many targets come from.
+    """
     if loss != STABLE_REINFORCE or not (found := list(spans)):
         return None
-    lengths = [span.length for span in found]
+    names, lengths = [name for name, _ in found], [length for _, length in found]
     if min(lengths) < 0 or sum(lengths) != num_targets:
         raise InvalidData(
             f"Datum {index}: the provenance spans of its loss_fn_inputs cover {sum(lengths)} positions.",
             f"It has {num_targets} targets, and spans lie end to end.",
             "Make them with Datum.with_provenance.",
         )
-    if any(span.sequence_id == "" for span in found):
+    if "" in names:
         raise InvalidData(f"Datum {index}: a sampled span names no sequence.", next="Send its sequence_id.")
-    ids = dict.fromkeys(span.sequence_id for span in found if span.sequence_id is not None)
-    numbers: dict[str | None, int] = {None: 0, **{one: number for number, one in enumerate(ids, 1)}}
-    return np.repeat(np.array([numbers[span.sequence_id] for span in found], np.int32), lengths).tobytes()
-
-
-def no_text(index: int, kind: str) -> InvalidData:
-    """The refusal of a chunk."""
-    return InvalidData(
-        f"Datum {index} holds a chunk of type {kind}.", "The model reads text tokens only.", "Leave it out."
-    )
+    sampled = dict.fromkeys(name for name in names if name is not None)
+    numbers: dict[str | None, int] = {None: 0, **{name: number for number, name in enumerate(sampled, 1)}}
+    return np.repeat(np.array([numbers[name] for name in names], np.int32), lengths).tobytes()
 
 
 def _array(what: str, tensor: pb.Tensor, budget: Budget, *, scalars: bool) -> Array:
@@ -168,9 +211,9 @@ def _array(what: str, tensor: pb.Tensor, budget: Budget, *, scalars: bool) -> Ar
     if tensor.WhichOneof("encoding") == "sparse_csr":
         sparse = tensor.sparse_csr
         csr = Csr(*(_numbers_in(what, data, np.int64) for data in (sparse.crow_indices, sparse.col_indices)))
-        return written_out(what, _values(what, sparse.values, tensor.dtype), tensor.shape, csr, budget)
+        return array_of(what, _values(what, sparse.values, tensor.dtype), tensor.shape, csr, budget)
     values = _values(what, tensor.dense, tensor.dtype)
-    return dense(what, values, tensor.shape or (() if scalars and len(values) == 1 else None))
+    return array_of(what, values, tensor.shape or (() if scalars and len(values) == 1 else None), None, budget)
 
 
 def _values(what: str, data: bytes, dtype: int) -> Values:
@@ -193,12 +236,17 @@ def _numbers_in(what: str, data: bytes, dtype: npt.DTypeLike) -> Values:
     return np.frombuffer(data, dtype)
 
 
+# Passes as JSON, of SDKs before 0.25
+
+
 class JsonDatum(msgspec.Struct, kw_only=True):
     """One training example."""
 
     model_input: Prompt
     loss_fn_inputs: dict[str, Tensor] = {}
-    loss_fn_input_spans: Any = None  # [JsonSpan], read for the one loss that they matter to
+    loss_fn_input_spans: Any = (
+        None  # [{prompt_tokens or sampled_tokens: JsonRun}], read for the one loss that they matter to
+    )
 
 
 class JsonRun(msgspec.Struct, kw_only=True):
@@ -206,13 +254,6 @@ class JsonRun(msgspec.Struct, kw_only=True):
 
     sequence_id: str = ""
     length: int = 0
-
-
-class JsonSpan(msgspec.Struct, kw_only=True):
-    """One of both, as protobuf's JSON writes them."""
-
-    prompt_tokens: JsonRun | None = None
-    sampled_tokens: JsonRun | None = None
 
 
 class PassInput(msgspec.Struct, kw_only=True):
@@ -238,20 +279,19 @@ def read_json_pass(body: bytes, *, forward_only: bool) -> PassRequest:
     Raises:
         InvalidData: the body is no such request. Unusable datums do not raise: see `PassRequest.flaw`.
     """
-    asked = read(body, JsonPass)
-    wanted = asked.forward_input if forward_only else asked.forward_backward_input
-    if wanted is None:
+    request = bodies.read(body, JsonPass)
+    found = request.forward_input if forward_only else request.forward_backward_input
+    if found is None:
         name = "forward_input" if forward_only else "forward_backward_input"
         raise InvalidData(f"The body has no {name}.", next="Send {model_id, seq_id, " + name + "}.")
-    loss = wanted.loss_fn
-    data, flaw = datums_of(wanted.data, lambda index, datum, budget: _datum_of_json(index, datum, budget, loss))
-    config = wanted.loss_fn_config or {}
+    data, flaw = _collected(_datums_in_json(found))
+    config = found.loss_fn_config or {}
     loss_id = config.get("loss_id")
     return PassRequest(
-        model_id=asked.model_id,
-        seq_id=asked.seq_id,
+        model_id=request.model_id,
+        seq_id=request.seq_id,
         data=data,
-        loss=loss,
+        loss=found.loss_fn,
         config={name: value for name, value in config.items() if isinstance(value, float)},
         loss_id=loss_id if isinstance(loss_id, str) else None,
         forward_only=forward_only,
@@ -259,103 +299,31 @@ def read_json_pass(body: bytes, *, forward_only: bool) -> PassRequest:
     )
 
 
-def _datum_of_json(index: int, found: JsonDatum, budget: Budget, loss: str) -> Datum:
-    for chunk in found.model_input.chunks:
-        if chunk.type != "encoded_text":
-            raise no_text(index, f"'{chunk.type[:50]}'")
-    tokens = [token for chunk in found.model_input.chunks for token in chunk.tokens]
-    inputs = {
-        name: tensor_of(f"Datum {index}: '{name[:100]}'", tensor, budget)
-        for name, tensor in found.loss_fn_inputs.items()
-    }
-    spans = _spans(index, found.loss_fn_input_spans) if loss == STABLE_REINFORCE else ()
-    sequences = sequences_of(index, spans, len(tokens), loss)
-    return Datum(tokens=_packed(index, tokens), inputs=inputs, sequences=sequences)
+def _datums_in_json(found: PassInput) -> Iterator[Datum]:
+    budget = Budget()
+    for index, datum in enumerate(found.data):
+        for chunk in datum.model_input.chunks:
+            if chunk.type != "encoded_text":
+                raise _no_text(index, f"'{chunk.type[:50]}'")
+        tokens = [token for chunk in datum.model_input.chunks for token in chunk.tokens]
+        inputs = {name: tensor_of(_named(index, name), tensor, budget) for name, tensor in datum.loss_fn_inputs.items()}
+        spans = _spans(index, datum.loss_fn_input_spans) if found.loss_fn == STABLE_REINFORCE else ()
+        sequences = _sequences_of(index, spans, len(tokens), found.loss_fn)
+        try:
+            packed = array("i", tokens).tobytes()
+        except OverflowError as error:
+            raise InvalidData(f"Datum {index} holds something that is no token id.", f"{error}.") from error
+        yield Datum(tokens=packed, inputs=inputs, sequences=sequences)
 
 
-def _spans(index: int, spans: Any) -> list[Span]:
+def _spans(index: int, spans: Any) -> list[tuple[str | None, int]]:
     try:
-        found = msgspec.convert(spans or [], list[JsonSpan])
+        found = msgspec.convert(spans or [], list[dict[str, JsonRun | None]])
     except msgspec.ValidationError as error:
         raise InvalidData(f"Datum {index}: its loss_fn_input_spans cannot be read.", f"{error}.") from error
     return [
-        Span(None, span.prompt_tokens.length if span.prompt_tokens else 0)
-        if span.sampled_tokens is None
-        else Span(span.sampled_tokens.sequence_id, span.sampled_tokens.length)
+        (sampled.sequence_id, sampled.length)
+        if (sampled := span.get("sampled_tokens"))
+        else (None, prompt.length if (prompt := span.get("prompt_tokens")) else 0)
         for span in found
     ]
-
-
-def _packed(index: int, tokens: list[int]) -> bytes:
-    try:
-        return array("i", tokens).tobytes()
-    except OverflowError as error:
-        raise InvalidData(f"Datum {index} holds something that is no token id.", f"{error}.") from error
-
-
-Asked = bodies.CreateModel | bodies.LoadWeights | bodies.OptimStep | bodies.SaveWeights | PassRequest
-
-PASSES = ("forward_backward", "forward")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One request of a training run's sequence."""
-
-    id: str  # of its future
-    kind: str
-    seq: int
-    asked: Asked
-    drawn: Mapping[str, int | list[int]] = field(default_factory=dict[str, "int | list[int]"])
-
-    def of(self, kind: type[T]) -> T:
-        """What is asked, as the request's kind has it."""
-        assert isinstance(self.asked, kind)  # noqa: S101 - for the type checker
-        return self.asked
-
-
-def _reader(kind: type[Asked]) -> Callable[[bytes], Asked]:
-    return lambda body: bodies.read(body, kind)
-
-
-_JSON: Mapping[str, Callable[[bytes], Asked]] = {
-    "create_model": _reader(bodies.CreateModel),
-    "load_weights": _reader(bodies.LoadWeights),
-    "optim_step": _reader(bodies.OptimStep),
-    "save_weights": _reader(bodies.SaveWeights),
-    "save_weights_for_sampler": _reader(bodies.SaveWeights),
-    "save_weights_external": _reader(bodies.SaveWeights),
-}
-
-
-def read_request(kind: str, content_type: str, body: bytes) -> Asked:
-    """Parse the body of a request of this kind.
-
-    Raises:
-        InvalidData: it does not fit, or has no number in its model's sequence.
-    """
-    asked = _read(kind, content_type, body)
-    if isinstance(asked, PassRequest | bodies.OptimStep | bodies.SaveWeights | bodies.LoadWeights):
-        _check_number(asked.seq_id)
-    return asked
-
-
-def _read(kind: str, content_type: str, body: bytes) -> Asked:
-    if kind not in PASSES:
-        return _JSON[kind](body)
-    if content_type == PROTOBUF:
-        return read_pass(body)
-    return read_json_pass(body, forward_only=kind == "forward")
-
-
-def _check_number(seq: int | None) -> None:
-    """Number 0 is the model's creation: a request that took it would be given that one's future."""
-    if seq is not None and seq < 1:
-        raise InvalidData(f"seq_id is {seq}.", "The requests of a model are numbered from 1.", "Send its number.")
-
-
-def address_of(kind: str, content_type: str, body: bytes) -> tuple[str, int] | None:
-    """Model and number of a request whose other fields are broken, where they can still be read."""
-    binary = kind in PASSES and (content_type == PROTOBUF or not body.lstrip().startswith(b"{"))
-    found = _address_of_pass(body) if binary else bodies.address_of(body)
-    return found if found is not None and found[1] >= 1 else None

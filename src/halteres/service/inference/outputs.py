@@ -5,15 +5,16 @@ Guarantees: the pieces of an answer, joined, are the text of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from halteres.engine.protocol import SampleResult, TopK
-from halteres.service.inference.requests import Ask, Prompt
+from halteres.engine.protocol import Piece, SampleResult, Sequence, TopK
+from halteres.service.inference.requests import InferenceRequest, Prompt
+from halteres.service.wire.results import FILLER_LOGPROB
 from halteres.text import Tokenizer, beginning
+from halteres.tool_calls import ToolCall, ToolReader
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 
@@ -22,44 +23,38 @@ CONTEXT_TOKENS = 8
 
 WINDOW_TOKENS = 64
 
-LONGEST_CHARACTER = 4
-"""Bytes; of a run of broken ones that is longer, all but the last few stay broken."""
+LONGEST_CHARACTER = 4  # bytes; of a run of broken ones that is longer, all but the last few stay broken
 
 
 class Detokenizer:
-    """The text of one sequence; a character whose bytes are spread over tokens is told when it is whole."""
+    """The text of one sequence; a character whose bytes are spread over tokens comes when it is whole."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer, self._skip = tokenizer, skip_special_tokens
         self._window: list[int] = []  # the newest tokens
         self._sent = 0  # characters of the window's text
 
-    def add(self, tokens: Sequence[int], *, last: bool = False) -> str:
+    def add(self, tokens: list[int], *, last: bool = False) -> str:
         """The text that is certain now; with the last tokens, all of it."""
         self._window += tokens
         text = self._decoded()
-        news = text[self._sent : None if last else _certain(text)]
-        self._sent += len(news)
+        certain = len(text) if last else max(len(text.rstrip(BROKEN)), len(text) - LONGEST_CHARACTER)
+        new = text[self._sent : certain]
+        self._sent += len(new)
         if len(self._window) > WINDOW_TOKENS:
             unsent = len(text) - self._sent
             self._window = self._window[-CONTEXT_TOKENS:]
             self._sent = max(0, len(self._decoded()) - unsent)
-        return news
+        return new
 
     def _decoded(self) -> str:
         return self._tokenizer.decode(self._window, skip_special_tokens=self._skip)
 
 
-def _certain(text: str) -> int:
-    """How much of a text no later byte changes."""
-    whole = text.rstrip(BROKEN)
-    return max(len(whole), len(text) - LONGEST_CHARACTER)
-
-
 class Cut:
     """Ends a text before (or behind) the first of some strings, wherever the pieces break."""
 
-    def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
+    def __init__(self, stops: tuple[str, ...], *, keep: bool = False) -> None:
         self._stops, self._keep = stops, keep
         self._held = ""
         self.matched: str | None = None
@@ -80,33 +75,41 @@ class Cut:
 
 Finish = Literal["stop", "length"]
 
-Row = list[tuple[int, float]]
-"""Tokens and their log-probabilities at one position, the most likely first."""
-
-FILLER = -99999.0
-"""The log-probability of places in a top-k list where nothing was computed."""
+Row = list[tuple[int, float]]  # tokens and their log-probabilities at one position, the most likely first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
+class PromptLogprobs:
     """Log-probabilities of a prompt's tokens; None at position 0, which nothing predicts."""
 
     logprobs: list[float | None]
     top: list[Row]  # empty rows where nothing was asked or computed
 
+    @staticmethod
+    def of(result: SampleResult) -> PromptLogprobs | None:
+        """What a result says of its prompt."""
+        if result.prompt_logprobs is None:
+            return None
+        found: list[float] = np.frombuffer(result.prompt_logprobs, np.float32).tolist()
+        top = _rows(result.topk_prompt) if result.topk_prompt else [[] for _ in found]
+        return PromptLogprobs(logprobs=[None if logprob != logprob else logprob for logprob in found], top=top)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class Output:
     """One sampled sequence, or its next piece."""
 
     place: int  # number of the sequence among all of the request
     sample: int  # ... and among those of its prompt
     prompt: Prompt
-    scores: Scores | None
+    of_prompt: PromptLogprobs | None
     tokens: list[int]
     logprobs: list[float]
-    top: list[Row]  # one row per token, or none at all
-    text: str  # without special tokens and what stopped it, unless the request wants them
+    top: list[Row]  # one row per token, each empty where none was asked for
+    first: bool  # nothing of the sequence came before
+    text: str  # without special tokens and what stopped it, unless the request asks for them
+    parts: list[str | ToolCall]  # the text as what is said and what is called
+    called: bool  # there was a call so far
     finish: Finish | None  # None: more pieces come
     matched: str | int | None  # the stop string or named stop token that ended it
     version: int  # policy version
@@ -115,59 +118,48 @@ class Written:
 class Writer:
     """One sequence: from its tokens to its text."""
 
-    def __init__(self, tokenizer: Tokenizer, ask: Ask, place: int, sample: int, prompt: Prompt) -> None:
-        self._place, self._sample, self._prompt = place, sample, prompt
-        sampled = ask.sampled
-        named = frozenset(sampled.named_stop_tokens)
-        self._named, self._keeps_stop = named, sampled.keeps_stop
-        self._ends = named if sampled.ignore_eos else named | frozenset(tokenizer.eos_token_ids)
-        self._characters = Detokenizer(tokenizer, skip_special_tokens=sampled.skip_special_tokens)
-        self._cut = Cut(sampled.stop_strings, keep=self._keeps_stop)
+    def __init__(self, tokenizer: Tokenizer, request: InferenceRequest, place: int) -> None:
+        self._place, sampling = place, request.sampling
+        self._sample, self._prompt = place % sampling.n, request.prompts[place // sampling.n]
+        self._named, self._keeps_stop = frozenset(sampling.named_stop_tokens), sampling.include_stop_str_in_output
+        self._ends = self._named if sampling.ignore_eos else self._named | frozenset(tokenizer.eos_token_ids)
+        self._characters = Detokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
+        self._cut = Cut(sampling.stop_strings, keep=self._keeps_stop)
+        self._calls = ToolReader(parallel=bool(request.parallel_calls))
+        self._reads_calls, self._first = request.parallel_calls is not None, True
 
-    def add(
-        self,
-        tokens: bytes,
-        logprobs: bytes,
-        top: TopK | None,
-        finish: Finish | None,
-        version: int,
-        scores: Scores | None = None,
-    ) -> Written:
-        """The next tokens (int32), or all of them; `finish` comes with the last."""
-        ids: list[int] = np.frombuffer(tokens, np.int32).tolist()
+    def add(self, piece: Sequence | Piece, version: int, of_prompt: PromptLogprobs | None = None) -> Output:
+        """The next tokens, or all of them; the last ones have a stop reason."""
+        ids: list[int] = np.frombuffer(piece.tokens, np.int32).tolist()
+        finish, last = piece.stop_reason, piece.stop_reason is not None
         stopped_by = ids[-1] if finish == "stop" and ids and ids[-1] in self._ends else None
         shown = ids if stopped_by is None or self._keeps_stop else ids[:-1]
-        last = finish is not None
         text = self._cut.add(self._characters.add(shown, last=last), last=last)
-        return Written(
+        plain: list[str | ToolCall] = [text] if text else []
+        first, self._first = self._first, False
+        return Output(
             place=self._place,
             sample=self._sample,
             prompt=self._prompt,
-            scores=scores,
+            of_prompt=of_prompt,
             tokens=ids,
-            logprobs=np.frombuffer(logprobs, np.float32).tolist(),
-            top=rows(top) if top else [],
+            logprobs=np.frombuffer(piece.logprobs, np.float32).tolist(),
+            top=_rows(piece.top) if piece.top else [[] for _ in ids],
+            first=first,
             text=text,
+            parts=self._calls.add(text, last=last) if self._reads_calls else plain,
+            called=self._calls.calls > 0,
             finish="stop" if last and self._cut.matched is not None else finish,
             matched=(stopped_by if stopped_by in self._named else self._cut.matched) if last else None,
             version=version,
         )
 
 
-def rows(top: TopK) -> list[Row]:
+def _rows(top: TopK) -> list[Row]:
     """A top-k list as tokens and log-probabilities, without filler."""
     ids = np.frombuffer(top.ids, np.int32).reshape(top.length, top.k).tolist()
     logprobs = np.frombuffer(top.logprobs, np.float32).reshape(top.length, top.k).tolist()
     return [
-        [(token, logprob) for token, logprob in zip(*position, strict=True) if logprob > FILLER]
+        [(token, logprob) for token, logprob in zip(*position, strict=True) if logprob > FILLER_LOGPROB]
         for position in zip(ids, logprobs, strict=True)
     ]
-
-
-def scores_of(result: SampleResult) -> Scores | None:
-    """What a result says of its prompt."""
-    if result.prompt_logprobs is None:
-        return None
-    found: Sequence[float] = np.frombuffer(result.prompt_logprobs, np.float32).tolist()
-    top = rows(result.topk_prompt) if result.topk_prompt else [[] for _ in found]
-    return Scores(logprobs=[None if logprob != logprob else logprob for logprob in found], top=top)
