@@ -1,8 +1,7 @@
 """Judges: a chat model that grades, compares and ranks answers.
 
-Owns: the prompts, how a verdict is read, the cache, what may be spent.
-Never: makes a grade up: an answer that cannot be read is asked for once more, then there is no grade. Judged text is
-data: it stands between marks that it cannot end.
+No grade is made up: an answer that cannot be read is asked for once more, then there is no grade. Judged text is data:
+it stands between marks that it cannot end.
 
     grade     one question per criterion. By expectation where the endpoint tells log-probabilities: choices are
               letters, and the grade is the mean of their values under the probabilities of the first token. Otherwise
@@ -32,7 +31,7 @@ from halteres.config import environ
 from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotFound, NotReady, ServerError
 from halteres.rewards.components import JudgeSpec
 from halteres.rewards.functions import Sample
-from halteres.rewards.rubrics import Criterion, Rubric
+from halteres.rewards.rubrics import Rubric
 from halteres.text import Message
 
 T = TypeVar("T")
@@ -100,37 +99,26 @@ class Budget:
     """What a judge has spent, and may."""
 
     def __init__(self, spec: JudgeSpec) -> None:
-        self._spec = spec
         self._in_step, self._in_total = Counter[str](), Counter[str]()
+        self._limits = (
+            (self._in_step, "this step's", "calls", spec.calls_per_step),
+            (self._in_step, "this step's", "tokens", spec.tokens_per_step),
+            (self._in_total, "its", "calls", spec.calls_total),
+            (self._in_total, "its", "tokens", spec.tokens_total),
+        )
 
     def begin_step(self) -> None:
         """Requests from here on are of a new step."""
         self._in_step.clear()
 
-    def take(self) -> None:
-        """Count one request before it is sent.
-
-        Raises:
-            OverBudget: it would be one too many, or the tokens are spent.
-        """
-        spec = self._spec
-        limits = (
-            (self._in_step, "calls", spec.calls_per_step),
-            (self._in_step, "tokens", spec.tokens_per_step),
-            (self._in_total, "calls", spec.calls_total),
-            (self._in_total, "tokens", spec.tokens_total),
-        )
-        for spent, kind, limit in limits:
+    def check(self) -> None:
+        """OverBudget where a further request would be one too many, or the tokens are spent."""
+        for spent, whose, kind, limit in self._limits:
             if limit is not None and spent[kind] >= limit:
-                where = "this step's" if spent is self._in_step else "its"
-                raise OverBudget(f"The judge has spent {where} {limit} {kind}.")
-        self._spend("calls", 1)
+                raise OverBudget(f"The judge has spent {whose} {limit} {kind}.")
 
-    def pay(self, tokens: int) -> None:
-        """Count an answer's tokens."""
-        self._spend("tokens", tokens)
-
-    def _spend(self, kind: str, amount: int) -> None:
+    def spend(self, kind: Literal["calls", "tokens"], amount: int) -> None:
+        """Count what was spent."""
         self._in_step[kind] += amount
         self._in_total[kind] += amount
 
@@ -177,7 +165,15 @@ class Judge:
         by_name: dict[str, float] = {}
         async with self._slots:
             for criterion in rubric.criteria:
-                if (grade := await self._graded(criterion, sample)) is None:
+                letters = LETTERS[: len(criterion.choices)]
+                question = _GRADE.format(
+                    request=_request(sample),
+                    answer=_answer(sample),
+                    text=criterion.text,
+                    choices="\n".join(f"{one}: {text}" for one, text in zip(letters, criterion.choices, strict=True)),
+                )
+                grade = await self._verdict(question, dict(zip(letters, criterion.values, strict=True)))
+                if grade is None:
                     return None
                 by_name[criterion.name] = grade
         return Grade(score=rubric.score(by_name), criteria={**by_name, **rubric.aspects(by_name)})
@@ -192,6 +188,10 @@ class Judge:
         is_decided = (forth > 0.5) != (back > 0.5) and 0.5 not in (forth, back)
         self._count_orders(is_decided or forth == back == 0.5)
         return float(forth > back) if is_decided else 0.5
+
+    async def relative_values(self, samples: Sequence[Sample]) -> list[float | None]:
+        """A group's answers beside each other, as the judge's method says; None: it could not tell."""
+        return await (self.rank(samples) if self.spec.method == "ranking" else self.compare_all(samples))
 
     async def compare_all(self, samples: Sequence[Sample]) -> list[float | None]:
         """Every pair of a group: each answer's share of points, 1 for a win and 0.5 for a tie."""
@@ -222,21 +222,18 @@ class Judge:
         self._counts["in_both_orders"] += 1
         self._counts["consistent"] += is_consistent
 
-    async def _graded(self, criterion: Criterion, sample: Sample) -> float | None:
-        letters = LETTERS[: len(criterion.choices)]
-        shown = "\n".join(f"{letter}: {text}" for letter, text in zip(letters, criterion.choices, strict=True))
-        words = _GRADE.format(request=_request(sample), answer=_answer(sample), text=criterion.text, choices=shown)
-        values = dict(zip(letters, criterion.values, strict=True))
-        return await self._verdict(words, values)
+    def _spend(self, kind: Literal["calls", "tokens"], amount: int) -> None:
+        self.budget.spend(kind, amount)
+        self._counts[kind] += amount
 
     async def _compared(self, first: Sample, second: Sample) -> float | None:
         """How far the judge is for the first answer, 0 to 1."""
-        words = _COMPARE.format(
+        question = _COMPARE.format(
             request=_request(first), first=_answer(first, "A"), second=_answer(second, "B"), question=self.spec.question
         )
-        return await self._verdict(words, {"A": 1.0, "B": 0.0})
+        return await self._verdict(question, {"A": 1.0, "B": 0.0})
 
-    async def _verdict(self, words: str, values: Mapping[str, float]) -> float | None:
+    async def _verdict(self, question: str, values: Mapping[str, float]) -> float | None:
         """The expected value of a choice, or that of the choice that is written down.
 
         An endpoint that refuses one question may refuse the text, not the log-probabilities: it is taken for one that
@@ -246,14 +243,14 @@ class Judge:
         if self._tells_logprobs is not False:
             try:
                 expected, _ = await self._cached(
-                    words + _BY_LETTER, lambda answer: _expected(answer, values), by_letter=True
+                    question + _BY_LETTER, lambda answer: _expected(answer, values), by_letter=True
                 )
             except NoLogprobs:
                 lacks_logprobs, expected = True, None
             if expected is not None:
                 self._counts["read"] += 1
                 return expected
-        written, outcome = await self._cached(words + _BY_JSON.format(), lambda answer: _chosen(answer.text, values))
+        written, outcome = await self._cached(question + _BY_JSON.format(), lambda answer: _chosen(answer.text, values))
         self._counts[outcome] += 1
         if written is not None:
             self._counts["written"] += 1
@@ -264,24 +261,24 @@ class Judge:
     async def _ranked(self, samples: Sequence[Sample]) -> list[int] | None:
         """Each answer's place, 0 the best."""
         answers = "\n\n".join(_answer(sample, str(number)) for number, sample in enumerate(samples, 1))
-        words = _RANK.format(
+        question = _RANK.format(
             request=_request(samples[0]), answers=answers, question=self.spec.question, count=len(samples)
         )
-        places, outcome = await self._cached(words, lambda answer: _places(answer.text, len(samples)))
+        places, outcome = await self._cached(question, lambda answer: _places(answer.text, len(samples)))
         self._counts[outcome] += 1
         return places
 
     async def _cached(
-        self, words: str, read: Callable[[Completion], T | None], *, by_letter: bool = False
+        self, question: str, read: Callable[[Completion], T | None], *, by_letter: bool = False
     ) -> tuple[T | None, Outcome]:
         """What was read of the judge's answer, and how it went; None: not read. Raises NoLogprobs."""
-        key = hashlib.sha256(f"{self.spec.base_url}\0{self.spec.model}\0{words}".encode()).hexdigest()
+        key = hashlib.sha256(f"{self.spec.base_url}\0{self.spec.model}\0{question}".encode()).hexdigest()
         if key in self._cache:
             self._counts["cached"] += 1
             return self._cache[key], "read"
         for _ in range(1 if by_letter else 2):
             try:
-                answer = await self._asked(words, by_letter=by_letter)
+                answer = await self._asked(question, by_letter=by_letter)
             except OverBudget as error:
                 self.last_failure = error.sentence
                 return None, "over_budget"
@@ -297,9 +294,9 @@ class Judge:
             self.last_failure = f"Its answer was no grade: {answer.text.strip()[:80]!r}."
         return None, "unreadable"
 
-    async def _asked(self, words: str, *, by_letter: bool) -> Completion:
+    async def _asked(self, question: str, *, by_letter: bool) -> Completion:
         """One answer. Raises NoLogprobs where a question by letter is refused, or answered without them."""
-        messages = [{"role": "system", "content": RULE}, {"role": "user", "content": words}]
+        messages = [{"role": "system", "content": RULE}, {"role": "user", "content": question}]
         sampling = Sampling(
             max_new_tokens=1 if by_letter else self.spec.max_new_tokens,
             temperature=0.0,
@@ -307,8 +304,8 @@ class Judge:
         )
 
         async def attempt() -> Completion:
-            self.budget.take()
-            self._counts["calls"] += 1
+            self.budget.check()
+            self._spend("calls", 1)
             async with asyncio.timeout(self.spec.request_timeout_s):
                 return (await self._client.chat(messages, sampling))[0]
 
@@ -320,8 +317,7 @@ class Judge:
             if not by_letter:
                 raise
             raise NoLogprobs(error.what, error.why) from error
-        self.budget.pay(answer.num_tokens)
-        self._counts["tokens"] += answer.num_tokens
+        self._spend("tokens", answer.num_tokens)
         if by_letter:
             if answer.first_token is None:
                 raise NoLogprobs(f"The judge {self.spec.model} gave no log-probabilities.")
@@ -348,12 +344,12 @@ def _chosen(text: str, values: Mapping[str, float]) -> float | None:
 
 
 def _places(text: str, count: int) -> list[int] | None:
+    """Each answer's place in the ranking in a judge's JSON, 0 the best; None: there is none."""
     ranking = _json(text).get("ranking")
     if not isinstance(ranking, list) or not all(type(number) is int for number in ranking):
         return None
-    if sorted(ranking) != list(range(1, count + 1)):
-        return None
-    return [ranking.index(number) for number in range(1, count + 1)]
+    numbers = range(1, count + 1)
+    return [ranking.index(number) for number in numbers] if sorted(ranking) == list(numbers) else None
 
 
 def _json(text: str) -> dict[str, Any]:
