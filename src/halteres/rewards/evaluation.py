@@ -251,10 +251,8 @@ def calibration_of(
     """The calibration by every ranked pair.
 
     Of a model with several objectives the score is their weighted sum, which rows without an objective judge: where
-    those are enough, they alone count. Otherwise the temperature is that of each objective's own leads.
-
-    Raises:
-        InvalidData: too few pairs, or all scores are equal.
+    those are enough, they alone count. Otherwise the temperature is that of each objective's own leads. InvalidData
+    where there are too few pairs, or all scores are equal.
     """
     pairs = _pairs(scored)
     of_the_sum = [pair for pair in pairs if pair.scored.comparison.objective is None]
@@ -272,10 +270,7 @@ def calibration_of(
 
 def read_judge(file: Path) -> RewardSpec:
     """The component in a file: `judge`, with or without a `rubric`; its name is the file's where it has none.
-
-    Raises:
-        InvalidConfig: unreadable, or no component.
-    """
+    InvalidConfig where it is unreadable, or no component."""
     where, content = read_data(file, "judge")
     try:
         spec = RewardSpec.model_validate({"name": "judge", **content} if isinstance(content, dict) else content)

@@ -36,9 +36,6 @@ from halteres.text import Message
 
 T = TypeVar("T")
 
-Outcome = Literal["read", "over_budget", "unreadable", "failed"]
-"""What became of a question."""
-
 LETTERS: Final = string.ascii_uppercase
 NUM_TOP: Final = 20
 """First tokens that are asked for: the most that OpenAI's API gives."""
@@ -69,14 +66,6 @@ _MARK = re.compile(r"<(?=\s*/?\s*(?:request|answer))", re.IGNORECASE)
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grade:
-    """What a judge gave one answer by a rubric."""
-
-    score: float  # 0 to 1
-    criteria: Mapping[str, float]  # each 0 to 1; with the means of those of one aspect
-
-
 class NoGrade(HalteresError):
     """A judge graded none of the answers that it was asked about; `why` is of the last one."""
 
@@ -93,6 +82,14 @@ class NoLogprobs(HalteresError):
     """The endpoint does not tell the log-probabilities that it was asked for, for this question or at all."""
 
     code = "judge_no_logprobs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grade:
+    """What a judge gave one answer by a rubric."""
+
+    score: float  # 0 to 1
+    criteria: Mapping[str, float]  # each 0 to 1; with the means of those of one aspect
 
 
 class Budget:
@@ -132,9 +129,8 @@ class Judge:
     """
 
     def __init__(self, spec: JudgeSpec, client: InferenceClient | None = None, *, waits_for_start: bool = True) -> None:
-        self.spec = spec
+        self.spec, self.budget = spec, Budget(spec)
         self.last_failure = ""  # why a question got no answer that could be read
-        self.budget = Budget(spec)
         self._client = client or InferenceClient(
             spec.base_url,
             api_key=_key(spec.key_variable),
@@ -186,7 +182,7 @@ class Judge:
             if (back := await self._compared(second, first)) is None:
                 return None
         is_decided = (forth > 0.5) != (back > 0.5) and 0.5 not in (forth, back)
-        self._count_orders(is_decided or forth == back == 0.5)
+        self._counts.update(in_both_orders=1, consistent=int(is_decided or forth == back == 0.5))
         return float(forth > back) if is_decided else 0.5
 
     async def relative_values(self, samples: Sequence[Sample]) -> list[float | None]:
@@ -214,13 +210,9 @@ class Judge:
             back = None if forth is None else await self._ranked(samples[::-1])
         if forth is None or back is None:
             return [None] * count
-        self._count_orders(forth == back[::-1])
+        self._counts.update(in_both_orders=1, consistent=int(forth == back[::-1]))
         worst = 2 * (count - 1)
         return [1 - (there + here) / worst for there, here in zip(forth, back[::-1], strict=True)]
-
-    def _count_orders(self, is_consistent: bool) -> None:
-        self._counts["in_both_orders"] += 1
-        self._counts["consistent"] += is_consistent
 
     def _spend(self, kind: Literal["calls", "tokens"], amount: int) -> None:
         self.budget.spend(kind, amount)
@@ -242,16 +234,14 @@ class Judge:
         lacks_logprobs = False
         if self._tells_logprobs is not False:
             try:
-                expected, _ = await self._cached(
-                    question + _BY_LETTER, lambda answer: _expected(answer, values), by_letter=True
+                by_letter = await self._read_answer(
+                    question + _BY_LETTER, lambda answer: _expected(answer, values), True
                 )
             except NoLogprobs:
-                lacks_logprobs, expected = True, None
-            if expected is not None:
-                self._counts["read"] += 1
-                return expected
-        written, outcome = await self._cached(question + _BY_JSON.format(), lambda answer: _chosen(answer.text, values))
-        self._counts[outcome] += 1
+                lacks_logprobs, by_letter = True, None
+            if by_letter is not None:
+                return by_letter
+        written = await self._read_answer(question + _BY_JSON.format(), lambda answer: _chosen(answer.text, values))
         if written is not None:
             self._counts["written"] += 1
             if lacks_logprobs and self._tells_logprobs is None:
@@ -264,37 +254,38 @@ class Judge:
         question = _RANK.format(
             request=_request(samples[0]), answers=answers, question=self.spec.question, count=len(samples)
         )
-        places, outcome = await self._cached(question, lambda answer: _places(answer.text, len(samples)))
-        self._counts[outcome] += 1
-        return places
+        return await self._read_answer(question, lambda answer: _places(answer.text, len(samples)))
 
-    async def _cached(
-        self, question: str, read: Callable[[Completion], T | None], *, by_letter: bool = False
-    ) -> tuple[T | None, Outcome]:
-        """What was read of the judge's answer, and how it went; None: not read. Raises NoLogprobs."""
+    async def _read_answer(
+        self, question: str, read: Callable[[Completion], T | None], by_letter: bool = False
+    ) -> T | None:
+        """What was read of the judge's answer, or None; what became of the question is counted. One by letter that was
+        not read is put in writing, and counted then. Raises NoLogprobs."""
         key = hashlib.sha256(f"{self.spec.base_url}\0{self.spec.model}\0{question}".encode()).hexdigest()
         if key in self._cache:
-            self._counts["cached"] += 1
-            return self._cache[key], "read"
+            self._counts.update(("cached", "read"))
+            return self._cache[key]
+        outcome = "unreadable"
         for _ in range(1 if by_letter else 2):
             try:
-                answer = await self._asked(question, by_letter=by_letter)
-            except OverBudget as error:
-                self.last_failure = error.sentence
-                return None, "over_budget"
-            except (InvalidData, NotFound, NotReady, ServerError) as error:
-                if error.sentence != self.last_failure:
+                answer = await self._ask(question, by_letter=by_letter)
+            except (OverBudget, InvalidData, NotFound, NotReady, ServerError) as error:
+                outcome = "over_budget" if isinstance(error, OverBudget) else "failed"
+                if outcome == "failed" and error.sentence != self.last_failure:
                     log.warning("The judge %s gave no answer: %s", self.spec.model, error.sentence)
                 self.last_failure = error.sentence
-                return None, "failed"
+                break
             if (found := read(answer)) is not None:
                 if len(self._cache) < MOST_CACHED:
                     self._cache[key] = found
-                return found, "read"
+                self._counts["read"] += 1
+                return found
             self.last_failure = f"Its answer was no grade: {answer.text.strip()[:80]!r}."
-        return None, "unreadable"
+        if not by_letter:
+            self._counts[outcome] += 1
+        return None
 
-    async def _asked(self, question: str, *, by_letter: bool) -> Completion:
+    async def _ask(self, question: str, *, by_letter: bool) -> Completion:
         """One answer. Raises NoLogprobs where a question by letter is refused, or answered without them."""
         messages = [{"role": "system", "content": RULE}, {"role": "user", "content": question}]
         sampling = Sampling(

@@ -147,9 +147,8 @@ def pair_figures(leads_P: Floats) -> PairFigures:
 
 
 def best_of_n_credit(scores_K: Floats, correct_K: npt.NDArray[np.bool_]) -> float:
-    """Which part of the completions with the highest score is correct: 1/m where one correct is among m equal ones.
-
-    Source: RewardBench 2 (arXiv 2506.01937).
+    """Which part of the completions with the highest score is correct: 1/m where one correct is among m equal ones
+    (RewardBench 2, arXiv 2506.01937).
 
     >>> best_of_n_credit(np.array([1.0, 3.0, 3.0, 0.0]), np.array([False, True, False, False]))
     0.5

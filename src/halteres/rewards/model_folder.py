@@ -115,12 +115,8 @@ class ModelFolder:
 
 
 def read_reward_file(folder: Path) -> RewardFile | None:
-    """What the folder says; None where it says nothing: a model of somebody else's.
-
-    Raises:
-        InvalidData: the file is damaged or of a later version; its calibration was made with another template; the
-            folder is half replaced.
-    """
+    """What the folder says; None of a model of somebody else's. InvalidData where the file is damaged or of a later
+    version, its calibration was made with another template, or the folder is half replaced."""
     if (folder / SAVING).is_dir():
         raise InvalidData(
             f"The reward model in {folder} is half replaced.",

@@ -36,6 +36,7 @@ STEP_SEPARATOR = "\n"
 """Between the steps of a completion that are strings. Steps that are messages need none."""
 
 IDENTICAL = "the completions are identical"
+MIXED = "standard and conversational completions are mixed"
 
 _TOKEN_COLUMNS = (("chosen_ids", "rejected_ids"), ("chosen_input_ids", "rejected_input_ids"))
 
@@ -150,10 +151,8 @@ def read_rewardbench(source: Source) -> Preferences:
 def hold_out(preferences: Preferences, share: float = 0.1, *, seed: int = 0) -> tuple[Preferences, Preferences]:
     """The rows to train on and the held-out ones, about `share` of the prompts; no prompt is on both sides.
 
-    Prompts are ordered by a hash with the seed, so that most keep their side when rows are added.
-
-    Raises:
-        InvalidConfig: a side would be empty.
+    Prompts are ordered by a hash with the seed, so that most keep their side when rows are added. InvalidConfig where a
+    side would be empty.
     """
     keys = [comparison.prompt_key for comparison in preferences.comparisons]
     ordered = sorted(set(keys), key=lambda key: hashlib.sha256(f"{seed}:{key}".encode()).digest())
@@ -192,8 +191,12 @@ def checked(
     for number, row in found.rows:
         try:
             comparison = _comparison(row, number, margin_from)
-            if comparisons:
-                _check_same_form(comparison, comparisons[0])
+            first = comparisons[0] if comparisons else comparison
+            kinds = ("ranked completions", "steps with labels")[:: -1 if comparison.labels else 1]
+            is_kind = bool(comparison.labels) == bool(first.labels)
+            _require(is_kind, f"holds {kinds[0]}, while row {first.row} holds {kinds[1]}")
+            is_form = comparison.form == first.form
+            _require(is_form, f"is {comparison.form}, while row {first.row} is {first.form}")
             if _prefers_itself(comparison):
                 if on_identical == "error":
                     raise RowProblem(IDENTICAL)
@@ -247,14 +250,6 @@ def _row_numbers(numbers: Sequence[int]) -> str:
     return f"{'row' if len(numbers) == 1 else 'rows'} {first}{more}"
 
 
-def _check_same_form(comparison: Comparison, first: Comparison) -> None:
-    if bool(comparison.labels) != bool(first.labels):
-        kinds = ("ranked completions", "steps with labels")[:: -1 if comparison.labels else 1]
-        raise RowProblem(f"holds {kinds[0]}, while row {first.row} holds {kinds[1]}")
-    if comparison.form != first.form:
-        raise RowProblem(f"is {comparison.form}, while row {first.row} is {first.form}")
-
-
 def _prefers_itself(comparison: Comparison) -> bool:
     ranked = zip(comparison.completions, comparison.ranks, strict=True)
     return any(a == b and rank_a != rank_b for (a, rank_a), (b, rank_b) in combinations(ranked, 2))
@@ -269,13 +264,13 @@ def _tied(comparison: Comparison) -> Comparison:
 
 
 def _repeated(comparisons: Iterable[Comparison]) -> list[int]:
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     rows: list[int] = []
     for one in comparisons:
         key = _canonical([one.prompt, one.completions, (one.ranks, one.labels, one.objective)])
-        seen[key] += 1
-        if seen[key] > 1:
+        if counts[key]:
             rows.append(one.row)
+        counts[key] += 1
     return rows
 
 
@@ -289,23 +284,21 @@ def _comparison(row: Mapping[str, Any] | RowProblem, number: int, margin_from: M
     else:
         completions, ranks = _ranked(row)
     prompt = _prompt(row.get("prompt"), _form(completions[0]))
-    margin, tie = _margin(row, margin_from), _optional(row, "tie", bool)
-    if labels and (tie or margin):
-        raise RowProblem("'tie' and 'margin' are for two completions, not for steps")
-    if len(completions) > 2 and (tie or margin):
-        raise RowProblem("'tie' and 'margin' are for two completions; equal 'ranks' are a tie")
+    tie, margin = _optional(row, "tie", bool), _margin(row, margin_from)
+    of_pair = tie or margin
+    _require(not (labels and of_pair), "'tie' and 'margin' are for two completions, not for steps")
+    _require(
+        len(completions) == 2 or not of_pair, "'tie' and 'margin' are for two completions; equal 'ranks' are a tie"
+    )
     weight = _number(row, "weight", 1.0)
-    if weight < 0:
-        raise RowProblem("'weight' is negative")
+    _require(weight >= 0, "'weight' is negative")
     objective = _optional(row, "objective", str) or None
-    if objective in (*RESERVED_PARTS, *get_args(Aspect)):
-        raise RowProblem(f"the objective '{objective}' has the name of another metric")
-    tools = _json_text(row, "tools")
-    if not isinstance(tools, list | tuple | None) or not all(isinstance(one, Mapping) for one in tools or ()):
-        raise RowProblem("'tools' is not a list of functions")
-    arguments = _json_text(row, "chat_template_kwargs")
-    if not isinstance(arguments, Mapping | None):
-        raise RowProblem("'chat_template_kwargs' is not a mapping")
+    reserved = (*RESERVED_PARTS, *get_args(Aspect))
+    _require(objective not in reserved, f"the objective '{objective}' has the name of another metric")
+    tools, arguments = _json_text(row, "tools"), _json_text(row, "chat_template_kwargs")
+    are_functions = isinstance(tools, list | tuple | None) and all(isinstance(one, Mapping) for one in tools or ())
+    _require(are_functions, "'tools' is not a list of functions")
+    _require(isinstance(arguments, Mapping | None), "'chat_template_kwargs' is not a mapping")
     return Comparison(
         completions=completions,
         ranks=(0, 0) if tie else ranks,
@@ -323,49 +316,37 @@ def _comparison(row: Mapping[str, Any] | RowProblem, number: int, margin_from: M
 
 
 def _ranked(row: Mapping[str, Any]) -> tuple[tuple[Text, ...], tuple[int, ...]]:
+    """Completions with their ranks, from 0 without gaps."""
     for columns in _TOKEN_COLUMNS:
         if any(column in row for column in columns):
             return tuple(_tokens(_required(row, column), column) for column in columns), (0, 1)
     if "completions" in row:
         values = _required(row, "completions")
-        if not isinstance(values, Sequence) or isinstance(values, str) or len(values) < 2:
-            raise RowProblem("'completions' is not a list of two or more")
-        ranks = _ranks(row, len(values))
+        _require(_is_list(values) and len(values) > 1, "'completions' is not a list of two or more")
+        column = "ranks" if "ranks" in row else "scores"
+        _require(column in row, "'completions' has neither 'ranks' nor 'scores' beside it")
+        order = _required(row, column)
+        are_numbers = isinstance(order, Sequence) and len(order) == len(values) and all(map(_is_finite, order))
+        _require(are_numbers, f"'{column}' is not a list of as many finite numbers as there are completions")
+        places = sorted(set(order), reverse=column == "scores")
+        ranks = tuple(places.index(value) for value in order)
         texts = tuple(_completion(value, "completions") for value in values)
     else:
         chosen, rejected = (_side(_required(row, column), column) for column in ("chosen", "rejected"))
         texts, ranks = chosen + rejected, (0,) * len(chosen) + (1,) * len(rejected)
-    if len({_form(text) for text in texts}) > 1:
-        raise RowProblem("standard and conversational completions are mixed")
+    _require(len({_form(text) for text in texts}) == 1, MIXED)
     return texts, ranks
-
-
-def _ranks(row: Mapping[str, Any], count: int) -> tuple[int, ...]:
-    """From 0, without gaps."""
-    column = "ranks" if "ranks" in row else "scores"
-    if column not in row:
-        raise RowProblem("'completions' has neither 'ranks' nor 'scores' beside it")
-    values = _required(row, column)
-    if not isinstance(values, Sequence) or len(values) != count or not all(map(_is_finite, values)):
-        raise RowProblem(f"'{column}' is not a list of as many finite numbers as there are completions")
-    order = sorted(set(values), reverse=column == "scores")
-    return tuple(order.index(value) for value in values)
 
 
 def _states(row: Mapping[str, Any]) -> tuple[tuple[Text, ...], tuple[bool, ...]]:
     """What there is of a completion after each of its steps that has a label."""
     steps, labels = (_required(row, column) for column in ("completions", "labels"))
     for column, values in (("completions", steps), ("labels", labels)):
-        if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-            raise RowProblem(f"'{column}' is not a list of one or more")
-    if len(labels) != len(steps):
-        raise RowProblem("'labels' are not as many as 'completions'")
-    if any(not isinstance(label, bool | None) for label in labels):
-        raise RowProblem("a label is neither true, false nor null")
-    if all(label is None for label in labels):
-        raise RowProblem("no step has a label")
-    if len({isinstance(step, str) for step in steps}) > 1:
-        raise RowProblem("standard and conversational completions are mixed")
+        _require(_is_list(values) and values, f"'{column}' is not a list of one or more")
+    _require(len(labels) == len(steps), "'labels' are not as many as 'completions'")
+    _require(all(isinstance(label, bool | None) for label in labels), "a label is neither true, false nor null")
+    _require(any(label is not None for label in labels), "no step has a label")
+    _require(len({isinstance(step, str) for step in steps}) == 1, MIXED)
     states: list[Text] = []
     if isinstance(steps[0], str):
         texts = [str(_completion(step, "completions")) for step in steps]
@@ -374,8 +355,7 @@ def _states(row: Mapping[str, Any]) -> tuple[tuple[Text, ...], tuple[bool, ...]]
         chat: tuple[Message, ...] = ()
         for step in steps:  # a message, or several
             messages = _messages([step] if isinstance(step, Mapping) else step, "completions")
-            if not messages:
-                raise RowProblem("'completions' is empty")
+            _require(messages, "'completions' is empty")
             chat += messages
             states.append(chat)
     judged = [(state, label) for state, label in zip(states, labels, strict=True) if label is not None]
@@ -384,41 +364,40 @@ def _states(row: Mapping[str, Any]) -> tuple[tuple[Text, ...], tuple[bool, ...]]
 
 def _side(value: Any, column: str) -> tuple[Text, ...]:
     """One completion, or a list of several: messages are mappings, so a list of anything else is a list of texts."""
-    if isinstance(value, Sequence) and not isinstance(value, str) and value and not isinstance(value[0], Mapping):
+    if _is_list(value) and value and not isinstance(value[0], Mapping):
         return tuple(_completion(one, column) for one in value)
     return (_completion(value, column),)
 
 
 def _completion(value: Any, column: str) -> Text:
-    text = _encodable(value, column) if isinstance(value, str) else _messages(value, column)
-    if not (text.strip() if isinstance(text, str) else text):
-        raise RowProblem(f"'{column}' is empty")
-    if isinstance(text, str):
-        return text
-    last = text[-1]
-    if last["role"] != "assistant":
-        raise RowProblem(f"the last message of '{column}' is not the assistant's")
-    if not last.get("tool_calls") and not str(last.get("content") or "").strip():
-        raise RowProblem(f"the last message of '{column}' is empty")
-    return text
+    if isinstance(value, str):
+        _require(value.strip(), f"'{column}' is empty")
+        return _encodable(value, column)
+    messages = _messages(value, column)
+    _require(messages, f"'{column}' is empty")
+    last = messages[-1]
+    _require(last["role"] == "assistant", f"the last message of '{column}' is not the assistant's")
+    says_something = last.get("tool_calls") or str(last.get("content") or "").strip()
+    _require(says_something, f"the last message of '{column}' is empty")
+    return messages
 
 
 def _prompt(value: Any, form: Form) -> str | Sequence[Message] | None:
     if value is None or form == "pre-tokenised":  # the tokens of a side hold the prompt's
         return None
     prompt = _encodable(value, "prompt") if isinstance(value, str) else _messages(value, "prompt")
-    if isinstance(prompt, str) != (form == "standard"):
-        raise RowProblem("a string and a list of messages are mixed: 'prompt' is the one, a completion the other")
+    mixed = "a string and a list of messages are mixed: 'prompt' is the one, a completion the other"
+    _require(isinstance(prompt, str) == (form == "standard"), mixed)
     return prompt
 
 
 def _messages(values: Any, column: str) -> tuple[Message, ...]:
     """Without their empty fields: tables give every message the fields of all."""
-    if not isinstance(values, Sequence) or not all(isinstance(one, Mapping) for one in values):
-        raise RowProblem(f"'{column}' is {_named(values)}, not a string or a list of messages")
+    are_objects = isinstance(values, Sequence) and all(isinstance(one, Mapping) for one in values)
+    _require(are_objects, f"'{column}' is {_named(values)}, not a string or a list of messages")
     for one in values:
-        if not isinstance(one.get("role"), str) or not isinstance(one.get("content"), str | list | None):
-            raise RowProblem(f"a message of '{column}' has no 'role' or 'content' of the right type")
+        is_message = isinstance(one.get("role"), str) and isinstance(one.get("content"), str | list | None)
+        _require(is_message, f"a message of '{column}' has no 'role' or 'content' of the right type")
         if isinstance(one.get("content"), str):
             _encodable(one["content"], column)
     return tuple({name: part for name, part in one.items() if part is not None or name == "content"} for one in values)
@@ -434,10 +413,9 @@ def _encodable(text: str, column: str) -> str:
 
 
 def _tokens(value: Any, column: str) -> tuple[int, ...]:
-    if not isinstance(value, Sequence) or not all(type(one) is int and one >= 0 for one in value):
-        raise RowProblem(f"'{column}' is not a list of token ids")
-    if not value:
-        raise RowProblem(f"'{column}' is empty")
+    are_ids = isinstance(value, Sequence) and all(type(one) is int and one >= 0 for one in value)
+    _require(are_ids, f"'{column}' is not a list of token ids")
+    _require(value, f"'{column}' is empty")
     return tuple(value)
 
 
@@ -450,28 +428,24 @@ def _margin(row: Mapping[str, Any], margin_from: MarginFrom | None) -> float:
     return margin_from.scale * (chosen - rejected)
 
 
-def _required(row: Mapping[str, Any], column: str) -> Any:
-    if row.get(column) is None:
-        raise RowProblem(f"'{column}' is {'null' if column in row else 'missing'}")
-    return row[column]
-
-
 def _number(row: Mapping[str, Any], column: str, default: float) -> float:
-    value = row.get(column)
-    if value is None:
-        return default
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise RowProblem(f"'{column}' is {_named(value)}, not a number")
-    if not _is_finite(value):
-        raise RowProblem(f"'{column}' is not finite")
+    value = default if row.get(column) is None else row[column]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    _require(is_number, f"'{column}' is {_named(value)}, not a number")
+    _require(_is_finite(value), f"'{column}' is not finite")
     return float(value)
 
 
 def _optional(row: Mapping[str, Any], column: str, kind: type) -> Any:
     value = row.get(column)
-    if value is not None and not isinstance(value, kind):
-        raise RowProblem(f"'{column}' is {_named(value)}, not a {'string' if kind is str else 'truth value'}")
+    noun = "string" if kind is str else "truth value"
+    _require(value is None or isinstance(value, kind), f"'{column}' is {_named(value)}, not a {noun}")
     return value
+
+
+def _required(row: Mapping[str, Any], column: str) -> Any:
+    _require(row.get(column) is not None, f"'{column}' is {'null' if column in row else 'missing'}")
+    return row[column]
 
 
 def _json_text(row: Mapping[str, Any], column: str) -> Any:
@@ -483,6 +457,15 @@ def _json_text(row: Mapping[str, Any], column: str) -> Any:
         return json.loads(value) if value.strip() else None
     except ValueError:
         raise RowProblem(f"'{column}' is not JSON") from None
+
+
+def _require(holds: object, problem: str) -> None:
+    if not holds:
+        raise RowProblem(problem)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def _is_finite(value: Any) -> bool:

@@ -104,11 +104,8 @@ class Rubric(BaseModel, frozen=True, extra="forbid"):
 
 
 def read_rubric(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> Rubric:
-    """The rubric in a file (.json, .toml, .yaml), in a text of JSON or YAML, or in a mapping or list.
-
-    Raises:
-        InvalidConfig: unreadable, or no rubric; the text names the field.
-    """
+    """The rubric in a file (.json, .toml, .yaml), in a text of JSON or YAML, or in a mapping or list. InvalidConfig
+    names the field, where it is unreadable or none."""
     where, criteria = read_data(source, "rubric")
     if isinstance(criteria, Mapping) and "criterion" in criteria:
         criteria = [_from_harbor(one, number) for number, one in enumerate(criteria["criterion"], 1)]
@@ -122,10 +119,7 @@ def read_rubric(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> Rubri
 
 def read_data(source: str | Path | Mapping[str, Any] | Sequence[Any], noun: str) -> tuple[str, Any]:
     """How to call a source in an error, and what is in it: a file, a text of JSON or YAML, or the data themselves.
-
-    Raises:
-        InvalidConfig: the source, which should hold this noun, is unreadable.
-    """
+    InvalidConfig where the source, which should hold this noun, is unreadable."""
     if not isinstance(source, str | Path):
         return "This", source
     try:

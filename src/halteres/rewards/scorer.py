@@ -113,12 +113,8 @@ class Ensemble:
         self._members, self._combination, self._k = members, combination, k
 
     async def score(self, texts: Sequence[Scorable]) -> list[Score | None]:
-        """One score per text, in order, with the members' disagreement; None where a member has none.
-
-        Raises:
-            InvalidConfig: the members score in different units.
-            HalteresError: a member can score nothing at all.
-        """
+        """One score per text, in order, with the members' disagreement; None where a member has none. InvalidConfig
+        where the members score in different units."""
         by_member = await asyncio.gather(*(member.score(texts) for member in self._members))
         units: dict[str, Output] = {one.name: one.units for one in self._members if one.units is not None}
         if len(set(units.values())) > 1:
@@ -157,10 +153,7 @@ class Ensemble:
 
 def output_of(model: Model, output: Output) -> Output:
     """The units in which a model's scores come where these are asked for: raw ones of a model without calibration.
-
-    Raises:
-        InvalidConfig: a probability is asked of such a model.
-    """
+    InvalidConfig where a probability is asked of such a model."""
     if model.calibration is None and output == "probability":
         raise InvalidConfig(
             f"The reward model {model.folder} gives no probabilities.",
@@ -206,16 +199,10 @@ def open_scorer(
 ) -> Scorer:
     """The scorer at a folder, an address, or several of them joined by commas: an ensemble.
 
-    Args:
-        where: as above.
-        output: in which units scores come.
-        combination: of an ensemble's scores.
-        waits_for_start: whether a server that is not there yet is waited for.
-        timeout_s: of a call to a server.
+    `waits_for_start`: a server that is not there yet is waited for. `timeout_s`: of a call to a server.
 
     Raises:
-        NotFound, InvalidData: a folder holds no reward model.
-        InvalidConfig: no address of a server; no such units.
+        NotFound, InvalidData: a folder holds no reward model. InvalidConfig: no address of a server; no such units.
     """
     if output not in get_args(Output):
         raise unknown(InvalidConfig, "output", output, get_args(Output))

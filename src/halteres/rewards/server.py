@@ -129,12 +129,8 @@ class ScoringQueue:
     _work_waits: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def score(self, model: str, texts: Sequence[Scorable]) -> Sequence[Result]:
-        """One raw score per text, in order; in place of one that could not be made, why.
-
-        Raises:
-            Busy: too many wait; `retry_after_s` says when to come again.
-            ServerError: the computation failed, whatever the texts.
-        """
+        """One raw score per text, in order; in place of one that could not be made, why. Busy where too many wait;
+        ServerError where the computation failed, whatever the texts."""
         if self.num_waiting and self.num_waiting + len(texts) > MOST_WAITING:
             self.refused += 1
             texts_per_s = (self.scored + self.failed) / self.busy_s if self.busy_s else 100.0  # a guess
@@ -201,13 +197,10 @@ class ScoringQueue:
 def create_app(
     models: Mapping[str, Model], *, address: str = HOST, key: str | None = None, allowed_hosts: Sequence[str] = ()
 ) -> Starlette:
-    """The app over loaded models; its lifespan owns the queue.
+    """The app over loaded models, of which the first answers where a request names none; its lifespan owns the queue.
 
-    Args:
-        models: by name; the first answers where a request names none, but below /models/NAME.
-        address: the IP address it is reached at, which decides by what names it may be called.
-        key: what requests must carry; None: nothing is asked for.
-        allowed_hosts: further names of this machine.
+    `address`: the IP address it is reached at, which decides by what names, beside `allowed_hosts`, it may be called.
+    `key`: what requests must carry; None: nothing is asked for.
     """
     server = RewardServer(models)
 

@@ -48,11 +48,8 @@ class ScoringTemplate(BaseModel, frozen=True, extra="forbid"):
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
     def render(self, tokenizer: Tokenizer, text: Scorable | Text) -> Rendered:
-        """The tokens of a text; token ids pass as they are.
-
-        Raises:
-            InvalidData: a chat for a tokenizer without a chat template; a prompt and a completion of two forms.
-        """
+        """The tokens of a text; token ids pass as they are. InvalidData for a chat where the tokenizer has no chat
+        template, and for a prompt and a completion of two forms."""
         if not isinstance(text, Scorable):
             if _is_tokens(text):
                 return self._cut(cast("tuple[int, ...]", tuple(text)), 0, ())
@@ -117,11 +114,7 @@ class ScoringTemplate(BaseModel, frozen=True, extra="forbid"):
 
 
 def template_for(tokenizer: Tokenizer, *, eos_token: str | None = None, **settings: Any) -> ScoringTemplate:
-    """A template with the tokenizer's own end token, or another that it knows.
-
-    Raises:
-        InvalidConfig: there is no such token.
-    """
+    """A template with the tokenizer's own end token, or another that it knows. InvalidConfig where it knows none."""
     token = eos_token or tokenizer.specials.get("eos_token")
     if token is None or len(tokenizer.encode(token)) != 1:
         raise InvalidConfig(
@@ -133,11 +126,8 @@ def template_for(tokenizer: Tokenizer, *, eos_token: str | None = None, **settin
 
 
 def padding_token(tokenizer: Tokenizer, eos_token: str) -> str:
-    """The token that pads: never the end token, which would then not be read where it ends a text.
-
-    Raises:
-        InvalidData: the tokenizer has no other special token.
-    """
+    """The token that pads: never the end token, which would then not be read where it ends a text. InvalidData
+    where the tokenizer has no other special token."""
     own = tokenizer.specials.get("pad_token")
     if own is not None and own != eos_token and own in tokenizer.special_tokens:
         return own

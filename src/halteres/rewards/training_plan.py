@@ -163,11 +163,7 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         return given
 
     def settled(self, num_parameters: int) -> RewardConfig:
-        """With nothing left open: the preset fills in what was not asked for.
-
-        Raises:
-            InvalidConfig: something is open, and the preset is off.
-        """
+        """With nothing left open: the preset fills in what was not given. InvalidConfig where it is off."""
         preset = preset_for(num_parameters)
         rate = LORA_LEARNING_RATE if self.lora is not None and preset is not TINY_PRESET else preset.learning_rate
         filled = {"learning_rate": rate, "per_device_train_batch_size": preset.batch_size}
@@ -232,11 +228,7 @@ class TrainingRun(BaseModel, frozen=True, extra="forbid"):
 
 def read_plan(file: Path | None, given: Mapping[str, Any]) -> TrainingPlan:
     """A plan from a YAML file, whose fields are those of the plan and of `RewardConfig` side by side, and from fields
-    that go before the file's.
-
-    Raises:
-        InvalidConfig: no such file, no YAML, an unknown field, a value of the wrong type.
-    """
+    that go before the file's. InvalidConfig where a field is unknown or of the wrong type, or the file is none."""
     fields = {**(_read_yaml(file) if file is not None else {}), **given}
     own = {name: fields.pop(name) for name in TrainingPlan.model_fields if name in fields and name != "settings"}
     for name in ("model", "data"):
@@ -272,10 +264,7 @@ def objective_weights(
 ) -> dict[str, float]:
     """Of each objective what it counts in the score; empty: there is one output, without a name.
 
-    Args:
-        settings: may give weights.
-        own: those of the reward model that training goes on from, which keeps its objectives; None: a base model.
-        train, held_out: rows that may name objectives.
+    `own`: the weights of the reward model that training goes on from, which keeps its objectives; None: a base model.
 
     Raises:
         InvalidConfig: weights that do not fit the objectives.
@@ -295,11 +284,8 @@ def objective_weights(
 
 
 def settled_weights(given: Mapping[str, float] | None, objectives: Sequence[str]) -> dict[str, float]:
-    """Of each objective what it counts in the score, in order: as given, else equal shares of 1.
-
-    Raises:
-        InvalidConfig: a weight of an objective that there is not; an objective without a weight; no weight but 0.
-    """
+    """Of each objective what it counts in the score, in order: as given, else equal shares of 1. InvalidConfig for a
+    weight of an objective that there is not, an objective without a weight, and no weight but 0."""
     if not given:
         return {name: 1 / len(objectives) for name in objectives}
     for name in given:
@@ -440,15 +426,8 @@ class Forecast:
 
 
 def forecast(plan: TrainingPlan, folder: Path) -> Forecast:
-    """Read and check the data, render every text, work out steps and memory; no weight is loaded.
-
-    Args:
-        plan: of the training.
-        folder: of the base model.
-
-    Raises:
-        HalteresError: whatever the training would be refused for before its first step.
-    """
+    """Read and check the data, render every text, work out steps and memory; no weight of the base model in `folder` is
+    loaded. It raises whatever the training would be refused for before its first step."""
     train, held_out, warnings = plan.preferences()
     try:
         shape = read_shape(folder)

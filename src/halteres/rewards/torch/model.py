@@ -145,12 +145,8 @@ class RewardModel:
         return found.hexdigest()
 
     def score(self, texts: Sequence[Scored]) -> list[Score]:
-        """The raw score of each text; it does not depend on the texts beside it.
-
-        Raises:
-            InvalidData: a text cannot be rendered, is too long where the template says `drop` or `error`, or has no
-                finite score.
-        """
+        """The raw score of each text; it does not depend on the texts beside it. InvalidData where a text cannot be
+        rendered, is too long where the template says `drop` or `error`, or has no finite score."""
         scores: list[Score] = []
         for result in self.score_each(texts):
             if isinstance(result, InvalidData):
@@ -195,15 +191,9 @@ class RewardModel:
 
         A new folder appears whole. In one that is there, all new files are written into a folder of their own and then
         moved to their places; until the last is in its place, that folder says that the model is half replaced, and
-        it is refused.
+        it is refused. ServerError where the place cannot be written.
 
-        Args:
-            folder: where to.
-            probes: texts to be stored with their scores; without, those that the model has.
-            beside: further files, by name.
-
-        Raises:
-            ServerError: the place cannot be written.
+        `probes`: texts to be stored with their scores; without, those that the model has. `beside`: further files.
         """
         target = folder if not folder.exists() else folder / SAVING
         with written(target) as place:
@@ -226,13 +216,8 @@ class RewardModel:
         """Write the folder with the adapter put into the weights, and several outputs into one; the model here is a
         plain one afterwards.
 
-        Args:
-            folder: where to.
-            objective_weights: what each objective counts; without, what it does already. A calibration that was made
-                with other weights is left out.
-
-        Raises:
-            InvalidConfig: an objective that the model has not, or one without a weight.
+        `objective_weights`: what each objective counts; without, what it does already. A calibration that was made with
+        other weights is left out. InvalidConfig for an objective that the model has not, or one without a weight.
         """
         own = self.network.objective_weights
         weights = settled_weights(objective_weights or own, tuple(own))

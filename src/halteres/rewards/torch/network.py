@@ -68,11 +68,8 @@ class LoraLinear(nn.Module):
 
 
 def attach_lora(model: nn.Module, settings: LoraSettings) -> None:
-    """Freeze the model but for its head, and give the targeted layers an adapter.
-
-    Raises:
-        InvalidConfig: no layer has such a name.
-    """
+    """Freeze the model but for its head, and give the targeted layers an adapter. InvalidConfig where no layer has such
+    a name."""
     model.requires_grad_(False)
     model.get_submodule(HEAD).requires_grad_(True)
     linear = {name: one for name, one in model.named_modules() if isinstance(one, nn.Linear)}
@@ -94,11 +91,8 @@ def attach_lora(model: nn.Module, settings: LoraSettings) -> None:
 
 
 def read_adapter_config(folder: Path) -> tuple[str, LoraSettings]:
-    """Where the base model lies, and the settings.
-
-    Raises:
-        InvalidData: not LoRA of a sequence classifier, or an option of PEFT's that is not read here.
-    """
+    """Where the base model lies, and the settings. InvalidData where it is not LoRA of a sequence classifier, or has an
+    option of PEFT's that is not read here."""
     config: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_text())
     odd = [name for name in _PEFT_OPTIONS if config.get(name)]
     if config.get("peft_type") != "LORA" or odd or config.get("bias", "none") != "none":
@@ -241,11 +235,7 @@ class ScoringNetwork:
         (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
     def load_weights(self, folder: Path) -> None:
-        """Put back what `save` wrote.
-
-        Raises:
-            InvalidData: it is of another model: a tensor is missing, too many, or of another shape.
-        """
+        """Put back what `save` wrote. InvalidData where it is of another model."""
         if self.lora is None:
             with _quiet():
                 model = _from_pretrained(folder, False, {}, tuple(self.objective_weights))
@@ -336,22 +326,19 @@ def open_network(
     arguments: Mapping[str, Any] | None = None,
     objective_weights: Mapping[str, float] | None = None,
 ) -> ScoringNetwork:
-    """Read the weights of a folder: a base model or a reward model, whole or as an adapter.
+    """Read the weights of a folder, in Hugging Face's format or PEFT's: a base model or a reward model.
 
     Args:
-        folder: in Hugging Face's format, or PEFT's.
+        folder: as above.
         padding: the token that pads.
         trained: it is a reward model already; a folder without a head is refused.
         lora_settings: train an adapter on it; a folder that is one goes on with its own.
         seed: of what is drawn: a new head, a new adapter.
-        device: where it computes.
-        trust_remote_code: run the folder's own Python code.
-        arguments: further arguments of `from_pretrained`.
+        device, trust_remote_code, arguments: where it computes; what `from_pretrained` is given.
         objective_weights: the objectives that it has an output for, with what each counts; none: it has one output.
 
     Raises:
-        NotFound: no model is there.
-        InvalidData: it has no head, or one of another number of outputs.
+        NotFound: no model is there. InvalidData: it has no head, or one of another number of outputs.
     """
     where = device_of(device)
     base, settings = folder, lora_settings

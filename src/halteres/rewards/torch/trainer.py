@@ -232,11 +232,7 @@ class RewardTrainer:
         return step, "finished"
 
     def evaluate(self) -> dict[str, float]:
-        """Loss and accuracy on the held-out rows, overall and by kind, as `eval_*`.
-
-        Raises:
-            InvalidConfig: there are none.
-        """
+        """Loss and accuracy on the held-out rows, overall and by kind, as `eval_*`; InvalidConfig without any."""
         if self._held_out is None:
             raise InvalidConfig("There is nothing to evaluate on.", next="Give an eval_dataset.")
         model, batch = self.model.network.model, self.args.per_device_eval_batch_size

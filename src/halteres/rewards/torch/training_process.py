@@ -47,12 +47,8 @@ def read_trainer_state(checkpoint: Path) -> dict[str, Any]:
 
 @contextmanager
 def alone_in(place: Path) -> Iterator[None]:
-    """The folder is there, can be written, and is this training's alone until the block ends, or its process.
-
-    Raises:
-        ServerError: it cannot be made, or not be written.
-        Conflict: another process trains into it.
-    """
+    """The folder is this training's alone until the block ends, or its process. ServerError where it cannot be written;
+    Conflict where another process trains into it."""
     try:
         place.mkdir(parents=True, exist_ok=True)
         if not os.access(place, os.W_OK):
