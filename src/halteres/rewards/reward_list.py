@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import msgspec
@@ -22,7 +22,7 @@ from halteres.rewards.functions import RewardFunction, Sample, columns_of
 from halteres.rewards.judges import PROMPTS, Judge, NoGrade
 from halteres.rewards.rubrics import read_rubric
 from halteres.rewards.scorer import Ensemble, LocalScorer, Scorer, open_scorer, places_of
-from halteres.scores import Scorable, Score
+from halteres.scores import Scorable
 
 T = TypeVar("T")
 
@@ -48,17 +48,13 @@ class GroupScores:
     failures: Mapping[str, HalteresError]  # component -> why it gave nothing at all
 
 
-class Source(Protocol):
+@dataclass(frozen=True, slots=True)
+class Source:
     """Where a component's values come from."""
 
-    @property
-    def digest(self) -> str:
-        """Of what decides the values beside the component's settings; empty: nothing does, or it cannot be told."""
-        ...
-
-    async def score(self, item: Any, samples: Sequence[Sample]) -> list[Value | None]:
-        """One value per sample."""
-        ...
+    score: Callable[[Any, Sequence[Sample]], Awaitable[list[Value | None]]]  # of a task: one value per sample
+    digest: str = ""  # of what decides the values beside the component's settings; empty: nothing does
+    models: Models | None = None  # whose digest counts instead, for it may change
 
 
 class RewardList:
@@ -72,7 +68,7 @@ class RewardList:
         self.specs, self.aggregation = tuple(specs), aggregation
         self._judges = {spec.name: Judge(spec.judge) for spec in specs if spec.judge is not None}
         self._sources = {spec.name: _source(spec, self._judges.get(spec.name)) for spec in specs}
-        self._models = [source for source in self._sources.values() if isinstance(source, _ModelScores)]
+        self._models = [one.models for one in self._sources.values() if one.models is not None]
         self._step: int | None = None
         self._beginning = asyncio.Lock()
 
@@ -82,9 +78,11 @@ class RewardList:
 
         Where a model lies does not count: a run that goes on has another address for it.
         """
-        components = [
-            [spec.model_dump(mode="json", exclude={"model"}), self._sources[spec.name].digest] for spec in self.specs
-        ]
+        components: list[list[Any]] = []
+        for spec in self.specs:
+            source = self._sources[spec.name]
+            digest = source.digest if source.models is None else source.models.digest
+            components.append([spec.model_dump(mode="json", exclude={"model"}), digest])
         return hashlib.sha256(json.dumps([self.aggregation, components]).encode()).hexdigest()[:12]
 
     async def score(
@@ -175,37 +173,47 @@ async def _score_turns(spec: RewardSpec, source: Source, item: Any, samples: Seq
 
 def _source(spec: RewardSpec, judge: Judge | None) -> Source:
     if spec.environment:
-        return _OwnScore()
+
+        async def own(item: Any, samples: Sequence[Sample]) -> list[Value | None]:
+            return [Value(total=sample.score) for sample in samples]
+
+        return Source(own)
     if spec.function is not None:
-        return _FunctionValues(spec.function)
+        function = RewardFunction(spec.function)
+
+        async def called(item: Any, samples: Sequence[Sample]) -> list[Value | None]:
+            return [None if one is None else Value(total=one) for one in await function(item, samples)]
+
+        return Source(called, function.digest)
     if spec.model is not None:
-        return _ModelScores(spec, places_of(spec.model))
+        models = Models(spec, places_of(spec.model))
+        return Source(models.score, models=models)
     if judge is None:
         raise InvalidConfig(f"The reward '{spec.name}' has no source.")
-    return _Comparisons(judge) if spec.is_relative else _Grades(judge, spec)
+    if spec.is_relative:
+
+        async def compared(item: Any, samples: Sequence[Sample]) -> list[Value | None]:
+            values = await judge.relative_values(samples)
+            if len(samples) > 1:  # one alone has nothing to be compared with
+                _check_graded(judge, values)
+            return [None if value is None else Value(total=value) for value in values]
+
+        return Source(compared, PROMPTS)
+    rubric = None if spec.rubric is None else read_rubric(spec.rubric)
+
+    async def graded(item: Any, samples: Sequence[Sample]) -> list[Value | None]:
+        own = columns_of(item).get(spec.rubric_column) if spec.rubric_column is not None else None
+        used = rubric if own is None else read_rubric(own)  # the task's own, where it has one
+        if used is None:
+            raise InvalidData(f"The task has no rubric in its field '{spec.rubric_column}'.")
+        grades = await _once_each(samples, lambda sample: judge.grade(used, sample))
+        _check_graded(judge, grades)
+        return [None if one is None else Value(total=one.score, parts=one.criteria) for one in grades]
+
+    return Source(graded, f"{PROMPTS}/{rubric.digest if rubric else ''}")
 
 
-class _OwnScore:
-    """The environment's own score."""
-
-    digest = ""
-
-    async def score(self, item: Any, samples: Sequence[Sample]) -> list[Value | None]:
-        return [Value(total=sample.score) for sample in samples]
-
-
-class _FunctionValues:
-    """A reward function."""
-
-    def __init__(self, name: str) -> None:
-        self._function = RewardFunction(name)
-        self.digest = self._function.digest
-
-    async def score(self, item: Any, samples: Sequence[Sample]) -> list[Value | None]:
-        return [None if one is None else Value(total=one) for one in await self._function(item, samples)]
-
-
-class _ModelScores:
+class Models:
     """A reward model, here or at an address, or an ensemble of several."""
 
     def __init__(self, spec: RewardSpec, places: Sequence[str]) -> None:
@@ -222,11 +230,17 @@ class _ModelScores:
         return "/".join(known) if len(known) == len(self._members) else ""
 
     async def score(self, item: Any, samples: Sequence[Sample]) -> list[Value | None]:
+        """One value per sample; beside a score its objectives' parts, and of an ensemble how far members are apart."""
         texts = [Scorable(prompt=sample.prompt, completion=sample.completion) for sample in samples]
         scores = await self._scorer.score(texts)
         if None in self._digests:
             await self.learn_digests(LOOK_S)  # who has just scored can tell
-        return [None if score is None else Value(total=score.value, parts=_parts(score)) for score in scores]
+        values: list[Value | None] = []
+        for score in scores:
+            beside = {} if score is None else {DISAGREEMENT: score.disagreement, OUT_OF_RANGE: score.out_of_range}
+            parts = {name: float(part) for name, part in beside.items() if part is not None}
+            values.append(None if score is None else Value(total=score.value, parts={**score.parts, **parts}))
+        return values
 
     async def learn_digests(self, within_s: float) -> None:
         """Ask which models these are; one that does not answer in time counts as the one it was."""
@@ -237,45 +251,6 @@ class _ModelScores:
         """Close the connections."""
         for scorer in self._members:
             await scorer.close()
-
-
-def _parts(score: Score) -> dict[str, float]:
-    """Its objectives' parts; of an ensemble how far its members are apart."""
-    beside = {DISAGREEMENT: score.disagreement, OUT_OF_RANGE: score.out_of_range}
-    return {**score.parts, **{name: float(part) for name, part in beside.items() if part is not None}}
-
-
-class _Grades:
-    """A judge's grades by a rubric, the task's own where it has one."""
-
-    def __init__(self, judge: Judge, spec: RewardSpec) -> None:
-        self._judge, self._column = judge, spec.rubric_column
-        self._rubric = None if spec.rubric is None else read_rubric(spec.rubric)
-        self.digest = f"{PROMPTS}/{self._rubric.digest if self._rubric else ''}"
-
-    async def score(self, item: Any, samples: Sequence[Sample]) -> list[Value | None]:
-        own = columns_of(item).get(self._column) if self._column is not None else None
-        rubric = self._rubric if own is None else read_rubric(own)
-        if rubric is None:
-            raise InvalidData(f"The task has no rubric in its field '{self._column}'.")
-        grades = await _once_each(samples, lambda sample: self._judge.grade(rubric, sample))
-        _check_graded(self._judge, grades)
-        return [None if one is None else Value(total=one.score, parts=one.criteria) for one in grades]
-
-
-class _Comparisons:
-    """A judge's view of a group's answers beside each other."""
-
-    digest = PROMPTS
-
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
-
-    async def score(self, item: Any, samples: Sequence[Sample]) -> list[Value | None]:
-        values = await self._judge.relative_values(samples)
-        if len(samples) > 1:  # one alone has nothing to be compared with
-            _check_graded(self._judge, values)
-        return [None if value is None else Value(total=value) for value in values]
 
 
 def _check_graded(judge: Judge, grades: Sequence[object | None]) -> None:
