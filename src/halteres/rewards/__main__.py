@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import uvicorn
 
@@ -21,8 +21,10 @@ from halteres.errors import HalteresError, InvalidConfig
 from halteres.loopback import HOST, Server, is_loopback, open_listener, url_of
 from halteres.process import begin, usable_cores
 from halteres.rewards.model_folder import Device, names_of
-from halteres.rewards.scorer import Model
 from halteres.rewards.server import PORT, create_app
+
+if TYPE_CHECKING:
+    from halteres.rewards.torch.model import RewardModel
 
 KEEP_ALIVE_S = 75
 """Longer than the clients': who closes first leaves the other a broken request."""
@@ -81,7 +83,7 @@ def _serve(given: argparse.Namespace) -> None:
         asyncio.run(Server(config).serve(sockets=[bound]))
 
 
-def load_models(given: argparse.Namespace) -> Mapping[str, Model]:
+def load_models(given: argparse.Namespace) -> Mapping[str, RewardModel]:
     """The models of the folders by name, loaded and hashed."""
     from halteres.rewards.torch.model import RewardModel
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Protocol, get_args
+from typing import TYPE_CHECKING, Protocol, get_args
 
 from halteres.clients.rewards import RewardClient
-from halteres.errors import InvalidConfig, InvalidData, unknown
-from halteres.rewards.model_folder import Calibration
+from halteres.errors import InvalidConfig, unknown
 from halteres.scores import Combination, Output, Scorable, Score, is_address
+
+if TYPE_CHECKING:
+    from halteres.rewards.torch.model import RewardModel
 
 
 class Scorer(Protocol):
@@ -35,38 +36,10 @@ class Scorer(Protocol):
         ...
 
 
-class Model(Protocol):
-    """A loaded reward model, as far as scores need it: `rewards.torch.model.RewardModel`, or a stand-in of a test."""
-
-    @property
-    def folder(self) -> Path | None:
-        """Where it was loaded from."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of its weights, template and calibration: equal digests give equal scores."""
-        ...
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What was assumed of a folder that says too little."""
-        ...
-
-    @property
-    def calibration(self) -> Calibration | None:
-        """None: it gives raw scores alone."""
-        ...
-
-    def score_each(self, texts: Sequence[Scorable]) -> list[Score | InvalidData]:
-        """Raw scores; in place of one that could not be made, why. A text that cannot be read spoils no other."""
-        ...
-
-
 class LocalScorer:
     """A `Scorer` by a reward model in this process: it computes in a thread, one call at a time."""
 
-    def __init__(self, model: Model, output: Output = "standardised") -> None:
+    def __init__(self, model: RewardModel, output: Output = "standardised") -> None:
         self.name = str(model.folder or "model")
         self._model, self._computing = model, asyncio.Lock()
         self._output: Output = output
@@ -151,7 +124,7 @@ class Ensemble:
         )
 
 
-def output_of(model: Model, output: Output) -> Output:
+def output_of(model: RewardModel, output: Output) -> Output:
     """The units in which a model's scores come where these are asked for: raw ones of a model without calibration.
     InvalidConfig where a probability is asked of such a model."""
     if model.calibration is None and output == "probability":
@@ -163,7 +136,7 @@ def output_of(model: Model, output: Output) -> Output:
     return output if model.calibration else "raw"
 
 
-def calibrated(model: Model, score: Score, output: Output) -> Score:
+def calibrated(model: RewardModel, score: Score, output: Output) -> Score:
     """A raw score in other units, as `output_of` says, and whether the calibration knows scores like it."""
     units, calibration = output_of(model, output), model.calibration
     if calibration is None:

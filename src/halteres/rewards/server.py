@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -30,8 +30,11 @@ from halteres.access_policy import AccessControl, AccessPolicy
 from halteres.errors import HalteresError, InvalidData, NotFound, ServerError, UserError, as_http, boundary, unknown
 from halteres.loopback import HOST, body_within
 from halteres.observe.prometheus import MEDIA_TYPE, Metric, text_of
-from halteres.rewards.scorer import Model, calibrated, output_of
+from halteres.rewards.scorer import calibrated, output_of
 from halteres.scores import Output, Scorable, Score, best_first
+
+if TYPE_CHECKING:
+    from halteres.rewards.torch.model import RewardModel
 
 PORT = 8002
 
@@ -116,7 +119,7 @@ class ScoringQueue:
     """One thread that scores, and those who wait for it, in the order they came. `work` runs for as long as the server
     does."""
 
-    models: Mapping[str, Model]
+    models: Mapping[str, RewardModel]
     num_waiting: int = 0  # texts, those being computed too
     # What was done since the start: texts, requests refused because of a full queue, tokens, computations.
     scored: int = 0
@@ -195,7 +198,7 @@ class ScoringQueue:
 
 
 def create_app(
-    models: Mapping[str, Model], *, address: str = HOST, key: str | None = None, allowed_hosts: Sequence[str] = ()
+    models: Mapping[str, RewardModel], *, address: str = HOST, key: str | None = None, allowed_hosts: Sequence[str] = ()
 ) -> Starlette:
     """The app over loaded models, of which the first answers where a request names none; its lifespan owns the queue.
 
@@ -234,7 +237,7 @@ def create_app(
 class RewardServer:
     """Loaded models behind HTTP."""
 
-    def __init__(self, models: Mapping[str, Model]) -> None:
+    def __init__(self, models: Mapping[str, RewardModel]) -> None:
         self.models, self.queue = models, ScoringQueue(models)
 
     async def score(self, request: Request) -> Response:
@@ -346,7 +349,7 @@ class RewardServer:
         scored = iter(await self.queue.score(name, readable) if readable else [])
         return [next(scored) if isinstance(text, Scorable) else text for text in texts]
 
-    def _model(self, request: Request, name: str | None) -> tuple[str, Model]:
+    def _model(self, request: Request, name: str | None) -> tuple[str, RewardModel]:
         name = name or str(request.path_params.get("model") or next(iter(self.models)))
         if name not in self.models:
             raise unknown(NotFound, "model", name, self.models)
@@ -427,7 +430,7 @@ def _scorable(item: Any) -> Scorable | UserError:
     )
 
 
-def _answer(model: Model, result: Score, output: Output) -> dict[str, Any]:
+def _answer(model: RewardModel, result: Score, output: Output) -> dict[str, Any]:
     score = calibrated(model, result, output)
     return {
         "score": score.value,

@@ -9,9 +9,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
 
-from halteres.clients.trajectories import TrainerRegistration
+from halteres.clients.trajectories import TrainerClient, TrainerRegistration
 from halteres.config.settings import Settings
 from halteres.errors import InvalidConfig, NotReady
 from halteres.training.failures import BatchNotOurs, NoExperience
@@ -35,28 +34,12 @@ REGISTER_S = 60.0
 """How long the trajectory server may take to come up."""
 
 
-class TrajectoryClient(Protocol):
-    """The trainer's calls to the trajectory server (`clients.trajectories.TrainerClient`)."""
-
-    def register(self, registration: TrainerRegistration, /) -> Any:
-        """Begin, or re-attach to, a run. NotReady where nobody answers."""
-        ...
-
-    def batch(self, policy_version: int, /, *, deadline_s: float) -> Batch | None:
-        """The next batch. NotReady, with the server's reason, where none comes in time."""
-        ...
-
-    def diagnostics(self) -> dict[str, Any]:
-        """What the server has; `groups_accepted` counts every group of the run."""
-        ...
-
-
 class Trajectories:
     """Batches of the trajectory server, one per step."""
 
     def __init__(
         self,
-        client: TrajectoryClient,
+        client: TrainerClient,
         registration: TrainerRegistration,
         stopping: Stopping,
         patience_s: float = PATIENCE_S,
