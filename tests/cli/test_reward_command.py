@@ -15,8 +15,7 @@ from typer.testing import CliRunner, Result
 from halteres.cli.main import app
 from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotFound
 from halteres.models import builtin_path
-from halteres.rewards.training_plan import forecast, read_plan
-from halteres.rewards.training_run import TrainingRun
+from halteres.rewards.training_plan import TrainingRun, forecast, read_plan
 from halteres.runs.starting.reward_training import RewardStart
 
 HELD_OUT = "halteres/arithmetic-pairs:held_out"

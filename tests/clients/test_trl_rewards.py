@@ -113,10 +113,10 @@ def test_loss_and_gradients_are_trls(trl: Any, untrained: RewardModel, tmp_path:
     rows, coefficient = LOSSES[name]
     config = RewardConfig(output_dir=str(tmp_path), center_rewards_coefficient=coefficient, share_prefixes=share)
     one = RewardTrainer(untrained.folder, config, train_dataset=rows)
-    network, examples = one.model.network, one._train.examples
+    network, examples = one.model.network, one._train
     assert any(len(example.rows) == 1 for example in examples) == share
     scores = network.scores([row for example in examples for row in example.rows])
-    loss = comparison_loss(scores, [example.ranked for example in examples], one._loss) / len(examples)
+    loss = comparison_loss(scores, [example.comparison for example in examples], one.args) / len(examples)
     loss.backward()
     assert loss.item() == pytest.approx(trl["losses"][name], abs=1e-6)
     with np.load(trl["folder"] / f"{name}.npz") as theirs:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from halteres.cli.main import app
 from halteres.rewards.preferences import read_preferences
-from halteres.rewards.training_config import preset_for
+from halteres.rewards.training_plan import preset_for
 
 pytestmark = pytest.mark.runs
 

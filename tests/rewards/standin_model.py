@@ -16,20 +16,11 @@ from starlette.types import ASGIApp
 
 from halteres.errors import InvalidData
 from halteres.loopback import Server, open_listener, url_of
-from halteres.scores import Output, Scorable, Score
+from halteres.rewards.model_folder import Calibration
+from halteres.scores import Scorable, Score
 
-
-@dataclass(frozen=True)
-class Halved:
-    """A calibration: half of the raw score."""
-
-    temperature: float = 2.0
-
-    def apply(self, raw: float, output: Output) -> float:
-        return {"raw": raw, "standardised": raw / 2, "probability": 1 / (1 + raw)}[output]
-
-    def covers(self, raw: float) -> bool:
-        return raw <= 20
+HALVED = Calibration(temperature=2.0, scale=2.0, quantiles={"1.0": 20.0})
+"""Standardised, it is half of the raw score."""
 
 
 @dataclass
@@ -37,7 +28,7 @@ class StandIn:
     """See above. `gate` holds every computation until it is set; `computed` tells how many texts each one had."""
 
     folder: Path | None = None
-    calibration: Halved | None = field(default_factory=Halved)
+    calibration: Calibration | None = HALVED
     digest: str = "sha256:0"
     notes: tuple[str, ...] = ()
     gate: threading.Event = field(default_factory=threading.Event)

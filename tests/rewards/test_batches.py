@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from halteres.rewards.batches import epoch_batches, forward_parts
+from halteres.rewards.torch.batches import epoch_batches, forward_parts
 
 _DRAWN = random.Random(0)
 LENGTHS = [_DRAWN.randint(5, 300) for _ in range(203)]

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from halteres.errors import InvalidData
-from halteres.rewards.calibration import Calibration, fit_calibration
 from halteres.rewards.evaluation import Scored, calibration_of
+from halteres.rewards.metrics import fit_calibration
+from halteres.rewards.model_folder import Calibration
 from halteres.rewards.preferences import Comparison
 from halteres.scores import Output, Score
 

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from halteres.errors import InvalidData
-from halteres.rewards.benchmarks import read_rewardbench
 from halteres.rewards.evaluation import PROBED, TEXTS_AT_ONCE, evaluate
-from halteres.rewards.preferences import read_preferences
-from halteres.rewards.reward_file import RewardFile
+from halteres.rewards.model_folder import RewardFile
+from halteres.rewards.preferences import read_preferences, read_rewardbench
 from halteres.rewards.scorer import Ensemble
 from halteres.rewards.template import ScoringTemplate
 from halteres.scores import Scorable, Score

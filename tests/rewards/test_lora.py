@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from halteres.errors import InvalidConfig, InvalidData
 from halteres.models import TINY
 from halteres.rewards import RewardConfig, RewardModel, RewardTrainer
-from halteres.rewards.training_config import LoraSettings
+from halteres.rewards.training_plan import LoraSettings
 
 from .torch_scenes import sums
 

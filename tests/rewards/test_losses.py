@@ -9,15 +9,23 @@ import numpy as np
 import pytest
 import torch
 
-from halteres.rewards.torch.losses import LossSettings, RankedTexts, comparison_loss, plackett_luce
+from halteres.rewards import RewardConfig
+from halteres.rewards.preferences import Comparison
+from halteres.rewards.torch.losses import comparison_loss, plackett_luce
 
 Formula = Any
+
+
+def ranked(ranks: tuple[int, ...], **more: float) -> Comparison:
+    return Comparison(completions=("",) * len(ranks), ranks=ranks, **more)  # type: ignore[arg-type]
+
+
 BATCH = (
-    RankedTexts(ranks=(0, 1), margin=0.5, weight=2.0),
-    RankedTexts(ranks=(1, 0), weight=0.5),
-    RankedTexts(ranks=(2, 0, 1, 3), weight=1.5),
-    RankedTexts(ranks=(0, 0)),
-    RankedTexts(ranks=(0, 1, 1, 2), weight=0.25),
+    ranked((0, 1), margin=0.5, weight=2.0),
+    ranked((1, 0), weight=0.5),
+    ranked((2, 0, 1, 3), weight=1.5),
+    ranked((0, 0)),
+    ranked((0, 1, 1, 2), weight=0.25),
 )
 SCORES = np.random.default_rng(0).normal(0, 2, sum(len(one.ranks) for one in BATCH))
 
@@ -26,7 +34,7 @@ def log_s(x: float) -> float:
     return -np.logaddexp(0.0, -x)
 
 
-def reference(scores: np.ndarray, settings: LossSettings, threshold: float | None = None) -> float:
+def reference(scores: np.ndarray, settings: RewardConfig, threshold: float | None = None) -> float:
     """The formulas as they stand in the specification, pair by pair."""
     total, start, e = 0.0, 0, settings.label_smoothing
     for one in BATCH:
@@ -60,13 +68,13 @@ def gradient(function: Formula, at: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     "settings",
     [
-        LossSettings(),
-        LossSettings(label_smoothing=0.1),
-        LossSettings(center_rewards_coefficient=0.01),
-        LossSettings(tie_policy="drop", label_smoothing=0.05, center_rewards_coefficient=0.1),
+        RewardConfig(),
+        RewardConfig(label_smoothing=0.1),
+        RewardConfig(center_rewards_coefficient=0.01),
+        RewardConfig(tie_policy="drop", label_smoothing=0.05, center_rewards_coefficient=0.1),
     ],
 )
-def test_the_pair_loss_is_its_formula(settings: LossSettings) -> None:
+def test_the_pair_loss_is_its_formula(settings: RewardConfig) -> None:
     """Margin, weights, smoothing, centring, all pairs of a ranking over their number, ties at 1/2 or dropped."""
     scores = torch.tensor(SCORES, dtype=torch.float64, requires_grad=True)
     loss = comparison_loss(scores, BATCH, settings)
@@ -80,7 +88,7 @@ def test_the_pair_loss_is_its_formula(settings: LossSettings) -> None:
 
 @pytest.mark.parametrize("value", [0.05, 0.7, 3.0])
 def test_rao_kupper_learns_how_close_a_tie_is(value: float) -> None:
-    settings = LossSettings(tie_policy="rao_kupper")
+    settings = RewardConfig(tie_policy="rao_kupper")
     scores = torch.tensor(SCORES, dtype=torch.float64, requires_grad=True)
     threshold = torch.tensor(value, dtype=torch.float64, requires_grad=True)
     loss = comparison_loss(scores, BATCH, settings, threshold)
@@ -101,18 +109,18 @@ def test_plackett_luce_is_the_chance_of_the_order() -> None:
 @pytest.mark.parametrize("ranks", [(0, 1), (1, 0), (0, 0)])
 def test_plackett_luce_of_two_is_the_pair_loss(ranks: tuple[int, ...]) -> None:
     scores = torch.tensor([0.4, -0.9], dtype=torch.float64)
-    pair = comparison_loss(scores, [RankedTexts(ranks=ranks)], LossSettings())
+    pair = comparison_loss(scores, [ranked(ranks)], RewardConfig())
     assert plackett_luce(scores, ranks).item() == pytest.approx(pair.item(), rel=1e-6)
 
 
 def test_rankings_are_scored_by_plackett_luce_where_asked_and_pairs_as_ever() -> None:
-    settings = LossSettings(listwise_loss="plackett_luce")
+    settings = RewardConfig(listwise_loss="plackett_luce")
     scores = torch.tensor(SCORES, dtype=torch.float64)
     parts = scores.split([len(one.ranks) for one in BATCH])
     expected = sum(
         one.weight * plackett_luce(part, one.ranks).item()
         if len(one.ranks) > 2
-        else comparison_loss(part, [one], LossSettings()).item()
+        else comparison_loss(part, [one], RewardConfig()).item()
         for part, one in zip(parts, BATCH, strict=True)
     )
     assert comparison_loss(scores, BATCH, settings).item() == pytest.approx(expected, rel=1e-6)
@@ -120,9 +128,9 @@ def test_rankings_are_scored_by_plackett_luce_where_asked_and_pairs_as_ever() ->
 
 def test_far_leads_give_finite_losses_and_gradients() -> None:
     scores = torch.tensor([400.0, -400.0, -400.0, 400.0], requires_grad=True)
-    ranked = [RankedTexts(ranks=(0, 1)), RankedTexts(ranks=(0, 0))]
+    rows = [ranked((0, 1)), ranked((0, 0))]
     for threshold in (None, torch.tensor(1e-3)):
-        loss = comparison_loss(scores, ranked, LossSettings(tie_policy="rao_kupper"), threshold)
+        loss = comparison_loss(scores, rows, RewardConfig(tie_policy="rao_kupper"), threshold)
         loss.backward()
         assert torch.isfinite(loss)
         assert scores.grad is not None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from halteres.rewards import metrics
-from halteres.rewards.metrics import TieScores
+from halteres.rewards.metrics import TieScores, tie_subset
 
 
 def test_accuracy_is_strict_and_half_credit_stands_beside_it() -> None:
@@ -95,7 +95,7 @@ def test_the_ties_subset_follows_its_formula() -> None:
         "a": TieScores(correct=[4.0, 3.5], wrong=[1.5, 0.0]),  # gap 2, spread 0.5
         "b": TieScores(correct=[4.0, 2.0], wrong=[1.0]),  # gap 1, spread 2
     }
-    found = metrics.tie_subset(ref, tied)
+    found = tie_subset(ref, tied)
     excess = (math.tanh(2 / 0.5 - 1) + math.tanh(-1 / 2 - 1)) / 2
     assert (found.accuracy_tied, found.accuracy_ref) == (1.0, 0.5)
     assert (found.gap_over_spread, found.both_gaps_over_spread) == (0.5, 0.5)
@@ -105,4 +105,4 @@ def test_the_ties_subset_follows_its_formula() -> None:
 
 def test_answers_without_any_spread_have_the_sign_of_their_gap() -> None:
     same = {"a": TieScores(correct=[1.0, 1.0], wrong=[0.0])}
-    assert metrics.tie_subset(same, same).mean_excess == 1.0
+    assert tie_subset(same, same).mean_excess == 1.0

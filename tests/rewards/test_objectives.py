@@ -16,13 +16,11 @@ from halteres.clients.rewards import RewardClient
 from halteres.errors import InvalidConfig, InvalidData
 from halteres.models import TINY
 from halteres.rewards import RewardConfig, RewardModel, RewardTrainer, report
-from halteres.rewards.calibration import Calibration
 from halteres.rewards.components import RewardSpec
 from halteres.rewards.evaluation import evaluate
 from halteres.rewards.functions import Sample
-from halteres.rewards.model_folder import read_model_folder
+from halteres.rewards.model_folder import Calibration, read_model_folder, read_reward_file, write_reward_file
 from halteres.rewards.preferences import Preferences, read_preferences
-from halteres.rewards.reward_file import read_reward_file, write_reward_file
 from halteres.rewards.reward_list import RewardList
 from halteres.rewards.scorer import LocalScorer
 from halteres.rewards.server import create_app

@@ -16,11 +16,10 @@ from halteres.rewards import RewardConfig, RewardModel, RewardTrainer, report
 from halteres.rewards.components import RewardSpec
 from halteres.rewards.evaluation import evaluate
 from halteres.rewards.functions import Sample
-from halteres.rewards.preferences import Preferences, read_preferences
+from halteres.rewards.preferences import Comparison, Preferences, read_preferences
 from halteres.rewards.reward_list import RewardList
 from halteres.rewards.scorer import LocalScorer
-from halteres.rewards.torch.losses import LossSettings, RankedTexts, comparison_loss
-from halteres.rewards.torch.model import rows_of
+from halteres.rewards.torch.losses import comparison_loss
 from rewards.scorers import Scripted
 
 from .torch_scenes import random_network
@@ -115,9 +114,12 @@ def test_labels_that_are_all_alike_are_warned_of() -> None:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_is_the_mean_cross_entropy_of_a_rows_states(smoothing: float) -> None:
-    rows = [RankedTexts(ranks=(0, 0, 0), labels=(True, False, True), weight=2.0), RankedTexts(ranks=(0, 1))]
+    rows = [
+        Comparison(completions=("",) * 3, ranks=(0, 0, 0), labels=(True, False, True), weight=2.0),
+        Comparison(completions=("",) * 2, ranks=(0, 1)),
+    ]
     scores = np.array([0.5, 2.0, -1.5, 1.0, 0.25])
-    settings = LossSettings(label_smoothing=smoothing, tie_policy="drop")
+    settings = RewardConfig(label_smoothing=smoothing, tie_policy="drop")
     chances = 1 / (1 + np.exp(-scores[:3]))
     targets = np.array([1.0, 0.0, 1.0]) * (1 - 2 * smoothing) + smoothing
     states = 2.0 * np.mean(-targets * np.log(chances) - (1 - targets) * np.log(1 - chances))
@@ -206,5 +208,5 @@ async def test_the_turns_of_an_episode_are_scored_in_one_pass(
 def test_a_model_that_takes_no_mask_computes_states_without_tails_in_one_pass() -> None:
     network = random_network("mistral", sliding_window=8)
     whole = tuple(range(1, 25))
-    assert len(rows_of([whole[:9], whole[:16], whole], network, 64)) == 1
-    assert len(rows_of([(*whole[:9], 90), whole], network, 64)) == 2
+    assert len(network.rows_of([whole[:9], whole[:16], whole], 64)) == 1
+    assert len(network.rows_of([(*whole[:9], 90), whole], 64)) == 2

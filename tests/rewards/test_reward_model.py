@@ -14,9 +14,14 @@ from safetensors.torch import load_file, save_file
 from halteres.errors import InvalidConfig, InvalidData, NotFound
 from halteres.models import TINY
 from halteres.rewards import RewardConfig, RewardModel, RewardTrainer
-from halteres.rewards.calibration import Calibration
-from halteres.rewards.model_folder import read_model_folder
-from halteres.rewards.reward_file import SAVING, RewardFile, read_reward_file, write_reward_file
+from halteres.rewards.model_folder import (
+    SAVING,
+    Calibration,
+    RewardFile,
+    read_model_folder,
+    read_reward_file,
+    write_reward_file,
+)
 from halteres.scores import REWARD_FILE, Scorable
 
 from .torch_scenes import sums, tiny

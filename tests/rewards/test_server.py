@@ -12,12 +12,12 @@ import pytest
 
 from halteres.clients.rewards import RewardClient, score
 from halteres.errors import InvalidData, NotFound, NotReady
-from halteres.rewards import __main__, scoring_queue
+from halteres.rewards import __main__, server
 from halteres.rewards.scorer import LocalScorer, open_scorer, score_once
 from halteres.rewards.server import MOST_ITEMS, create_app
 from halteres.scores import Scorable, Score
 
-from .standin_model import Halved, StandIn, listening
+from .standin_model import HALVED, StandIn, listening
 
 KEY = "tml-key"
 
@@ -250,7 +250,7 @@ async def test_requests_that_come_together_are_computed_together(client: RewardC
 async def test_a_full_queue_refuses_with_when_to_come_again_and_the_client_comes_again(
     url: str, client: RewardClient, model: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scoring_queue, "MOST_WAITING", 2)
+    monkeypatch.setattr(server, "MOST_WAITING", 2)
     model.gate.clear()
     first = asyncio.create_task(client.score([Scorable(completion="a")] * 2))
     await asyncio.to_thread(model.inside.wait, 10)
@@ -321,4 +321,4 @@ async def test_the_client_says_what_was_refused_and_gives_up_at_its_deadline(url
 async def test_a_model_in_this_process_scores_as_a_served_one_does(client: RewardClient, model: StandIn) -> None:
     texts = [Scorable(completion="ab"), Scorable(prompt="p", completion="unreadable"), Scorable(completion="c")]
     assert await LocalScorer(model).score(texts) == await client.score(texts)
-    assert model.calibration == Halved()
+    assert model.calibration == HALVED

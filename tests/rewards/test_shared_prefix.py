@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
+from halteres.rewards.torch.batches import shared_length, shared_row, sharing_pays, single_row
 from halteres.rewards.torch.network import PART_TOKENS
-from halteres.rewards.torch.shared_prefix import shared_length, shared_row, sharing_pays, single_row
 
 from .torch_scenes import random_network
 

@@ -23,7 +23,7 @@ from halteres.rewards import RewardConfig, RewardModel, RewardTrainer
 from halteres.rewards.preferences import Comparison, Preferences
 from halteres.rewards.torch.__main__ import RunFiles
 from halteres.rewards.torch.trainer import LossNotFinite, TrainingResult
-from halteres.rewards.torch.training_folder import TRAINER_STATE, checkpoints
+from halteres.rewards.torch.training_process import TRAINER_STATE, checkpoints
 from halteres.scores import REWARD_FILE
 
 from .torch_scenes import sums, tiny

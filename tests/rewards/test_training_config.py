@@ -6,7 +6,7 @@ import pytest
 
 from halteres.errors import InvalidConfig
 from halteres.rewards import RewardConfig
-from halteres.rewards.training_config import LoraSettings
+from halteres.rewards.training_plan import LoraSettings
 
 
 def test_an_unknown_name_is_an_error_with_the_nearest() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from halteres.errors import HalteresError
 from halteres.models import builtin_path
-from halteres.rewards.reward_file import RewardFile, write_reward_file
+from halteres.rewards.model_folder import RewardFile, write_reward_file
 from halteres.rewards.template import ScoringTemplate
 from halteres.rewards.training_plan import Forecast, forecast, read_plan
 

@@ -10,7 +10,7 @@ import pytest
 
 from halteres.clients.trajectories import TrainerRegistration
 from halteres.errors import NotReady
-from halteres.training.experience import GROUP_S, SEEN_S, Patience, Sighted, Trajectories
+from halteres.training.experience import GROUP_S, SEEN_S, BatchWait, SignsOfLife, Trajectories
 from halteres.training.failures import BatchNotOurs, NoExperience
 from halteres.training.stopping import StopRequest
 from halteres.types import Batch
@@ -77,21 +77,21 @@ async def test_a_wait_without_any_new_group_ends_with_the_servers_reason(tmp_pat
 def test_progress_renews_the_patience() -> None:
     times = iter([0.0, 9.0, 18.0, 27.0, 36.9, 37.0])
     nothing = NotReady("No batch.", "Too few sequences.")
-    patience = Patience(10.0, clock=lambda: next(times))
+    patience = BatchWait(10.0, clock=lambda: next(times))
     for accepted in (1, 2, 3, 3):
-        patience.spend(Sighted(num_accepted=accepted), nothing)
+        patience.check(SignsOfLife(num_accepted=accepted), nothing)
     with pytest.raises(NoExperience, match="Too few sequences"):
-        patience.spend(Sighted(num_accepted=3), nothing)
+        patience.check(SignsOfLife(num_accepted=3), nothing)
 
 
 def test_a_living_environment_renews_the_patience_for_half_an_hour_at_most() -> None:
     """One group of a large model may take longer than the patience with an environment that is gone."""
     times = iter([0.0, 130.0, 260.0, GROUP_S - 1, GROUP_S])
-    patience = Patience(120.0, clock=lambda: next(times))
+    patience = BatchWait(120.0, clock=lambda: next(times))
     for _ in range(3):
-        patience.spend(Sighted(num_accepted=0, alive=True), NotReady("No batch."))
+        patience.check(SignsOfLife(num_accepted=0, alive=True), NotReady("No batch."))
     with pytest.raises(NoExperience, match=r"for 1800 s.* An environment is alive, but its rollouts do not end"):
-        patience.spend(Sighted(num_accepted=0, alive=True), NotReady("No batch."))
+        patience.check(SignsOfLife(num_accepted=0, alive=True), NotReady("No batch."))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ async def test_an_environment_lives_while_the_server_hears_of_it(
             return {**super().diagnostics(), "environments": environments}
 
     source = Trajectories(Watching(lambda _: None), REGISTRATION, stopping(tmp_path))
-    assert await source._sighted() == Sighted(num_accepted=0, alive=alive)
+    assert await source._signs_of_life() == SignsOfLife(num_accepted=0, alive=alive)
 
 
 async def test_a_server_that_is_away_for_a_while_costs_patience_and_no_more(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading import failures
-from halteres.training.__main__ import leave_word
+from halteres.training.__main__ import write_failure
 from halteres.training.failures import LossNotFinite
 from halteres.training.folder import RunFolder
 
@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "control").mkdir()
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "trainer.log").write_text("error: The last line of the log.\n")
-    leave_word(RunFolder(tmp_path), SPOILT)
+    write_failure(RunFolder(tmp_path), SPOILT)
     return tmp_path
 
 

@@ -25,8 +25,7 @@ from halteres.training.failures import LossNotFinite, NoExperience
 from halteres.training.folder import RunFolder
 from halteres.training.learner import Pass, SentCall
 from halteres.training.loop import close, keep, open_to_environments, train
-from halteres.training.report import Report
-from halteres.training.rollouts import Rollouts
+from halteres.training.report import Report, Rollouts
 from halteres.types import CONTEXT_LOGPROB, Batch, Group
 
 from .standins import REGISTRATION, FakePolicy, FakeServer, batch, stopping

@@ -158,18 +158,16 @@ def eval_(
     import asyncio
 
     from halteres.rewards import report
-    from halteres.rewards.benchmarks import read_rewardbench
-    from halteres.rewards.evaluation import evaluate
-    from halteres.rewards.judge_evaluation import SUFFIXES, evaluate_judge, read_judge
-    from halteres.rewards.preferences import read_preferences
-    from halteres.rewards.reward_file import read_reward_file
+    from halteres.rewards.evaluation import JUDGE_SUFFIXES, evaluate, evaluate_judge, read_judge
+    from halteres.rewards.model_folder import read_reward_file
+    from halteres.rewards.preferences import read_preferences, read_rewardbench
     from halteres.rewards.scorer import comparable_units, open_scorer
 
     rows = read_rewardbench(data) if format == "rewardbench" else read_preferences(data, on_identical=on_identical)
     stored = read_reward_file(Path(model)) if Path(model).is_dir() else None
 
     async def measured() -> Evaluation:
-        if Path(model).suffix in SUFFIXES and not Path(model).is_dir():
+        if Path(model).suffix in JUDGE_SUFFIXES and not Path(model).is_dir():
             return await evaluate_judge(read_judge(Path(model)), rows)
         scorer = open_scorer(model, output=comparable_units(model), combination=combination)
         try:
@@ -211,8 +209,8 @@ def calibrate(
 
     from halteres.rewards import RewardModel
     from halteres.rewards.evaluation import calibration_of, score_comparisons
+    from halteres.rewards.model_folder import RewardFile, read_reward_file, write_reward_file
     from halteres.rewards.preferences import read_preferences
-    from halteres.rewards.reward_file import RewardFile, read_reward_file, write_reward_file
     from halteres.rewards.scorer import LocalScorer
 
     rows = read_preferences(data, on_identical=on_identical)
@@ -309,8 +307,7 @@ def export(
     transformers, TRL, vLLM."""
     from halteres.errors import Conflict
     from halteres.rewards import RewardModel
-    from halteres.rewards.training_config import RewardConfig
-    from halteres.rewards.training_plan import parse_settings
+    from halteres.rewards.training_plan import RewardConfig, parse_settings
 
     if out.exists() and any(out.iterdir()):
         raise Conflict(f"The folder {out} is not empty.", next="Name a new one.")

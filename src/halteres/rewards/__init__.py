@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from halteres.rewards.torch.model import RewardModel
     from halteres.rewards.torch.trainer import RewardTrainer
-    from halteres.rewards.training_config import RewardConfig
+    from halteres.rewards.training_plan import RewardConfig
 
 __all__ = ["RewardConfig", "RewardModel", "RewardTrainer"]
 
 _PLACES = {
-    "RewardConfig": "halteres.rewards.training_config",
+    "RewardConfig": "halteres.rewards.training_plan",
     "RewardModel": "halteres.rewards.torch.model",
     "RewardTrainer": "halteres.rewards.torch.trainer",
 }

@@ -1,7 +1,6 @@
 """The reward server's process: `python -m halteres.rewards DIR...`, `halteres reward serve`.
 
-Owns: its arguments and exit codes; who may talk to it.
-Never: answers before its models are loaded; who connects earlier waits.
+It answers when its models are loaded; a client that connects earlier waits.
 """
 
 from __future__ import annotations
@@ -10,11 +9,10 @@ import argparse
 import asyncio
 import logging
 import signal
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import uvicorn
 
@@ -23,8 +21,10 @@ from halteres.errors import HalteresError, InvalidConfig
 from halteres.loopback import HOST, Server, is_loopback, open_listener, url_of
 from halteres.process import begin, usable_cores
 from halteres.rewards.model_folder import Device, names_of
-from halteres.rewards.scorer import Model
 from halteres.rewards.server import PORT, create_app
+
+if TYPE_CHECKING:
+    from halteres.rewards.torch.model import RewardModel
 
 KEEP_ALIVE_S = 75
 """Longer than the clients': who closes first leaves the other a broken request."""
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     environ.stay_offline()
     begin("reward", torch=True, threads=given.threads or environ.threads() or max(1, usable_cores() - 1))
     try:
-        _run(given)
+        _serve(given)
     except HalteresError as error:
         sys.stderr.write(f"error: {error.sentence}\n")
         return 1
@@ -50,11 +50,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _run(given: argparse.Namespace) -> None:
-    key = _key(given.key_file)
-    with _listener(given, key) as bound:
+def _serve(given: argparse.Namespace) -> None:
+    key = environ.reward_key() if given.key_file is None else _read_key(given.key_file)
+    try:  # beyond the loopback only with a key
+        bound = open_listener(given.port, given.listen_fd, host=given.host, beyond=key is not None or given.insecure)
+    except InvalidConfig as error:
+        advice = f"Give it a key (--key-file FILE, or {environ.REWARD_KEY}), or say --insecure."
+        raise InvalidConfig(error.what, error.why, error.next or advice) from error
+    with bound:
         address = bound.getsockname()[0]
-        _warn(address, key)
+        if not is_loopback(address) and key is None:
+            log.warning("Whoever reaches this address can have texts scored: there is no key.")
+        elif not is_loopback(address):
+            advice = "let a proxy end TLS before it, or stay in a safe network."
+            log.warning("Key and texts are readable on the way: %s", advice)
         models = load_models(given)
         app = create_app(models, address=address, key=key, allowed_hosts=[name.lower() for name in given.allow_host])
         config = uvicorn.Config(
@@ -74,7 +83,7 @@ def _run(given: argparse.Namespace) -> None:
         asyncio.run(Server(config).serve(sockets=[bound]))
 
 
-def load_models(given: argparse.Namespace) -> Mapping[str, Model]:
+def load_models(given: argparse.Namespace) -> Mapping[str, RewardModel]:
     """The models of the folders by name, loaded and hashed."""
     from halteres.rewards.torch.model import RewardModel
 
@@ -87,32 +96,12 @@ def load_models(given: argparse.Namespace) -> Mapping[str, Model]:
     return models
 
 
-def _key(file: Path | None) -> str | None:
-    if file is None:
-        return environ.reward_key()
+def _read_key(file: Path) -> str:
     try:
         return file.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "It is no text"
         raise InvalidConfig(f"The key's file {file} cannot be read.", f"{why}.") from error
-
-
-def _listener(given: argparse.Namespace, key: str | None) -> socket.socket:
-    """Beyond the loopback only with a key."""
-    try:
-        return open_listener(given.port, given.listen_fd, host=given.host, beyond=key is not None or given.insecure)
-    except InvalidConfig as error:
-        advice = f"Give it a key (--key-file FILE, or {environ.REWARD_KEY}), or say --insecure."
-        raise InvalidConfig(error.what, error.why, error.next or advice) from error
-
-
-def _warn(address: str, key: str | None) -> None:
-    if is_loopback(address):
-        return
-    if key is None:
-        log.warning("Whoever reaches this address can have texts scored: there is no key.")
-    else:
-        log.warning("Key and texts are readable on the way: let a proxy end TLS before it, or stay in a safe network.")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -128,13 +117,8 @@ def parser() -> argparse.ArgumentParser:
     add("--allow-host", action="append", default=[], metavar="NAME", help="a DNS name of this server; may be repeated")
     add("--device", choices=get_args(Device), default="auto", help="auto: a GPU where there is one [%(default)s]")
     add("--threads", type=int, help="that compute; default: HALTERES_THREADS, or cores - 1, at least 1")
-    add(
-        "--max-tokens-per-forward",
-        type=int,
-        default=8192,
-        metavar="N",
-        help="of one forward pass, padding included: bounds the memory [%(default)s]",
-    )
+    bound = "of one forward pass, padding included: bounds the memory [%(default)s]"
+    add("--max-tokens-per-forward", type=int, default=8192, metavar="N", help=bound)
     return made
 
 

@@ -1,8 +1,4 @@
-"""Checks of what gives rewards, before a policy learns to exploit it: rubrics read, verifiers tried on odd answers.
-
-Owns: the odd answers, what a verifier may not pay, the signs of a criterion that asks for two things.
-Never: asks a judge, runs an environment (`halteres reward check` does, in a process of its own).
-"""
+"""Checks of what gives rewards, before a policy learns to exploit it: rubrics read, verifiers tried on odd answers."""
 
 from __future__ import annotations
 
@@ -14,14 +10,14 @@ from typing import Any
 
 from halteres.errors import HalteresError
 from halteres.rewards.functions import RewardFunction, Sample
-from halteres.rewards.rubrics import Criterion, Rubric
+from halteres.rewards.rubrics import Rubric
 
 ALLOWED = ("boxless",)
 """An odd answer that may be paid: the right one in another form."""
 
 _TWO_THINGS = re.compile(r"\b(?:and(?!/or)|as well as)\b|[;&]|\?.*\?", re.IGNORECASE | re.DOTALL)
-_BETTER = ("yes", "good", "right", "correct", "complete", "excellent", "always", "fully", "true", "high")
-_WORSE = ("no", "not", "bad", "wrong", "incorrect", "incomplete", "poor", "never", "false", "low", "none", "missing")
+_BETTER = {"yes", "good", "right", "correct", "complete", "excellent", "always", "fully", "true", "high"}
+_WORSE = {"no", "not", "bad", "wrong", "incorrect", "incomplete", "poor", "never", "false", "low", "none", "missing"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +47,21 @@ def odd_answers(prompt: str, reference: str = "") -> dict[str, str]:
 
 def check_rubric(rubric: Rubric) -> list[Finding]:
     """Criteria that ask for two things at once, whose choices run from best to worst, or of which one decides alone."""
-    found = [finding for criterion in rubric.criteria for finding in _check_criterion(criterion)]
-    whole = sum(criterion.weight for criterion in rubric.criteria)
-    for criterion in rubric.criteria:
-        if len(rubric.criteria) > 2 and criterion.weight > 0.8 * whole:
-            share = f"It has {criterion.weight / whole:.0%} of the weight: the others hardly count."
-            found.append(Finding(code="unequal_weights", subject=criterion.name, why=share))
+    found: list[Finding] = []
+    for one in rubric.criteria:
+        if (two := _TWO_THINGS.search(one.text)) is not None:
+            sign = "? … ?" if two.group().startswith("?") else two.group()
+            why = f"'{sign}' joins two questions, to which one grade cannot do justice: split it."
+            found.append(Finding(code="compound_criterion", subject=one.name, why=why))
+        levels = [level for choice in one.choices if (level := _level(choice))]
+        if any(first > second for first, second in pairwise(levels)):
+            why = f"Choices run from worst to best, and '{one.choices[0]}' stands before '{one.choices[-1]}'."
+            found.append(Finding(code="reversed_choices", subject=one.name, why=why))
+    whole = sum(one.weight for one in rubric.criteria)
+    for one in rubric.criteria:
+        if len(rubric.criteria) > 2 and one.weight > 0.8 * whole:
+            why = f"It has {one.weight / whole:.0%} of the weight: the others hardly count."
+            found.append(Finding(code="unequal_weights", subject=one.name, why=why))
     return found
 
 
@@ -81,10 +86,11 @@ async def function_scores(
     function: RewardFunction, prompt: str, reference: str = "", columns: Mapping[str, Any] | None = None
 ) -> dict[str, float | str | None]:
     """What a reward function gives for odd answers to a prompt; a text is what it raised."""
-    asked = ({"role": "user", "content": prompt},)
     found: dict[str, float | str | None] = {}
     for name, text in odd_answers(prompt, reference).items():
-        sample = Sample(prompt=asked, completion=({"role": "assistant", "content": text},))
+        sample = Sample(
+            prompt=({"role": "user", "content": prompt},), completion=({"role": "assistant", "content": text},)
+        )
         try:
             (found[name],) = await function(dict(columns or {}), [sample])
         except HalteresError as error:
@@ -94,23 +100,7 @@ async def function_scores(
     return found
 
 
-def _check_criterion(criterion: Criterion) -> list[Finding]:
-    found: list[Finding] = []
-    if (two := _TWO_THINGS.search(criterion.text)) is not None:
-        sign = "? … ?" if two.group().startswith("?") else two.group()
-        why = f"'{sign}' joins two questions, to which one grade cannot do justice: split it."
-        found.append(Finding(code="compound_criterion", subject=criterion.name, why=why))
-    levels = [_level(choice) for choice in criterion.choices]
-    known = [level for level in levels if level]
-    if any(first > second for first, second in pairwise(known)):
-        why = f"Choices run from worst to best, and '{criterion.choices[0]}' stands before '{criterion.choices[-1]}'."
-        found.append(Finding(code="reversed_choices", subject=criterion.name, why=why))
-    return found
-
-
 def _level(choice: str) -> int:
     """-1 or 1 for a choice that is bad or good by its words, 0 for any other."""
     words = set(re.findall(r"[a-z]+", choice.lower()))
-    if words & set(_WORSE):
-        return -1
-    return 1 if words & set(_BETTER) else 0
+    return -1 if words & _WORSE else int(bool(words & _BETTER))

@@ -1,13 +1,10 @@
 """The `rewards` list of an environment's config: what each component is, and how several make one reward.
 
-Owns: the settings of a component, the formulas of composition.
-Never: asks a scorer (`reward_list`), knows an environment.
+reward = sum of weight * value, over the components that have a value; a value is clipped first
 
-    reward = sum of weight * value, over the components that have a value; a value is clipped first
-
-    gate                  below its threshold nothing but the gates counts; without a value the rollout failed
-    sum_then_normalize    that sum; the trainer's advantages normalise it
-    normalize_then_sum    each component is standardised within the group first, then summed (TRL's names for both)
+gate                  below its threshold nothing but the gates counts; without a value the rollout failed
+sum_then_normalize    that sum; the trainer's advantages normalise it
+normalize_then_sum    each component is standardised within the group first, then summed (TRL's names for both)
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, LiteralString, Self
 
 import yaml
 from pydantic import (
@@ -127,21 +124,23 @@ class RewardSpec(_Spec):
         judged = [name for name in ("rubric", "rubric_column") if name in given]
         if judged and "judge" in given:
             given.remove("judge")
+
+        def refused(kind: LiteralString, template: LiteralString, **values: str) -> PydanticCustomError:
+            return PydanticCustomError(kind, template, {"name": self.name, **values})
+
         if len(given) != 1 or (judged and self.judge is None):
-            raise PydanticCustomError(
+            raise refused(
                 "one_source",
                 "the component '{name}' needs exactly one of environment, function, model, judge, or a rubric with its "
                 "judge; it has {given}",
-                {"name": self.name, "given": ", ".join(given) or "none"},
+                given=", ".join(given) or "none",
             )
         if self.name in RESERVED:
-            raise PydanticCustomError("reserved", "'{name}' is the name of another metric", {"name": self.name})
+            raise refused("reserved", "'{name}' is the name of another metric")
         if self.clip is not None and self.clip[0] > self.clip[1]:
-            raise PydanticCustomError("clip", "clip of '{name}' is [lowest, highest]", {"name": self.name})
+            raise refused("clip", "clip of '{name}' is [lowest, highest]")
         if self.when != "episode" and (self.environment or self.gate or self.is_relative):
-            raise PydanticCustomError(
-                "when", "'{name}' can only score whole episodes: when is 'episode'", {"name": self.name}
-            )
+            raise refused("when", "'{name}' can only score whole episodes: when is 'episode'")
         return self
 
     @property
@@ -168,12 +167,9 @@ def _as_list(given: Any) -> Any:
 RewardSpecs = Annotated[tuple[RewardSpec, ...], BeforeValidator(_as_list)]
 
 
-_SPECS: TypeAdapter[tuple[RewardSpec, ...]] = TypeAdapter(RewardSpecs)
-
-
 def secret_variables(env: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the variables that an environment of these settings needs for its scorers, and is given by name."""
-    specs = (*reward_specs(env), *_specs(env, "panel"))
+    specs = (*reward_specs(env), *_read_specs(env, "panel"))
     keys = {spec.judge.key_variable for spec in specs if spec.judge is not None and spec.judge.key_variable}
     if any("://" in (spec.model or "") for spec in specs):
         keys.add(environ.REWARD_KEY)
@@ -184,19 +180,19 @@ def reward_specs(env: Mapping[str, Any]) -> tuple[RewardSpec, ...]:
     """The components of the reward by an environment's settings; none where the environment will refuse them."""
     path = env.get("reward_model_path")
     short = (RewardSpec(name="reward_model", model=str(path)),) if path else ()
-    return (*_specs(env, "rewards"), *short)
-
-
-def _specs(env: Mapping[str, Any], name: str) -> tuple[RewardSpec, ...]:
-    try:
-        return _SPECS.validate_python(env.get(name) or ())
-    except ValidationError:
-        return ()  # the environment refuses them, and says why
+    return (*_read_specs(env, "rewards"), *short)
 
 
 def is_learned(env: Mapping[str, Any]) -> bool:
     """Whether a reward model or a judge has a say in the reward, by the environment's settings."""
     return any((spec.model or spec.judge) and (spec.weight or spec.gate) for spec in reward_specs(env))
+
+
+def _read_specs(env: Mapping[str, Any], name: str) -> tuple[RewardSpec, ...]:
+    try:
+        return TypeAdapter[tuple[RewardSpec, ...]](RewardSpecs).validate_python(env.get(name) or ())
+    except ValidationError:
+        return ()  # the environment refuses them, and says why
 
 
 def check_specs(specs: Sequence[RewardSpec], aggregation: Aggregation, field: str = "rewards") -> None:
@@ -248,51 +244,43 @@ def compose(specs: Sequence[RewardSpec], values: Values, aggregation: Aggregatio
     A component that could not score every rollout of the group counts for none of it, unless None means that it does
     not apply (functions): a missing score is no zero among scores. A gate without a value fails its rollout alone.
     """
-    size = len(values[specs[0].name])
-    counting = {spec.name: _counting(spec, values[spec.name]) for spec in specs}
-    if aggregation == "normalize_then_sum":
-        counting = {name: _standardised(column) for name, column in counting.items()}
-    paid_by_turn = aggregation == "sum_then_normalize"
-    return [_composed(specs, values, counting, place, paid_by_turn) for place in range(size)]
-
-
-def passed(specs: Sequence[RewardSpec], values: Values, place: int) -> bool | None:
-    """Whether a rollout passes every gate; None: a gate has no value."""
-    gates = [(spec, values[spec.name][place]) for spec in specs if spec.gate]
-    if any(value is None for _, value in gates):
-        return None
-    return all(value.total > spec.threshold for spec, value in gates if value is not None)
-
-
-def _composed(
-    specs: Sequence[RewardSpec],
-    values: Values,
-    counting: Mapping[str, list[Value | None]],
-    place: int,
-    paid_by_turn: bool,
-) -> Reward | None:
-    open_gates = passed(specs, values, place)
-    found = [(spec, value) for spec in specs if (value := counting[spec.name][place]) is not None]
-    if open_gates is None or not found:
-        return None
-    parts = [(spec, value) for spec, value in found if open_gates or spec.gate]
-    length = max((len(value.turns) for _, value in parts), default=0)
-    return Reward(
-        total=math.fsum(spec.weight * value.total for spec, value in parts),
-        turns=tuple(
+    counting = {spec.name: _counting(spec, values[spec.name], aggregation) for spec in specs}
+    own = [spec for spec in specs if spec.environment and spec.clip is None and aggregation == "sum_then_normalize"]
+    rewards: list[Reward | None] = []
+    for place in range(len(values[specs[0].name])):
+        gates = [(spec.threshold, values[spec.name][place]) for spec in specs if spec.gate]
+        found = [(spec, value) for spec in specs if (value := counting[spec.name][place]) is not None]
+        if not found or any(value is None for _, value in gates):
+            rewards.append(None)
+            continue
+        is_open = all(value.total > threshold for threshold, value in gates if value is not None)
+        parts = [(spec, value) for spec, value in found if is_open or spec.gate]
+        length = max((len(value.turns) for _, value in parts), default=0)
+        turns = (
             math.fsum(spec.weight * value.turns[turn] for spec, value in parts if value.turns) for turn in range(length)
-        ),
-        own_weight=math.fsum(
-            spec.weight for spec, _ in parts if paid_by_turn and spec.environment and spec.clip is None
-        ),
-    )
+        )
+        rewards.append(
+            Reward(
+                total=math.fsum(spec.weight * value.total for spec, value in parts),
+                turns=tuple(turns),
+                own_weight=math.fsum(spec.weight for spec, _ in parts if spec in own),
+            )
+        )
+    return rewards
 
 
-def _counting(spec: RewardSpec, column: Sequence[Value | None]) -> list[Value | None]:
-    """A component's values as they count: clipped; none at all where some are missing that should be there."""
+def _counting(spec: RewardSpec, column: Sequence[Value | None], aggregation: Aggregation) -> list[Value | None]:
+    """A component's values as they count: clipped, and standardised where that is asked for; none at all where some are
+    missing that should be there."""
     if not (spec.may_be_inapplicable or spec.gate) and any(value is None for value in column):
         return [None] * len(column)
-    return [None if value is None else _clipped(value, spec.clip) for value in column]
+    clipped = [None if value is None else _clipped(value, spec.clip) for value in column]
+    totals = [value.total for value in clipped if value is not None]
+    if aggregation == "sum_then_normalize" or not totals:
+        return clipped
+    mean = math.fsum(totals) / len(totals)  # as TRL does: by the standard deviation with n - 1
+    spread = math.sqrt(math.fsum((total - mean) ** 2 for total in totals) / max(1, len(totals) - 1))
+    return [None if value is None else Value(total=(value.total - mean) / (spread + _EPSILON)) for value in clipped]
 
 
 def _clipped(value: Value, bounds: tuple[float, float] | None) -> Value:
@@ -301,13 +289,3 @@ def _clipped(value: Value, bounds: tuple[float, float] | None) -> Value:
     low, high = bounds
     turns = tuple(min(max(turn, low), high) for turn in value.turns)
     return Value(total=math.fsum(turns) if turns else min(max(value.total, low), high), turns=turns)
-
-
-def _standardised(column: Sequence[Value | None]) -> list[Value | None]:
-    """Centred and divided by the standard deviation (n - 1) of the values that there are, as TRL does."""
-    there = [value.total for value in column if value is not None]
-    if not there:
-        return list(column)
-    mean = math.fsum(there) / len(there)
-    spread = math.sqrt(math.fsum((total - mean) ** 2 for total in there) / max(1, len(there) - 1))
-    return [None if value is None else Value(total=(value.total - mean) / (spread + _EPSILON)) for value in column]

@@ -1,31 +1,33 @@
-"""Evaluation: how well a scorer orders held-out comparisons, by kind, by length, and whether its scores stand still.
-
-Owns: scores of every completion, the figures made of them, the probes.
-Never: trains, calibrates; counts a text that could not be scored as wrong: it is counted beside.
-"""
+"""Evaluation: how well a scorer or a judge orders held-out comparisons, by kind, by length, and whether its scores
+stand still. A text that could not be scored is never counted as wrong: it is counted beside."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, cast
 
 import numpy as np
+from pydantic import ValidationError
 
-from halteres.errors import InvalidData
+from halteres.errors import InvalidConfig, InvalidData, NotReady
 from halteres.rewards import metrics
-from halteres.rewards.benchmarks import Benchmark, rewardbench_2
-from halteres.rewards.calibration import LEAST_PAIRS, Calibration, Side, fit_calibration
-from halteres.rewards.metrics import Bin, Floats, PairFigures, Share
+from halteres.rewards.components import RewardSpec
+from halteres.rewards.functions import Sample
+from halteres.rewards.judges import Judge
+from halteres.rewards.metrics import LEAST_PAIRS, Benchmark, Bin, Floats, PairFigures, Share, fit_calibration
+from halteres.rewards.model_folder import Calibration, RewardFile, Side
 from halteres.rewards.preferences import Comparison, Preferences
-from halteres.rewards.reward_file import RewardFile
+from halteres.rewards.rubrics import problems_of, read_data, read_rubric
 from halteres.rewards.scorer import Ensemble, Scorer
 from halteres.rewards.template import texts_of
 from halteres.scores import Scorable, Score
 from halteres.text import Message
 
 TEXTS_AT_ONCE = 256
-"""Handed to the scorer in one call."""
+"""Handed to the scorer in one call; and comparisons that wait for a judge."""
 
 MOST_MISTAKES = 20
 """Pairs told apart worst, kept with their texts."""
@@ -36,6 +38,11 @@ PROBED = 16
 FEW_PAIRS = 30
 """Of fewer nothing is said to be no better than a coin: they are too few to say."""
 
+SAME = 1e-4
+"""Two scores of one text differ by no more (fp32)."""
+
+JUDGE_SUFFIXES = (".json", ".toml", ".yaml", ".yml")
+
 _OTHER_FORM = {
     False: "The model was trained on steps with labels: its score says whether all is right so far, not which of two "
     "whole answers is the better one.",
@@ -43,8 +50,7 @@ _OTHER_FORM = {
 }
 """Of a model, by whether it is evaluated on steps."""
 
-SAME = 1e-4
-"""Two scores of one text differ by no more (fp32)."""
+ProbeName = Literal["alone", "beside_longer", "with_end_token", "without_template"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,51 +72,20 @@ class Scored:
         return np.array([score.parts.get(objective, score.value) for score in self.scores])
 
     @property
-    def ranked_pairs(self) -> list[tuple[int, int]]:
-        """Places of the better and the worse completion, of all pairs that are no tie."""
-        ranks = self.comparison.ranks
-        places = range(len(ranks))
-        return [(better, worse) for better in places for worse in places if ranks[better] < ranks[worse]]
+    def lengths_K(self) -> Floats:
+        """Of each completion with its prompt: tokens where the scorer tells them, else characters."""
+        if all(score.num_tokens for score in self.scores):
+            return np.array([score.num_tokens for score in self.scores], dtype=np.float64)
+        return np.array([len(as_text(text)) for text in self.comparison.completions], dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """A ranked pair of completions, scored."""
+class Judged:
+    """A ranked pair of completions, scored; or a state of a completion in steps."""
 
     scored: Scored
-    better: int  # its place
-    worse: int
-
-    @property
-    def lead(self) -> float:
-        """The better side's score minus the other's."""
-        judged_K = self.scored.judged_K
-        return float(judged_K[self.better] - judged_K[self.worse])
-
-    @property
-    def longer(self) -> int:
-        """By how much the better side is longer: tokens where the scorer tells them, else characters."""
-        lengths = lengths_of(self.scored)
-        return int(lengths[self.better] - lengths[self.worse])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
-    """A state of a completion in steps, scored."""
-
-    scored: Scored
-    place: int
-
-    @property
-    def label(self) -> bool:
-        """Whether the step that led there is right."""
-        return self.scored.comparison.labels[self.place]
-
-    @property
-    def lead(self) -> float:
-        """The score, towards the label: above 0 it is told rightly."""
-        score = float(self.scored.judged_K[self.place])
-        return score if self.label else -score
+    places: tuple[int, ...]  # of the better and the worse completion; of the state
+    lead: float  # the better side's score minus the other's; of a state its score, towards its label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +122,7 @@ class CalibrationFigures:
 class Probe:
     """The same texts scored in another way."""
 
-    name: Literal["alone", "beside_longer", "with_end_token", "without_template"]
+    name: ProbeName
     num_texts: int
     largest_difference: float  # of a text's two scores
     mean_shift: float  # the other way's mean score minus the first's
@@ -193,10 +168,10 @@ class Evaluation:
     length: LengthFigures
     calibration: CalibrationFigures
     quantiles: Mapping[str, float]  # of all scores
-    probes: tuple[Probe, ...]
     benchmark: Benchmark | None
     leads: tuple[float, ...]
-    mistakes: tuple[Pair | State, ...]  # the lowest leads below 0, lowest first
+    mistakes: tuple[Judged, ...]  # the lowest leads below 0, lowest first
+    probes: tuple[Probe, ...] = ()
     judge: JudgeFigures | None = None  # of a judge
     notes: tuple[str, ...] = ()  # what the figures do not mean
 
@@ -221,12 +196,15 @@ class Evaluation:
         return tuple(found)
 
 
+def _coin(what: str, accuracy: Share) -> str:
+    interval = f"({accuracy.low:.1%} to {accuracy.high:.1%})"
+    if accuracy.count < FEW_PAIRS:
+        return f"{what}: {accuracy.value:.1%} of {accuracy.count}, too few to tell from a coin {interval}."
+    return f"{what}: {accuracy.value:.1%} of {accuracy.count} is no better than a coin {interval}."
+
+
 async def evaluate(
-    scorer: Scorer,
-    preferences: Preferences,
-    *,
-    stored: RewardFile | None = None,
-    probe: bool = True,
+    scorer: Scorer, preferences: Preferences, *, stored: RewardFile | None = None, probe: bool = True
 ) -> Evaluation:
     """Score every completion and work the figures out.
 
@@ -248,115 +226,23 @@ async def evaluate(
         )
     temperature = stored.calibration.temperature if stored is not None and stored.calibration is not None else 1.0
     scored = await score_comparisons(scorer, preferences)
-    found = figures_of(scored, preferences, scorer=scorer.name, temperature=temperature)
+    found = _figures(scored, preferences, scorer.name, temperature)
     if stored is not None and stored.data.get("in_steps", in_steps) != in_steps:
         found = replace(found, notes=(_OTHER_FORM[in_steps],))
     if not probe:
         return found
-    return replace(found, probes=await probes(scorer, scored[:PROBED], stored.template.eos_token if stored else None))
-
-
-def _coin(what: str, accuracy: Share) -> str:
-    interval = f"({accuracy.low:.1%} to {accuracy.high:.1%})"
-    if accuracy.count < FEW_PAIRS:
-        return f"{what}: {accuracy.value:.1%} of {accuracy.count}, too few to tell from a coin {interval}."
-    return f"{what}: {accuracy.value:.1%} of {accuracy.count} is no better than a coin {interval}."
-
-
-def figures_of(
-    scored: Sequence[Scored], preferences: Preferences, *, scorer: str, temperature: float = 1.0
-) -> Evaluation:
-    """Every figure but the probes, of the comparisons that could be scored. Raises as `evaluate` does."""
-    pairs = [Pair(scored=one, better=better, worse=worse) for one in scored for better, worse in one.ranked_pairs]
-    states = [State(scored=one, place=place) for one in scored for place in range(len(one.comparison.labels))]
-    judged = [*pairs, *states]
-    if not judged:
-        raise InvalidData(
-            f"{preferences.source} gives no ranked pair with two scores.",
-            f"{len(scored)} of {len(preferences.comparisons)} comparisons could be scored.",
-            "See what the scorer says of the others, and whether all are ties.",
-        )
-    leads = leads_of(judged)
-    bins = metrics.reliability(leads, temperature)
-    in_steps = [one for one in scored if one.comparison.labels]
-    scores = np.concatenate([one.values_K for one in scored])
-    return Evaluation(
-        scorer=scorer,
-        source=preferences.source,
-        data_digest=preferences.digest,
-        num_comparisons=len(preferences.comparisons),
-        num_unscored=len(preferences.comparisons) - len(scored),
-        num_truncated=sum(score.truncated for one in scored for score in one.scores),
-        num_without_eos=sum(not score.ended_with_eos for one in scored for score in one.scores),
-        overall=metrics.pair_figures(leads),
-        by_kind=_by(judged, lambda one: one.kind),
-        by_objective=_by(judged, lambda one: one.objective),
-        first_wrong_step=metrics.share(sum(map(_finds_first_wrong, in_steps)), len(in_steps)) if in_steps else None,
-        groups=_groups(scored),
-        length=_length(scored, pairs),
-        calibration=CalibrationFigures(
-            temperature=temperature,
-            error=metrics.calibration_error(bins),
-            brier_score=metrics.brier_score(leads, temperature),
-            bins=bins,
-        ),
-        quantiles={f"{q:g}": float(np.quantile(scores, q)) for q in (0, 0.05, 0.25, 0.5, 0.75, 0.95, 1)},
-        probes=(),
-        benchmark=rewardbench_2([(one.comparison, one.values_K) for one in scored]),
-        leads=tuple(float(lead) for lead in leads),
-        mistakes=tuple(sorted((one for one in judged if one.lead < 0), key=lambda one: one.lead)[:MOST_MISTAKES]),
-    )
-
-
-def _by(judged: Sequence[Pair | State], name_of: Callable[[Comparison], str | None]) -> dict[str, PairFigures]:
-    names = sorted({name for one in judged if (name := name_of(one.scored.comparison)) is not None})
-    return {
-        name: metrics.pair_figures(leads_of([one for one in judged if name_of(one.scored.comparison) == name]))
-        for name in names
-    }
-
-
-def _finds_first_wrong(scored: Scored) -> bool:
-    """Whether the first state that scores no more than 0 is the first with the label wrong; or there is neither."""
-    told = [score > 0 for score in scored.judged_K]
-    labels = list(scored.comparison.labels)
-    return [*told, False].index(False) == [*labels, False].index(False)
+    return replace(found, probes=await _probes(scorer, scored[:PROBED], stored.template.eos_token if stored else None))
 
 
 async def score_comparisons(scorer: Scorer, preferences: Preferences) -> list[Scored]:
     """The comparisons all of whose completions could be scored."""
-    texts = [scorable for comparison in preferences.comparisons for scorable in scorables(comparison)]
+    texts = [scorable for comparison in preferences.comparisons for scorable in _scorables(comparison)]
     scores: list[Score | None] = []
     for start in range(0, len(texts), TEXTS_AT_ONCE):
         scores.extend(await scorer.score(texts[start : start + TEXTS_AT_ONCE]))
-    scored: list[Scored] = []
-    at = iter(scores)
-    for comparison in preferences.comparisons:
-        of_this = tuple(next(at) for _ in comparison.completions)
-        known = tuple(score for score in of_this if score is not None)
-        if len(known) == len(of_this):
-            scored.append(Scored(comparison=comparison, scores=known))
-    return scored
-
-
-def scorables(comparison: Comparison) -> list[Scorable]:
-    """The completions of a comparison as a scorer reads them.
-
-    Raises:
-        InvalidData: it holds token ids; a scorer reads texts, with a tokenizer of its own.
-    """
-    if comparison.form == "pre-tokenised":
-        raise InvalidData(
-            f"Row {comparison.row} holds token ids, which no scorer reads.",
-            "A reward model has a tokenizer of its own.",
-            "Evaluate on the texts that the ids were made of.",
-        )
-    return [text for text in texts_of(comparison) if isinstance(text, Scorable)]
-
-
-def leads_of(judged: Sequence[Pair | State]) -> Floats:
-    """Shape (P,)."""
-    return np.array([one.lead for one in judged], dtype=np.float64)
+    each = iter(scores)
+    scored = [(one, [next(each) for _ in one.completions]) for one in preferences.comparisons]
+    return [found for one, own in scored if (found := _whole(one, own)) is not None]
 
 
 def calibration_of(
@@ -365,120 +251,272 @@ def calibration_of(
     """The calibration by every ranked pair.
 
     Of a model with several objectives the score is their weighted sum, which rows without an objective judge: where
-    those are enough, they alone count. Otherwise the temperature is that of each objective's own leads.
-
-    Raises:
-        InvalidData: too few pairs, or all scores are equal.
+    those are enough, they alone count. Otherwise the temperature is that of each objective's own leads. InvalidData
+    where there are too few pairs, or all scores are equal.
     """
-    pairs = [Pair(scored=one, better=better, worse=worse) for one in scored for better, worse in one.ranked_pairs]
+    pairs = _pairs(scored)
     of_the_sum = [pair for pair in pairs if pair.scored.comparison.objective is None]
     used = of_the_sum if len(of_the_sum) >= LEAST_PAIRS else pairs
+    values_P2 = np.array([pair.scored.values_K[[*pair.places]] for pair in used]).reshape(-1, 2)
     return fit_calibration(
-        np.array([pair.scored.values_K[pair.better] for pair in used]),
-        np.array([pair.scored.values_K[pair.worse] for pair in used]),
-        leads_P=leads_of(used),
+        values_P2[:, 0],
+        values_P2[:, 1],
+        leads_P=_leads(used),
         data_digest=data_digest,
         template_digest=template_digest,
         offset_from=offset_from,
     )
 
 
-def lengths_of(scored: Scored) -> Floats:
-    """Of each completion with its prompt: tokens where the scorer tells them, else characters."""
-    if all(score.num_tokens for score in scored.scores):
-        return np.array([score.num_tokens for score in scored.scores], dtype=np.float64)
-    return np.array([len(as_text(text)) for text in scored.comparison.completions], dtype=np.float64)
+def read_judge(file: Path) -> RewardSpec:
+    """The component in a file: `judge`, with or without a `rubric`; its name is the file's where it has none.
+    InvalidConfig where it is unreadable, or no component."""
+    where, content = read_data(file, "judge")
+    try:
+        spec = RewardSpec.model_validate({"name": "judge", **content} if isinstance(content, dict) else content)
+    except ValidationError as error:
+        raise InvalidConfig(f"{where} is no judge.", problems_of(error)) from error
+    return spec if "name" in content else spec.model_copy(update={"name": file.stem})
+
+
+async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluation:
+    """Ask the judge about every comparison, and work the figures out: grades by its rubric, else as its method says.
+
+    Raises:
+        InvalidConfig: no judge, or its key or its rubric is not there.
+        InvalidData: token ids instead of texts; steps; no ranked pair.
+        NotReady: the judge gave a verdict on not one comparison.
+    """
+    if spec.judge is None or spec.rubric_column is not None:
+        raise InvalidConfig(
+            f"The component '{spec.name}' is no judge of preferences.",
+            "Preferences have no rubrics of their own." if spec.judge else "It has no table `judge`.",
+            "Give it a table `judge`, and for grades a `rubric`.",
+        )
+    if any(one.labels for one in preferences.comparisons):
+        raise InvalidData(
+            f"The judge '{spec.name}' cannot be evaluated on steps with labels.",
+            "A judge grades and compares whole answers.",
+            "Name preferences: rows with chosen and rejected.",
+        )
+    rubric = None if spec.rubric is None else read_rubric(spec.rubric)
+    judge = Judge(spec.judge, waits_for_start=False)
+
+    async def scored_by_judge(comparison: Comparison) -> Scored | None:
+        samples = [
+            Sample(prompt=_messages(text.prompt, "user"), completion=_messages(text.completion, "assistant"))
+            for text in _scorables(comparison)
+        ]
+        if rubric is not None:
+            grades = await asyncio.gather(*(judge.grade(rubric, sample) for sample in samples))
+            values = [None if grade is None else grade.score for grade in grades]
+        else:
+            values = await judge.relative_values(samples)
+        return _whole(comparison, [None if value is None else Score(value=value) for value in values])
+
+    scored: list[Scored] = []
+    try:
+        for start in range(0, len(preferences.comparisons), TEXTS_AT_ONCE):
+            part = preferences.comparisons[start : start + TEXTS_AT_ONCE]
+            found = await asyncio.gather(*(scored_by_judge(comparison) for comparison in part))
+            scored.extend(one for one in found if one is not None)
+    finally:
+        await judge.close()
+    figures = _judge_figures(judge.taken_counts())
+    if not scored:
+        raise NotReady(
+            f"The judge gave a verdict on none of {len(preferences.comparisons)} comparisons.",
+            f"{figures.failed} questions failed, {figures.unreadable} answers could not be read, "
+            f"{figures.over_budget} questions were over its budget."
+            + (f" The last: {judge.last_failure}" if judge.last_failure else ""),
+            f"See whether {spec.judge.base_url} answers, and whether its model is called {spec.judge.model}."
+            if figures.failed
+            else "Take a judge that follows instructions, or raise max_new_tokens or its budget.",
+        )
+    return replace(_figures(scored, preferences, spec.name), judge=figures)
 
 
 def as_text(text: object) -> str:
     """A string, or messages without their roles."""
     if isinstance(text, str):
         return text
-    messages = cast("Sequence[Message]", text)
-    return "\n".join(str(message.get("content") or "") for message in messages)
+    return "\n".join(str(message.get("content") or "") for message in cast("Sequence[Message]", text))
 
 
-def _groups(scored: Sequence[Scored]) -> GroupFigures | None:
-    groups = [one for one in scored if len(one.scores) > 2 and one.ranked_pairs]
+def _figures(scored: Sequence[Scored], preferences: Preferences, scorer: str, temperature: float = 1.0) -> Evaluation:
+    """Every figure but the probes, of the comparisons that could be scored."""
+    pairs = _pairs(scored)
+    in_steps = [one for one in scored if one.comparison.labels]
+    states = [
+        Judged(scored=one, places=(place,), lead=float(score if label else -score))
+        for one in in_steps
+        for place, (score, label) in enumerate(zip(one.judged_K, one.comparison.labels, strict=True))
+    ]
+    judged = [*pairs, *states]
+    if not judged:
+        raise InvalidData(
+            f"{preferences.source} gives no ranked pair with two scores.",
+            f"{len(scored)} of {len(preferences.comparisons)} comparisons could be scored.",
+            "See what the scorer says of the others, and whether all are ties.",
+        )
+    leads = _leads(judged)
+    bins = metrics.reliability(leads, temperature)
+    values = np.concatenate([one.values_K for one in scored])
+    scores = [score for one in scored for score in one.scores]
+    return Evaluation(
+        scorer=scorer,
+        source=preferences.source,
+        data_digest=preferences.digest,
+        num_comparisons=len(preferences.comparisons),
+        num_unscored=len(preferences.comparisons) - len(scored),
+        num_truncated=sum(score.truncated for score in scores),
+        num_without_eos=sum(not score.ended_with_eos for score in scores),
+        overall=metrics.pair_figures(leads),
+        by_kind=_figures_by(judged, lambda one: one.kind),
+        by_objective=_figures_by(judged, lambda one: one.objective),
+        first_wrong_step=metrics.share(sum(map(_finds_first_wrong, in_steps)), len(in_steps)) if in_steps else None,
+        groups=_group_figures([one for one in scored if len(one.scores) > 2 and len(set(one.comparison.ranks)) > 1]),
+        length=_length_figures(scored, pairs),
+        calibration=CalibrationFigures(
+            temperature=temperature,
+            error=metrics.calibration_error(bins),
+            brier_score=metrics.brier_score(leads, temperature),
+            bins=bins,
+        ),
+        quantiles={f"{q:g}": float(np.quantile(values, q)) for q in metrics.QUANTILES},
+        benchmark=metrics.rewardbench_2([(one.comparison, one.values_K) for one in scored]),
+        leads=tuple(float(lead) for lead in leads),
+        mistakes=tuple(sorted((one for one in judged if one.lead < 0), key=lambda one: one.lead)[:MOST_MISTAKES]),
+    )
+
+
+def _pairs(scored: Sequence[Scored]) -> list[Judged]:
+    """All pairs of completions that are no tie."""
+    found: list[Judged] = []
+    for one in scored:
+        ranks, judged_K = one.comparison.ranks, one.judged_K
+        found += [
+            Judged(scored=one, places=(better, worse), lead=float(judged_K[better] - judged_K[worse]))
+            for better in range(len(ranks))
+            for worse in range(len(ranks))
+            if ranks[better] < ranks[worse]
+        ]
+    return found
+
+
+def _leads(judged: Sequence[Judged]) -> Floats:
+    return np.array([one.lead for one in judged], dtype=np.float64)
+
+
+def _figures_by(judged: Sequence[Judged], name_of: Callable[[Comparison], str | None]) -> dict[str, PairFigures]:
+    named: dict[str, list[Judged]] = {}
+    for one in judged:
+        if (name := name_of(one.scored.comparison)) is not None:
+            named.setdefault(name, []).append(one)
+    return {name: metrics.pair_figures(_leads(named[name])) for name in sorted(named)}
+
+
+def _finds_first_wrong(scored: Scored) -> bool:
+    """Whether the first state that scores no more than 0 is the first with the label wrong; or there is neither."""
+    rights = [score > 0 for score in scored.judged_K]
+    return [*rights, False].index(False) == [*scored.comparison.labels, False].index(False)
+
+
+def _group_figures(groups: Sequence[Scored]) -> GroupFigures | None:
     if not groups:
         return None
     correct = [np.array(one.comparison.ranks) == 0 for one in groups]
-    taus = [metrics.kendall_tau(one.judged_K, one.comparison.ranks) for one in groups]
+    credits = [metrics.best_of_n_credit(one.judged_K, best) for one, best in zip(groups, correct, strict=True)]
     return GroupFigures(
         num_groups=len(groups),
-        best_of_n=float(
-            np.mean([metrics.best_of_n_credit(one.judged_K, best) for one, best in zip(groups, correct, strict=True)])
-        ),
+        best_of_n=float(np.mean(credits)),
         random_best_of_n=float(np.mean([best.mean() for best in correct])),
-        kendall_tau=_mean([tau for tau in taus if tau is not None]),
+        kendall_tau=_mean([metrics.kendall_tau(one.judged_K, one.comparison.ranks) for one in groups]),
     )
 
 
-def _length(scored: Sequence[Scored], pairs: Sequence[Pair]) -> LengthFigures:
-    lengths = [lengths_of(one) for one in scored]
-    within = [metrics.spearman(one.values_K, length) for one, length in zip(scored, lengths, strict=True)]
-    shorter, longer = ([pair.lead > 0 for pair in pairs if sign * pair.longer > 0] for sign in (-1, 1))
+def _length_figures(scored: Sequence[Scored], pairs: Sequence[Judged]) -> LengthFigures:
+    values, lengths = [one.values_K for one in scored], [one.lengths_K for one in scored]
+    leads = _leads(pairs)
+    lengths_P2 = np.array([pair.scored.lengths_K[[*pair.places]] for pair in pairs]).reshape(-1, 2)
+    longer = lengths_P2[:, 0] - lengths_P2[:, 1]
     return LengthFigures(
-        spearman=metrics.spearman(np.concatenate([one.values_K for one in scored]), np.concatenate(lengths)),
-        spearman_within=_mean([each for each in within if each is not None]),
-        chosen_shorter=metrics.share(sum(shorter), len(shorter)),
-        chosen_longer=metrics.share(sum(longer), len(longer)),
+        spearman=metrics.spearman(np.concatenate(values), np.concatenate(lengths)),
+        spearman_within=_mean([metrics.spearman(*one) for one in zip(values, lengths, strict=True)]),
+        chosen_shorter=metrics.share(int(np.sum(leads[longer < 0] > 0)), int(np.sum(longer < 0))),
+        chosen_longer=metrics.share(int(np.sum(leads[longer > 0] > 0)), int(np.sum(longer > 0))),
     )
 
 
-async def probes(scorer: Scorer, scored: Sequence[Scored], eos_token: str | None = None) -> tuple[Probe, ...]:
+async def _probes(scorer: Scorer, scored: Sequence[Scored], eos_token: str | None) -> tuple[Probe, ...]:
     """The same texts alone, beside a much longer one, with the end token written out, and as bare strings."""
-    texts = [text for one in scored for text in scorables(one.comparison)]
+    texts = [text for one in scored for text in _scorables(one.comparison)]
     first = np.concatenate([one.values_K for one in scored])
     longest = max(texts, key=lambda text: len(as_text(text.completion)))
-    filler = replace(longest, completion=_longer(longest.completion))
-    alone = [(await scorer.score([text]))[0] for text in texts]
-    beside = (await scorer.score([*texts, filler]))[: len(texts)]
-    found = [_probe("alone", first, alone, same=True), _probe("beside_longer", first, beside, same=True)]
-    bare = [_bare(text) for text in texts]
-    if isinstance(texts[0].completion, str):
-        if eos_token:
-            ended = [replace(text, completion=f"{text.completion}{eos_token}") for text in texts]
-            found.append(_probe("with_end_token", first, await scorer.score(ended), same=True))
+    if isinstance(longest.completion, str):
+        filler = replace(longest, completion=longest.completion * 3)
     else:
-        found.append(_probe("without_template", first, await scorer.score(bare), same=False))
-    return tuple(probe for probe in found if probe is not None)
+        *before, last = longest.completion
+        filler = replace(longest, completion=[*before, {**last, "content": as_text([last]) * 3}])
+    others: dict[ProbeName, list[Score | None]] = {
+        "alone": [(await scorer.score([text]))[0] for text in texts],
+        "beside_longer": (await scorer.score([*texts, filler]))[: len(texts)],
+    }
+    if not isinstance(texts[0].completion, str):
+        # As one string, without any template: what `pipeline("text-classification")` is given.
+        bare = ("\n".join(as_text(part) for part in (text.prompt, text.completion) if part) for text in texts)
+        others["without_template"] = await scorer.score([Scorable(completion=text) for text in bare])
+    elif eos_token:
+        ended = [replace(text, completion=f"{text.completion}{eos_token}") for text in texts]
+        others["with_end_token"] = await scorer.score(ended)
+    found: list[Probe] = []
+    for name, scores in others.items():
+        second = np.array([score.value for score in scores if score is not None])
+        if len(second) == len(first):  # else the other way could not be scored
+            found.append(
+                Probe(
+                    name=name,
+                    num_texts=len(first),
+                    largest_difference=float(np.abs(second - first).max()),
+                    mean_shift=float((second - first).mean()),
+                    scale_ratio=float(second.std() / first.std()) if first.std() else None,
+                    must_be_same=name != "without_template",
+                )
+            )
+    return tuple(found)
 
 
-def _probe(
-    name: Literal["alone", "beside_longer", "with_end_token", "without_template"],
-    first: Floats,
-    other: Sequence[Score | None],
-    *,
-    same: bool,
-) -> Probe | None:
-    """None where the other way could not be scored."""
-    if any(score is None for score in other):
-        return None
-    second = np.array([score.value for score in other if score is not None])
-    return Probe(
-        name=name,
-        num_texts=len(first),
-        largest_difference=float(np.abs(second - first).max()),
-        mean_shift=float((second - first).mean()),
-        scale_ratio=float(second.std() / first.std()) if first.std() else None,
-        must_be_same=same,
+def _judge_figures(counts: Mapping[str, int]) -> JudgeFigures:
+    kinds = ("calls", "tokens", "cached", "written", "unreadable", "failed", "over_budget")
+    both = counts.get("in_both_orders", 0)
+    return JudgeFigures(
+        **{kind: counts.get(kind, 0) for kind in kinds},
+        position_consistency=metrics.share(counts.get("consistent", 0), both) if both else None,
     )
 
 
-def _longer(completion: str | Sequence[Message]) -> str | Sequence[Message]:
-    """Three times as long."""
-    if isinstance(completion, str):
-        return completion * 3
-    last = completion[-1]
-    return [*completion[:-1], {**last, "content": as_text([last]) * 3}]
+def _whole(comparison: Comparison, scores: Sequence[Score | None]) -> Scored | None:
+    """None: one of the completions has no score."""
+    known = tuple(score for score in scores if score is not None)
+    return Scored(comparison=comparison, scores=known) if len(known) == len(comparison.completions) else None
 
 
-def _bare(text: Scorable) -> Scorable:
-    """As one string, without any template: what `pipeline("text-classification")` is given."""
-    parts = [as_text(part) for part in (text.prompt, text.completion) if part]
-    return Scorable(completion="\n".join(parts))
+def _scorables(comparison: Comparison) -> list[Scorable]:
+    """The completions as a scorer reads them."""
+    texts = [text for text in texts_of(comparison) if isinstance(text, Scorable)]
+    if not texts:
+        raise InvalidData(
+            f"Row {comparison.row} holds token ids, which no scorer reads.",
+            "A reward model has a tokenizer of its own.",
+            "Evaluate on the texts that the ids were made of.",
+        )
+    return texts
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None
+def _messages(text: str | Sequence[Message] | None, role: str) -> Sequence[Message]:
+    return ({"role": role, "content": text},) if isinstance(text, str) else text or ()
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None

@@ -1,8 +1,5 @@
 """Reward functions: Python of the user's, with TRL's signature.
 
-Owns: finding a function by name, what it is called with, what it may give back.
-Never: catches what it raises (the reward list does), calls it on the event loop unless it is `async def`.
-
     def reward(prompts, completions, completion_ids, **columns) -> list[float | None]
 
 Prompts and completions are lists of messages, one list per rollout, as TRL has them for conversational data; columns
@@ -12,7 +9,6 @@ are the fields of the task, one value per rollout. None: the function does not a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import hashlib
 import importlib
@@ -21,6 +17,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -49,66 +46,80 @@ class Sample:
 
 
 class RewardFunction:
-    """A function by name. `digest`: SHA-256 of its file."""
+    """A function by name, `module:name` or `file.py:name`. `digest`: SHA-256 of its file.
+
+    Raises:
+        InvalidConfig: no such module, file or function; the module raises.
+    """
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self._function, file = _found(name)
-        self.digest = hashlib.sha256(file.read_bytes() if file else name.encode()).hexdigest()
+        place, colon, attribute = name.rpartition(":")
+        if not colon or not place or not attribute:
+            raise InvalidConfig(f"'{name}' names no function.", next="Write module:name or /path/to/file.py:name.")
+        try:
+            module = _module_of(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        except Exception as error:
+            raise InvalidConfig(
+                f"The reward function '{name}' cannot be loaded.", f"{type(error).__name__}: {error}."
+            ) from error
+        function = vars(module).get(attribute)
+        if not callable(function):
+            raise InvalidConfig(f"There is no function '{attribute}' in {place}.")
+        self._name, self._function = name, function
+        code = Path(module.__file__).read_bytes() if module.__file__ else name.encode()
+        self.digest = hashlib.sha256(code).hexdigest()
 
     async def __call__(self, item: Any, samples: Sequence[Sample]) -> list[float | None]:
-        """One value per sample.
+        """One value per sample. What the function raises passes through.
 
         Raises:
             ScorerFailed: it asks for what nobody has; it gave no list, one of another length, or what is no finite
                 number.
         """
-        arguments = _accepted(self._name, self._function, _arguments(item, samples))
+        arguments = self._arguments(item, samples)
         if inspect.iscoroutinefunction(self._function):
             given = await self._function(**arguments)
         else:
             given = await _in_thread(lambda: self._function(**arguments))
         return self._checked(given, len(samples))
 
+    def _arguments(self, item: Any, samples: Sequence[Sample]) -> dict[str, list[Any]]:
+        """What TRL gives a function, as far as it names it; all where it takes any."""
+        arguments: dict[str, list[Any]] = {
+            **{name: [value] * len(samples) for name, value in columns_of(item).items()},
+            "prompts": [[dict(message) for message in sample.prompt] for sample in samples],
+            "completions": [[dict(message) for message in sample.completion] for sample in samples],
+            "completion_ids": [list(sample.tokens) for sample in samples],
+        }
+        parameters = inspect.signature(self._function).parameters
+        takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        missing = [
+            one.name
+            for one in parameters.values()
+            if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+            if one.name not in arguments
+        ]
+        if missing:
+            raise ScorerFailed(
+                f"{self._name} takes {', '.join(missing)}, which this task does not have.",
+                f"It is called with {', '.join(arguments)}, by these names; each is a list with one value per "
+                "completion.",
+                "Its task has to have them as fields; `halteres reward check` takes them as --column NAME=VALUE.",
+            )
+        return {name: value for name, value in arguments.items() if takes_any or name in parameters}
+
     def _checked(self, given: Any, length: int) -> list[float | None]:
         if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != length:
-            raise ScorerFailed(f"{self._name} gave {_shown(given)} for {length} completions.", "One value for each.")
-        texts = [number for number, value in enumerate(given) if isinstance(value, str)]
-        if texts:
-            raise ScorerFailed(
-                f"{self._name} gave completion {texts[0]} the text {given[texts[0]]!r}.", "A number is due."
-            )
-        values = [None if value is None else float(value) for value in given]
-        wrong = [number for number, value in enumerate(values) if value is not None and not math.isfinite(value)]
-        if wrong:
-            raise ScorerFailed(f"{self._name} gave completion {wrong[0]} the value {given[wrong[0]]}.")
+            shown = f"{len(given)} values" if isinstance(given, list | tuple) else type(given).__name__
+            raise ScorerFailed(f"{self._name} gave {shown} for {length} completions.", "One value for each.")
+        values: list[float | None] = []
+        for number, one in enumerate(given):
+            if isinstance(one, str):
+                raise ScorerFailed(f"{self._name} gave completion {number} the text {one!r}.", "A number is due.")
+            values.append(None if one is None else float(one))
+            if one is not None and not math.isfinite(one):
+                raise ScorerFailed(f"{self._name} gave completion {number} the value {one}.")
         return values
-
-
-async def _in_thread(call: Callable[[], Any]) -> Any:
-    """The result of a call in a thread of its own, which a process that ends does not wait for."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def settle(result: Any, error: Exception | None) -> None:
-        if future.done():  # nobody waits any more
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
-
-    def run() -> None:
-        result, failure = None, None
-        try:
-            result = call()
-        except Exception as error:  # noqa: BLE001 - it is raised where the result is awaited
-            failure = error
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(settle, result, failure)
-
-    threading.Thread(target=run, name="reward function", daemon=True).start()
-    return await future
 
 
 def columns_of(item: Any) -> dict[str, Any]:
@@ -120,56 +131,22 @@ def columns_of(item: Any) -> dict[str, Any]:
     return {"item": item}
 
 
-def _arguments(item: Any, samples: Sequence[Sample]) -> dict[str, list[Any]]:
-    columns = {name: [value] * len(samples) for name, value in columns_of(item).items()}
-    return {
-        **columns,
-        "prompts": [[dict(message) for message in sample.prompt] for sample in samples],
-        "completions": [[dict(message) for message in sample.completion] for sample in samples],
-        "completion_ids": [list(sample.tokens) for sample in samples],
-    }
+async def _in_thread(call: Callable[[], Any]) -> Any:
+    """The result of a call in a thread of its own, which a process that ends does not wait for."""
+    future = Future[Any]()
+    future.set_running_or_notify_cancel()  # whoever stops waiting does not take its result away
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except Exception as error:  # noqa: BLE001 - it is raised where the result is awaited
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="reward function", daemon=True).start()
+    return await asyncio.wrap_future(future)
 
 
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-def _accepted(name: str, function: Callable[..., Any], arguments: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Those that the function names; all where it takes any."""
-    parameters = inspect.signature(function).parameters
-    required = [one.name for one in parameters.values() if one.default is one.empty and one.kind not in _VARIADIC]
-    if missing := [one for one in required if one not in arguments]:
-        raise ScorerFailed(
-            f"{name} takes {', '.join(missing)}, which this task does not have.",
-            f"It is called with {', '.join(arguments)}, by these names; each is a list with one value per completion.",
-            "Its task has to have them as fields; `halteres reward check` takes them as --column NAME=VALUE.",
-        )
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
-        return arguments
-    return {name: value for name, value in arguments.items() if name in parameters}
-
-
-def _found(name: str) -> tuple[Callable[..., Any], Path | None]:
-    """The function of `module:name` or `file.py:name`, and its file.
-
-    Raises:
-        InvalidConfig: no such module, file or function; the module raises.
-    """
-    place, colon, attribute = name.rpartition(":")
-    if not colon or not place or not attribute:
-        raise InvalidConfig(f"'{name}' names no function.", next="Write module:name or /path/to/file.py:name.")
-    try:
-        module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    except Exception as error:
-        raise InvalidConfig(
-            f"The reward function '{name}' cannot be loaded.", f"{type(error).__name__}: {error}."
-        ) from error
-    function = vars(module).get(attribute)
-    if not callable(function):
-        raise InvalidConfig(f"There is no function '{attribute}' in {place}.")
-    return function, Path(module.__file__) if module.__file__ else None
-
-
-def _from_file(file: Path) -> Any:
+def _module_of(file: Path) -> Any:
     path = file.expanduser().absolute()
     name = f"halteres_rewards_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     spec = spec_from_file_location(name, path)
@@ -179,7 +156,3 @@ def _from_file(file: Path) -> Any:
     sys.modules[name] = module  # dataclasses and pickle look a class's module up by name
     spec.loader.exec_module(module)
     return module
-
-
-def _shown(given: Any) -> str:
-    return f"{len(given)} values" if isinstance(given, list | tuple) else f"{type(given).__name__}"

@@ -1,8 +1,7 @@
 """Judges: a chat model that grades, compares and ranks answers.
 
-Owns: the prompts, how a verdict is read, the cache, what may be spent.
-Never: makes a grade up: an answer that cannot be read is asked for once more, then there is no grade. Judged text is
-data: it stands between marks that it cannot end.
+No grade is made up: an answer that cannot be read is asked for once more, then there is no grade. Judged text is data:
+it stands between marks that it cannot end.
 
     grade     one question per criterion. By expectation where the endpoint tells log-probabilities: choices are
               letters, and the grade is the mean of their values under the probabilities of the first token. Otherwise
@@ -32,13 +31,10 @@ from halteres.config import environ
 from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotFound, NotReady, ServerError
 from halteres.rewards.components import JudgeSpec
 from halteres.rewards.functions import Sample
-from halteres.rewards.rubrics import Criterion, Rubric
+from halteres.rewards.rubrics import Rubric
 from halteres.text import Message
 
 T = TypeVar("T")
-
-Outcome = Literal["read", "over_budget", "unreadable", "failed"]
-"""What became of a question."""
 
 LETTERS: Final = string.ascii_uppercase
 NUM_TOP: Final = 20
@@ -70,14 +66,6 @@ _MARK = re.compile(r"<(?=\s*/?\s*(?:request|answer))", re.IGNORECASE)
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grade:
-    """What a judge gave one answer by a rubric."""
-
-    score: float  # 0 to 1
-    criteria: Mapping[str, float]  # each 0 to 1; with the means of those of one aspect
-
-
 class NoGrade(HalteresError):
     """A judge graded none of the answers that it was asked about; `why` is of the last one."""
 
@@ -96,41 +84,38 @@ class NoLogprobs(HalteresError):
     code = "judge_no_logprobs"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grade:
+    """What a judge gave one answer by a rubric."""
+
+    score: float  # 0 to 1
+    criteria: Mapping[str, float]  # each 0 to 1; with the means of those of one aspect
+
+
 class Budget:
     """What a judge has spent, and may."""
 
     def __init__(self, spec: JudgeSpec) -> None:
-        self._spec = spec
         self._in_step, self._in_total = Counter[str](), Counter[str]()
+        self._limits = (
+            (self._in_step, "this step's", "calls", spec.calls_per_step),
+            (self._in_step, "this step's", "tokens", spec.tokens_per_step),
+            (self._in_total, "its", "calls", spec.calls_total),
+            (self._in_total, "its", "tokens", spec.tokens_total),
+        )
 
     def begin_step(self) -> None:
         """Requests from here on are of a new step."""
         self._in_step.clear()
 
-    def take(self) -> None:
-        """Count one request before it is sent.
-
-        Raises:
-            OverBudget: it would be one too many, or the tokens are spent.
-        """
-        spec = self._spec
-        limits = (
-            (self._in_step, "calls", spec.calls_per_step),
-            (self._in_step, "tokens", spec.tokens_per_step),
-            (self._in_total, "calls", spec.calls_total),
-            (self._in_total, "tokens", spec.tokens_total),
-        )
-        for spent, kind, limit in limits:
+    def check(self) -> None:
+        """OverBudget where a further request would be one too many, or the tokens are spent."""
+        for spent, whose, kind, limit in self._limits:
             if limit is not None and spent[kind] >= limit:
-                where = "this step's" if spent is self._in_step else "its"
-                raise OverBudget(f"The judge has spent {where} {limit} {kind}.")
-        self._spend("calls", 1)
+                raise OverBudget(f"The judge has spent {whose} {limit} {kind}.")
 
-    def pay(self, tokens: int) -> None:
-        """Count an answer's tokens."""
-        self._spend("tokens", tokens)
-
-    def _spend(self, kind: str, amount: int) -> None:
+    def spend(self, kind: Literal["calls", "tokens"], amount: int) -> None:
+        """Count what was spent."""
         self._in_step[kind] += amount
         self._in_total[kind] += amount
 
@@ -144,9 +129,8 @@ class Judge:
     """
 
     def __init__(self, spec: JudgeSpec, client: InferenceClient | None = None, *, waits_for_start: bool = True) -> None:
-        self.spec = spec
+        self.spec, self.budget = spec, Budget(spec)
         self.last_failure = ""  # why a question got no answer that could be read
-        self.budget = Budget(spec)
         self._client = client or InferenceClient(
             spec.base_url,
             api_key=_key(spec.key_variable),
@@ -177,7 +161,15 @@ class Judge:
         by_name: dict[str, float] = {}
         async with self._slots:
             for criterion in rubric.criteria:
-                if (grade := await self._graded(criterion, sample)) is None:
+                letters = LETTERS[: len(criterion.choices)]
+                question = _GRADE.format(
+                    request=_request(sample),
+                    answer=_answer(sample),
+                    text=criterion.text,
+                    choices="\n".join(f"{one}: {text}" for one, text in zip(letters, criterion.choices, strict=True)),
+                )
+                grade = await self._verdict(question, dict(zip(letters, criterion.values, strict=True)))
+                if grade is None:
                     return None
                 by_name[criterion.name] = grade
         return Grade(score=rubric.score(by_name), criteria={**by_name, **rubric.aspects(by_name)})
@@ -190,8 +182,12 @@ class Judge:
             if (back := await self._compared(second, first)) is None:
                 return None
         is_decided = (forth > 0.5) != (back > 0.5) and 0.5 not in (forth, back)
-        self._count_orders(is_decided or forth == back == 0.5)
+        self._counts.update(in_both_orders=1, consistent=int(is_decided or forth == back == 0.5))
         return float(forth > back) if is_decided else 0.5
+
+    async def relative_values(self, samples: Sequence[Sample]) -> list[float | None]:
+        """A group's answers beside each other, as the judge's method says; None: it could not tell."""
+        return await (self.rank(samples) if self.spec.method == "ranking" else self.compare_all(samples))
 
     async def compare_all(self, samples: Sequence[Sample]) -> list[float | None]:
         """Every pair of a group: each answer's share of points, 1 for a win and 0.5 for a tie."""
@@ -214,29 +210,22 @@ class Judge:
             back = None if forth is None else await self._ranked(samples[::-1])
         if forth is None or back is None:
             return [None] * count
-        self._count_orders(forth == back[::-1])
+        self._counts.update(in_both_orders=1, consistent=int(forth == back[::-1]))
         worst = 2 * (count - 1)
         return [1 - (there + here) / worst for there, here in zip(forth, back[::-1], strict=True)]
 
-    def _count_orders(self, is_consistent: bool) -> None:
-        self._counts["in_both_orders"] += 1
-        self._counts["consistent"] += is_consistent
-
-    async def _graded(self, criterion: Criterion, sample: Sample) -> float | None:
-        letters = LETTERS[: len(criterion.choices)]
-        shown = "\n".join(f"{letter}: {text}" for letter, text in zip(letters, criterion.choices, strict=True))
-        words = _GRADE.format(request=_request(sample), answer=_answer(sample), text=criterion.text, choices=shown)
-        values = dict(zip(letters, criterion.values, strict=True))
-        return await self._verdict(words, values)
+    def _spend(self, kind: Literal["calls", "tokens"], amount: int) -> None:
+        self.budget.spend(kind, amount)
+        self._counts[kind] += amount
 
     async def _compared(self, first: Sample, second: Sample) -> float | None:
         """How far the judge is for the first answer, 0 to 1."""
-        words = _COMPARE.format(
+        question = _COMPARE.format(
             request=_request(first), first=_answer(first, "A"), second=_answer(second, "B"), question=self.spec.question
         )
-        return await self._verdict(words, {"A": 1.0, "B": 0.0})
+        return await self._verdict(question, {"A": 1.0, "B": 0.0})
 
-    async def _verdict(self, words: str, values: Mapping[str, float]) -> float | None:
+    async def _verdict(self, question: str, values: Mapping[str, float]) -> float | None:
         """The expected value of a choice, or that of the choice that is written down.
 
         An endpoint that refuses one question may refuse the text, not the log-probabilities: it is taken for one that
@@ -245,16 +234,14 @@ class Judge:
         lacks_logprobs = False
         if self._tells_logprobs is not False:
             try:
-                expected, _ = await self._cached(
-                    words + _BY_LETTER, lambda answer: _expected(answer, values), by_letter=True
+                by_letter = await self._read_answer(
+                    question + _BY_LETTER, lambda answer: _expected(answer, values), True
                 )
             except NoLogprobs:
-                lacks_logprobs, expected = True, None
-            if expected is not None:
-                self._counts["read"] += 1
-                return expected
-        written, outcome = await self._cached(words + _BY_JSON.format(), lambda answer: _chosen(answer.text, values))
-        self._counts[outcome] += 1
+                lacks_logprobs, by_letter = True, None
+            if by_letter is not None:
+                return by_letter
+        written = await self._read_answer(question + _BY_JSON.format(), lambda answer: _chosen(answer.text, values))
         if written is not None:
             self._counts["written"] += 1
             if lacks_logprobs and self._tells_logprobs is None:
@@ -264,42 +251,43 @@ class Judge:
     async def _ranked(self, samples: Sequence[Sample]) -> list[int] | None:
         """Each answer's place, 0 the best."""
         answers = "\n\n".join(_answer(sample, str(number)) for number, sample in enumerate(samples, 1))
-        words = _RANK.format(
+        question = _RANK.format(
             request=_request(samples[0]), answers=answers, question=self.spec.question, count=len(samples)
         )
-        places, outcome = await self._cached(words, lambda answer: _places(answer.text, len(samples)))
-        self._counts[outcome] += 1
-        return places
+        return await self._read_answer(question, lambda answer: _places(answer.text, len(samples)))
 
-    async def _cached(
-        self, words: str, read: Callable[[Completion], T | None], *, by_letter: bool = False
-    ) -> tuple[T | None, Outcome]:
-        """What was read of the judge's answer, and how it went; None: not read. Raises NoLogprobs."""
-        key = hashlib.sha256(f"{self.spec.base_url}\0{self.spec.model}\0{words}".encode()).hexdigest()
+    async def _read_answer(
+        self, question: str, read: Callable[[Completion], T | None], by_letter: bool = False
+    ) -> T | None:
+        """What was read of the judge's answer, or None; what became of the question is counted. One by letter that was
+        not read is put in writing, and counted then. Raises NoLogprobs."""
+        key = hashlib.sha256(f"{self.spec.base_url}\0{self.spec.model}\0{question}".encode()).hexdigest()
         if key in self._cache:
-            self._counts["cached"] += 1
-            return self._cache[key], "read"
+            self._counts.update(("cached", "read"))
+            return self._cache[key]
+        outcome = "unreadable"
         for _ in range(1 if by_letter else 2):
             try:
-                answer = await self._asked(words, by_letter=by_letter)
-            except OverBudget as error:
-                self.last_failure = error.sentence
-                return None, "over_budget"
-            except (InvalidData, NotFound, NotReady, ServerError) as error:
-                if error.sentence != self.last_failure:
+                answer = await self._ask(question, by_letter=by_letter)
+            except (OverBudget, InvalidData, NotFound, NotReady, ServerError) as error:
+                outcome = "over_budget" if isinstance(error, OverBudget) else "failed"
+                if outcome == "failed" and error.sentence != self.last_failure:
                     log.warning("The judge %s gave no answer: %s", self.spec.model, error.sentence)
                 self.last_failure = error.sentence
-                return None, "failed"
+                break
             if (found := read(answer)) is not None:
                 if len(self._cache) < MOST_CACHED:
                     self._cache[key] = found
-                return found, "read"
+                self._counts["read"] += 1
+                return found
             self.last_failure = f"Its answer was no grade: {answer.text.strip()[:80]!r}."
-        return None, "unreadable"
+        if not by_letter:
+            self._counts[outcome] += 1
+        return None
 
-    async def _asked(self, words: str, *, by_letter: bool) -> Completion:
+    async def _ask(self, question: str, *, by_letter: bool) -> Completion:
         """One answer. Raises NoLogprobs where a question by letter is refused, or answered without them."""
-        messages = [{"role": "system", "content": RULE}, {"role": "user", "content": words}]
+        messages = [{"role": "system", "content": RULE}, {"role": "user", "content": question}]
         sampling = Sampling(
             max_new_tokens=1 if by_letter else self.spec.max_new_tokens,
             temperature=0.0,
@@ -307,8 +295,8 @@ class Judge:
         )
 
         async def attempt() -> Completion:
-            self.budget.take()
-            self._counts["calls"] += 1
+            self.budget.check()
+            self._spend("calls", 1)
             async with asyncio.timeout(self.spec.request_timeout_s):
                 return (await self._client.chat(messages, sampling))[0]
 
@@ -320,8 +308,7 @@ class Judge:
             if not by_letter:
                 raise
             raise NoLogprobs(error.what, error.why) from error
-        self.budget.pay(answer.num_tokens)
-        self._counts["tokens"] += answer.num_tokens
+        self._spend("tokens", answer.num_tokens)
         if by_letter:
             if answer.first_token is None:
                 raise NoLogprobs(f"The judge {self.spec.model} gave no log-probabilities.")
@@ -348,12 +335,12 @@ def _chosen(text: str, values: Mapping[str, float]) -> float | None:
 
 
 def _places(text: str, count: int) -> list[int] | None:
+    """Each answer's place in the ranking in a judge's JSON, 0 the best; None: there is none."""
     ranking = _json(text).get("ranking")
     if not isinstance(ranking, list) or not all(type(number) is int for number in ranking):
         return None
-    if sorted(ranking) != list(range(1, count + 1)):
-        return None
-    return [ranking.index(number) for number in range(1, count + 1)]
+    numbers = range(1, count + 1)
+    return [ranking.index(number) for number in numbers] if sorted(ranking) == list(numbers) else None
 
 
 def _json(text: str) -> dict[str, Any]:

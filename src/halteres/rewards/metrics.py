@@ -1,6 +1,6 @@
-"""Figures by which a reward model is judged, as pure functions of its scores.
+"""Figures by which a reward model is judged, and its calibration, as pure functions of its scores.
 
-Shapes: P pairs, K completions of one prompt, B bins. A *lead* is the chosen side's score minus the rejected side's.
+Shapes: P pairs, K completions of one prompt. A *lead* is the chosen side's score minus the rejected side's.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from halteres.errors import InvalidData
+from halteres.rewards.model_folder import Calibration, Side
+from halteres.rewards.preferences import Comparison
+
 Floats = npt.NDArray[np.float64]
 
 Z_95 = 1.959964
@@ -19,6 +23,17 @@ Z_95 = 1.959964
 
 NUM_BINS = 10
 """Of confidences from 0.5 to 1, for the calibration error."""
+
+FEW_PAIRS, LEAST_PAIRS = 200, 10
+"""Fewer make a calibration that is said to be uncertain; too few make none."""
+
+TIES = "Ties"
+"""RewardBench 2's subset of questions with several right answers; ids are `tied:ID`, their twins' with one `ref:ID`."""
+
+QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+
+WIDEST = 1000.0
+"""Factor of the leads' mean size within which a temperature lies: all right would ask for 0, all wrong for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +49,66 @@ class Share:
     def holds_half(self) -> bool:
         """The cases do not tell it from a coin."""
         return self.low <= 0.5 <= self.high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairFigures:
+    """How well pairs are told apart."""
+
+    accuracy: Share  # strict, as TRL counts: an equal score is wrong
+    half_credit: float  # an equal score counts one half
+    mean_margin: float  # of the leads, in the scores' units
+    tie_rate: float  # share of equal scores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bin:
+    """Pairs whose preferred side is told with about the same confidence."""
+
+    low: float
+    high: float
+    count: int
+    confidence: float  # mean; NaN where there are none
+    accuracy: float  # share that is right, equal scores one half
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TieSubset:
+    """How a question with several right answers is scored."""
+
+    score: float
+    accuracy_tied: float  # of questions with many right answers: the worst of them above the best wrong one
+    accuracy_ref: float  # of the same question's twin, which has one right answer
+    gap_over_spread: float  # share of tied questions whose gap is wider than the right answers' own spread
+    both_gaps_over_spread: float  # share of twins of which both gaps are
+    mean_excess: float  # of tanh(smaller gap / spread - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    """RewardBench 2's score."""
+
+    overall: float  # mean of the subsets
+    by_subset: Mapping[str, float]  # best-of-N credit; of Ties its own formula
+    ties: TieSubset | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TieScores:
+    """The scores of one question's answers."""
+
+    correct: Sequence[float]
+    wrong: Sequence[float]
+
+    @property
+    def gap(self) -> float:
+        """Worst correct minus best wrong."""
+        return min(self.correct) - max(self.wrong)
+
+    @property
+    def spread(self) -> float:
+        """Best minus worst correct."""
+        return max(self.correct) - min(self.correct)
 
 
 def share(hits: float, count: int) -> Share:
@@ -54,16 +129,6 @@ def share(hits: float, count: int) -> Share:
     return Share(value=value, low=max(0.0, min(low, value)), high=min(1.0, max(high, value)), count=count)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairFigures:
-    """How well pairs are told apart."""
-
-    accuracy: Share  # strict, as TRL counts: an equal score is wrong
-    half_credit: float  # an equal score counts one half
-    mean_margin: float  # of the leads, in the scores' units
-    tie_rate: float  # share of equal scores
-
-
 def pair_figures(leads_P: Floats) -> PairFigures:
     """The figures of some pairs.
 
@@ -82,9 +147,8 @@ def pair_figures(leads_P: Floats) -> PairFigures:
 
 
 def best_of_n_credit(scores_K: Floats, correct_K: npt.NDArray[np.bool_]) -> float:
-    """Which part of the completions with the highest score is correct: 1/m where one correct is among m equal ones.
-
-    Source: RewardBench 2 (arXiv 2506.01937).
+    """Which part of the completions with the highest score is correct: 1/m where one correct is among m equal ones
+    (RewardBench 2, arXiv 2506.01937).
 
     >>> best_of_n_credit(np.array([1.0, 3.0, 3.0, 0.0]), np.array([False, True, False, False]))
     0.5
@@ -124,88 +188,29 @@ def _mean_ranks(values: Floats) -> Floats:
     return (last - (counts - 1) / 2)[place]
 
 
-def probabilities(leads: Floats, temperature: float = 1.0) -> Floats:
-    """That the chosen side is preferred: s(lead / temperature)."""
-    return 0.5 * (1 + np.tanh(leads / (2 * temperature)))  # the sigmoid, without overflow
+def rewardbench_2(scored: Sequence[tuple[Comparison, Floats]]) -> Benchmark | None:
+    """RewardBench 2's score (arXiv 2506.01937) of comparisons that all have a subset and more than two answers; None of
+    any others.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bin:
-    """Pairs whose preferred side is told with about the same confidence."""
-
-    low: float
-    high: float
-    count: int
-    confidence: float  # mean; NaN where there are none
-    accuracy: float  # share that is right, equal scores one half
-
-
-def reliability(leads_P: Floats, temperature: float = 1.0, num_bins: int = NUM_BINS) -> tuple[Bin, ...]:
-    """Confidence max(p, 1 - p) against how often it is right, in equal bins from 0.5 to 1."""
-    confidence_P = probabilities(np.abs(leads_P), temperature)
-    right_P = np.where(leads_P == 0, 0.5, leads_P > 0)
-    place_P = np.minimum((2 * num_bins * (confidence_P - 0.5)).astype(int), num_bins - 1)
-    bins: list[Bin] = []
-    for number in range(num_bins):
-        inside = place_P == number
-        count = int(inside.sum())
-        bins.append(
-            Bin(
-                low=0.5 + number / (2 * num_bins),
-                high=0.5 + (number + 1) / (2 * num_bins),
-                count=count,
-                confidence=float(confidence_P[inside].mean()) if count else math.nan,
-                accuracy=float(right_P[inside].mean()) if count else math.nan,
-            )
-        )
-    return tuple(bins)
-
-
-def calibration_error(bins: Sequence[Bin]) -> float:
-    """Expected calibration error: the mean distance of confidence and accuracy, each bin by its pairs."""
-    total = sum(each.count for each in bins)
-    return (
-        sum(each.count * abs(each.accuracy - each.confidence) for each in bins if each.count) / total if total else 0.0
-    )
-
-
-def brier_score(leads_P: Floats, temperature: float = 1.0) -> float:
-    """Mean of (1 - p)^2, p the probability given to the chosen side."""
-    return float(np.mean((1 - probabilities(leads_P, temperature)) ** 2))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TieSubset:
-    """How a question with several right answers is scored (RewardBench 2's subset Ties)."""
-
-    score: float
-    accuracy_tied: float  # of questions with many right answers: the worst of them above the best wrong one
-    accuracy_ref: float  # of the same question's twin, which has one right answer
-    gap_over_spread: float  # share of tied questions whose gap is wider than the right answers' own spread
-    both_gaps_over_spread: float  # share of twins of which both gaps are
-    mean_excess: float  # of tanh(smaller gap / spread - 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TieScores:
-    """The scores of one question's answers."""
-
-    correct: Sequence[float]
-    wrong: Sequence[float]
-
-    @property
-    def gap(self) -> float:
-        """Worst correct minus best wrong."""
-        return min(self.correct) - max(self.wrong)
-
-    @property
-    def spread(self) -> float:
-        """Best minus worst correct."""
-        return max(self.correct) - min(self.correct)
+    Args:
+        scored: comparisons with their scores, shape (K,).
+    """
+    if not scored or any(one.kind is None or len(one.completions) <= 2 for one, _ in scored):
+        return None
+    by_subset: dict[str, float] = {}
+    ties: TieSubset | None = None
+    for subset in sorted({str(one.kind) for one, _ in scored}):
+        rows = [(one, scores) for one, scores in scored if one.kind == subset]
+        if subset == TIES and all(one.id.startswith(("ref:", "tied:")) for one, _ in rows):
+            ties = tie_subset(_tie_scores(rows, "ref:"), _tie_scores(rows, "tied:"))
+            by_subset[subset] = ties.score
+        else:
+            by_subset[subset] = _mean([best_of_n_credit(scores, np.array(one.ranks) == 0) for one, scores in rows])
+    return Benchmark(overall=_mean(list(by_subset.values())), by_subset=by_subset, ties=ties)
 
 
 def tie_subset(ref: Mapping[str, TieScores], tied: Mapping[str, TieScores]) -> TieSubset:
-    """The score of RewardBench 2's subset Ties.
+    """The score of the subset Ties.
 
     0.30 * accuracy_tied + 0.30 * accuracy_ref + 0.20 * gap_over_spread + 0.20 * both_gaps_over_spread
     + 0.01 * mean_excess; where the spread is 0, the excess is the sign of the gap.
@@ -229,6 +234,128 @@ def tie_subset(ref: Mapping[str, TieScores], tied: Mapping[str, TieScores]) -> T
         both_gaps_over_spread=both,
         mean_excess=excess,
     )
+
+
+def _tie_scores(rows: Sequence[tuple[Comparison, Floats]], prefix: str) -> dict[str, TieScores]:
+    return {
+        one.id.removeprefix(prefix): TieScores(
+            correct=[float(score) for score, rank in zip(scores, one.ranks, strict=True) if rank == 0],
+            wrong=[float(score) for score, rank in zip(scores, one.ranks, strict=True) if rank > 0],
+        )
+        for one, scores in rows
+        if one.id.startswith(prefix)
+    }
+
+
+def probabilities(leads: Floats, temperature: float = 1.0) -> Floats:
+    """That the chosen side is preferred: s(lead / temperature)."""
+    return 0.5 * (1 + np.tanh(leads / (2 * temperature)))  # the sigmoid, without overflow
+
+
+def reliability(leads_P: Floats, temperature: float = 1.0, num_bins: int = NUM_BINS) -> tuple[Bin, ...]:
+    """Confidence max(p, 1 - p) against how often it is right, in equal bins from 0.5 to 1."""
+    confidence_P = probabilities(np.abs(leads_P), temperature)
+    right_P = np.where(leads_P == 0, 0.5, leads_P > 0)
+    place_P = np.minimum((2 * num_bins * (confidence_P - 0.5)).astype(int), num_bins - 1)
+    bins: list[Bin] = []
+    for number in range(num_bins):
+        inside = place_P == number
+        bins.append(
+            Bin(
+                low=0.5 + number / (2 * num_bins),
+                high=0.5 + (number + 1) / (2 * num_bins),
+                count=int(inside.sum()),
+                confidence=float(confidence_P[inside].mean()) if inside.any() else math.nan,
+                accuracy=float(right_P[inside].mean()) if inside.any() else math.nan,
+            )
+        )
+    return tuple(bins)
+
+
+def calibration_error(bins: Sequence[Bin]) -> float:
+    """Expected calibration error: the mean distance of confidence and accuracy, each bin by its pairs."""
+    total = sum(each.count for each in bins)
+    return sum(each.count * abs(each.accuracy - each.confidence) for each in bins if each.count) / max(1, total)
+
+
+def brier_score(leads_P: Floats, temperature: float = 1.0) -> float:
+    """Mean of (1 - p)^2, p the probability given to the chosen side."""
+    return float(np.mean((1 - probabilities(leads_P, temperature)) ** 2))
+
+
+def fit_calibration(
+    chosen_P: Floats,
+    rejected_P: Floats,
+    *,
+    data_digest: str,
+    template_digest: str = "",
+    offset_from: Side = "chosen",
+    leads_P: Floats | None = None,
+) -> Calibration:
+    """The calibration of a model by its raw scores of held-out pairs.
+
+    Args:
+        chosen_P, rejected_P: raw scores, shape (P,).
+        data_digest, template_digest: of the pairs, and of the template under which they were scored.
+        offset_from: the sides whose mean score becomes 0: the chosen (InstructGPT: demonstrations score 0), or both.
+        leads_P: which the pairs judge, where that is not the score: an objective's own; for the temperature.
+
+    Raises:
+        InvalidData: fewer than LEAST_PAIRS pairs, or all scores are equal.
+    """
+    if len(chosen_P) < LEAST_PAIRS:
+        raise InvalidData(
+            f"Too few ranked pairs to calibrate on: {len(chosen_P)}.",
+            f"It takes {LEAST_PAIRS} at least, and {FEW_PAIRS} for a certain temperature; ties and steps are no pairs.",
+            "Name more held-out pairs. A calibration that the model has is kept.",
+        )
+    both = np.concatenate([chosen_P, rejected_P])
+    scale = float(both.std())
+    if scale == 0.0:
+        raise InvalidData(
+            "The model cannot be calibrated on these pairs.",
+            f"All {len(both)} scores are equal.",
+            "Name held-out pairs that the model tells apart.",
+        )
+    leads = chosen_P - rejected_P if leads_P is None else leads_P
+    temperature = _temperature(leads)
+    before, after = (calibration_error(reliability(leads, each)) for each in (1.0, temperature))
+    warnings: list[str] = []
+    if len(leads) < FEW_PAIRS:
+        warnings.append(f"{len(leads)} pairs are few: {FEW_PAIRS} or more make the temperature certain.")
+    if float(leads.mean()) <= 0:
+        warnings.append("The rejected side scores no lower than the chosen one: probabilities are near one half.")
+    elif bool(np.all(leads > 0)):
+        warnings.append("Every pair is right: these pairs do not tell how sure the model may be.")
+    return Calibration(
+        temperature=temperature,
+        offset=float((chosen_P if offset_from == "chosen" else both).mean()),
+        scale=scale,
+        offset_from=offset_from,
+        num_pairs=len(leads),
+        data_digest=data_digest,
+        template_digest=template_digest,
+        calibration_error=(before, after),
+        brier_score=(brier_score(leads), brier_score(leads, temperature)),
+        quantiles={str(q): float(np.quantile(both, q)) for q in QUANTILES},
+        warnings=tuple(warnings),
+    )
+
+
+def _temperature(leads_P: Floats) -> float:
+    """The temperature of the least negative log-likelihood of s(lead / temperature).
+
+    In 1/temperature the likelihood is concave, so its slope changes its sign once: bisection finds the place.
+    """
+    size = float(np.abs(leads_P).mean()) or 1.0
+    low, high = math.log(1 / (WIDEST * size)), math.log(WIDEST / size)  # of 1/temperature
+    for _ in range(60):
+        middle = (low + high) / 2
+        if float(np.mean(leads_P * probabilities(-leads_P * math.exp(middle)))) > 0:
+            low = middle
+        else:
+            high = middle
+    return math.exp(-low)
 
 
 def _mean(values: Sequence[float]) -> float:

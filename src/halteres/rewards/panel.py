@@ -1,12 +1,10 @@
 """Is the gain real? What a panel that is never trained on says of a gain in the trained reward.
 
-Owns: the share of a gain that transfers, the signs of a rubric that is pleased rather than met.
-Never: scores, decides what is done about it. These figures audit what has been learnt; they do not warn before.
-
     share = (panel's gain / its standard deviation) / (proxy's gain / its standard deviation)
 
 The proxy is the training reward on held-out answers. Both standard deviations are those of the base evaluation, so of n
-answers the error of panel - proxy / 2 is sqrt(2 / n * (1 + 1 / 4)), were all answers independent.
+answers the error of panel - proxy / 2 is sqrt(2 / n * (1 + 1 / 4)), were all answers independent. These figures audit
+what has been learnt; they do not warn before.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from typing import Any
 
 from halteres.rewards.components import SHARE, TOTAL
 
-PROXY, PANEL, GRADES = f"reward/{TOTAL}", "panel/", "reward/"
+PROXY, PANEL = f"reward/{TOTAL}", "panel/"
 """Names of an evaluation's metrics, without `eval/`."""
 
 LEAST_GAIN = 0.5
@@ -45,7 +43,7 @@ class Transfer:
     proxy: float  # gain, in standard deviations of the base evaluation
     panel: float  # likewise
     share: float | None  # panel / proxy; None: the proxy has not gained enough to say
-    error: float = 0.0  # standard error of panel - LEAST_SHARE * proxy; 0: the number of answers is not told
+    error: float = 0.0  # standard error of panel - LEAST_SHARE * proxy; 0: the number of answers is not known
 
     @property
     def is_low(self) -> bool:
@@ -71,12 +69,12 @@ def transfers(base: Row, later: Row) -> list[Transfer]:
     >>> transfers(base, {"eval/reward/total": 2.0, "eval/panel/rm": 2.0})[0].share
     0.25
     """
-    proxy = _gain(base, later, PROXY)
-    panel_names = [name.removeprefix(f"eval/{PANEL}") for name in base if name.startswith(f"eval/{PANEL}")]
-    members = [name for name in panel_names if "/" not in name and name != SHARE]
-    error = _error(later, 1 + LEAST_SHARE**2)
+    proxy, error = _gain(base, later, PROXY), _error(later, 1 + LEAST_SHARE**2)
     found: list[Transfer] = []
-    for member in members:
+    for name in base:
+        member = name.removeprefix(f"eval/{PANEL}")
+        if member in (name, SHARE) or "/" in member:
+            continue
         panel = _gain(base, later, f"{PANEL}{member}")
         if proxy is not None and panel is not None:
             share = panel / proxy if proxy >= LEAST_GAIN else None
@@ -95,25 +93,20 @@ def shares(base: Row, later: Row) -> dict[str, float]:
 
 def divergences(base: Row, later: Row) -> Iterator[Divergence]:
     """Components whose criteria of presence surely rise while those of correctness surely fall."""
+    error = ERRORS * _error(later)
     for name in base:
-        component = name.removeprefix(f"eval/{GRADES}").removesuffix("/presence")
-        if name != f"eval/{GRADES}{component}/presence":
+        component = name.removeprefix("eval/reward/").removesuffix("/presence")
+        if name != f"eval/reward/{component}/presence":
             continue
-        presence = _rise(base, later, f"{GRADES}{component}/presence")
-        correctness = _rise(base, later, f"{GRADES}{component}/correctness")
-        if presence is None or correctness is None:
-            continue
-        error = ERRORS * _error(later)
-        least, most = (
-            LEAST_MOVE + error * (base.get(f"eval/{GRADES}{component}/{kind}_std") or 0.0)
-            for kind in ("presence", "correctness")
-        )
-        if presence >= least and correctness <= -most:
+        grades = [f"reward/{component}/{aspect}" for aspect in ("presence", "correctness")]
+        presence, correctness = (_rise(base, later, grade) for grade in grades)
+        least, most = (LEAST_MOVE + error * (base.get(f"eval/{grade}_std") or 0.0) for grade in grades)
+        if presence is not None and correctness is not None and presence >= least and correctness <= -most:
             yield Divergence(component=component, presence=presence, correctness=correctness)
 
 
 def _error(later: Row, variances: float = 1.0) -> float:
-    """Standard error of a change of means, in standard deviations; 0: the number of answers is not told.
+    """Standard error of a change of means, in standard deviations; 0: the number of answers is not known.
 
     `variances`: of what changes, 1 for one mean.
     """

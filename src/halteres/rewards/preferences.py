@@ -1,8 +1,5 @@
-"""Preference data: completions of one prompt, ranked, or steps of one completion, each right or wrong.
-
-Owns: the formats that are read, every check of a row, the split that keeps a prompt on one side.
-Never: tokenises, truncates; changes a text.
-"""
+"""Preference data: completions of one prompt, ranked, or steps of one completion, each right or wrong; read, checked
+and split. Texts are never changed."""
 
 from __future__ import annotations
 
@@ -13,14 +10,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, takewhile
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
 
 from halteres.errors import InvalidConfig, InvalidData
 from halteres.rewards.components import RESERVED_PARTS
-from halteres.rewards.preference_rows import EXAMPLE, STEPS_EXAMPLE, NumberedRows, Unreadable, read_rows
+from halteres.rewards.preference_rows import EXAMPLE, STEPS_EXAMPLE, NumberedRows, RowProblem, Source, read_rows
 from halteres.rewards.rubrics import Aspect
 from halteres.text import Message
 
@@ -34,10 +30,13 @@ OnIdentical = Literal["error", "tie", "drop"]
 """What becomes of a row whose completions are the same text under different ranks."""
 
 MOST_ROWS = 10
-"""Row numbers that are told of one problem; the rest are counted."""
+"""Row numbers that are named of one problem; the rest are counted."""
 
 STEP_SEPARATOR = "\n"
 """Between the steps of a completion that are strings. Steps that are messages need none."""
+
+IDENTICAL = "the completions are identical"
+MIXED = "standard and conversational completions are mixed"
 
 _TOKEN_COLUMNS = (("chosen_ids", "rejected_ids"), ("chosen_input_ids", "rejected_input_ids"))
 
@@ -105,18 +104,8 @@ class MarginFrom(BaseModel, frozen=True, extra="forbid"):
     scale: float = 1.0
 
 
-IDENTICAL = "the completions are identical"
-
-
-class RowProblem(Exception):
-    """Why a row cannot be used: goes on after "row 3: "."""
-
-
 def read_preferences(
-    source: str | Path | Iterable[Mapping[str, Any]],
-    *,
-    on_identical: OnIdentical = "error",
-    margin_from: MarginFrom | None = None,
+    source: Source, *, on_identical: OnIdentical = "error", margin_from: MarginFrom | None = None
 ) -> Preferences:
     """Read preference data and check every row of it.
 
@@ -132,68 +121,38 @@ def read_preferences(
         margin_from: the columns of scores that margins are made of; they go before a column `margin`.
 
     Raises:
-        InvalidData: some rows cannot be used; each problem is told once, with the numbers of its first rows.
+        InvalidData: some rows cannot be used; each problem is named once, with the numbers of its first rows. Or there
+            is no row.
         NotFound, InvalidConfig: there is no such file, or it cannot be read here.
     """
-    return checked(read_rows(source), on_identical=on_identical, margin_from=margin_from)
+    return checked(read_rows(source), on_identical, margin_from)
 
 
-def checked(
-    found: NumberedRows, *, on_identical: OnIdentical = "error", margin_from: MarginFrom | None = None
-) -> Preferences:
-    """Rows that were read already, as `read_preferences` checks them.
+def read_rewardbench(source: Source) -> Preferences:
+    """RewardBench as conversations: `chosen` and `rejected` are strings in its first version, lists of them in its
+    second. Raises as `read_preferences`."""
 
-    Raises:
-        InvalidData: as there.
-    """
-    comparisons: list[Comparison] = []
-    problems: dict[str, list[int]] = {}
-    dropped: list[int] = []
-    for number, row in found.rows:
-        try:
-            comparison = _comparison(row, number, margin_from)
-            if comparisons and bool(comparison.labels) != bool(comparisons[0].labels):
-                kinds = ("ranked completions", "steps with labels")[:: -1 if comparison.labels else 1]
-                raise RowProblem(f"holds {kinds[0]}, while row {comparisons[0].row} holds {kinds[1]}")
-            if comparisons and comparison.form != comparisons[0].form:
-                first = comparisons[0]
-                raise RowProblem(f"is {comparison.form}, while row {first.row} is {first.form}")
-            if _prefers_itself(comparison):
-                if on_identical == "error":
-                    raise RowProblem(IDENTICAL)
-                if on_identical == "drop":
-                    dropped.append(number)
-                    continue
-                comparison = _tied(comparison)
-            comparisons.append(comparison)
-        except RowProblem as problem:
-            problems.setdefault(str(problem), []).append(number)
-    if problems:
-        raise _refused(found, problems)
-    if not comparisons:
-        raise InvalidData(
-            f"{found.source} holds no row that can be used.", f"All {len(dropped)} have identical completions."
-        )
-    warnings = [f"{_rows(dropped)}: dropped, the completions are identical"] if dropped else []
-    if repeated := _repeated(comparisons):
-        warnings.append(f"{_rows(repeated)}: the same as a row before")
-    if len(labels := {label for one in comparisons for label in one.labels}) == 1:
-        warnings.append(f"{_rows([one.row for one in comparisons])}: every step is {_judged(*labels)}")
-    return Preferences(
-        comparisons=tuple(comparisons),
-        source=found.source,
-        digest=found.digest,
-        warnings=tuple(f"{found.source} {warning}." for warning in warnings),
-    )
+    def as_messages(row: Mapping[str, Any] | RowProblem) -> Mapping[str, Any] | RowProblem:
+        if isinstance(row, RowProblem):
+            return row
+        changed = dict(row)
+        for column, role in (("prompt", "user"), ("chosen", "assistant"), ("rejected", "assistant")):
+            value = row.get(column)
+            if isinstance(value, str):
+                changed[column] = [{"role": role, "content": value}]
+            elif column != "prompt" and isinstance(value, Sequence) and all(isinstance(text, str) for text in value):
+                changed[column] = [[{"role": role, "content": text}] for text in value]
+        return changed
+
+    found = read_rows(source)
+    return checked(replace(found, rows=tuple((number, as_messages(row)) for number, row in found.rows)))
 
 
 def hold_out(preferences: Preferences, share: float = 0.1, *, seed: int = 0) -> tuple[Preferences, Preferences]:
     """The rows to train on and the held-out ones, about `share` of the prompts; no prompt is on both sides.
 
-    Prompts are ordered by a hash with the seed, so that most keep their side when rows are added.
-
-    Raises:
-        InvalidConfig: a side would be empty.
+    Prompts are ordered by a hash with the seed, so that most keep their side when rows are added. InvalidConfig where a
+    side would be empty.
     """
     keys = [comparison.prompt_key for comparison in preferences.comparisons]
     ordered = sorted(set(keys), key=lambda key: hashlib.sha256(f"{seed}:{key}".encode()).digest())
@@ -205,37 +164,78 @@ def hold_out(preferences: Preferences, share: float = 0.1, *, seed: int = 0) -> 
             "Choose another share, or name a file of held-out rows.",
         )
     chosen = set(ordered[:count])
-    train = tuple(one for one, key in zip(preferences.comparisons, keys, strict=True) if key not in chosen)
-    held_out = tuple(one for one, key in zip(preferences.comparisons, keys, strict=True) if key in chosen)
-    return (
-        _part(preferences, train, f"{share}:{seed}:train"),
-        replace(_part(preferences, held_out, f"{share}:{seed}:held_out"), warnings=()),
-    )
+
+    def side(name: str, is_held_out: bool) -> Preferences:
+        rows = zip(preferences.comparisons, keys, strict=True)
+        digest = hashlib.sha256(f"{preferences.digest}:{share}:{seed}:{name}".encode()).hexdigest()
+        kept = tuple(one for one, key in rows if (key in chosen) == is_held_out)
+        return replace(preferences, comparisons=kept, digest=digest)
+
+    return side("train", False), replace(side("held_out", True), warnings=())
 
 
 def overlap(train: Preferences, held_out: Preferences) -> str:
     """The warning that held-out rows have prompts of the training rows; empty where none has."""
     prompts = {comparison.prompt_key for comparison in train.comparisons}
     rows = [comparison.row for comparison in held_out.comparisons if comparison.prompt_key in prompts]
-    return f"{held_out.source} {_rows(rows)}: the prompt is also in {train.source}." if rows else ""
+    return f"{held_out.source} {_row_numbers(rows)}: the prompt is also in {train.source}." if rows else ""
 
 
-def _part(whole: Preferences, comparisons: tuple[Comparison, ...], which: str) -> Preferences:
-    digest = hashlib.sha256(f"{whole.digest}:{which}".encode()).hexdigest()
-    return replace(whole, comparisons=comparisons, digest=digest)
+def checked(
+    found: NumberedRows, on_identical: OnIdentical = "error", margin_from: MarginFrom | None = None
+) -> Preferences:
+    """The rows as `read_preferences` checks them."""
+    comparisons: list[Comparison] = []
+    problems: dict[str, list[int]] = {}
+    dropped: list[int] = []
+    for number, row in found.rows:
+        try:
+            comparison = _comparison(row, number, margin_from)
+            first = comparisons[0] if comparisons else comparison
+            kinds = ("ranked completions", "steps with labels")[:: -1 if comparison.labels else 1]
+            is_kind = bool(comparison.labels) == bool(first.labels)
+            _require(is_kind, f"holds {kinds[0]}, while row {first.row} holds {kinds[1]}")
+            is_form = comparison.form == first.form
+            _require(is_form, f"is {comparison.form}, while row {first.row} is {first.form}")
+            if _prefers_itself(comparison):
+                if on_identical == "error":
+                    raise RowProblem(IDENTICAL)
+                if on_identical == "drop":
+                    dropped.append(number)
+                    continue
+                comparison = _tied(comparison)
+            comparisons.append(comparison)
+        except RowProblem as problem:
+            problems.setdefault(str(problem), []).append(number)
+    if problems:
+        raise _refusal(found, problems)
+    if not comparisons:
+        raise InvalidData(
+            f"{found.source} holds no row that can be used.", f"All {len(dropped)} have identical completions."
+        )
+    warnings = [f"{_row_numbers(dropped)}: dropped, the completions are identical"] if dropped else []
+    if repeated := _repeated(comparisons):
+        warnings.append(f"{_row_numbers(repeated)}: the same as a row before")
+    if len(labels := {label for one in comparisons for label in one.labels}) == 1:
+        rows = _row_numbers([one.row for one in comparisons])
+        warnings.append(f"{rows}: every step is {'right' if True in labels else 'wrong'}")
+    return Preferences(
+        comparisons=tuple(comparisons),
+        source=found.source,
+        digest=found.digest,
+        warnings=tuple(f"{found.source} {warning}." for warning in warnings),
+    )
 
 
-def _refused(found: NumberedRows, problems: Mapping[str, Sequence[int]]) -> InvalidData:
-    source, total = found.source, len(found.rows)
-    lines = [f"{source} {_rows(rows)}: {problem}" for problem, rows in problems.items()]
-    wrong = sum(map(len, problems.values()))
+def _refusal(found: NumberedRows, problems: Mapping[str, Sequence[int]]) -> InvalidData:
+    source, wrong = found.source, sum(map(len, problems.values()))
     has_steps = any(isinstance(row, Mapping) and "labels" in row for _, row in found.rows)
     next = f"A row is {STEPS_EXAMPLE if has_steps else EXAMPLE}, or has messages in place of the strings."
     if IDENTICAL in problems:
         next += " Identical completions can be read as ties or dropped: on_identical 'tie' or 'drop'."
     return InvalidData(
-        f"{source} cannot be used: {wrong} of {total} rows are wrong.",
-        ". ".join(lines) + ".",
+        f"{source} cannot be used: {wrong} of {len(found.rows)} rows are wrong.",
+        ". ".join(f"{source} {_row_numbers(rows)}: {problem}" for problem, rows in problems.items()) + ".",
         next,
         problems=[
             {"problem": problem, "rows": list(rows[:MOST_ROWS]), "count": len(rows)}
@@ -244,258 +244,10 @@ def _refused(found: NumberedRows, problems: Mapping[str, Sequence[int]]) -> Inva
     )
 
 
-def _rows(numbers: Sequence[int]) -> str:
+def _row_numbers(numbers: Sequence[int]) -> str:
     first = ", ".join(map(str, numbers[:MOST_ROWS]))
     more = f" and {len(numbers) - MOST_ROWS} more" if len(numbers) > MOST_ROWS else ""
     return f"{'row' if len(numbers) == 1 else 'rows'} {first}{more}"
-
-
-def _comparison(row: Mapping[str, Any] | Unreadable, number: int, margin_from: MarginFrom | None) -> Comparison:
-    if isinstance(row, Unreadable):
-        raise RowProblem(row.why)
-    labels: tuple[bool, ...] = ()
-    if "labels" in row and "completions" in row and "ranks" not in row and "scores" not in row:
-        completions, labels = _states(row)
-        ranks = (0,) * len(completions)
-    else:
-        completions, ranks = _ranked(row)
-    prompt = _prompt(row.get("prompt"), _form(completions[0]))
-    tie = _optional(row, "tie", bool, False)
-    margin = _margin(row, margin_from)
-    if labels and (tie or margin):
-        raise RowProblem("'tie' and 'margin' are for two completions, not for steps")
-    if len(completions) > 2 and (tie or margin):
-        raise RowProblem("'tie' and 'margin' are for two completions; equal 'ranks' are a tie")
-    weight = _number(row, "weight", 1.0)
-    if weight < 0:
-        raise RowProblem("'weight' is negative")
-    objective = _optional(row, "objective", str, None) or None
-    if objective in (*RESERVED_PARTS, *get_args(Aspect)):
-        raise RowProblem(f"the objective '{objective}' has the name of another metric")
-    kind = _optional(row, "kind", str, None) or _optional(row, "subset", str, None)
-    identifier = row.get("id")
-    return Comparison(
-        completions=completions,
-        ranks=(0, 0) if tie else ranks,
-        labels=labels,
-        prompt=prompt,
-        margin=margin,
-        weight=weight,
-        kind=kind,
-        objective=objective,
-        tools=_tools(row.get("tools")),
-        template_arguments=_mapping(row.get("chat_template_kwargs")),
-        id="" if identifier is None else str(identifier),
-        row=number,
-    )
-
-
-def _ranked(row: Mapping[str, Any]) -> tuple[tuple[Text, ...], tuple[int, ...]]:
-    for columns in _TOKEN_COLUMNS:
-        if any(column in row for column in columns):
-            return tuple(_tokens(_required(row, column), column) for column in columns), (0, 1)
-    if "completions" in row:
-        values = _required(row, "completions")
-        if not isinstance(values, Sequence) or isinstance(values, str) or len(values) < 2:
-            raise RowProblem("'completions' is not a list of two or more")
-        ranks = _ranks(row, len(values))
-        texts = tuple(_completion(value, "completions") for value in values)
-    else:
-        sides = tuple(_side(_required(row, column), column) for column in ("chosen", "rejected"))
-        texts = sides[0] + sides[1]
-        ranks = (0,) * len(sides[0]) + (1,) * len(sides[1])
-    if len({_form(text) for text in texts}) > 1:
-        raise RowProblem("standard and conversational completions are mixed")
-    return texts, ranks
-
-
-def _states(row: Mapping[str, Any]) -> tuple[tuple[Text, ...], tuple[bool, ...]]:
-    """What there is of a completion after each of its steps that has a label."""
-    steps, labels = (_required(row, column) for column in ("completions", "labels"))
-    for column, values in (("completions", steps), ("labels", labels)):
-        if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-            raise RowProblem(f"'{column}' is not a list of one or more")
-    if len(labels) != len(steps):
-        raise RowProblem("'labels' are not as many as 'completions'")
-    if any(not isinstance(label, bool | None) for label in labels):
-        raise RowProblem("a label is neither true, false nor null")
-    if all(label is None for label in labels):
-        raise RowProblem("no step has a label")
-    if len({isinstance(step, str) for step in steps}) > 1:
-        raise RowProblem("standard and conversational completions are mixed")
-    states: list[Text] = []
-    if isinstance(steps[0], str):
-        texts = [str(_completion(step, "completions")) for step in steps]
-        states += [STEP_SEPARATOR.join(texts[:end]) for end in range(1, len(texts) + 1)]
-    else:
-        chat: tuple[Message, ...] = ()
-        for step in steps:  # a message, or several
-            messages = _messages([step] if isinstance(step, Mapping) else step, "completions")
-            if not messages:
-                raise RowProblem("'completions' is empty")
-            chat += messages
-            states.append(chat)
-    judged = [(state, label) for state, label in zip(states, labels, strict=True) if label is not None]
-    return tuple(state for state, _ in judged), tuple(label for _, label in judged)
-
-
-def _judged(label: bool) -> str:
-    return "right" if label else "wrong"
-
-
-def _side(value: Any, column: str) -> tuple[Text, ...]:
-    """One completion, or a list of several: messages are mappings, so a list of anything else is a list of texts."""
-    if isinstance(value, Sequence) and not isinstance(value, str) and value and not isinstance(value[0], Mapping):
-        return tuple(_completion(one, column) for one in value)
-    return (_completion(value, column),)
-
-
-def _completion(value: Any, column: str) -> Text:
-    if isinstance(value, str):
-        if not value.strip():
-            raise RowProblem(f"'{column}' is empty")
-        return _encodable(value, column)
-    messages = _messages(value, column)
-    if not messages:
-        raise RowProblem(f"'{column}' is empty")
-    last = messages[-1]
-    if last["role"] != "assistant":
-        raise RowProblem(f"the last message of '{column}' is not the assistant's")
-    if not last.get("tool_calls") and not (str(last["content"]).strip() if last.get("content") else ""):
-        raise RowProblem(f"the last message of '{column}' is empty")
-    return messages
-
-
-def _messages(value: Any, column: str) -> tuple[Message, ...]:
-    if not isinstance(value, Sequence) or not all(isinstance(one, Mapping) for one in value):
-        raise RowProblem(f"'{column}' is {_named(value)}, not a string or a list of messages")
-    return tuple(_message(one, column) for one in value)
-
-
-def _message(value: Mapping[str, Any], column: str) -> Message:
-    """Without its empty fields: tables give every message the fields of all."""
-    if not isinstance(value.get("role"), str) or not isinstance(value.get("content"), str | list | None):
-        raise RowProblem(f"a message of '{column}' has no 'role' or 'content' of the right type")
-    if isinstance(value.get("content"), str):
-        _encodable(value["content"], column)
-    return {name: part for name, part in value.items() if part is not None or name == "content"}
-
-
-def _prompt(value: Any, form: Form) -> str | Sequence[Message] | None:
-    if value is None or form == "pre-tokenised":  # the tokens of a side hold the prompt's
-        return None
-    if isinstance(value, str):
-        prompt: str | Sequence[Message] = _encodable(value, "prompt")
-    else:
-        prompt = _messages(value, "prompt")
-    if isinstance(prompt, str) != (form == "standard"):
-        raise RowProblem("a string and a list of messages are mixed: 'prompt' is the one, a completion the other")
-    return prompt
-
-
-def _tokens(value: Any, column: str) -> tuple[int, ...]:
-    if not isinstance(value, Sequence) or not all(type(one) is int and one >= 0 for one in value):
-        raise RowProblem(f"'{column}' is not a list of token ids")
-    if not value:
-        raise RowProblem(f"'{column}' is empty")
-    return tuple(value)
-
-
-def _ranks(row: Mapping[str, Any], count: int) -> tuple[int, ...]:
-    """From 0, without gaps."""
-    column = "ranks" if "ranks" in row else "scores"
-    values = _required(row, column) if column in row else None
-    if values is None:
-        raise RowProblem("'completions' has neither 'ranks' nor 'scores' beside it")
-    if not isinstance(values, Sequence) or len(values) != count or not all(map(_is_finite, values)):
-        raise RowProblem(f"'{column}' is not a list of as many finite numbers as there are completions")
-    order = sorted(set(values), reverse=column == "scores")
-    return tuple(order.index(value) for value in values)
-
-
-def _margin(row: Mapping[str, Any], margin_from: MarginFrom | None) -> float:
-    if margin_from is None:
-        return _number(row, "margin", 0.0)
-    for column in margin_from.columns:
-        _required(row, column)
-    chosen, rejected = (_number(row, column, 0.0) for column in margin_from.columns)
-    return margin_from.scale * (chosen - rejected)
-
-
-def _number(row: Mapping[str, Any], column: str, default: float) -> float:
-    value = row.get(column)
-    if value is None:
-        return default
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise RowProblem(f"'{column}' is {_named(value)}, not a number")
-    if not _is_finite(value):
-        raise RowProblem(f"'{column}' is not finite")
-    return float(value)
-
-
-def _required(row: Mapping[str, Any], column: str) -> Any:
-    if column not in row:
-        raise RowProblem(f"'{column}' is missing")
-    if row[column] is None:
-        raise RowProblem(f"'{column}' is null")
-    return row[column]
-
-
-def _optional(row: Mapping[str, Any], column: str, kind: type, default: Any) -> Any:
-    value = row.get(column)
-    if value is not None and not isinstance(value, kind):
-        raise RowProblem(f"'{column}' is {_named(value)}, not a {'string' if kind is str else 'truth value'}")
-    return default if value is None else value
-
-
-def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
-    found = _from_text(value, "tools")
-    if not isinstance(found, list | tuple | None) or not all(isinstance(one, Mapping) for one in found or ()):
-        raise RowProblem("'tools' is not a list of functions")
-    return tuple(found or ())
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    found = _from_text(value, "chat_template_kwargs")
-    if not isinstance(found, Mapping | None):
-        raise RowProblem("'chat_template_kwargs' is not a mapping")
-    return {name: part for name, part in (found or {}).items() if part is not None}
-
-
-def _from_text(value: Any, column: str) -> Any:
-    """A table keeps what differs from row to row as JSON text."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value) if value.strip() else None
-    except ValueError:
-        raise RowProblem(f"'{column}' is not JSON") from None
-
-
-def _encodable(text: str, column: str) -> str:
-    """JSON can hold one half of a surrogate pair; no tokenizer takes it."""
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise RowProblem(f"'{column}' holds half of a surrogate pair, which is no character") from None
-    return text
-
-
-def _is_finite(value: Any) -> bool:
-    """Also of whole numbers too large for a float, which JSON can hold."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
-def _named(value: Any) -> str:
-    names = {str: "a string", bool: "a truth value", int: "a number", float: "a number", type(None): "null"}
-    return names.get(type(value), "a list" if isinstance(value, Sequence) else "an object")
-
-
-def _form(text: Text) -> Form:
-    if isinstance(text, str):
-        return "standard"
-    return "conversational" if isinstance(text[0], Mapping) else "pre-tokenised"
 
 
 def _prefers_itself(comparison: Comparison) -> bool:
@@ -512,15 +264,224 @@ def _tied(comparison: Comparison) -> Comparison:
 
 
 def _repeated(comparisons: Iterable[Comparison]) -> list[int]:
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     rows: list[int] = []
-    for comparison in comparisons:
-        judged = (comparison.ranks, comparison.labels, comparison.objective)
-        key = _canonical([comparison.prompt, comparison.completions, judged])
-        seen[key] += 1
-        if seen[key] > 1:
-            rows.append(comparison.row)
+    for one in comparisons:
+        key = _canonical([one.prompt, one.completions, (one.ranks, one.labels, one.objective)])
+        if counts[key]:
+            rows.append(one.row)
+        counts[key] += 1
     return rows
+
+
+def _comparison(row: Mapping[str, Any] | RowProblem, number: int, margin_from: MarginFrom | None) -> Comparison:
+    if isinstance(row, RowProblem):
+        raise row
+    labels: tuple[bool, ...] = ()
+    if "labels" in row and "completions" in row and "ranks" not in row and "scores" not in row:
+        completions, labels = _states(row)
+        ranks = (0,) * len(completions)
+    else:
+        completions, ranks = _ranked(row)
+    prompt = _prompt(row.get("prompt"), _form(completions[0]))
+    tie, margin = _optional(row, "tie", bool), _margin(row, margin_from)
+    of_pair = tie or margin
+    _require(not (labels and of_pair), "'tie' and 'margin' are for two completions, not for steps")
+    _require(
+        len(completions) == 2 or not of_pair, "'tie' and 'margin' are for two completions; equal 'ranks' are a tie"
+    )
+    weight = _number(row, "weight", 1.0)
+    _require(weight >= 0, "'weight' is negative")
+    objective = _optional(row, "objective", str) or None
+    reserved = (*RESERVED_PARTS, *get_args(Aspect))
+    _require(objective not in reserved, f"the objective '{objective}' has the name of another metric")
+    tools, arguments = _json_text(row, "tools"), _json_text(row, "chat_template_kwargs")
+    are_functions = isinstance(tools, list | tuple | None) and all(isinstance(one, Mapping) for one in tools or ())
+    _require(are_functions, "'tools' is not a list of functions")
+    _require(isinstance(arguments, Mapping | None), "'chat_template_kwargs' is not a mapping")
+    return Comparison(
+        completions=completions,
+        ranks=(0, 0) if tie else ranks,
+        labels=labels,
+        prompt=prompt,
+        margin=margin,
+        weight=weight,
+        kind=_optional(row, "kind", str) or _optional(row, "subset", str),
+        objective=objective,
+        tools=tuple(tools or ()),
+        template_arguments={name: part for name, part in (arguments or {}).items() if part is not None},
+        id="" if row.get("id") is None else str(row["id"]),
+        row=number,
+    )
+
+
+def _ranked(row: Mapping[str, Any]) -> tuple[tuple[Text, ...], tuple[int, ...]]:
+    """Completions with their ranks, from 0 without gaps."""
+    for columns in _TOKEN_COLUMNS:
+        if any(column in row for column in columns):
+            return tuple(_tokens(_required(row, column), column) for column in columns), (0, 1)
+    if "completions" in row:
+        values = _required(row, "completions")
+        _require(_is_list(values) and len(values) > 1, "'completions' is not a list of two or more")
+        column = "ranks" if "ranks" in row else "scores"
+        _require(column in row, "'completions' has neither 'ranks' nor 'scores' beside it")
+        order = _required(row, column)
+        are_numbers = isinstance(order, Sequence) and len(order) == len(values) and all(map(_is_finite, order))
+        _require(are_numbers, f"'{column}' is not a list of as many finite numbers as there are completions")
+        places = sorted(set(order), reverse=column == "scores")
+        ranks = tuple(places.index(value) for value in order)
+        texts = tuple(_completion(value, "completions") for value in values)
+    else:
+        chosen, rejected = (_side(_required(row, column), column) for column in ("chosen", "rejected"))
+        texts, ranks = chosen + rejected, (0,) * len(chosen) + (1,) * len(rejected)
+    _require(len({_form(text) for text in texts}) == 1, MIXED)
+    return texts, ranks
+
+
+def _states(row: Mapping[str, Any]) -> tuple[tuple[Text, ...], tuple[bool, ...]]:
+    """What there is of a completion after each of its steps that has a label."""
+    steps, labels = (_required(row, column) for column in ("completions", "labels"))
+    for column, values in (("completions", steps), ("labels", labels)):
+        _require(_is_list(values) and values, f"'{column}' is not a list of one or more")
+    _require(len(labels) == len(steps), "'labels' are not as many as 'completions'")
+    _require(all(isinstance(label, bool | None) for label in labels), "a label is neither true, false nor null")
+    _require(any(label is not None for label in labels), "no step has a label")
+    _require(len({isinstance(step, str) for step in steps}) == 1, MIXED)
+    states: list[Text] = []
+    if isinstance(steps[0], str):
+        texts = [str(_completion(step, "completions")) for step in steps]
+        states += [STEP_SEPARATOR.join(texts[:end]) for end in range(1, len(texts) + 1)]
+    else:
+        chat: tuple[Message, ...] = ()
+        for step in steps:  # a message, or several
+            messages = _messages([step] if isinstance(step, Mapping) else step, "completions")
+            _require(messages, "'completions' is empty")
+            chat += messages
+            states.append(chat)
+    judged = [(state, label) for state, label in zip(states, labels, strict=True) if label is not None]
+    return tuple(state for state, _ in judged), tuple(label for _, label in judged)
+
+
+def _side(value: Any, column: str) -> tuple[Text, ...]:
+    """One completion, or a list of several: messages are mappings, so a list of anything else is a list of texts."""
+    if _is_list(value) and value and not isinstance(value[0], Mapping):
+        return tuple(_completion(one, column) for one in value)
+    return (_completion(value, column),)
+
+
+def _completion(value: Any, column: str) -> Text:
+    if isinstance(value, str):
+        _require(value.strip(), f"'{column}' is empty")
+        return _encodable(value, column)
+    messages = _messages(value, column)
+    _require(messages, f"'{column}' is empty")
+    last = messages[-1]
+    _require(last["role"] == "assistant", f"the last message of '{column}' is not the assistant's")
+    says_something = last.get("tool_calls") or str(last.get("content") or "").strip()
+    _require(says_something, f"the last message of '{column}' is empty")
+    return messages
+
+
+def _prompt(value: Any, form: Form) -> str | Sequence[Message] | None:
+    if value is None or form == "pre-tokenised":  # the tokens of a side hold the prompt's
+        return None
+    prompt = _encodable(value, "prompt") if isinstance(value, str) else _messages(value, "prompt")
+    mixed = "a string and a list of messages are mixed: 'prompt' is the one, a completion the other"
+    _require(isinstance(prompt, str) == (form == "standard"), mixed)
+    return prompt
+
+
+def _messages(values: Any, column: str) -> tuple[Message, ...]:
+    """Without their empty fields: tables give every message the fields of all."""
+    are_objects = isinstance(values, Sequence) and all(isinstance(one, Mapping) for one in values)
+    _require(are_objects, f"'{column}' is {_named(values)}, not a string or a list of messages")
+    for one in values:
+        is_message = isinstance(one.get("role"), str) and isinstance(one.get("content"), str | list | None)
+        _require(is_message, f"a message of '{column}' has no 'role' or 'content' of the right type")
+        if isinstance(one.get("content"), str):
+            _encodable(one["content"], column)
+    return tuple({name: part for name, part in one.items() if part is not None or name == "content"} for one in values)
+
+
+def _encodable(text: str, column: str) -> str:
+    """JSON can hold one half of a surrogate pair; no tokenizer takes it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RowProblem(f"'{column}' holds half of a surrogate pair, which is no character") from None
+    return text
+
+
+def _tokens(value: Any, column: str) -> tuple[int, ...]:
+    are_ids = isinstance(value, Sequence) and all(type(one) is int and one >= 0 for one in value)
+    _require(are_ids, f"'{column}' is not a list of token ids")
+    _require(value, f"'{column}' is empty")
+    return tuple(value)
+
+
+def _margin(row: Mapping[str, Any], margin_from: MarginFrom | None) -> float:
+    if margin_from is None:
+        return _number(row, "margin", 0.0)
+    for column in margin_from.columns:
+        _required(row, column)
+    chosen, rejected = (_number(row, column, 0.0) for column in margin_from.columns)
+    return margin_from.scale * (chosen - rejected)
+
+
+def _number(row: Mapping[str, Any], column: str, default: float) -> float:
+    value = default if row.get(column) is None else row[column]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    _require(is_number, f"'{column}' is {_named(value)}, not a number")
+    _require(_is_finite(value), f"'{column}' is not finite")
+    return float(value)
+
+
+def _optional(row: Mapping[str, Any], column: str, kind: type) -> Any:
+    value = row.get(column)
+    noun = "string" if kind is str else "truth value"
+    _require(value is None or isinstance(value, kind), f"'{column}' is {_named(value)}, not a {noun}")
+    return value
+
+
+def _required(row: Mapping[str, Any], column: str) -> Any:
+    _require(row.get(column) is not None, f"'{column}' is {'null' if column in row else 'missing'}")
+    return row[column]
+
+
+def _json_text(row: Mapping[str, Any], column: str) -> Any:
+    """A table keeps what differs from row to row as JSON text."""
+    value = row.get(column)
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value) if value.strip() else None
+    except ValueError:
+        raise RowProblem(f"'{column}' is not JSON") from None
+
+
+def _require(holds: object, problem: str) -> None:
+    if not holds:
+        raise RowProblem(problem)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _is_finite(value: Any) -> bool:
+    """Also of whole numbers too large for a float, which JSON can hold."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _named(value: Any) -> str:
+    names = {str: "a string", bool: "a truth value", int: "a number", float: "a number", type(None): "null"}
+    return names.get(type(value), "a list" if isinstance(value, Sequence) else "an object")
+
+
+def _form(text: Text) -> Form:
+    if isinstance(text, str):
+        return "standard"
+    return "conversational" if isinstance(text[0], Mapping) else "pre-tokenised"
 
 
 def _canonical(value: Any) -> str:

@@ -1,7 +1,5 @@
-"""An evaluation for people and programs: a table, JSON, a picture, one page that needs nothing else.
-
-Never: computes a figure; writes a character of somebody's text unescaped.
-"""
+"""An evaluation for people and programs: a table, JSON, a picture, one page that needs nothing else, in which every
+text is escaped."""
 
 from __future__ import annotations
 
@@ -9,18 +7,17 @@ import base64
 import hashlib
 import math
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halteres.observe.canvas import PALE, Canvas
-from halteres.rewards.evaluation import Evaluation, Pair, State, as_text
+from halteres.rewards.evaluation import Evaluation, Judged, as_text
 from halteres.rewards.metrics import PairFigures, Share
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from rich.table import Table
 
 COLUMNS = ("pairs", "n", "accuracy", "95 % interval", "half credit", "mean margin", "tie rate")
@@ -64,47 +61,48 @@ def as_table(evaluation: Evaluation) -> Table:
 def facts(evaluation: Evaluation) -> list[tuple[str, str]]:
     """What stands beside the table: name and value."""
     length, calibration, at = evaluation.length, evaluation.calibration, evaluation.quantiles
-    found = [
-        ("calibration error", f"{calibration.error:.3f} at temperature {calibration.temperature:.3g}"),
-        ("Brier score", f"{calibration.brier_score:.3f}"),
-        ("score and length", f"{_number(length.spearman)}, within a prompt {_number(length.spearman_within)}"),
-        ("chosen is shorter", _share(length.chosen_shorter)),
-        ("chosen is longer", _share(length.chosen_longer)),
-        (
-            "scores",
-            f"median {at['0.5']:.3g}, from {at['0']:.3g} to {at['1']:.3g}",
-        ),
-    ]
+    found = {
+        "calibration error": f"{calibration.error:.3f} at temperature {calibration.temperature:.3g}",
+        "Brier score": f"{calibration.brier_score:.3f}",
+        "score and length": f"{_number(length.spearman)}, within a prompt {_number(length.spearman_within)}",
+        "chosen is shorter": _share(length.chosen_shorter),
+        "chosen is longer": _share(length.chosen_longer),
+        "scores": f"median {at['0.5']:.3g}, from {at['0']:.3g} to {at['1']:.3g}",
+    }
     if groups := evaluation.groups:
-        found.append(
-            ("best of N", f"{groups.best_of_n:.1%} of {groups.num_groups}, by chance {groups.random_best_of_n:.1%}")
-        )
-        found.append(("Kendall's tau", _number(groups.kendall_tau)))
+        by_chance = f"by chance {groups.random_best_of_n:.1%}"
+        found["best of N"] = f"{groups.best_of_n:.1%} of {groups.num_groups}, {by_chance}"
+        found["Kendall's tau"] = _number(groups.kendall_tau)
     if judge := evaluation.judge:
-        found.append(("judge", f"{judge.calls} calls, {judge.tokens} tokens, {judge.cached} from the cache"))
+        found["judge"] = f"{judge.calls} calls, {judge.tokens} tokens, {judge.cached} from the cache"
         lost = f"{judge.failed} failed, {judge.unreadable} unreadable, {judge.over_budget} over budget"
-        found.append(("judge's answers", f"{lost}; {judge.written} written verdicts"))
+        found["judge's answers"] = f"{lost}; {judge.written} written verdicts"
         if judge.position_consistency is not None:
-            found.append(("same in both orders", _share(judge.position_consistency)))
+            found["same in both orders"] = _share(judge.position_consistency)
     if benchmark := evaluation.benchmark:
-        found.append(("RewardBench 2", f"{benchmark.overall:.1%}"))
-        found.extend((f"  {subset}", f"{score:.1%}") for subset, score in benchmark.by_subset.items())
-    found.extend(
-        (
-            f"probe '{probe.name}'",
-            f"differs by up to {probe.largest_difference:.2g}, mean shift {probe.mean_shift:+.2g}, "
-            f"scale x {_number(probe.scale_ratio)}",
-        )
-        for probe in evaluation.probes
-    )
-    return found
+        found["RewardBench 2"] = f"{benchmark.overall:.1%}"
+        found |= {f"  {subset}": f"{score:.1%}" for subset, score in benchmark.by_subset.items()}
+    for probe in evaluation.probes:
+        shift = f"mean shift {probe.mean_shift:+.2g}, scale x {_number(probe.scale_ratio)}"
+        found[f"probe '{probe.name}'"] = f"differs by up to {probe.largest_difference:.2g}, {shift}"
+    return list(found.items())
 
 
 def draw(evaluation: Evaluation, file: Path) -> None:
     """Write a PNG: accuracy by kind, reliability, leads."""
     canvas = Canvas(f"{Path(evaluation.scorer).name} on {evaluation.source}", columns=3, shared=False)
     kinds, calibration, leads = canvas.panels
-    _draw_kinds(kinds, _named(evaluation))
+    figures = _named(evaluation)
+    names = list(figures)[::-1]
+    shares = [figures[name].accuracy for name in names]
+    around = [[share.value - share.low for share in shares], [share.high - share.value for share in shares]]
+    values = [share.value for share in shares]
+    kinds.errorbar(values, range(len(names)), xerr=around, fmt="o", color=_BLUE, capsize=3)
+    kinds.axvline(0.5, color=PALE, linestyle="--", linewidth=1)
+    kinds.set_yticks(range(len(names)), names, parse_math=False)
+    kinds.set_ylim(-0.6, len(names) - 0.4)
+    kinds.set_xlim(-0.03, 1.03)
+    kinds.set_xlabel("accuracy, 95 %")
     bins = [each for each in evaluation.calibration.bins if each.count]
     calibration.plot([0.5, 1], [0.5, 1], color=PALE, linestyle="--", linewidth=1)
     calibration.plot([each.confidence for each in bins], [each.accuracy for each in bins], color=_BLUE, marker="o")
@@ -142,65 +140,44 @@ def page(evaluation: Evaluation) -> str:
     )
 
 
-def _draw_kinds(axes: Axes, figures: Mapping[str, PairFigures]) -> None:
-    names = list(figures)[::-1]
-    shares = [figures[name].accuracy for name in names]
-    values = [share.value for share in shares]
-    around = [[share.value - share.low for share in shares], [share.high - share.value for share in shares]]
-    axes.errorbar(values, range(len(names)), xerr=around, fmt="o", color=_BLUE, capsize=3)
-    axes.axvline(0.5, color=PALE, linestyle="--", linewidth=1)
-    axes.set_yticks(range(len(names)), names, parse_math=False)
-    axes.set_ylim(-0.6, len(names) - 0.4)
-    axes.set_xlim(-0.03, 1.03)
-    axes.set_xlabel("accuracy, 95 %")
-
-
 def _named(evaluation: Evaluation) -> dict[str, PairFigures]:
     objectives = {f"objective {name}": figures for name, figures in evaluation.by_objective.items()}
     return {"all": evaluation.overall, **evaluation.by_kind, **objectives}
 
 
 def _pair_rows(evaluation: Evaluation) -> list[tuple[str, ...]]:
-    rows = [_pair_row(name, figures) for name, figures in _named(evaluation).items()]
+    """A share that might be a coin's is marked."""
+    rows: list[tuple[str, ...]] = []
+    for name, one in _named(evaluation).items():
+        accuracy, mark = one.accuracy, " *" if one.accuracy.holds_half else ""
+        beside = (f"{one.half_credit:.1%}", f"{one.mean_margin:.3g}", f"{one.tie_rate:.1%}")
+        rows.append((name, str(accuracy.count), f"{accuracy.value:.1%}{mark}", _interval(accuracy), *beside))
     if (first := evaluation.first_wrong_step) is not None:
-        rows.append(("first wrong step", *_accuracy_cells(first), "–", "–", "–"))
+        rows.append(("first wrong step", str(first.count), f"{first.value:.1%}", _interval(first), "–", "–", "–"))
     return rows
 
 
-def _pair_row(name: str, figures: PairFigures) -> tuple[str, ...]:
-    return (
-        name,
-        *_accuracy_cells(figures.accuracy, coin=True),
-        f"{figures.half_credit:.1%}",
-        f"{figures.mean_margin:.3g}",
-        f"{figures.tie_rate:.1%}",
-    )
-
-
-def _accuracy_cells(accuracy: Share, *, coin: bool = False) -> tuple[str, str, str]:
-    """Count, share and interval; with `coin` a share is marked that might be a coin's."""
-    mark = " *" if coin and accuracy.holds_half else ""
-    return str(accuracy.count), f"{accuracy.value:.1%}{mark}", f"{accuracy.low:.1%} to {accuracy.high:.1%}"
-
-
-def _mistake(pair: Pair | State) -> str:
-    comparison = pair.scored.comparison
-    texts = [("prompt", comparison.prompt)] if comparison.prompt else []
-    if isinstance(pair, State):
-        label = "the last step is right" if pair.label else "the last step is wrong"
-        parts = [*texts, (label, comparison.completions[pair.place])]
+def _mistake(judged: Judged) -> str:
+    comparison = judged.scored.comparison
+    texts = [comparison.completions[place] for place in judged.places]
+    if len(texts) == 1:
+        roles = [f"the last step is {'right' if comparison.labels[judged.places[0]] else 'wrong'}"]
     else:
-        better, worse = (comparison.completions[place] for place in (pair.better, pair.worse))
-        parts = [*texts, ("preferred", better), ("scored higher", worse)]
+        roles = ["preferred", "scored higher"]
+    parts = [*([("prompt", comparison.prompt)] if comparison.prompt else []), *zip(roles, texts, strict=True)]
     body = "".join(f'<div class="role">{role}</div><pre>{escape(as_text(text))}</pre>' for role, text in parts)
     kind = f", {escape(comparison.kind)}" if comparison.kind else ""
-    return f"<details><summary>Row {comparison.row}{kind}: lead {pair.lead:.3g}</summary>{body}</details>"
+    return f"<details><summary>Row {comparison.row}{kind}: lead {judged.lead:.3g}</summary>{body}</details>"
 
 
 def _html_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     heads = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _interval(share: Share) -> str:
+    return f"{share.low:.1%} to {share.high:.1%}"
 
 
 def _share(share: Share) -> str:

@@ -1,7 +1,4 @@
-"""Rubrics: criteria that a judge grades by, as data.
-
-Owns: a criterion's shape, reading a rubric (JSON, TOML, YAML or a mapping), the weighted mean of its grades.
-Never: asks a judge.
+"""Rubrics: criteria that a judge grades by, as data (JSON, TOML, YAML or a mapping).
 
     criteria:
       - {name: correct, text: "Is the result right?", weight: 2, choices: [wrong, nearly right, right]}
@@ -22,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from halteres.errors import InvalidConfig
 from halteres.rewards.components import RESERVED_PARTS
@@ -34,10 +31,8 @@ Aspect = Literal["presence", "correctness"]
 """What a criterion looks for: that something is there, or that it is right."""
 
 
-class Criterion(BaseModel):
+class Criterion(BaseModel, frozen=True, extra="forbid"):
     """One question about an answer."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
     text: Annotated[str, Field(min_length=1)]
@@ -65,10 +60,8 @@ class Criterion(BaseModel):
         return tuple(place / (len(self.choices) - 1) for place in range(len(self.choices)))
 
 
-class Rubric(BaseModel):
+class Rubric(BaseModel, frozen=True, extra="forbid"):
     """Criteria that make one score together."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     criteria: Annotated[tuple[Criterion, ...], Field(min_length=1)]
 
@@ -111,25 +104,22 @@ class Rubric(BaseModel):
 
 
 def read_rubric(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> Rubric:
-    """The rubric in a file (.json, .toml, .yaml), in a text of JSON or YAML, or in a mapping or list.
-
-    Raises:
-        InvalidConfig: unreadable, or no rubric; the text names the field.
-    """
-    where, content = read_data(source, "rubric")
+    """The rubric in a file (.json, .toml, .yaml), in a text of JSON or YAML, or in a mapping or list. InvalidConfig
+    names the field, where it is unreadable or none."""
+    where, criteria = read_data(source, "rubric")
+    if isinstance(criteria, Mapping) and "criterion" in criteria:
+        criteria = [_from_harbor(one, number) for number, one in enumerate(criteria["criterion"], 1)]
+    elif isinstance(criteria, Mapping):
+        criteria = criteria.get("criteria")
     try:
-        return Rubric.model_validate({"criteria": _criteria(content)})
+        return Rubric.model_validate({"criteria": criteria})
     except ValidationError as error:
-        found = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False))
-        raise InvalidConfig(f"{where} is no rubric.", f"{found}.") from error
+        raise InvalidConfig(f"{where} is no rubric.", problems_of(error)) from error
 
 
 def read_data(source: str | Path | Mapping[str, Any] | Sequence[Any], noun: str) -> tuple[str, Any]:
     """How to call a source in an error, and what is in it: a file, a text of JSON or YAML, or the data themselves.
-
-    Raises:
-        InvalidConfig: the source, which should hold this noun, is unreadable.
-    """
+    InvalidConfig where the source, which should hold this noun, is unreadable."""
     if not isinstance(source, str | Path):
         return "This", source
     try:
@@ -145,12 +135,10 @@ def read_data(source: str | Path | Mapping[str, Any] | Sequence[Any], noun: str)
         raise InvalidConfig(f"The {noun} {source} cannot be read.", f"{' '.join(str(error).split())}.") from error
 
 
-def _criteria(content: Any) -> Any:
-    if not isinstance(content, Mapping):
-        return content
-    if "criterion" in content:
-        return [_from_harbor(one, number) for number, one in enumerate(content["criterion"], 1)]
-    return content.get("criteria")
+def problems_of(error: ValidationError) -> str:
+    """Every field that is wrong, and why."""
+    found = error.errors(include_url=False)
+    return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found) + "."
 
 
 def _from_harbor(one: Any, number: int) -> Any:

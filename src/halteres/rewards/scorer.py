@@ -1,17 +1,19 @@
-"""What scores texts: a reward model here or at an address, an ensemble of them, a judge."""
+"""What scores texts: a reward model here or at an address, an ensemble of them."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Protocol, get_args
+from typing import TYPE_CHECKING, Protocol, get_args
 
-from halteres.errors import HalteresError, InvalidConfig, InvalidData, unknown
+from halteres.clients.rewards import RewardClient
+from halteres.errors import InvalidConfig, unknown
 from halteres.scores import Combination, Output, Scorable, Score, is_address
+
+if TYPE_CHECKING:
+    from halteres.rewards.torch.model import RewardModel
 
 
 class Scorer(Protocol):
@@ -25,11 +27,8 @@ class Scorer(Protocol):
         ...
 
     async def score(self, texts: Sequence[Scorable]) -> list[Score | None]:
-        """One score per text, in order; None where the scorer could not score it.
-
-        Raises:
-            HalteresError: nothing can be scored at all: no model, no server, no budget left.
-        """
+        """One score per text, in order; None where the scorer could not score it. Raises HalteresError where nothing
+        can be scored at all: no model, no server, no budget left."""
         ...
 
     async def close(self) -> None:
@@ -37,59 +36,13 @@ class Scorer(Protocol):
         ...
 
 
-class Units(Protocol):
-    """The calibration of a model, as far as scores need it."""
-
-    @property
-    def temperature(self) -> float:
-        """The probability that one text is better than another is sigmoid(difference of raw scores / temperature)."""
-        ...
-
-    def apply(self, raw: float, output: Output) -> float:
-        """A raw score in other units."""
-        ...
-
-    def covers(self, raw: float) -> bool:
-        """Whether the calibration was made from scores as low and as high as this one."""
-        ...
-
-
-class Model(Protocol):
-    """A loaded reward model, as far as scores need it: `rewards.torch.model.RewardModel`, or a stand-in of a test."""
-
-    @property
-    def folder(self) -> Path | None:
-        """Where it was loaded from."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of its weights, template and calibration: equal digests give equal scores."""
-        ...
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What was assumed of a folder that says too little."""
-        ...
-
-    @property
-    def calibration(self) -> Units | None:
-        """None: it gives raw scores alone."""
-        ...
-
-    def score_each(self, texts: Sequence[Scorable]) -> list[Score | InvalidData]:
-        """Raw scores; in place of one that could not be made, why. A text that cannot be read spoils no other."""
-        ...
-
-
 class LocalScorer:
-    """A reward model in this process: computes in a thread, one call at a time."""
+    """A `Scorer` by a reward model in this process: it computes in a thread, one call at a time."""
 
-    def __init__(self, model: Model, output: Output = "standardised") -> None:
+    def __init__(self, model: RewardModel, output: Output = "standardised") -> None:
         self.name = str(model.folder or "model")
-        self._model = model
+        self._model, self._computing = model, asyncio.Lock()
         self._output: Output = output
-        self._computing = asyncio.Lock()
 
     @property
     def digest(self) -> str:
@@ -105,49 +58,10 @@ class LocalScorer:
         """One score per text, in order; None for a text that the model cannot read."""
         async with self._computing:
             results = await asyncio.to_thread(self._model.score_each, texts)
-        return [
-            None if isinstance(one, HalteresError) else calibrated(self._model, one, self._output) for one in results
-        ]
+        return [calibrated(self._model, one, self._output) if isinstance(one, Score) else None for one in results]
 
     async def close(self) -> None:
         """Nothing to let go of."""
-
-
-def output_of(model: Model, wanted: Output) -> Output:
-    """The units in which a model's scores come where these are wanted: raw ones of a model without calibration.
-
-    Raises:
-        InvalidConfig: a probability is wanted of such a model.
-    """
-    if model.calibration is None and wanted == "probability":
-        raise InvalidConfig(
-            f"The reward model {model.folder} gives no probabilities.",
-            "It has no calibration.",
-            "halteres reward calibrate makes one from held-out pairs.",
-        )
-    return wanted if model.calibration else "raw"
-
-
-def calibrated(model: Model, score: Score, output: Output) -> Score:
-    """A raw score in other units, as `output_of` says, and whether the calibration knows scores like it."""
-    units = output_of(model, output)
-    if model.calibration is None:
-        return score
-    value = score.value if units == "raw" else float(model.calibration.apply(score.value, output))
-    return replace(score, value=value, out_of_range=not model.calibration.covers(score.value))
-
-
-def places_of(where: str) -> list[str]:
-    """The folders and addresses that a name stands for: several joined by commas are an ensemble."""
-    return [place.strip() for place in where.split(",") if place.strip()]
-
-
-async def score_once(scorer: Scorer, texts: Sequence[Scorable]) -> list[Score | None]:
-    """Score, and close the scorer."""
-    try:
-        return await scorer.score(texts)
-    finally:
-        await scorer.close()
 
 
 class Ensemble:
@@ -156,7 +70,7 @@ class Ensemble:
     Conservative ways (`min`, `mean_minus_std`) nearly remove over-optimisation in best-of-N (Coste et al., ICLR 2024);
     what all members get wrong alike they do not see (arXiv 2312.09244).
     A text that a member could not score has no score: the mean of the rest would be of another ensemble. Of parts that
-    all members tell, it tells the mean.
+    all members give, it gives the mean.
 
     Args:
         members: two or more, in standardised units, or the one with the widest scores decides.
@@ -169,16 +83,11 @@ class Ensemble:
             raise InvalidConfig("An ensemble needs two members or more.", f"It has {len(members)}.")
         self.name = f"{combination}({', '.join(member.name for member in members)})"
         self.units: Output | None = None  # its members'
-        self._members, self._k = members, k
-        self._combination: Combination = combination
+        self._members, self._combination, self._k = members, combination, k
 
     async def score(self, texts: Sequence[Scorable]) -> list[Score | None]:
-        """One score per text, in order, with the members' disagreement; None where a member has none.
-
-        Raises:
-            InvalidConfig: the members score in different units.
-            HalteresError: a member can score nothing at all.
-        """
+        """One score per text, in order, with the members' disagreement; None where a member has none. InvalidConfig
+        where the members score in different units."""
         by_member = await asyncio.gather(*(member.score(texts) for member in self._members))
         units: dict[str, Output] = {one.name: one.units for one in self._members if one.units is not None}
         if len(set(units.values())) > 1:
@@ -203,6 +112,7 @@ class Ensemble:
         spread = pstdev(values)
         value = min(values) if self._combination == "min" else fmean(values)
         out_of_range = [score.out_of_range for score in known if score.out_of_range is not None]
+        shared = [name for name in known[0].parts if all(name in score.parts for score in known)]
         return Score(
             value=value - self._k * spread if self._combination == "mean_minus_std" else value,
             num_tokens=max(score.num_tokens for score in known),
@@ -210,17 +120,46 @@ class Ensemble:
             ended_with_eos=all(score.ended_with_eos for score in known),
             out_of_range=any(out_of_range) if out_of_range else None,
             disagreement=spread,
-            parts={
-                name: math.fsum(score.parts[name] for score in known) / len(known)
-                for name in known[0].parts
-                if all(name in score.parts for score in known)
-            },
+            parts={name: fmean(score.parts[name] for score in known) for name in shared},
         )
+
+
+def output_of(model: RewardModel, output: Output) -> Output:
+    """The units in which a model's scores come where these are asked for: raw ones of a model without calibration.
+    InvalidConfig where a probability is asked of such a model."""
+    if model.calibration is None and output == "probability":
+        raise InvalidConfig(
+            f"The reward model {model.folder} gives no probabilities.",
+            "It has no calibration.",
+            "halteres reward calibrate makes one from held-out pairs.",
+        )
+    return output if model.calibration else "raw"
+
+
+def calibrated(model: RewardModel, score: Score, output: Output) -> Score:
+    """A raw score in other units, as `output_of` says, and whether the calibration knows scores like it."""
+    units, calibration = output_of(model, output), model.calibration
+    if calibration is None:
+        return score
+    return replace(score, value=calibration.apply(score.value, units), out_of_range=not calibration.covers(score.value))
+
+
+def places_of(where: str) -> list[str]:
+    """The folders and addresses that a name stands for: several joined by commas are an ensemble."""
+    return [place.strip() for place in where.split(",") if place.strip()]
 
 
 def comparable_units(where: str) -> Output:
     """In which units to show the scores at a place: raw, but of an ensemble standardised, so that they can be added."""
     return "standardised" if len(places_of(where)) > 1 else "raw"
+
+
+async def score_once(scorer: Scorer, texts: Sequence[Scorable]) -> list[Score | None]:
+    """Score, and close the scorer."""
+    try:
+        return await scorer.score(texts)
+    finally:
+        await scorer.close()
 
 
 def open_scorer(
@@ -233,16 +172,10 @@ def open_scorer(
 ) -> Scorer:
     """The scorer at a folder, an address, or several of them joined by commas: an ensemble.
 
-    Args:
-        where: as above.
-        output: in which units scores come.
-        combination: of an ensemble's scores.
-        waits_for_start: whether a server that is not there yet is waited for.
-        timeout_s: of a call to a server.
+    `waits_for_start`: a server that is not there yet is waited for. `timeout_s`: of a call to a server.
 
     Raises:
-        NotFound, InvalidData: a folder holds no reward model.
-        InvalidConfig: no address of a server; no such units.
+        NotFound, InvalidData: a folder holds no reward model. InvalidConfig: no address of a server; no such units.
     """
     if output not in get_args(Output):
         raise unknown(InvalidConfig, "output", output, get_args(Output))
@@ -253,8 +186,6 @@ def open_scorer(
         ]
         return Ensemble(members, combination)
     if is_address(where):
-        from halteres.clients.rewards import RewardClient
-
         return RewardClient(where, output=output, waits_for_start=waits_for_start, timeout_s=timeout_s)
     from halteres.rewards.torch.model import RewardModel
 

@@ -1,10 +1,8 @@
 """A reward server: `halteres reward serve DIR...`, `python -m halteres.rewards DIR...`.
 
-Owns: routes and bodies (`/score`, `/rank`; `/classify` and `/pooling` in vLLM's shapes), names of the models.
-Never: computes (`scoring_queue` does); takes token ids: each model reads text with its own tokenizer.
-
-vLLM's shapes carry raw scores, unless a request says `use_activation: true`: then their sigmoid, as vLLM does for a
-model of one label.
+Token ids are not taken: each model reads text with its own tokenizer. vLLM's shapes (`/classify`, `/pooling`) carry raw
+scores, unless a request says `use_activation: true`: then their sigmoid, as vLLM does for a model of one label.
+Requests of a few milliseconds are computed together, in one thread; the failure of a text reaches no other.
 """
 
 from __future__ import annotations
@@ -13,10 +11,12 @@ import asyncio
 import math
 import time
 import uuid
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -24,15 +24,17 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import Mount, Route
 
 from halteres.access_policy import AccessControl, AccessPolicy
-from halteres.errors import HalteresError, InvalidData, NotFound, UserError, as_http, unknown
+from halteres.errors import HalteresError, InvalidData, NotFound, ServerError, UserError, as_http, boundary, unknown
 from halteres.loopback import HOST, body_within
 from halteres.observe.prometheus import MEDIA_TYPE, Metric, text_of
-from halteres.rewards.scorer import Model, calibrated, output_of
-from halteres.rewards.scoring_queue import Result, ScoringQueue
+from halteres.rewards.scorer import calibrated, output_of
 from halteres.scores import Output, Scorable, Score, best_first
+
+if TYPE_CHECKING:
+    from halteres.rewards.torch.model import RewardModel
 
 PORT = 8002
 
@@ -40,14 +42,30 @@ MOST_BODY_BYTES = 32 * 1024 * 1024
 MOST_ITEMS = 1024
 """Texts of one request."""
 
+GATHER_S = 0.003
+"""How long the first request waits for others to be computed with."""
+
+MOST_AT_ONCE = 256
+"""Texts computed together, but for one request of more. The model sorts them by length and bounds each forward pass."""
+
+MOST_WAITING = 4096
+"""Texts that may wait; a client that brings more has to come again."""
+
 T = TypeVar("T")
 Text = str | list[dict[str, Any]]
+Result = Score | HalteresError
 
 
 class TooLarge(UserError):
     """A body of more bytes, or texts, than are read."""
 
     code, status = "too_large", 413
+
+
+class Busy(HalteresError):
+    """Too many texts wait already."""
+
+    code, status = "busy", 429
 
 
 class ScoreRequest(msgspec.Struct, kw_only=True):
@@ -89,16 +107,103 @@ class ForeignRequest(msgspec.Struct, kw_only=True):
     use_activation: bool | None = None
 
 
-def create_app(
-    models: Mapping[str, Model], *, address: str = HOST, key: str | None = None, allowed_hosts: Sequence[str] = ()
-) -> Starlette:
-    """The app over loaded models; its lifespan owns the queue.
+@dataclass(slots=True)
+class _Waiting:
+    model: str
+    texts: Sequence[Scorable]
+    results: asyncio.Future[Sequence[Result]]
 
-    Args:
-        models: by name; the first answers where a request names none.
-        address: the IP address it is reached at, which decides by what names it may be called.
-        key: what requests must carry; None: nothing is asked for.
-        allowed_hosts: further names of this machine.
+
+@dataclass(slots=True)
+class ScoringQueue:
+    """One thread that scores, and those who wait for it, in the order they came. `work` runs for as long as the server
+    does."""
+
+    models: Mapping[str, RewardModel]
+    num_waiting: int = 0  # texts, those being computed too
+    # What was done since the start: texts, requests refused because of a full queue, tokens, computations.
+    scored: int = 0
+    failed: int = 0
+    refused: int = 0
+    tokens: int = 0
+    computations: int = 0
+    busy_s: float = 0.0
+    _requests: deque[_Waiting] = field(default_factory=deque["_Waiting"])
+    _work_waits: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def score(self, model: str, texts: Sequence[Scorable]) -> Sequence[Result]:
+        """One raw score per text, in order; in place of one that could not be made, why. Busy where too many wait;
+        ServerError where the computation failed, whatever the texts."""
+        if self.num_waiting and self.num_waiting + len(texts) > MOST_WAITING:
+            self.refused += 1
+            texts_per_s = (self.scored + self.failed) / self.busy_s if self.busy_s else 100.0  # a guess
+            after_s = math.ceil(max(1.0, self.num_waiting / texts_per_s / 2))
+            raise Busy(
+                f"{self.num_waiting} texts wait already.",
+                f"With {len(texts)} more they are above {MOST_WAITING}.",
+                f"Send them again in {after_s} s.",
+                retry_after_s=after_s,
+            )
+        request = _Waiting(model, texts, asyncio.get_running_loop().create_future())
+        self._requests.append(request)
+        self.num_waiting += len(texts)
+        self._work_waits.set()
+        try:
+            return await request.results
+        finally:
+            self.num_waiting -= len(texts)
+
+    async def work(self) -> None:
+        """Compute what comes, until cancelled."""
+        with ThreadPoolExecutor(1, "scoring") as thread:
+            while True:
+                await self._work_waits.wait()
+                await asyncio.sleep(GATHER_S)
+                while gathered := self._gathered():
+                    await self._compute(thread, gathered)
+                self._work_waits.clear()
+
+    def _gathered(self) -> list[_Waiting]:
+        """The oldest requests, of one model."""
+        gathered, num_texts = list[_Waiting](), 0
+        for request in list(self._requests):
+            if gathered and (request.model != gathered[0].model or num_texts + len(request.texts) > MOST_AT_ONCE):
+                break
+            gathered.append(self._requests.popleft())
+            num_texts += len(request.texts)
+        return gathered
+
+    async def _compute(self, thread: ThreadPoolExecutor, gathered: Sequence[_Waiting]) -> None:
+        model = self.models[gathered[0].model]
+        texts = [text for request in gathered for text in request.texts]
+        began = time.monotonic()
+        try:
+            with boundary(ServerError, "Scoring"):
+                results = await asyncio.get_running_loop().run_in_executor(thread, model.score_each, texts)
+        except HalteresError as error:
+            for request in gathered:
+                if not request.results.done():  # the client may be gone
+                    request.results.set_exception(error)
+            return
+        scores = [result for result in results if isinstance(result, Score)]
+        self.scored += len(scores)
+        self.failed += len(results) - len(scores)
+        self.tokens += sum(score.num_tokens for score in scores)
+        self.computations += 1
+        self.busy_s += time.monotonic() - began
+        for request in gathered:
+            own, results = results[: len(request.texts)], results[len(request.texts) :]
+            if not request.results.done():
+                request.results.set_result(own)
+
+
+def create_app(
+    models: Mapping[str, RewardModel], *, address: str = HOST, key: str | None = None, allowed_hosts: Sequence[str] = ()
+) -> Starlette:
+    """The app over loaded models, of which the first answers where a request names none; its lifespan owns the queue.
+
+    `address`: the IP address it is reached at, which decides by what names, beside `allowed_hosts`, it may be called.
+    `key`: what requests must carry; None: nothing is asked for.
     """
     server = RewardServer(models)
 
@@ -112,76 +217,70 @@ def create_app(
             with suppress(asyncio.CancelledError):
                 await working
 
+    routes = [
+        Route("/score", server.score, methods=["POST"]),
+        Route("/rank", server.rank, methods=["POST"]),
+        Route("/classify", server.classify, methods=["POST"]),
+        Route("/pooling", server.pooling, methods=["POST"]),
+        Route("/health", server.health),
+        Route("/v1/models", server.list_models),
+        Route("/metrics", server.metrics),
+    ]
     return Starlette(
-        routes=server.routes,
+        routes=[*routes, Mount("/models/{model}", routes=routes)],
         lifespan=lifespan,
         middleware=[Middleware(AccessControl, policy=AccessPolicy.of(address, key, allowed_hosts))],
         exception_handlers={HalteresError: _on_error, HTTPException: _on_missing, ClientDisconnect: _on_gone},
     )
 
 
-@dataclass(slots=True)
 class RewardServer:
     """Loaded models behind HTTP."""
 
-    models: Mapping[str, Model]
-    queue: ScoringQueue
-
-    def __init__(self, models: Mapping[str, Model]) -> None:
+    def __init__(self, models: Mapping[str, RewardModel]) -> None:
         self.models, self.queue = models, ScoringQueue(models)
-
-    @property
-    def routes(self) -> list[BaseRoute]:
-        """What is answered; below /models/NAME, for the model of that name."""
-        routes = [
-            Route("/score", self.score, methods=["POST"]),
-            Route("/rank", self.rank, methods=["POST"]),
-            Route("/classify", self.classify, methods=["POST"]),
-            Route("/pooling", self.pooling, methods=["POST"]),
-            Route("/health", self.health),
-            Route("/v1/models", self.list_models),
-            Route("/metrics", self.metrics),
-        ]
-        return [*routes, Mount("/models/{model}", routes=routes)]
 
     async def score(self, request: Request) -> Response:
         """Each text by itself; one that cannot be scored has `error` in place of `score`."""
-        asked = await _body(request, ScoreRequest)
-        name, model = self._model(request, asked.model)
-        output, items = output_of(model, asked.output), _items(asked)
-        results = await self._results(name, [_scorable(item) for item in items])
+        body = await _body(request, ScoreRequest)
+        name, model = self._model(request, body.model)
+        output, items = output_of(model, body.output), _items(body)
+        results = await self._results(name, items)
         answers = [
-            {"index": index, **_id_of(item), **_answer(model, result, output)}
+            {
+                "index": index,
+                **({"id": item["id"]} if isinstance(item, dict) and "id" in item else {}),
+                **(_failure(result) if isinstance(result, HalteresError) else _answer(model, result, output)),
+            }
             for index, (item, result) in enumerate(zip(items, results, strict=True))
         ]
         return _json({"model": name, "output": output, "items": answers, "notes": model.notes})
 
     async def rank(self, request: Request) -> Response:
         """Completions of one prompt, best first; what cannot be scored is in no order."""
-        asked = await _body(request, RankRequest)
-        name, model = self._model(request, asked.model)
-        output = output_of(model, asked.output)
-        _check_number(asked.completions)
-        items = [{"prompt": asked.prompt, "completion": completion} for completion in asked.completions]
-        results = await self._results(name, [_scorable(item) for item in items])
-        scores = {index: result for index, result in enumerate(results) if isinstance(result, Score)}
-        values = [result.value if isinstance(result, Score) else None for result in results]
-        order = best_first(values)[: len(scores)]
+        body = await _body(request, RankRequest)
+        name, model = self._model(request, body.model)
+        output = output_of(model, body.output)
+        items = _counted([{"prompt": body.prompt, "completion": completion} for completion in body.completions])
+        results = await self._results(name, items)
+        scores = [result if isinstance(result, Score) else None for result in results]
+        failed = {i: result for i, result in enumerate(results) if isinstance(result, HalteresError)}
+        values = [None if score is None else score.value for score in scores]
+        order = best_first(values)[: len(values) - len(failed)]
+        ties: dict[float | None, list[int]] = {}
+        for index in order:
+            ties.setdefault(values[index], []).append(index)
+        best = values[order[0]] or 0.0 if order else 0.0
         temperature = model.calibration.temperature if model.calibration else 1.0
-        best = scores[order[0]].value if order else 0.0
         answer = {
             "model": name,
             "output": output,
-            "order": order[: asked.top_n] if asked.top_n else order,
+            "order": order[: body.top_n] if body.top_n else order,
             "best": order[0] if order else None,
-            "scores": [calibrated(model, scores[i], output).value if i in scores else None for i in range(len(items))],
-            "ties": _ties(scores, order),
-            "probability": [
-                _sigmoid((scores[i].value - best) / temperature) if i in scores else None for i in range(len(items))
-            ],
-            "errors": [
-                {"index": i, **_failure(one)} for i, one in enumerate(results) if isinstance(one, HalteresError)
-            ],
+            "scores": [None if score is None else calibrated(model, score, output).value for score in scores],
+            "ties": [places for places in ties.values() if len(places) > 1],
+            "probability": [None if value is None else _sigmoid((value - best) / temperature) for value in values],
+            "errors": [{"index": i, **_failure(error)} for i, error in failed.items()],
         }
         return _json(answer)
 
@@ -205,20 +304,33 @@ class RewardServer:
 
     async def metrics(self, request: Request) -> Response:
         """For Prometheus."""
-        return Response(text_of(_figures(self.queue), "halteres_reward_"), media_type=MEDIA_TYPE)
+        done, one = self.queue, Metric.one
+        outcomes = {"scored": done.scored, "failed": done.failed}
+        figures = [
+            Metric("texts_total", "counter", "Texts by what became of them.", outcomes, "outcome"),
+            one("tokens_total", "counter", "Tokens of scored texts.", done.tokens),
+            one("refused_requests_total", "counter", "Requests refused because too many texts waited.", done.refused),
+            one("computations_total", "counter", "Computations of gathered requests.", done.computations),
+            one("compute_seconds_total", "counter", "Seconds spent computing.", done.busy_s),
+            one("waiting_texts", "gauge", "Texts that wait or are computed.", done.num_waiting),
+        ]
+        return Response(text_of(figures, "halteres_reward_"), media_type=MEDIA_TYPE)
 
     async def _foreign(
         self, request: Request, kind: Literal["classify", "pool"], row: Callable[[int, float], dict[str, Any]]
     ) -> Response:
-        asked = await _body(request, ForeignRequest, strict=False)
-        name, _ = self._model(request, asked.model)
-        results = await self._results(name, [_scorable({"completion": text}) for text in _inputs(asked)])
+        body = await _body(request, ForeignRequest, strict=False)
+        name, _ = self._model(request, body.model)
+        if (body.input is None) == (body.messages is None):
+            raise InvalidData("Neither input nor messages is there, or both are.", next="Send one of them.")
+        texts = [body.messages] if body.messages is not None else body.input
+        texts = [texts] if isinstance(texts, str) else texts or []
         scores = list[Score]()
-        for result in results:
+        for result in await self._results(name, _counted([{"completion": text} for text in texts])):
             if isinstance(result, HalteresError):
                 raise result
             scores.append(result)
-        activation = _sigmoid if asked.use_activation else float
+        activation = _sigmoid if body.use_activation else float
         num_tokens = sum(score.num_tokens for score in scores)
         answer = {
             "id": f"{kind}-{uuid.uuid4().hex}",
@@ -230,13 +342,14 @@ class RewardServer:
         }
         return _json(answer)
 
-    async def _results(self, name: str, texts: Sequence[Scorable | UserError]) -> list[Result]:
-        """One per text; those that are none already have their error."""
+    async def _results(self, name: str, items: Sequence[Any]) -> list[Result]:
+        """One per item; those that cannot be read already have their error."""
+        texts = [_scorable(item) for item in items]
         readable = [text for text in texts if isinstance(text, Scorable)]
         scored = iter(await self.queue.score(name, readable) if readable else [])
         return [next(scored) if isinstance(text, Scorable) else text for text in texts]
 
-    def _model(self, request: Request, name: str | None) -> tuple[str, Model]:
+    def _model(self, request: Request, name: str | None) -> tuple[str, RewardModel]:
         name = name or str(request.path_params.get("model") or next(iter(self.models)))
         if name not in self.models:
             raise unknown(NotFound, "model", name, self.models)
@@ -277,22 +390,24 @@ def _check_fields(content: Any, kind: type[Any]) -> None:
             raise unknown(InvalidData, "field", str(name), known)
 
 
-def _items(asked: ScoreRequest) -> list[Any]:
-    given = [each for each in (asked.items, asked.texts, asked.messages) if each is not None]
+def _items(body: ScoreRequest) -> list[Any]:
+    given = [each for each in (body.items, body.texts, body.messages) if each is not None]
     if len(given) != 1:
         raise InvalidData(f"{len(given)} of items, texts and messages are there.", next="Send one of them.")
-    _check_number(given[0])
-    if asked.items is not None:
-        return asked.items
-    chats = [given[0]] if asked.messages and isinstance(asked.messages[0], dict) else given[0]
-    return [{"completion": text} for text in chats]
+    texts = _counted(given[0])
+    if body.items is not None:
+        return texts
+    is_one_chat = body.messages is not None and isinstance(texts[0], dict)
+    return [{"completion": text} for text in ([texts] if is_one_chat else texts)]
 
 
-def _check_number(texts: Sequence[Any]) -> None:
+def _counted(texts: list[Any]) -> list[Any]:
+    """As many texts as may be."""
     if not texts:
         raise InvalidData("There is nothing to score.")
     if len(texts) > MOST_ITEMS:
         raise TooLarge(f"{len(texts)} texts in one request.", f"It may hold {MOST_ITEMS}.", "Send several requests.")
+    return texts
 
 
 def _scorable(item: Any) -> Scorable | UserError:
@@ -315,22 +430,7 @@ def _scorable(item: Any) -> Scorable | UserError:
     )
 
 
-def _inputs(asked: ForeignRequest) -> Sequence[Text]:
-    if (asked.input is None) == (asked.messages is None):
-        raise InvalidData("Neither input nor messages is there, or both are.", next="Send one of them.")
-    texts = [asked.messages] if asked.messages is not None else asked.input
-    texts = [texts] if isinstance(texts, str) else texts or []
-    _check_number(texts)
-    return texts
-
-
-def _id_of(item: Any) -> dict[str, Any]:
-    return {"id": item["id"]} if isinstance(item, dict) and "id" in item else {}
-
-
-def _answer(model: Model, result: Result, output: Output) -> dict[str, Any]:
-    if isinstance(result, HalteresError):
-        return _failure(result)
+def _answer(model: RewardModel, result: Score, output: Output) -> dict[str, Any]:
     score = calibrated(model, result, output)
     return {
         "score": score.value,
@@ -348,34 +448,8 @@ def _failure(error: HalteresError) -> dict[str, str]:
     return {"error": error.sentence, "code": error.code}
 
 
-def _ties(scores: Mapping[int, Score], order: Sequence[int]) -> list[list[int]]:
-    """Places of equal scores, in order."""
-    by_value: dict[float, list[int]] = {}
-    for index in order:
-        by_value.setdefault(scores[index].value, []).append(index)
-    return [places for places in by_value.values() if len(places) > 1]
-
-
 def _sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
-
-
-def _figures(queue: ScoringQueue) -> list[Metric]:
-    done, one = queue.figures, Metric.one
-    return [
-        Metric(
-            "texts_total",
-            "counter",
-            "Texts by what became of them.",
-            {"scored": done.scored, "failed": done.failed},
-            "outcome",
-        ),
-        one("tokens_total", "counter", "Tokens of scored texts.", done.tokens),
-        one("refused_requests_total", "counter", "Requests refused because too many texts waited.", done.refused),
-        one("computations_total", "counter", "Computations of gathered requests.", done.computations),
-        one("compute_seconds_total", "counter", "Seconds spent computing.", done.busy_s),
-        one("waiting_texts", "gauge", "Texts that wait or are computed.", queue.num_waiting),
-    ]
 
 
 def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -1,9 +1,5 @@
 """The scoring template: how a text becomes the tokens that a reward model reads, the same in training and in scoring.
 
-Owns: prompt and completion end to end, the end token, the chat template and its options, the longest text and what
-becomes of a longer one; the token that pads.
-Never: decides silently: what was cut, and what came in another form than the model reads, is in the result.
-
 Source: TRL 1.16 `RewardTrainer`, whose token ids are these (a test holds it); it drops rows that are too long.
 """
 
@@ -14,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, cast
 
-import numpy as np
 from pydantic import BaseModel, Field
 
 from halteres.errors import InvalidConfig, InvalidData
-from halteres.rewards.preferences import MOST_ROWS, Comparison, Text
+from halteres.rewards.preferences import Comparison, Text
 from halteres.scores import Scorable
 from halteres.text import Message, Tokenizer
 
@@ -53,13 +48,10 @@ class ScoringTemplate(BaseModel, frozen=True, extra="forbid"):
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
     def render(self, tokenizer: Tokenizer, text: Scorable | Text) -> Rendered:
-        """The tokens of a text; token ids pass as they are.
-
-        Raises:
-            InvalidData: a chat for a tokenizer without a chat template; a prompt and a completion of two forms.
-        """
+        """The tokens of a text; token ids pass as they are. InvalidData for a chat where the tokenizer has no chat
+        template, and for a prompt and a completion of two forms."""
         if not isinstance(text, Scorable):
-            if is_tokens(text):
+            if _is_tokens(text):
                 return self._cut(cast("tuple[int, ...]", tuple(text)), 0, ())
             text = Scorable(completion=cast("str | Sequence[Message]", text))
         strings = isinstance(text.completion, str)
@@ -78,27 +70,6 @@ class ScoringTemplate(BaseModel, frozen=True, extra="forbid"):
     def render_comparison(self, tokenizer: Tokenizer, comparison: Comparison) -> tuple[Rendered, ...]:
         """Every completion of a row behind its prompt."""
         return tuple(self.render(tokenizer, text) for text in texts_of(comparison))
-
-    def num_removed(self, rendered: Rendered) -> int:
-        """Tokens of the whole text that are not in the rendered one."""
-        return 0 if self.truncation in ("drop", "error") else rendered.num_lost
-
-    def too_long(self, source: str, rows: Sequence[int], lengths: Sequence[int]) -> InvalidData:
-        """The error for rows that may not be used, for their length: their numbers, and every row's longer side."""
-        numbers = ", ".join(map(str, rows[:MOST_ROWS]))
-        return InvalidData(
-            f"{len(rows)} rows of {source} are longer than max_length = {self.max_length} tokens.",
-            f"The first: {numbers}. {_quantiles(lengths)}",
-            "Set a larger max_length, or truncation to 'keep_end', 'keep_start' or 'drop'.",
-        )
-
-    def none_left(self, source: str, lengths: Sequence[int]) -> InvalidData:
-        """The error for data of which no row can be trained on."""
-        return InvalidData(
-            f"No row of {source} is left to train on.",
-            f"max_length is {self.max_length}. {_quantiles(lengths)}",
-            "Set a larger max_length, or truncation to 'keep_end'.",
-        )
 
     def _standard(self, tokenizer: Tokenizer, text: str) -> Rendered:
         ended = text if text.endswith(self.eos_token) else text + self.eos_token
@@ -143,11 +114,7 @@ class ScoringTemplate(BaseModel, frozen=True, extra="forbid"):
 
 
 def template_for(tokenizer: Tokenizer, *, eos_token: str | None = None, **settings: Any) -> ScoringTemplate:
-    """A template with the tokenizer's own end token, or another that it knows.
-
-    Raises:
-        InvalidConfig: there is no such token.
-    """
+    """A template with the tokenizer's own end token, or another that it knows. InvalidConfig where it knows none."""
     token = eos_token or tokenizer.specials.get("eos_token")
     if token is None or len(tokenizer.encode(token)) != 1:
         raise InvalidConfig(
@@ -159,11 +126,8 @@ def template_for(tokenizer: Tokenizer, *, eos_token: str | None = None, **settin
 
 
 def padding_token(tokenizer: Tokenizer, eos_token: str) -> str:
-    """The token that pads: never the end token, which would then not be read where it ends a text.
-
-    Raises:
-        InvalidData: the tokenizer has no other special token.
-    """
+    """The token that pads: never the end token, which would then not be read where it ends a text. InvalidData
+    where the tokenizer has no other special token."""
     own = tokenizer.specials.get("pad_token")
     if own is not None and own != eos_token and own in tokenizer.special_tokens:
         return own
@@ -183,7 +147,7 @@ def texts_of(comparison: Comparison) -> list[Scorable | Text]:
     """The texts of a row, each as it is scored by itself."""
     return [
         completion
-        if is_tokens(completion)
+        if _is_tokens(completion)
         else Scorable(
             prompt=comparison.prompt,
             completion=cast("str | Sequence[Message]", completion),
@@ -194,14 +158,8 @@ def texts_of(comparison: Comparison) -> list[Scorable | Text]:
     ]
 
 
-def is_tokens(text: Any) -> bool:
-    """Whether a text is given as token ids."""
+def _is_tokens(text: Any) -> bool:
     return not isinstance(text, str) and len(text) > 0 and isinstance(text[0], int)
-
-
-def _quantiles(lengths: Sequence[int]) -> str:
-    low, middle, high = (round(value) for value in np.quantile(lengths, (0.05, 0.5, 0.95)))
-    return f"Tokens of the longer side: 5 % of rows have at most {low}, half {middle}, 95 % {high}."
 
 
 def _as_string(text: Scorable) -> str:
@@ -212,12 +170,12 @@ def _as_string(text: Scorable) -> str:
 
 
 def _as_messages(text: Scorable) -> list[Message]:
-    def messages(part: str | Sequence[Message] | None, role: str) -> list[Message]:
-        if isinstance(part, str):
-            return [{"role": role, "content": part}]
-        return list(part or ())
-
-    return messages(text.prompt, "user") + messages(text.completion, "assistant")
+    parts = ((text.prompt, "user"), (text.completion, "assistant"))
+    return [
+        message
+        for part, role in parts
+        for message in ([{"role": role, "content": part}] if isinstance(part, str) else part or ())
+    ]
 
 
 def _after_last(rendered: str, messages: Sequence[Message]) -> str:

@@ -1,8 +1,11 @@
-"""A reward model's training as it is asked for: which model, which data, which settings; and what it will take.
+"""A reward model's training as it is asked for: which model, which data, which settings, and what it will take.
 
-Owns: the form of a config file, which rows are trained on and which are held out, whether they fit model and settings,
-the forecast of a dry run.
-Never: loads weights, needs torch.
+The settings have TRL's and transformers' names; a preset by the model's size fills in what is not given. Nothing here
+loads weights or needs torch.
+
+Sources: TRL 1.16 `RewardConfig`, transformers 5.23 `TrainingArguments`, PEFT 0.21 `LoraConfig`; the presets are those
+of the reward-modelling seed. Different on purpose: no bf16 and no gradient checkpointing unless asked for, batches by
+length, the learning rate of the preset, texts that are too long are cut instead of dropped.
 """
 
 from __future__ import annotations
@@ -11,15 +14,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
-import numpy as np
 import yaml
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError, model_validator
 
-from halteres.errors import InvalidConfig, InvalidData, nearest
+from halteres.errors import InvalidConfig, InvalidData, nearest, unknown
+from halteres.files import read_regular, replace_file
 from halteres.models.shape import ModelShape, read_shape
+from halteres.rewards.model_folder import RESULT, read_reward_file
 from halteres.rewards.preferences import (
+    MOST_ROWS,
     Comparison,
     MarginFrom,
     OnIdentical,
@@ -28,16 +33,144 @@ from halteres.rewards.preferences import (
     overlap,
     read_preferences,
 )
-from halteres.rewards.reward_file import read_reward_file
-from halteres.rewards.template import Rendered, ScoringTemplate, template_for
-from halteres.rewards.training_config import RewardConfig, TiePolicy, settled_weights
+from halteres.rewards.template import Rendered, ScoringTemplate, Truncation, template_for
 from halteres.text import Tokenizer
+
+TiePolicy = Literal["soft", "rao_kupper", "drop"]
+When = Literal["no", "steps", "epoch"]
+
+RUN_FILE = "reward_training.json"
+"""In the directory of a run that trains a reward model: what it was asked for."""
+
+LORA_LEARNING_RATE = 1e-4
 
 ADAM_BYTES, FROZEN_BYTES = 16, 4
 """Of memory for one parameter in fp32: weight, gradient and two moments; a weight alone."""
 
 PROCESS_BYTES = 500_000_000
 """What torch and transformers take before any weight."""
+
+_IGNORED = frozenset({"report_to", "dataset_num_proc", "remove_unused_columns", "activation_offloading", "use_cpu"})
+"""Settings of TRL's that change no number: accepted, so that a config written for it is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """What a model of this size is trained with where nothing else is asked for."""
+
+    name: str
+    below: float  # parameters
+    learning_rate: float  # of full fine-tuning
+    batch_size: int  # rows
+
+
+TINY_PRESET = Preset("tiny", 10_000_000, 1e-3, 8)  # the built-in model's size
+_PRESETS = (
+    TINY_PRESET,
+    Preset("below 1B", 1_000_000_000, 2e-5, 8),
+    Preset("1B to 7B", 7_000_000_000, 1e-5, 4),
+    Preset("7B and above", math.inf, 5e-6, 2),
+)
+
+
+def preset_for(num_parameters: int) -> Preset:
+    """The preset of a model with so many parameters."""
+    return next(preset for preset in _PRESETS if num_parameters < preset.below)
+
+
+class LoraSettings(BaseModel, frozen=True, extra="forbid"):
+    """A low-rank adapter, by PEFT's names. The head is always trained whole beside it."""
+
+    r: Annotated[int, Field(ge=1, description="rank")] = 16
+    lora_alpha: Annotated[float, Field(gt=0)] = 32
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+
+
+class RewardConfig(BaseModel, frozen=True, extra="forbid"):
+    """How a reward model is trained. An unknown name is an error that offers the nearest."""
+
+    output_dir: str = "reward-model"
+    preset: Literal["auto", "off"] = "auto"
+
+    learning_rate: Annotated[float, Field(gt=0)] | None = None  # None: of the preset
+    per_device_train_batch_size: Annotated[int, Field(ge=1)] | None = None  # rows; None: of the preset
+    per_device_eval_batch_size: Annotated[int, Field(ge=1)] = 8
+    gradient_accumulation_steps: Annotated[int, Field(ge=1)] = 1
+    num_train_epochs: Annotated[float, Field(gt=0)] = 1.0
+    max_steps: int = -1  # of the optimiser; above 0 it goes before the epochs
+    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "linear"
+    warmup_steps: Annotated[float, Field(ge=0)] = 0  # below 1: a share of all steps
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    max_grad_norm: Annotated[float, Field(ge=0)] = 1.0  # 0: gradients are not clipped
+    seed: int = 42
+
+    center_rewards_coefficient: Annotated[float, Field(ge=0)] | None = None
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    tie_policy: TiePolicy = "soft"
+    listwise_loss: Literal["pairs", "plackett_luce"] = "pairs"  # of rows with more than two completions
+    objective_weights: dict[str, FiniteFloat] | None = None  # of each objective in the score; None: equal shares of 1
+
+    max_length: Annotated[int, Field(ge=2)] | None = 1024
+    truncation: Truncation = "keep_end"
+    eos_token: str | None = None
+    chat_template_path: str | None = None
+    pad_to_multiple_of: Annotated[int, Field(ge=1)] | None = None
+    train_sampling_strategy: Literal["group_by_length", "random"] = "group_by_length"
+    max_tokens_per_forward: Annotated[int, Field(ge=16)] = 8192
+    share_prefixes: bool = True
+
+    lora: LoraSettings | None = None
+    model_init_kwargs: dict[str, Any] = {}
+    trust_remote_code: bool = False
+    disable_dropout: bool = True
+    bf16: bool = False
+    gradient_checkpointing: bool = False
+
+    logging_steps: Annotated[int, Field(ge=1)] = 10
+    eval_strategy: When = "no"
+    eval_steps: Annotated[int, Field(ge=1)] | None = None  # None: logging_steps
+    save_strategy: When = "steps"
+    save_steps: Annotated[int, Field(ge=1)] = 500
+    save_total_limit: Annotated[int, Field(ge=1)] | None = None
+    disable_tqdm: bool = False  # no progress is shown
+
+    def __init__(self, **settings: Any) -> None:
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            raise _first_error("The setting ", error) from error
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, settings: Any) -> Any:
+        if not isinstance(settings, Mapping):
+            return settings
+        given = {name: value for name, value in settings.items() if name not in _IGNORED}
+        if given.get("pad_to_multiple_of") == "auto":
+            given["pad_to_multiple_of"] = None
+        if "warmup_ratio" in given:  # until transformers 5
+            given["warmup_steps"] = given.pop("warmup_ratio")
+        for name in ("eval_strategy", "save_strategy"):
+            if given.get(name) is False:  # what YAML takes an unquoted no for
+                given[name] = "no"
+        for name in given:
+            if name not in cls.model_fields:
+                raise unknown(InvalidConfig, "setting", str(name), cls.model_fields)
+        return given
+
+    def settled(self, num_parameters: int) -> RewardConfig:
+        """With nothing left open: the preset fills in what was not given. InvalidConfig where it is off."""
+        preset = preset_for(num_parameters)
+        rate = LORA_LEARNING_RATE if self.lora is not None and preset is not TINY_PRESET else preset.learning_rate
+        filled = {"learning_rate": rate, "per_device_train_batch_size": preset.batch_size}
+        missing = {name: value for name, value in filled.items() if getattr(self, name) is None}
+        if missing and self.preset == "off":
+            raise InvalidConfig(f"The setting '{next(iter(missing))}' is missing.", "The preset is off.")
+        return self.model_copy(update=missing)
 
 
 class TrainingPlan(BaseModel, frozen=True, extra="forbid"):
@@ -52,11 +185,7 @@ class TrainingPlan(BaseModel, frozen=True, extra="forbid"):
     settings: RewardConfig = RewardConfig()
 
     def preferences(self) -> tuple[Preferences, Preferences | None, tuple[str, ...]]:
-        """The rows to train on, the held-out ones, and what is odd about them.
-
-        Raises:
-            InvalidData, NotFound, InvalidConfig: rows that cannot be used or read.
-        """
+        """The rows to train on, the held-out ones, and what is odd about them. Raises as `read_preferences`."""
         train = read_preferences(self.data, on_identical=self.on_identical, margin_from=self.margin_from)
         if self.eval_data is not None:
             held_out = read_preferences(self.eval_data, on_identical=self.on_identical, margin_from=self.margin_from)
@@ -68,13 +197,38 @@ class TrainingPlan(BaseModel, frozen=True, extra="forbid"):
         return train, held_out, (*train.warnings, *held_out.warnings, *([shared] if shared else []))
 
 
+class TrainingRun(BaseModel, frozen=True, extra="forbid"):
+    """What a run that trains a reward model is asked for: reward_training.json in its directory."""
+
+    plan: TrainingPlan
+    resume_from: str | None = None  # a checkpoint's folder
+
+    @classmethod
+    def read(cls, run: Path) -> Self:
+        """Of the run in this directory. InvalidData where it cannot be read."""
+        try:
+            return cls.model_validate_json(read_regular(run / RUN_FILE))
+        except (OSError, ValidationError) as error:
+            raise InvalidData(f"{run / RUN_FILE} cannot be read.", f"{error}.") from error
+
+    def write(self, run: Path) -> None:
+        """Into this directory; only what was given, so that what was not stays open."""
+        replace_file(run / RUN_FILE, self.model_dump_json(indent=1, exclude_unset=True).encode() + b"\n")
+
+    def settings(self, run: Path) -> RewardConfig:
+        """The settings in the run of this directory: every step is a row of its metrics, unless asked for otherwise."""
+        given = self.plan.settings.model_fields_set
+        own: dict[str, Any] = {"output_dir": str(run / RESULT), "disable_tqdm": True}
+        if "logging_steps" not in given:
+            own["logging_steps"] = 1
+        if "eval_strategy" not in given and (self.plan.eval_data is not None or self.plan.hold_out is not None):
+            own["eval_strategy"] = "epoch"
+        return self.plan.settings.model_copy(update=own)
+
+
 def read_plan(file: Path | None, given: Mapping[str, Any]) -> TrainingPlan:
     """A plan from a YAML file, whose fields are those of the plan and of `RewardConfig` side by side, and from fields
-    that go before the file's.
-
-    Raises:
-        InvalidConfig: no such file, no YAML, an unknown field, a value of the wrong type.
-    """
+    that go before the file's. InvalidConfig where a field is unknown or of the wrong type, or the file is none."""
     fields = {**(_read_yaml(file) if file is not None else {}), **given}
     own = {name: fields.pop(name) for name in TrainingPlan.model_fields if name in fields and name != "settings"}
     for name in ("model", "data"):
@@ -83,9 +237,7 @@ def read_plan(file: Path | None, given: Mapping[str, Any]) -> TrainingPlan:
     try:
         return TrainingPlan(**own, settings=RewardConfig(**fields))
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        raise InvalidConfig(f"'{name}' is {first['input']!r}.", f"{first['msg']}.", field=name) from error
+        raise _first_error("", error) from error
 
 
 def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:
@@ -107,34 +259,12 @@ def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def taught_rows(preferences: Preferences, tie_policy: TiePolicy) -> list[Comparison]:
-    """The rows that there is something to learn from: not those of weight 0, nor ties alone where ties are dropped.
-
-    Raises:
-        InvalidData: there is none.
-    """
-    weighing = [one for one in preferences.comparisons if one.weight > 0]
-    found = [one for one in weighing if tie_policy != "drop" or one.labels or len(set(one.ranks)) > 1]
-    if not found:
-        num_idle = len(preferences.comparisons) - len(weighing)
-        raise InvalidData(
-            f"No row of {preferences.source} teaches anything.",
-            f"{num_idle} have the weight 0, {len(weighing)} are ties, which tie_policy 'drop' leaves out.",
-            "Give rows a weight above 0, or take another tie_policy.",
-        )
-    return found
-
-
 def objective_weights(
     settings: RewardConfig, own: Mapping[str, float] | None, train: Preferences, held_out: Preferences | None
 ) -> dict[str, float]:
     """Of each objective what it counts in the score; empty: there is one output, without a name.
 
-    Args:
-        settings: may give weights.
-        own: those of the reward model that training goes on from, which keeps its objectives; None: a base model.
-        train: rows that may name objectives.
-        held_out: likewise.
+    `own`: the weights of the reward model that training goes on from, which keeps its objectives; None: a base model.
 
     Raises:
         InvalidConfig: weights that do not fit the objectives.
@@ -153,12 +283,30 @@ def objective_weights(
     return weights
 
 
-def check_inputs(settings: RewardConfig, train: Preferences, held_out: Preferences | None) -> None:
-    """See that the rows have what the settings work on.
+def settled_weights(given: Mapping[str, float] | None, objectives: Sequence[str]) -> dict[str, float]:
+    """Of each objective what it counts in the score, in order: as given, else equal shares of 1. InvalidConfig for a
+    weight of an objective that there is not, an objective without a weight, and no weight but 0."""
+    if not given:
+        return {name: 1 / len(objectives) for name in objectives}
+    for name in given:
+        if name not in objectives:
+            raise unknown(InvalidConfig, "objective", name, objectives)
+    missing = [name for name in objectives if name not in given]
+    if missing:
+        raise InvalidConfig(
+            f"objective_weights has none for '{missing[0]}'.", next="Give it a weight; 0 leaves it out of the score."
+        )
+    if not any(given.values()):
+        raise InvalidConfig(
+            "Every weight of objective_weights is 0.",
+            "Every text would have the score 0.",
+            "Give one of them a weight.",
+        )
+    return {name: given[name] for name in objectives}
 
-    Raises:
-        InvalidConfig: a setting that could have no effect on these rows.
-    """
+
+def check_inputs(settings: RewardConfig, train: Preferences, held_out: Preferences | None) -> None:
+    """Refuse a setting that could have no effect on these rows, with InvalidConfig."""
     if settings.eval_strategy != "no" and held_out is None:
         raise InvalidConfig(
             f"eval_strategy is '{settings.eval_strategy}', and there is nothing to evaluate on.",
@@ -166,7 +314,8 @@ def check_inputs(settings: RewardConfig, train: Preferences, held_out: Preferenc
             "Give eval_data (or hold_out), or leave eval_strategy out.",
             field="eval_strategy",
         )
-    if settings.tie_policy == "rao_kupper" and not any(_holds_tie(one) for one in train.comparisons):
+    has_ties = any(not one.labels and len(set(one.ranks)) < len(one.ranks) for one in train.comparisons)
+    if settings.tie_policy == "rao_kupper" and not has_ties:
         raise InvalidConfig(
             "tie_policy 'rao_kupper' learns from ties when a lead is one.",
             f"{train.source} holds no tie.",
@@ -182,8 +331,81 @@ def check_inputs(settings: RewardConfig, train: Preferences, held_out: Preferenc
         )
 
 
-def _holds_tie(comparison: Comparison) -> bool:
-    return not comparison.labels and len(set(comparison.ranks)) < len(comparison.ranks)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TruncationReport:
+    """What the longest text allowed has cost, and rows that teach nothing."""
+
+    rows_cut: int = 0
+    rows_dropped: int = 0
+    ties_dropped: int = 0
+    tokens_lost: int = 0
+    first_rows: tuple[int, ...] = ()  # numbers of the first rows cut or dropped for their length
+
+    def sentences(self, max_length: int | None) -> list[str]:
+        """For people; none where nothing was lost."""
+        found: list[str] = []
+        where = f" (first rows: {', '.join(map(str, self.first_rows))})" if self.first_rows else ""
+        if self.rows_cut:
+            found.append(f"{self.rows_cut} rows cut to {max_length} tokens, {self.tokens_lost} tokens lost{where}.")
+        if self.rows_dropped:
+            found.append(f"{self.rows_dropped} rows dropped, longer than {max_length} tokens{where}.")
+        if self.ties_dropped:
+            found.append(f"{self.ties_dropped} rows dropped: ties alone, or of weight 0.")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedRows:
+    """The rows of a data set that are trained on, as tokens."""
+
+    rows: tuple[tuple[Comparison, tuple[Rendered, ...]], ...]
+    lengths: tuple[int, ...]  # tokens of the longest text of each row, also of those that are dropped
+    report: TruncationReport
+
+
+def render_rows(
+    preferences: Preferences, template: ScoringTemplate, tokenizer: Tokenizer, tie_policy: TiePolicy
+) -> RenderedRows:
+    """Tokenise every row that there is something to learn from: not those of weight 0, nor ties alone where ties are
+    dropped.
+
+    Raises:
+        InvalidData: a row cannot be rendered or is too long where that is an error; no row teaches, or is left.
+    """
+    source, weighing = preferences.source, [one for one in preferences.comparisons if one.weight > 0]
+    taught = [one for one in weighing if tie_policy != "drop" or one.labels or len(set(one.ranks)) > 1]
+    if not taught:
+        raise InvalidData(
+            f"No row of {source} teaches anything.",
+            f"{len(preferences.comparisons) - len(weighing)} have the weight 0, {len(weighing)} are ties, which "
+            "tie_policy 'drop' leaves out.",
+            "Give rows a weight above 0, or take another tie_policy.",
+        )
+    whole = [(one, template.render_comparison(tokenizer, one)) for one in taught]
+    stay_whole = template.truncation in ("drop", "error")
+    lengths = [max(len(text.tokens) + (0 if stay_whole else text.num_lost) for text in texts) for _, texts in whole]
+    too_long = [one.row for one, texts in whole if any(text.num_lost for text in texts)]
+    if too_long and template.truncation == "error":
+        raise InvalidData(
+            f"{len(too_long)} rows of {source} are longer than max_length = {template.max_length} tokens.",
+            f"The first: {', '.join(map(str, too_long[:MOST_ROWS]))}. {_quantiles(lengths)}",
+            "Set a larger max_length, or truncation to 'keep_end', 'keep_start' or 'drop'.",
+        )
+    kept = [(one, texts) for one, texts in whole if not (stay_whole and any(text.num_lost for text in texts))]
+    if not kept:
+        raise InvalidData(
+            f"No row of {source} is left to train on.",
+            f"max_length is {template.max_length}. {_quantiles(lengths)}",
+            "Set a larger max_length, or truncation to 'keep_end'.",
+        )
+    report = TruncationReport(
+        rows_cut=len(too_long) - (len(whole) - len(kept)),
+        rows_dropped=len(whole) - len(kept),
+        ties_dropped=len(preferences.comparisons) - len(taught),
+        tokens_lost=sum(text.num_lost for _, texts in kept for text in texts),
+        first_rows=tuple(too_long[:MOST_ROWS]),
+    )
+    return RenderedRows(tuple(kept), tuple(lengths), report)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,35 +426,30 @@ class Forecast:
 
 
 def forecast(plan: TrainingPlan, folder: Path) -> Forecast:
-    """Read and check the data, render every text, work out steps and memory; no weight is loaded.
-
-    Args:
-        folder: of the base model.
-
-    Raises:
-        HalteresError: whatever the training would be refused for before its first step.
-    """
+    """Read and check the data, render every text, work out steps and memory; no weight of the base model in `folder` is
+    loaded. It raises whatever the training would be refused for before its first step."""
     train, held_out, warnings = plan.preferences()
-    shape = _shape(folder)
+    try:
+        shape = read_shape(folder)
+    except (OSError, ValueError):  # a file is missing or incomplete, or it is of an unknown family
+        shape = None
     settings = plan.settings if shape is None else plan.settings.settled(shape.parameters)
     stored = read_reward_file(folder)
     objective_weights(settings, stored.objective_weights if stored is not None else None, train, held_out)
     check_inputs(settings, train, held_out)
-    template = template_for(
-        Tokenizer(folder), eos_token=settings.eos_token, max_length=settings.max_length, truncation=settings.truncation
-    )
     tokenizer = Tokenizer(folder)
-    taught = taught_rows(train, settings.tie_policy)
-    rendered, lengths, too_long = _rendered(train.source, taught, template, tokenizer)
+    template = template_for(
+        tokenizer, eos_token=settings.eos_token, max_length=settings.max_length, truncation=settings.truncation
+    )
+    rendered = render_rows(train, template, tokenizer, settings.tie_policy)
     if held_out is not None:
-        _rendered(held_out.source, taught_rows(held_out, settings.tie_policy), template, tokenizer)
-    if idle := len(train.comparisons) - len(taught):
+        render_rows(held_out, template, tokenizer, settings.tie_policy)
+    if idle := rendered.report.ties_dropped:
         warnings = (*warnings, f"{train.source} holds rows that teach nothing, ties alone or of weight 0: {idle}.")
-    batch = settings.per_device_train_batch_size
-    num_rows = len(rendered)
-    per_epoch = math.ceil(num_rows / (batch * settings.gradient_accumulation_steps)) if batch else None
+    batch, num_rows = settings.per_device_train_batch_size, len(rendered.rows)
     steps = settings.max_steps if settings.max_steps > 0 else None
-    if steps is None and per_epoch is not None:
+    if steps is None and batch:
+        per_epoch = math.ceil(num_rows / (batch * settings.gradient_accumulation_steps))
         steps = math.ceil(settings.num_train_epochs * per_epoch)
     return Forecast(
         num_parameters=shape.parameters if shape else None,
@@ -241,18 +458,18 @@ def forecast(plan: TrainingPlan, folder: Path) -> Forecast:
         num_rows=num_rows,
         num_held_out=len(held_out.comparisons) if held_out else 0,
         total_steps=steps,
-        lengths={f"{q:g}": round(float(np.quantile(lengths, q))) for q in (0.05, 0.5, 0.95, 1)},
-        rows_too_long=len(too_long),
-        tokens_lost=sum(text.num_lost for texts in rendered for text in texts),
+        lengths=_length_quantiles(rendered.lengths),
+        rows_too_long=rendered.report.rows_cut + rendered.report.rows_dropped,
+        tokens_lost=rendered.report.tokens_lost,
         memory_gb=round(_memory(shape, settings, rendered) / 1e9, 2) if shape else None,
         warnings=warnings,
     )
 
 
-def _memory(shape: ModelShape, settings: RewardConfig, rendered: Sequence[Sequence[Rendered]]) -> float:
+def _memory(shape: ModelShape, settings: RewardConfig, rendered: RenderedRows) -> float:
     """Bytes: weights with what trains them, and what a micro-batch keeps for its backward pass."""
-    longest = max(len(text.tokens) for texts in rendered for text in texts)
-    texts_per_batch = max(map(len, rendered)) * (settings.per_device_train_batch_size or 1)
+    longest = max(len(text.tokens) for _, texts in rendered.rows for text in texts)
+    texts_per_batch = max(len(texts) for _, texts in rendered.rows) * (settings.per_device_train_batch_size or 1)
     tokens = max(longest, min(settings.max_tokens_per_forward, longest * texts_per_batch))
     layer = 8 * shape.width + 3 * shape.feed + 2 * shape.qkv + 2 * shape.heads * longest  # numbers of one token
     kept = 4 * tokens * layer * (1 if settings.gradient_checkpointing else shape.layers)
@@ -262,31 +479,21 @@ def _memory(shape: ModelShape, settings: RewardConfig, rendered: Sequence[Sequen
     return weights + kept + PROCESS_BYTES
 
 
-def _rendered(
-    source: str, rows: Sequence[Comparison], template: ScoringTemplate, tokenizer: Tokenizer
-) -> tuple[list[tuple[Rendered, ...]], list[int], list[int]]:
-    """The texts of the rows that are used, every row's length, and the numbers of those that are too long.
+def _length_quantiles(lengths: Sequence[int]) -> dict[str, int]:
+    import numpy as np  # commands that only read a plan need not wait for it
 
-    Raises:
-        InvalidData: a row is too long where that is an error; no row is left.
-    """
-    whole = [template.render_comparison(tokenizer, one) for one in rows]
-    lengths = [max(len(text.tokens) + template.num_removed(text) for text in texts) for texts in whole]
-    is_cut = [any(text.num_lost for text in texts) for texts in whole]
-    too_long = [one.row for one, cut in zip(rows, is_cut, strict=True) if cut]
-    if too_long and template.truncation == "error":
-        raise template.too_long(source, too_long, lengths)
-    used = [texts for texts, cut in zip(whole, is_cut, strict=True) if not (cut and template.truncation == "drop")]
-    if not used:
-        raise template.none_left(source, lengths)
-    return used, lengths, too_long
+    return {f"{q:g}": round(float(np.quantile(lengths, q))) for q in (0.05, 0.5, 0.95, 1)}
 
 
-def _shape(folder: Path) -> ModelShape | None:
-    try:
-        return read_shape(folder)
-    except (OSError, ValueError):  # a file is missing or incomplete, or it is of an unknown family
-        return None
+def _quantiles(lengths: Sequence[int]) -> str:
+    low, middle, high, _ = _length_quantiles(lengths).values()
+    return f"Tokens of the longer side: 5 % of rows have at most {low}, half {middle}, 95 % {high}."
+
+
+def _first_error(noun: str, error: ValidationError) -> InvalidConfig:
+    first = error.errors()[0]
+    name = ".".join(map(str, first["loc"]))
+    return InvalidConfig(f"{noun}'{name}' is {first['input']!r}.", f"{first['msg']}.", field=name)
 
 
 def _read_yaml(file: Path) -> dict[str, Any]:

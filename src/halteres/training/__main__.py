@@ -1,8 +1,6 @@
 """The trainer's process: `python -m halteres.training --run DIR`.
 
-Owns: composition, exit codes. 0: the final weights exist. 1: a failure, told in one sentence on stderr and in
-control/failure.json. 2: usage.
-Never: trains (`loop`).
+Exit codes: 0: the final weights exist. 1: a failure, in one sentence on stderr and in control/failure.json. 2: usage.
 """
 
 from __future__ import annotations
@@ -19,18 +17,16 @@ from pathlib import Path
 from halteres import process
 from halteres.clients.trajectories import Patience, TrainerClient
 from halteres.config import environ
-from halteres.config.settings import Settings
 from halteres.errors import HalteresError, as_failure
 from halteres.files import replace_file
 from halteres.redaction import Redactor
 from halteres.text import load_tokenizer
 from halteres.training.experience import Trajectories, registration_of
 from halteres.training.failures import BatchNotOurs, NoExperience
-from halteres.training.folder import RunFolder, Wiring
+from halteres.training.folder import RunFolder
 from halteres.training.loop import close, keep, open_to_environments, train
 from halteres.training.policy import Policy
-from halteres.training.report import Report
-from halteres.training.rollouts import Rollouts
+from halteres.training.report import Report, Rollouts
 from halteres.training.stopping import Stopping, obey_signals
 
 
@@ -44,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         asyncio.run(run(folder))
     except HalteresError as error:
-        leave_word(folder, error)
+        write_failure(folder, error)
         sys.stderr.write(f"error: {error.sentence}\n")
         return 1
     return 0
@@ -55,10 +51,17 @@ async def run(folder: RunFolder) -> None:
     settings, wiring = folder.settings(), folder.wiring()
     stopping = Stopping(folder.stop, settings.run.max_minutes)
     obey_signals(stopping)
-    report = report_of(settings, wiring, folder)
+    # An environment of atroposlib's writes no rollouts: they are written here, where the base model's tokenizer is.
+    rollouts = None
+    if wiring.is_foreign and wiring.tokenizer and Path(wiring.tokenizer).is_dir():
+        rollouts = Rollouts(folder.path / "rollouts", load_tokenizer(wiring.tokenizer))
+    report = Report(folder, success_threshold=settings.run.success_threshold, rollouts=rollouts)
     done = wiring.resume_from.step if wiring.resume_from else 0
     registration = registration_of(settings, wiring, folder.path, done)
-    policy = await policy_of(settings, wiring, folder)
+    if (point := wiring.resume_from) is None:
+        policy = await Policy.create(wiring, settings.trainer, settings.run.seed)
+    else:
+        policy = await Policy.resume(wiring, settings.trainer, point.state_path, folder.version_at(point))
     await open_to_environments(policy, report, fresh=wiring.resume_from is None)
     report.begins(settings.env, done, tempered=policy.tempered)
     trajectories = Trajectories(TrainerClient(wiring.api_url, Patience(total_s=4.0)), registration, stopping)
@@ -74,27 +77,11 @@ async def run(folder: RunFolder) -> None:
     await close(policy, report, done, request.why if request else done_all, request.reason if request else None)
 
 
-def report_of(settings: Settings, wiring: Wiring, folder: RunFolder) -> Report:
-    """Where training is told. An environment of atroposlib's writes no rollouts, so they are told here, too, where the
-    base model's tokenizer is on this machine."""
-    rollouts = None
-    if wiring.is_foreign and wiring.tokenizer and Path(wiring.tokenizer).is_dir():
-        rollouts = Rollouts(folder.path / "rollouts", load_tokenizer(wiring.tokenizer))
-    return Report(folder, success_threshold=settings.run.success_threshold, rollouts=rollouts)
-
-
-def leave_word(folder: RunFolder, error: HalteresError) -> None:
-    """Write why the trainer ends, for whoever tells of the run's end; without room it is told on stderr alone."""
+def write_failure(folder: RunFolder, error: HalteresError) -> None:
+    """Write why the trainer ends, for whoever reports the run's end; on a full disk it is on stderr alone."""
     with contextlib.suppress(OSError):
-        told = Redactor.of_this_process().json({"role": "trainer", **as_failure(error)})
-        replace_file(folder.failure, json.dumps(told).encode())
-
-
-async def policy_of(settings: Settings, wiring: Wiring, folder: RunFolder) -> Policy:
-    """A fresh policy, or the one the run goes on from."""
-    if (point := wiring.resume_from) is None:
-        return await Policy.create(wiring, settings.trainer, settings.run.seed)
-    return await Policy.resume(wiring, settings.trainer, point.state_path, folder.version_at(point))
+        failure = Redactor.of_this_process().json({"role": "trainer", **as_failure(error)})
+        replace_file(folder.failure, json.dumps(failure).encode())
 
 
 if __name__ == "__main__":

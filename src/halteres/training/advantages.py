@@ -1,8 +1,5 @@
 """Advantages: how much better than its baseline a turn was.
 
-Owns: the estimators, from a batch's turns to one advantage per turn, in float64.
-Never: sees tokens; lets a number that is not finite through.
-
 Every estimator leaves masked episodes out of its baselines and gives their turns 0; and where all that it compares is
 equal but for rounding, its advantages are 0: such a batch moves nothing. K turns of E episodes; R: returns.
 

@@ -1,8 +1,4 @@
-"""Agreement: how far sampler and trainer differ on the same tokens under the same weights.
-
-Owns: the drift metrics.
-Never: counts tokens of another version (those differ rightly), or context; judges the figures.
-"""
+"""Agreement: how far sampler and trainer differ on the same tokens under the same weights."""
 
 from __future__ import annotations
 

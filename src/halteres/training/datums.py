@@ -1,8 +1,5 @@
 """Datums: sequences and their advantages as training examples.
 
-Owns: the shift by one token, the mask, which sequences are worth a pass.
-Never: pads, truncates, tokenises; talks to a service.
-
 A sequence of T tokens becomes N = T - 1 rows: row i predicts token i + 1. A context token is known by its
 log-probability, which is the sentinel 1.0 (where there are none, by its mask); its advantage is 0, and so it moves
 nothing. The group's masks must agree. S sequences of a batch, K turns.
@@ -76,7 +73,16 @@ def to_sequences(batch: Batch, *, needs_logprobs: bool) -> tuple[Example, ...]:
     """
     for index, group in enumerate(batch.groups):
         _check(group, index, needs_logprobs=needs_logprobs)
-    return tuple(_sequence(group, i) for group in batch.groups for i in range(len(group.tokens)))
+    return tuple(
+        to_sequence(
+            tokens,
+            group.logprobs[i] if group.logprobs else np.zeros(len(tokens)),
+            action_mask(group, i),
+            group.versions[i] if group.versions else None,
+        )
+        for group in batch.groups
+        for i, tokens in enumerate(group.tokens)
+    )
 
 
 def to_examples(
@@ -120,7 +126,9 @@ def spread(
             turn's advantage. "turn", "episode": the tokens of a turn or an episode share what one token of average
             length would have, so that long ones weigh no more than short ones (GRPO's 1/|o| is "episode").
     """
-    lengths_K = np.array([_num_actions(sequences[span.sequence], span.start, span.stop) for span in turns.spans_K])
+    # Token i is the target of row i - 1.
+    rows_K = [(sequences[s.sequence].actions_N, max(0, s.start - 1), max(0, s.stop - 1)) for s in turns.spans_K]
+    lengths_K = np.array([int(actions_N[start:stop].sum()) for actions_N, start, stop in rows_K])
     shared_K = advantages_K * _weights(turns, lengths_K, weighting)
     advantages_S = tuple(np.zeros(len(sequence.tokens_N) + 1) for sequence in sequences)
     for span, advantage in zip(turns.spans_K, shared_K, strict=True):
@@ -135,20 +143,6 @@ def _weights(turns: Turns, lengths_K: NDArray[np.int64], weighting: Weighting) -
     length_P = np.bincount(part_K, lengths_K)
     used_P = length_P[length_P > 0]
     return used_P.mean() / np.maximum(1, length_P[part_K]) if used_P.size else np.ones(len(lengths_K))
-
-
-def _num_actions(sequence: Example, start: int, stop: int) -> int:
-    """Sampled tokens among tokens `start` to `stop`; token i is the target of row i - 1."""
-    return int(sequence.actions_N[max(0, start - 1) : max(0, stop - 1)].sum())
-
-
-def _sequence(group: Group, i: int) -> Example:
-    return to_sequence(
-        group.tokens[i],
-        group.logprobs[i] if group.logprobs else np.zeros(len(group.tokens[i])),
-        action_mask(group, i),
-        group.versions[i] if group.versions else None,
-    )
 
 
 def to_sequence(

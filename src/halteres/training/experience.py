@@ -1,9 +1,5 @@
-"""Sources of experience: where batches come from.
-
-Owns: registering with the trajectory server, asking for the next batch under the newest policy version, and how long to
-wait for one.
-Never: looks into a batch further than whether it is the run's; waits without a deadline.
-"""
+"""Where batches come from: registering with the trajectory server, asking for the next batch under the newest policy
+version, and how long to wait for one."""
 
 from __future__ import annotations
 
@@ -13,9 +9,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
 
-from halteres.clients.trajectories import TrainerRegistration
+from halteres.clients.trajectories import TrainerClient, TrainerRegistration
 from halteres.config.settings import Settings
 from halteres.errors import InvalidConfig, NotReady
 from halteres.training.failures import BatchNotOurs, NoExperience
@@ -39,28 +34,12 @@ REGISTER_S = 60.0
 """How long the trajectory server may take to come up."""
 
 
-class TrajectoryClient(Protocol):
-    """The trainer's calls to the trajectory server (`clients.trajectories.TrainerClient`)."""
-
-    def register(self, registration: TrainerRegistration, /) -> Any:
-        """Begin, or re-attach to, a run. NotReady where nobody answers."""
-        ...
-
-    def batch(self, policy_version: int, /, *, deadline_s: float) -> Batch | None:
-        """The next batch. NotReady, with the server's reason, where none comes in time."""
-        ...
-
-    def diagnostics(self) -> dict[str, Any]:
-        """What the server has; `groups_accepted` counts every group of the run."""
-        ...
-
-
 class Trajectories:
     """Batches of the trajectory server, one per step."""
 
     def __init__(
         self,
-        client: TrajectoryClient,
+        client: TrainerClient,
         registration: TrainerRegistration,
         stopping: Stopping,
         patience_s: float = PATIENCE_S,
@@ -105,22 +84,22 @@ class Trajectories:
                 return
 
     async def _next(self, version: int) -> Batch | None:
-        patience = Patience(self._patience_s)
+        wait = BatchWait(self._patience_s)
         while not self._stopping.at_once:
             try:
                 return await asyncio.to_thread(self._client.batch, version, deadline_s=self._slice_s)
             except NotReady as reason:
-                patience.spend(await self._sighted(), reason)
+                wait.check(await self._signs_of_life(), reason)
         return None
 
-    async def _sighted(self) -> Sighted:
+    async def _signs_of_life(self) -> SignsOfLife:
         """What the server has seen of environments; nothing while it is away."""
         try:
-            told = await asyncio.to_thread(self._client.diagnostics)
+            answer = await asyncio.to_thread(self._client.diagnostics)
         except NotReady:
-            return Sighted()
-        seen = [env.get("last_seen_s", math.inf) for env in told.get("environments", ()) if env.get("connected", True)]
-        return Sighted(num_accepted=told.get("groups_accepted"), alive=min(seen, default=math.inf) <= SEEN_S)
+            return SignsOfLife()
+        ages = [e.get("last_seen_s", math.inf) for e in answer.get("environments", ()) if e.get("connected", True)]
+        return SignsOfLife(num_accepted=answer.get("groups_accepted"), alive=min(ages, default=math.inf) <= SEEN_S)
 
 
 def check_source(batch: Batch, registration: TrainerRegistration) -> None:
@@ -139,43 +118,40 @@ def check_source(batch: Batch, registration: TrainerRegistration) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sighted:
-    """Signs of life of environments."""
+class SignsOfLife:
+    """Of environments."""
 
     num_accepted: int | None = None  # groups that ever arrived
     alive: bool = False  # one was heard of within SEEN_S
 
 
-class Patience:
-    """How long to wait while nothing arrives."""
+class BatchWait:
+    """How long to wait for a batch while nothing arrives."""
 
     def __init__(self, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._patience_s, self._clock = patience_s, clock
         self._sign = self._group = clock()
         self._accepted = 0
 
-    def spend(self, sighted: Sighted, reason: NotReady) -> None:
-        """Another wait was in vain; a new group renews the patience, a living environment too, up to GROUP_S.
-
-        Raises:
-            NoExperience: it is used up.
-        """
+    def check(self, signs: SignsOfLife, reason: NotReady) -> None:
+        """Another wait was in vain; a new group begins the time anew, a living environment too, up to GROUP_S.
+        NoExperience where it is over."""
         now = self._clock()
-        if sighted.num_accepted is not None and sighted.num_accepted != self._accepted:
-            self._accepted, self._group = sighted.num_accepted, now
-        if sighted.alive or self._group == now:
+        if signs.num_accepted is not None and signs.num_accepted != self._accepted:
+            self._accepted, self._group = signs.num_accepted, now
+        if signs.alive or self._group == now:
             self._sign = now
-        if now - self._sign >= self._patience_s or now - self._group >= GROUP_S:
-            raise NoExperience(
-                f"No new group reached the trajectory server for {now - self._group:.0f} s, and there is no batch.",
-                f"{reason.why or reason.what} {self._of_environments(now)}",
-                "Look into logs/env.log and mend what holds the environment up.",
-            ) from reason
-
-    def _of_environments(self, now: float) -> str:
-        if now - self._sign < self._patience_s:
-            return "An environment is alive, but its rollouts do not end: are answers very long, or is scoring slow?"
-        return f"No environment was heard of for {now - self._sign:.0f} s: it may hang in its own code, as in score()."
+        if now - self._sign < self._patience_s and now - self._group < GROUP_S:
+            return
+        why = "An environment is alive, but its rollouts do not end: are answers very long, or is scoring slow?"
+        if now - self._sign >= self._patience_s:
+            age_s = now - self._sign
+            why = f"No environment was heard of for {age_s:.0f} s: it may hang in its own code, as in score()."
+        raise NoExperience(
+            f"No new group reached the trajectory server for {now - self._group:.0f} s, and there is no batch.",
+            f"{reason.why or reason.what} {why}",
+            "Look into logs/env.log and mend what holds the environment up.",
+        ) from reason
 
 
 def registration_of(settings: Settings, wiring: Wiring, folder: Path, done: int) -> TrainerRegistration:

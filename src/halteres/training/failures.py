@@ -1,16 +1,13 @@
-"""How training can fail.
+"""How training can fail; a failure ends the process with its sentence (`__main__`).
 
-Owns: the trainer's own errors.
-Never: catches; a failure ends the process with its sentence (`__main__`).
-
-    HalteresError
-    ├── LossNotFinite     the loss or a log-probability is NaN or infinite
-    ├── RequestRefused    the training service refused a request, and says what is wrong with it
-    ├── NoExperience      no batch came within the deadline
-    ├── BatchNotOurs      a batch of another size, or of another run
-    ├── ServiceFailed     the training service failed or did not answer
-    ├── VersionsDiffer    trainer and service count optimiser steps differently
-    └── StopTimedOut      a signal asked for an end, and the final checkpoint took too long
+HalteresError
+├── LossNotFinite     the loss or a log-probability is NaN or infinite
+├── RequestRefused    the training service refused a request, and says what is wrong with it
+├── NoExperience      no batch came within the deadline
+├── BatchNotOurs      a batch of another size, or of another run
+├── ServiceFailed     the training service failed or did not answer
+├── VersionsDiffer    trainer and service count optimiser steps differently
+└── StopTimedOut      a signal asked for an end, and the final checkpoint took too long
 """
 
 from __future__ import annotations

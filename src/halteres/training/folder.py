@@ -1,9 +1,5 @@
-"""The run directory as the trainer sees it.
-
-Owns: the names of the files it reads (settings, wiring, stop requests) and writes (metrics, events, checkpoints, its
-failure).
-Never: makes the directory, writes another role's files.
-"""
+"""The run directory as the trainer sees it: files that it reads (settings, wiring, stop requests) and that it writes
+(metrics, events, checkpoints, its failure)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A learner: what the loop needs of a model in training.
-
-Owns: the `Learner` protocol and its values: a promise, a pass, a checkpoint.
-Never: knows how a service is reached (`policy`).
-"""
+"""A learner: what the loop needs of a model in training, and its values: a sent call, a pass, a checkpoint."""
 
 from __future__ import annotations
 
@@ -60,7 +56,7 @@ class SentCall(Generic[T]):
         except TimeoutError as error:
             raise ServiceFailed(f"The training service did not answer {self._name} within {CALL_S:.0f} s.") from error
         except Exception as error:
-            raise _told(error, self._name) from error
+            raise _as_ours(error, self._name) from error
         return self._read(answer)
 
 
@@ -68,7 +64,7 @@ _SERVICE_SENTENCE = re.compile(r"Request failed: (.*) for self\.request_id=", re
 """tinker 0.38 puts the service's sentence between its own words."""
 
 
-def _told(error: Exception, call: str) -> HalteresError:
+def _as_ours(error: Exception, call: str) -> HalteresError:
     """What the SDK raised, as an error of ours, with the service's own sentence where there is one."""
     category = getattr(error, "category", None)  # of a RequestFailedError
     if category is None:

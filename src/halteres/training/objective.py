@@ -1,7 +1,5 @@
-"""The objective: a batch of the trajectory server as examples that a loss can be summed over.
-
-Owns: the order of what is done to rewards and advantages: penalty, estimator, weighting, correction.
-Never: takes a step (`loop`), knows how a service is reached (`policy`).
+"""The objective: a batch of the trajectory server as examples that a loss can be summed over, by penalty, estimator,
+weighting and correction.
 
     present log-probabilities, and the importance of what another distribution sampled
     rewards ─▶ less the KL penalty (kl_in: reward) ─▶ returns, baselines (`advantages`) ─▶ tokens (`datums.spread`)
@@ -58,8 +56,8 @@ class Objective:
         sequences, importance_S, corrected = await self._importance(sequences)
         turns = turns_of(batch)
         turns = state_differences(turns) if config.turn_rewards == "states" else paid_in_full(turns)
-        used_S = ~_masked_sequences(turns, len(sequences))
-        sequences = [one if used else one.masked() for one, used in zip(sequences, used_S, strict=True)]
+        masked = {span.sequence for span, masked in zip(turns.spans_K, turns.masked_K, strict=True) if masked}
+        sequences = [one.masked() if i in masked else one for i, one in enumerate(sequences)]
         penalties_S = await self._penalties(batch, sequences)
         if config.advantage == "environment":
             advantages_S = tuple(_own_rows(batch, "advantages", "trainer.advantage"))
@@ -99,8 +97,8 @@ class Objective:
             reference_S = [row_T[1:] for row_T in _own_rows(batch, "ref_logprobs", "trainer.reference")]
         else:
             fitting = [i for i, sequence in enumerate(sequences) if self._fits(sequence)]
-            asked = [sequences[i] for i in fitting]
-            rows = dict(zip(fitting, await self._policy.reference(asked), strict=True)) if asked else {}
+            found = await self._policy.reference([sequences[i] for i in fitting]) if fitting else ()
+            rows = dict(zip(fitting, found, strict=True))
             reference_S = [rows.get(i, sequence.logprobs_N) for i, sequence in enumerate(sequences)]
         return tuple(
             np.concatenate([[0.0], np.where(s.actions_N, config.kl_coef * (s.logprobs_N - reference_N), 0.0)])
@@ -149,13 +147,6 @@ def _penalised(turns: Turns, penalties_S: Sequence[FloatArray]) -> Turns:
     penalty_K = np.array([float(penalties_S[s.sequence][s.start : s.stop].sum()) for s in turns.spans_K])
     penalty_E = np.bincount(turns.episode_K, penalty_K, turns.num_episodes)
     return replace(turns, rewards_K=turns.rewards_K - penalty_K, scores_E=turns.scores_E - penalty_E)
-
-
-def _masked_sequences(turns: Turns, num_sequences: int) -> np.ndarray:
-    masked_S = np.zeros(num_sequences, dtype=np.bool_)
-    for span, masked in zip(turns.spans_K, turns.masked_K, strict=True):
-        masked_S[span.sequence] |= masked
-    return masked_S
 
 
 def _own_rows(batch: Batch, name: Literal["advantages", "ref_logprobs"], setting: str) -> list[FloatArray]:

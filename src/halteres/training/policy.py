@@ -1,20 +1,18 @@
-"""The policy: the model being trained, behind the Tinker SDK.
+"""The policy: the model being trained, behind the Tinker SDK, and the count of its optimiser steps.
 
-Owns: the only calls to the SDK; the count of optimiser steps (the policy version), held against the service's.
-Never: knows rewards, groups, files. The SDK is imported inside functions: it is heavy, and torch stays out.
+The SDK is imported inside functions: it is heavy, and torch stays out.
 """
 
 from __future__ import annotations
 
 import asyncio
-import http.client
 import time
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import numpy as np
 
+from halteres.clients.plain import Refused, get_json
 from halteres.config.settings import TrainerSettings
 from halteres.errors import NotReady, boundary
 from halteres.losses import LossKind, find_kind
@@ -66,7 +64,7 @@ class Policy:
         """
         service = await _connect(wiring)
         call = service.create_lora_training_client(
-            wiring.base_model, rank=settings.lora_rank, seed=seed, user_metadata=_marks(wiring)
+            wiring.base_model, rank=settings.lora_rank, seed=seed, user_metadata=_metadata(wiring)
         )
         client = await SentCall(call, "create_model", _same)
         return cls(service, client, wiring, settings, version=0)
@@ -75,7 +73,7 @@ class Policy:
     async def resume(cls, wiring: Wiring, settings: TrainerSettings, state_path: str, version: int) -> Policy:
         """The adapter of a checkpoint with its optimiser, which had taken `version` steps. Raises as `create`."""
         service = await _connect(wiring)
-        call = service.create_training_client_from_state_with_optimizer(state_path, user_metadata=_marks(wiring))
+        call = service.create_training_client_from_state_with_optimizer(state_path, user_metadata=_metadata(wiring))
         client = await SentCall(call, "load_weights", _same)
         return cls(service, client, wiring, settings, version)
 
@@ -163,23 +161,23 @@ class Policy:
 
 
 async def _connect(wiring: Wiring) -> tinker.ServiceClient:
-    await _until_up(wiring.service_url)
-    return await asyncio.to_thread(_open_session, wiring)
-
-
-def _open_session(wiring: Wiring) -> tinker.ServiceClient:
     """Open a session. It is never finished explicitly: the final evaluation still samples its checkpoints."""
-    import tinker
 
-    with boundary(ServiceFailed, "Opening a session at the training service"):
-        service = tinker.ServiceClient(
-            user_metadata=_marks(wiring), base_url=wiring.service_url, api_key=wiring.api_key or ANY_KEY
-        )
-        service.holder.get_session_id()
-        return service
+    def opened() -> tinker.ServiceClient:
+        import tinker
+
+        with boundary(ServiceFailed, "Opening a session at the training service"):
+            service = tinker.ServiceClient(
+                user_metadata=_metadata(wiring), base_url=wiring.service_url, api_key=wiring.api_key or ANY_KEY
+            )
+            service.holder.get_session_id()
+            return service
+
+    await _until_up(wiring.service_url)
+    return await asyncio.to_thread(opened)
 
 
-def _marks(wiring: Wiring) -> dict[str, str]:
+def _metadata(wiring: Wiring) -> dict[str, str]:
     """How the service finds the policy of a run."""
     return {"halteres_run": wiring.run_id}
 
@@ -226,25 +224,14 @@ def _path(answer: Any) -> str:
 async def _until_up(url: str) -> None:
     """Wait for the service. The SDK would too, but with pauses of seconds."""
     deadline = time.monotonic() + UP_S
-    while not await asyncio.to_thread(_is_up, url):
-        if time.monotonic() > deadline:
-            raise NotReady(
-                f"The training service at {url} is not ready after {UP_S:.0f} s.",
-                next="Look into logs/service.log and logs/engine.log.",
-            )
+    while True:
+        try:
+            await asyncio.to_thread(get_json, f"{url.rstrip('/')}/api/v1/healthz", 5)
+            return
+        except (NotReady, Refused) as error:
+            if time.monotonic() > deadline:
+                raise NotReady(
+                    f"The training service at {url} is not ready after {UP_S:.0f} s.",
+                    next="Look into logs/service.log and logs/engine.log.",
+                ) from error
         await asyncio.sleep(0.05)
-
-
-def _is_up(url: str) -> bool:
-    parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or "127.0.0.1", parts.port, timeout=5)
-    try:
-        connection.request("GET", f"{parts.path.rstrip('/')}/api/v1/healthz")
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
-    except http.client.HTTPException:
-        return False
-    finally:
-        connection.close()

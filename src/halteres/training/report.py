@@ -1,7 +1,6 @@
-"""What training tells: a metrics row per step, events, checkpoints.
+"""What training writes into the run directory: a metrics row per step, events, checkpoints, notices.
 
-Owns: metric names and values; notices of what no row shows.
-Never: decides anything, or says what to do about it: a reader of the run directory does (`runs.diagnosis`).
+What to do about them is said by a reader of the run directory (`runs.diagnosis`).
 """
 
 from __future__ import annotations
@@ -10,21 +9,23 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from halteres.observe.metrics import append_row
+from halteres.errors import boundary
+from halteres.observe.metrics import WriteFailed, append_row
 from halteres.redaction import Redactor
+from halteres.text import Tokenizer
 from halteres.training import agreement
 from halteres.training.datums import Example
 from halteres.training.folder import RunFolder
 from halteres.training.learner import Checkpoint, Pass
 from halteres.training.objective import TrainingBatch
-from halteres.training.rollouts import Rollouts
 from halteres.training.stopping import StopReason
 from halteres.training.turns import FloatArray, Turns
-from halteres.types import CONTEXT_LOGPROB, Batch
+from halteres.types import CONTEXT_LOGPROB, Batch, Group
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,44 @@ class Step:
     passes: Sequence[tuple[Sequence[Example], Pass]]  # of each optimiser step; none: nothing could move a weight
     update_norm: float | None = None  # of the adapter's update after the step, relative to the base weights
     seconds: dict[str, float]  # by phase
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """Writes the groups of each step for people to look at, rollouts/step_N.jsonl, in the form of our own environments:
+    for environments that write none. A file that cannot be written, or a foreign group that cannot be decoded, ends no
+    run."""
+
+    folder: Path  # rollouts/
+    tokenizer: Tokenizer  # of the base model
+
+    def write(self, step: int, batch: Batch) -> None:
+        """Append the groups of this step's batch."""
+        try:
+            with boundary(WriteFailed, "The rollouts of a batch could not be written down"):
+                for number, group in enumerate(batch.groups):
+                    if group.tokens:
+                        append_row(self.folder / f"step_{step}.jsonl", {"group": number, **self._line(group)})
+        except WriteFailed as error:  # the metrics' next row meets the same disk, and speaks for the run
+            logger.warning("%s", error.sentence)
+
+    def _line(self, group: Group) -> dict[str, Any]:
+        actions = [[place for place, one in enumerate(row) if one != CONTEXT_LOGPROB] for row in group.logprobs]
+        prompt = group.tokens[0][: actions[0][0]] if actions[0] else group.tokens[0]
+        return {
+            "item": None,  # what the environment was asked is not part of a group
+            "prompt": self.tokenizer.decode(prompt, skip_special_tokens=False),
+            "completions": [
+                self._completion([tokens[place] for place in places], score)
+                for tokens, places, score in zip(group.tokens, actions, group.scores, strict=True)
+            ],
+            "failures": [],
+        }
+
+    def _completion(self, tokens: Sequence[int], score: float) -> dict[str, Any]:
+        ended = bool(tokens) and tokens[-1] in self.tokenizer.eos_token_ids
+        finish = "stop" if ended else "length"
+        return {"text": self.tokenizer.decode(tokens), "score": score, "tokens": len(tokens), "finish": finish}
 
 
 class Timer:

@@ -1,8 +1,5 @@
-"""How a batch becomes optimiser steps: the learning rate of each step, epochs and minibatches.
-
-Owns: both as functions of the settings and the step alone, so that a resumed run goes on as it would have.
-Never: takes a step.
-"""
+"""How a batch becomes optimiser steps: the learning rate, epochs and minibatches, as functions of the settings and the
+step alone, so that a resumed run goes on as it would have."""
 
 from __future__ import annotations
 

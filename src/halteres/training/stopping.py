@@ -90,18 +90,15 @@ def obey_signals(stopping: Stopping) -> None:
         seen.append(number)
         logger.warning("%s: ending with a checkpoint; a second signal ends at once.", number.name)
         stopping.ask(StopRequest("now", f"{number.name} was received", "signal"))
-        loop.call_later(SIGNAL_GRACE_S, _leave, 1, _timed_out(number).sentence)
+        late = StopTimedOut(
+            f"The final checkpoint was not written within {SIGNAL_GRACE_S:.0f} s of {number.name}.",
+            "The training service did not answer in time.",
+            "Resume from the last checkpoint in checkpoints.jsonl.",
+        )
+        loop.call_later(SIGNAL_GRACE_S, _leave, 1, late.sentence)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, receive, number)
-
-
-def _timed_out(number: signal.Signals) -> StopTimedOut:
-    return StopTimedOut(
-        f"The final checkpoint was not written within {SIGNAL_GRACE_S:.0f} s of {number.name}.",
-        "The training service did not answer in time.",
-        "Resume from the last checkpoint in checkpoints.jsonl.",
-    )
 
 
 def _leave(code: int, sentence: str) -> None:

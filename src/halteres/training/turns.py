@@ -1,14 +1,11 @@
-"""A batch as turns: what advantages are made of.
-
-Owns: the columns of a batch's turns and episodes; discounted returns; rewards that are states' values.
-Never: judges a turn (`advantages` does), sees tokens further than where a turn's action lies.
+"""A batch as turns of episodes, with their rewards and returns: what advantages are made of.
 
 K turns of E episodes of G groups, in the batch's order and, within an episode, in order of time. S sequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -46,10 +43,6 @@ class Turns:
         """The turns of masked episodes."""
         return self.masked_E[self.episode_K]
 
-    def with_rewards(self, rewards_K: FloatArray) -> Turns:
-        """The same turns, otherwise paid."""
-        return replace(self, rewards_K=rewards_K)
-
 
 def turns_of(batch: Batch) -> Turns:
     """The turns of a batch.
@@ -78,7 +71,8 @@ def turns_of(batch: Batch) -> Turns:
             episode.append(len(scores) + episodes_S[span.sequence])
             spans.append(replace(span, sequence=sequences_before + span.sequence))
         scores += (group.scores[first] for first in first_S)
-        masked += (_is_masked(group, first) for first in first_S)
+        overrides = group.overrides or ({},) * len(group.tokens)
+        masked += (bool(overrides[first].get("set_advantage_to_zero")) for first in first_S)
         groups += [number] * group.num_rollouts
         environments += [UNKNOWN_ENVIRONMENT if group.env_id is None else group.env_id] * group.num_rollouts
         sequences_before += len(group.tokens)
@@ -114,7 +108,7 @@ def paid_in_full(turns: Turns) -> Turns:
     """
     rest_E = turns.scores_E - np.bincount(turns.episode_K, turns.rewards_K, turns.num_episodes)
     last_K = np.diff(turns.episode_K, append=turns.num_episodes) != 0
-    return turns.with_rewards(turns.rewards_K + np.where(last_K, rest_E[turns.episode_K], 0.0))
+    return replace(turns, rewards_K=turns.rewards_K + np.where(last_K, rest_E[turns.episode_K], 0.0))
 
 
 def state_differences(turns: Turns) -> Turns:
@@ -124,7 +118,7 @@ def state_differences(turns: Turns) -> Turns:
     """
     before_K = np.concatenate([np.zeros(1), turns.rewards_K[:-1]])[: len(turns.rewards_K)]
     first_K = np.diff(turns.episode_K, prepend=-1) != 0
-    return turns.with_rewards(turns.rewards_K - np.where(first_K, 0.0, before_K))
+    return replace(turns, rewards_K=turns.rewards_K - np.where(first_K, 0.0, before_K))
 
 
 def action_mask(group: Group, sequence: int) -> BoolArray:
@@ -139,30 +133,17 @@ def _whole(group: Group) -> Iterator[Span]:
     for sequence, score in enumerate(group.scores):
         places = np.flatnonzero(action_mask(group, sequence))
         start, stop = (int(places[0]), int(places[-1]) + 1) if places.size else (0, 0)
-        is_last = not group.episodes or sequence + 1 == len(group.episodes) or _ends(group.episodes, sequence)
+        is_last = not group.episodes or [*group.episodes, None][sequence + 1] != group.episodes[sequence]
         yield Span(sequence=sequence, start=start, stop=stop, reward=score if is_last else 0.0)
 
 
-def _ends(episodes: Sequence[int], sequence: int) -> bool:
-    return episodes[sequence] != episodes[sequence + 1]
-
-
-def _is_masked(group: Group, sequence: int) -> bool:
-    return bool(group.overrides) and bool(group.overrides[sequence].get("set_advantage_to_zero"))
-
-
 def _check_finite(group: Group, number: int) -> None:
-    for sequence, score in enumerate(group.scores):
-        if not np.isfinite(score):
-            raise _not_finite(f"Sequence {sequence} of group {number} has the score {score}.")
-    for span in group.spans:
-        if not np.isfinite(span.reward):
-            raise _not_finite(f"A turn of sequence {span.sequence} of group {number} has the reward {span.reward}.")
-
-
-def _not_finite(what: str) -> InvalidData:
-    return InvalidData(
-        what,
-        "An advantage made of it would spoil the weights.",
-        "Mend the environment's score, then resume from the last checkpoint.",
-    )
+    scores = [(f"Sequence {sequence}", "score", score) for sequence, score in enumerate(group.scores)]
+    rewards = [(f"A turn of sequence {span.sequence}", "reward", span.reward) for span in group.spans]
+    for what, noun, value in (*scores, *rewards):
+        if not np.isfinite(value):
+            raise InvalidData(
+                f"{what} of group {number} has the {noun} {value}.",
+                "An advantage made of it would spoil the weights.",
+                "Mend the environment's score, then resume from the last checkpoint.",
+            )

@@ -22,8 +22,8 @@ from halteres.errors import HalteresError, ServerError, boundary
 from halteres.redaction import Redactor
 from halteres.rewards import report
 from halteres.rewards.evaluation import evaluate
+from halteres.rewards.model_folder import read_reward_file
 from halteres.rewards.preferences import read_preferences
-from halteres.rewards.reward_file import read_reward_file
 from halteres.rewards.scorer import comparable_units, open_scorer, score_once
 from halteres.runs import lock
 from halteres.scores import Scorable, best_first

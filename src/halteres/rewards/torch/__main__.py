@@ -1,8 +1,7 @@
 """The process that trains a reward model as a run: `python -m halteres.rewards.torch --run RUN`.
 
-Owns: what of the training stands in the run's files: metrics.jsonl, checkpoints.jsonl, events.jsonl,
-control/trainer.ready, control/failure.json; that a request in `control` ends it after its step, with a checkpoint.
-Never: trains (`trainer`), writes the run's state.
+It writes the run's metrics.jsonl, checkpoints.jsonl, events.jsonl, control/trainer.ready and control/failure.json; a
+request in `control` ends it after its step, with a checkpoint. The run's state is the supervisor's.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from halteres.errors import HalteresError, ServerError, as_failure, boundary
 from halteres.observe.metrics import append_row, read_rows
 from halteres.process import begin, usable_cores
 from halteres.rewards.model_folder import RESULT
-from halteres.rewards.training_run import TrainingRun
+from halteres.rewards.training_plan import TrainingRun
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +36,9 @@ def main() -> int:
     environ.stay_offline()
     try:
         begin("trainer", torch=True, threads=environ.threads() or max(1, usable_cores() - 1))
-        asked = TrainingRun.read(run)
+        training = TrainingRun.read(run)
         with boundary(ServerError, "Reward training"):
-            _train(run, asked)
+            _train(run, training)
     except HalteresError as error:
         (run / "control" / "failure.json").write_text(json.dumps({"role": "trainer", **as_failure(error)}))
         sys.stderr.write(f"error: {error.sentence}\n")
@@ -47,14 +46,14 @@ def main() -> int:
     return 0
 
 
-def _train(run: Path, asked: TrainingRun) -> None:
+def _train(run: Path, training: TrainingRun) -> None:
     from halteres.rewards.torch.trainer import RewardTrainer
 
-    files = RunFiles(run, int(Path(asked.resume_from).name.rpartition("-")[2]) if asked.resume_from else 0)
-    train, held_out, _ = asked.plan.preferences()
+    files = RunFiles(run, int(Path(training.resume_from).name.rpartition("-")[2]) if training.resume_from else 0)
+    train, held_out, _ = training.plan.preferences()
     trainer = RewardTrainer(
-        asked.plan.model,
-        asked.settings(run),
+        training.plan.model,
+        training.settings(run),
         train_dataset=train,
         eval_dataset=held_out,
         on_step=files.report,
@@ -62,11 +61,10 @@ def _train(run: Path, asked: TrainingRun) -> None:
     )
     append_row(run / "events.jsonl", {"type": "planned", "total_steps": trainer.total_steps, "t": time.time()})
     (run / "control" / "trainer.ready").touch()
-    # train() listens to SIGTERM; one that comes after it must not keep the checkpoint from being told.
+    # train() listens to SIGTERM; one that comes after it must not keep the checkpoint from being recorded.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    result = trainer.train(asked.resume_from)
-    finished = result.stop_reason == "finished"
-    files.checkpoint(result.folder, result.num_steps, final=finished)
+    result = trainer.train(training.resume_from)
+    files.checkpoint(result.folder, result.num_steps, final=result.stop_reason == "finished")
     log.info("Training ended (%s) after step %d of %d.", result.stop_reason, result.num_steps, result.total_steps)
 
 
@@ -81,7 +79,7 @@ class RunFiles:
 
     def report(self, metrics: Mapping[str, float]) -> None:
         """A row of metrics, under TRL's names; and the checkpoints written since the last one."""
-        from halteres.rewards.torch.training_folder import checkpoints
+        from halteres.rewards.torch.training_process import checkpoints
 
         now, steps = time.monotonic(), max(1.0, metrics["step"] - self._last_step)
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}

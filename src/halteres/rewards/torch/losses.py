@@ -1,8 +1,7 @@
-"""The losses of reward modelling: pairs, rankings, ties, centring; labels of states.
+"""The losses of reward modelling: pairs, rankings, ties, centring; labels of states; and the metrics beside them.
 
-Owns: which pairs a ranking has, the loss of each comparison and the weighted sum of a batch.
-Never: divides by a batch's size: the caller divides by the weights of the whole optimiser step, so that it is exact
-however the step is cut into micro-batches.
+A sum of weighted losses is never divided by a batch's size here: the caller divides by the weights of the whole
+optimiser step, so that it is exact however the step is cut into micro-batches.
 
 Sources: Bradley-Terry with a margin (Llama 2, arXiv 2307.09288) and centring (arXiv 2312.09244), as TRL 1.16 has them;
 all pairs of a ranking over their number (InstructGPT, arXiv 2203.02155); ties by Rao and Kupper (1967); rankings by
@@ -13,94 +12,87 @@ Shape suffixes: T texts of a batch end to end, P pairs, C comparisons.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from halteres.rewards.training_config import ListwiseLoss, TiePolicy
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankedTexts:
-    """The ranks of the texts of one comparison, or the labels of states."""
-
-    ranks: tuple[int, ...]  # 0 is the best
-    labels: tuple[bool, ...] = ()  # of states: they are not ranked
-    margin: float = 0.0
-    weight: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossSettings:
-    """What the loss is made of."""
-
-    label_smoothing: float = 0.0
-    center_rewards_coefficient: float | None = None
-    tie_policy: TiePolicy = "soft"
-    listwise_loss: ListwiseLoss = "pairs"
+from halteres.rewards.preferences import Comparison
+from halteres.rewards.torch.batches import SharedRow
+from halteres.rewards.training_plan import RewardConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
-    """Pairs of texts, the better one first; of a tie, the earlier."""
+class Example:
+    """One comparison, ready to be computed."""
 
-    better: tuple[int, ...]  # places among the batch's texts
-    worse: tuple[int, ...]
-    comparison: tuple[int, ...]  # which comparison each is of
-    tied: tuple[bool, ...]
+    comparison: Comparison
+    rows: tuple[SharedRow, ...]  # their texts are those of the comparison, in order
+    num_tokens: int  # useful ones, as TRL counts: each text with its prompt, and states once
 
-    def __len__(self) -> int:
-        return len(self.better)
+    @property
+    def length(self) -> int:
+        """Tokens of its longest row."""
+        return max(len(row.tokens_L) for row in self.rows)
 
 
-def pairs_of(comparisons: Sequence[RankedTexts], *, ties: bool = True) -> Pairs:
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two texts of a batch, the better one first; of a tie, the earlier."""
+
+    better: int  # places among the batch's texts
+    worse: int
+    comparison: int  # which one it is of
+    tied: bool
+
+
+def pairs_of(comparisons: Sequence[Comparison], *, ties: bool = True) -> list[Pair]:
     """All pairs of each comparison, of texts that lie end to end; without `ties`, those of two ranks alone. States have
     none."""
-    found: list[tuple[int, int, int, bool]] = []
+    found: list[Pair] = []
     start = 0
     for c, one in enumerate(comparisons):
         for a, b in combinations(range(len(one.ranks)), 2):
             tied = one.ranks[a] == one.ranks[b]
             better, worse = (a, b) if one.ranks[a] <= one.ranks[b] else (b, a)
             if (ties or not tied) and not one.labels:
-                found.append((start + better, start + worse, c, tied))
+                found.append(Pair(start + better, start + worse, c, tied))
         start += len(one.ranks)
-    better_P, worse_P, comparison_P, tied_P = zip(*found, strict=True) if found else ((), (), (), ())
-    return Pairs(better_P, worse_P, comparison_P, tied_P)
+    return found
 
 
 def comparison_loss(
-    scores_T: Tensor, comparisons: Sequence[RankedTexts], settings: LossSettings, threshold: Tensor | None = None
+    scores_T: Tensor, comparisons: Sequence[Comparison], settings: RewardConfig, threshold: Tensor | None = None
 ) -> Tensor:
     """The sum over comparisons of weight times loss, a scalar.
 
     Args:
         scores_T: raw scores of all comparisons' texts, end to end.
-        comparisons: their ranks, margins and weights.
-        settings: the loss.
+        comparisons: their ranks or labels, margins and weights.
+        settings: `label_smoothing`, `center_rewards_coefficient`, `tie_policy` and `listwise_loss`.
         threshold: of `rao_kupper`, a scalar >= 0: the lead below which a tie is the likelier.
     """
     pairs = pairs_of(comparisons, ties=settings.tie_policy != "drop")
     listwise = settings.listwise_loss == "plackett_luce"
     listed = [listwise and len(one.ranks) > 2 and not one.labels for one in comparisons]
     total = scores_T.new_zeros(())
-    if len(pairs):
+    if pairs:
         total = total + _pair_losses(scores_T, pairs, comparisons, listed, settings, threshold)
-    if any(listed):
-        parts = scores_T.split([len(one.ranks) for one in comparisons])
-        for scores_K, one, is_listed in zip(parts, comparisons, listed, strict=True):
-            if is_listed:
-                total = total + one.weight * plackett_luce(scores_K, one.ranks)
+    parts = scores_T.split([len(one.ranks) for one in comparisons])
+    for scores_K, one, is_listed in zip(parts, comparisons, listed, strict=True):
+        if is_listed:
+            total = total + one.weight * plackett_luce(scores_K, one.ranks)
     if any(one.labels for one in comparisons):
         total = total + _state_losses(scores_T, comparisons, settings.label_smoothing)
     return total
 
 
-def _state_losses(scores_T: Tensor, comparisons: Sequence[RankedTexts], smoothing: float) -> Tensor:
+def _state_losses(scores_T: Tensor, comparisons: Sequence[Comparison], smoothing: float) -> Tensor:
     """Binary cross-entropy, of each comparison the mean over its states; of ranked texts nothing."""
     label_T = torch.tensor([label for one in comparisons for label in one.labels or (False,) * len(one.ranks)])
     share_T = torch.tensor([one.weight * bool(one.labels) / len(one.ranks) for one in comparisons for _ in one.ranks])
@@ -111,28 +103,31 @@ def _state_losses(scores_T: Tensor, comparisons: Sequence[RankedTexts], smoothin
 
 def _pair_losses(
     scores_T: Tensor,
-    pairs: Pairs,
-    comparisons: Sequence[RankedTexts],
+    pairs: Sequence[Pair],
+    comparisons: Sequence[Comparison],
     listed: Sequence[bool],
-    settings: LossSettings,
+    settings: RewardConfig,
     threshold: Tensor | None,
 ) -> Tensor:
-    counts = [pairs.comparison.count(c) if len(one.ranks) > 2 else 1 for c, one in enumerate(comparisons)]
-    device = scores_T.device
-    share_P = torch.tensor([comparisons[c].weight / counts[c] for c in pairs.comparison], device=device)
-    in_pairs_P = torch.tensor([0.0 if listed[c] else 1.0 for c in pairs.comparison], device=device)
-    margin_P = torch.tensor([comparisons[c].margin for c in pairs.comparison], device=device)
-    tied_P = torch.tensor(pairs.tied, device=device)
-    better_P, worse_P = scores_T[list(pairs.better)], scores_T[list(pairs.worse)]
+    counts = [0] * len(comparisons)
+    for pair in pairs:
+        counts[pair.comparison] += 1
+
+    def column(values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, device=scores_T.device)
+
+    share_P = column([comparisons[pair.comparison].weight / counts[pair.comparison] for pair in pairs])
+    in_pairs_P = column([0.0 if listed[pair.comparison] else 1.0 for pair in pairs])
+    margin_P = column([comparisons[pair.comparison].margin for pair in pairs])
+    better_P, worse_P = scores_T[[pair.better for pair in pairs]], scores_T[[pair.worse for pair in pairs]]
     lead_P = better_P - worse_P
-    asked_P = margin_P if threshold is None else margin_P + threshold
-    z_P = lead_P - asked_P
+    z_P = lead_P - (margin_P if threshold is None else margin_P + threshold)
     smoothing = settings.label_smoothing
     loss_P = -(1 - smoothing) * F.logsigmoid(z_P)
     if smoothing:
         loss_P = loss_P - smoothing * F.logsigmoid(-z_P)
-    if any(pairs.tied):
-        loss_P = torch.where(tied_P, _tie_losses(lead_P, threshold), loss_P)
+    if any(pair.tied for pair in pairs):
+        loss_P = torch.where(column([pair.tied for pair in pairs]), _tie_losses(lead_P, threshold), loss_P)
     total = (share_P * in_pairs_P * loss_P).sum()
     if settings.center_rewards_coefficient:
         total = total + settings.center_rewards_coefficient * (share_P * (better_P + worse_P) ** 2).sum()
@@ -159,3 +154,60 @@ def plackett_luce(scores_K: Tensor, ranks: Sequence[int]) -> Tensor:
             chosen = chosen + torch.logsumexp(scores_K[rest], 0) - scores_K[k]
             choices += 1
     return chosen / choices
+
+
+@dataclass(slots=True)
+class Interval:
+    """Sums over the steps since the last report; its metrics have TRL's names, extremes are true ones."""
+
+    losses: list[float] = field(default_factory=list)  # of each step
+    scores: list[float] = field(default_factory=list)
+    leads: list[float] = field(default_factory=list)  # better minus worse, of each pair; of a state, towards its label
+    leads_of: dict[str, list[float]] = field(default_factory=dict)  # ... by kind, and by objective: objective/NAME
+    num_ties: int = 0
+    num_pairs: int = 0
+    useful_tokens: int = 0
+    computed_tokens: int = 0  # with padding
+    real_tokens: int = 0  # without
+    began_cpu_s: float = field(default_factory=time.process_time)
+
+    def add(self, examples: Sequence[Example], scores: Sequence[float], computed: int) -> None:
+        """Count a forward pass."""
+        comparisons = [one.comparison for one in examples]
+        for pair in pairs_of(comparisons):
+            self.num_pairs += 1
+            self.num_ties += pair.tied
+            if not pair.tied:
+                self._add_lead(comparisons[pair.comparison], scores[pair.better] - scores[pair.worse])
+        states = [(one, k) for one in comparisons for k in range(len(one.ranks))]
+        for score, (one, k) in zip(scores, states, strict=True):
+            if one.labels:
+                self._add_lead(one, score if one.labels[k] else -score)
+        self.scores += scores
+        self.useful_tokens += sum(one.num_tokens for one in examples)
+        self.real_tokens += sum(len(row.tokens_L) for one in examples for row in one.rows)
+        self.computed_tokens += computed
+
+    def _add_lead(self, comparison: Comparison, lead: float) -> None:
+        self.leads.append(lead)
+        for name in (comparison.kind, comparison.objective and f"objective/{comparison.objective}"):
+            if name:
+                self.leads_of.setdefault(name, []).append(lead)
+
+    def metrics(self) -> dict[str, float]:
+        """Of the interval."""
+        leads = np.array(self.leads)
+        seconds = time.process_time() - self.began_cpu_s
+        kinds = sorted(self.leads_of)
+        return {
+            "loss": float(np.mean(self.losses)) if self.losses else 0.0,
+            "min_reward": min(self.scores),
+            "mean_reward": float(np.mean(self.scores)),
+            "max_reward": max(self.scores),
+            **({"accuracy": float((leads > 0).mean()), "margin": float(leads.mean())} if len(leads) else {}),
+            **{f"accuracy/{kind}": float((np.array(self.leads_of[kind]) > 0).mean()) for kind in kinds},
+            **{f"margin/{kind}": float(np.mean(self.leads_of[kind])) for kind in kinds},
+            "tie_rate": self.num_ties / max(1, self.num_pairs),
+            "padding_share": 1 - self.real_tokens / self.computed_tokens,
+            "tokens_per_cpu_s": self.useful_tokens / seconds if seconds > 0 else 0.0,
+        }

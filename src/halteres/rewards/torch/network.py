@@ -1,14 +1,12 @@
-"""A transformers sequence classifier with one output, or one for each objective, run over rows that share prefixes.
-
-Owns: loading and saving its weights, with or without LoRA; the forward pass and where each text is read out; whether
-the model can take a mask of branches.
-Never: tokenises; pads on the left.
-"""
+"""A transformers sequence classifier with one output, or one for each objective, run over rows that share prefixes;
+with or without LoRA, saved as PEFT saves it. The head is never adapted: it is trained whole and saved beside the
+adapter."""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,20 +15,97 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from halteres.errors import InvalidConfig, InvalidData, NotFound
-from halteres.rewards.batches import forward_parts
 from halteres.rewards.model_folder import Device, num_outputs_of
-from halteres.rewards.torch import lora
-from halteres.rewards.torch.shared_prefix import SharedRow, batch_of, shared_row, single_row
-from halteres.rewards.training_config import LoraSettings
+from halteres.rewards.torch.batches import (
+    SharedRow,
+    batch_of,
+    forward_parts,
+    shared_row,
+    sharing_pays,
+    single_row,
+)
+from halteres.rewards.training_plan import LoraSettings
 
 PART_TOKENS = {"cpu": 128, "cuda": 4096}
 """Padding tokens that cost as much as another pass: rows of very different lengths go in passes of their own."""
 
 CLOSE = 1e-5
 """Scores of a row with branches and of rows apart may differ by so much, in fp32, of a model that shares prefixes."""
+
+HEAD = "score"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+_PEFT_PREFIX = "base_model.model."
+_PEFT_OPTIONS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "layers_to_transform")  # not read here
+
+
+class LoraLinear(nn.Module):
+    """`base(x) + alpha / r * B(A(dropout(x)))`; A is drawn as PEFT draws it, B is zero."""
+
+    def __init__(self, base: nn.Linear, settings: LoraSettings) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.scale = settings.lora_alpha / settings.r
+        self.dropout = settings.lora_dropout
+        self.lora_A = nn.Parameter(torch.empty(settings.r, base.in_features, device=base.weight.device))
+        self.lora_B = nn.Parameter(torch.zeros(base.out_features, settings.r, device=base.weight.device))
+        nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The adapted projection."""
+        low = F.dropout(x, self.dropout, self.training) if self.dropout else x
+        return self.base(x) + F.linear(F.linear(low, self.lora_A), self.lora_B) * self.scale
+
+    def merged(self) -> nn.Linear:
+        """The base layer with the adapter added to its weight."""
+        with torch.no_grad():
+            self.base.weight += self.scale * (self.lora_B @ self.lora_A)
+        return self.base
+
+
+def attach_lora(model: nn.Module, settings: LoraSettings) -> None:
+    """Freeze the model but for its head, and give the targeted layers an adapter. InvalidConfig where no layer has such
+    a name."""
+    model.requires_grad_(False)
+    model.get_submodule(HEAD).requires_grad_(True)
+    linear = {name: one for name, one in model.named_modules() if isinstance(one, nn.Linear)}
+    everywhere = settings.target_modules == "all-linear"
+    targets = [
+        name
+        for name in linear
+        if name.split(".")[0] != HEAD and (everywhere or name.rpartition(".")[2] in settings.target_modules)
+    ]
+    if not targets:
+        raise InvalidConfig(
+            f"No layer of the model is named {settings.target_modules}.",
+            "LoRA is put on linear layers, never on the head.",
+            "Set target_modules to 'all-linear', or to the last parts of their names.",
+            field="target_modules",
+        )
+    for name in targets:
+        model.set_submodule(name, LoraLinear(linear[name], settings))
+
+
+def read_adapter_config(folder: Path) -> tuple[str, LoraSettings]:
+    """Where the base model lies, and the settings. InvalidData where it is not LoRA of a sequence classifier, or has an
+    option of PEFT's that is not read here."""
+    config: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_text())
+    odd = [name for name in _PEFT_OPTIONS if config.get(name)]
+    if config.get("peft_type") != "LORA" or odd or config.get("bias", "none") != "none":
+        raise InvalidData(
+            f"The adapter in {folder} cannot be read.",
+            f"It has {', '.join(odd) or config.get('peft_type')}; plain LoRA without biases is read.",
+            "Merge it into its base with PEFT, and name that folder.",
+        )
+    found = config.get("target_modules") or ()
+    targets = found if found == "all-linear" else tuple(name.rpartition(".")[2] for name in found if name != HEAD)
+    return config["base_model_name_or_path"], LoraSettings(
+        r=config["r"], lora_alpha=config["lora_alpha"], target_modules=targets
+    )
 
 
 class ScoringNetwork:
@@ -56,7 +131,7 @@ class ScoringNetwork:
         self.config.pad_token_id = padding
         self.config.problem_type = "regression"  # transformers' pipeline then gives the raw score
         self._backbone: Any = getattr(model, model.base_model_prefix)
-        self._head: Any = model.get_submodule(lora.HEAD)
+        self._head: Any = model.get_submodule(HEAD)
         self.shares_prefixes = self._can_share()
 
     @property
@@ -77,6 +152,20 @@ class ScoringNetwork:
     def trained(self) -> dict[str, nn.Parameter]:
         """The parameters that are trained, by name."""
         return {name: one for name, one in self.model.named_parameters() if one.requires_grad}
+
+    def rows_of(self, texts: Sequence[tuple[int, ...]], most: int) -> list[SharedRow]:
+        """Texts as rows: one, where sharing what they begin with is less work and the row has at most so many tokens,
+        else one each."""
+        if len(texts) > 1:
+            row = shared_row(texts)
+            together = len(row.tokens_L)
+            if together > most and len(texts) > 2:
+                half = len(texts) // 2
+                return self.rows_of(texts[:half], most) + self.rows_of(texts[half:], most)
+            possible = self.shares_prefixes or not any(row.branches_L)  # without branches it is one text, read often
+            if possible and together <= most and sharing_pays([len(text) for text in texts], together, self.width):
+                return [row]
+        return [single_row(text) for text in texts]
 
     def scores(self, rows: Sequence[SharedRow]) -> Tensor:
         """Raw scores in fp32 of all rows' texts, end to end, shape (T,)."""
@@ -114,24 +203,59 @@ class ScoringNetwork:
                 use_cache=False,
             ).last_hidden_state
             hidden_TD = hidden_BLD[batch.rows_T, batch.ends_T]
+            weight_OD, bias_O = self._head.weight, self._head.bias
             # One output at a time, so that its bits do not depend on how many there are.
-            return torch.cat([self._head_of(hidden_TD, o) for o in range(self._head.out_features)], -1).float()
-
-    def _head_of(self, hidden_TD: Tensor, o: int) -> Tensor:
-        bias = None if self._head.bias is None else self._head.bias[o : o + 1]
-        return F.linear(hidden_TD, self._head.weight[o : o + 1], bias)
+            columns = [
+                F.linear(hidden_TD, weight_OD[o : o + 1], None if bias_O is None else bias_O[o : o + 1])
+                for o in range(self._head.out_features)
+            ]
+            return torch.cat(columns, -1).float()
 
     def save(self, folder: Path) -> None:
-        """Its weights: a PEFT folder with an adapter, else a folder of transformers."""
-        if self.lora is not None:
-            lora.save_adapter(self.model, self.lora, self.base, folder)
-        else:
+        """Write its weights: a PEFT folder with an adapter, else a folder of transformers."""
+        if self.lora is None:
             with _quiet():
                 self.model.save_pretrained(folder)  # pyright: ignore[reportCallIssue]
+            return
+        whole = {name: tensor.detach().cpu().contiguous() for name, tensor in self._adapter_tensors().items()}
+        save_file(whole, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        config = {
+            "peft_type": "LORA",
+            "task_type": "SEQ_CLS",
+            "base_model_name_or_path": self.base,
+            "r": self.lora.r,
+            "lora_alpha": self.lora.lora_alpha,
+            "lora_dropout": self.lora.lora_dropout,
+            "target_modules": sorted({name.rpartition(".")[2] for name in self._adapters()}),
+            "modules_to_save": [HEAD],
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "inference_mode": True,
+        }
+        (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+    def load_weights(self, folder: Path) -> None:
+        """Put back what `save` wrote. InvalidData where it is of another model."""
+        if self.lora is None:
+            with _quiet():
+                model = _from_pretrained(folder, False, {}, tuple(self.objective_weights))
+            self.model.load_state_dict(model.state_dict())
+            return
+        found, own = load_file(folder / ADAPTER_WEIGHTS), self._adapter_tensors()
+        wrong = sorted(own.keys() ^ found.keys()) or [name for name in own if own[name].shape != found[name].shape]
+        if wrong:
+            raise InvalidData(
+                f"The adapter in {folder} does not fit its base model.",
+                f"{wrong[0]} is missing, too many or of another shape ({len(wrong)} such tensors).",
+            )
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(found[name])
 
     def merge(self) -> None:
         """Put the adapter into the weights."""
-        lora.merge(self.model)
+        for name, layer in self._adapters().items():
+            self.model.set_submodule(name, layer.merged())
         self.lora = None
 
     def fold(self, objective_weights: Mapping[str, float]) -> None:
@@ -143,21 +267,21 @@ class ScoringNetwork:
             head.weight.copy_(shares_1O @ weight_OD)
             if bias_O is not None:
                 head.bias.copy_(shares_1O @ bias_O)
-        self.model.set_submodule(lora.HEAD, head)
+        self.model.set_submodule(HEAD, head)
         self._head, self.objective_weights = head, {}
         self.config.num_labels = 1
 
-    def load_weights(self, folder: Path) -> None:
-        """Put back what `save` wrote.
+    def _adapters(self) -> dict[str, LoraLinear]:
+        return {name: module for name, module in self.model.named_modules() if isinstance(module, LoraLinear)}
 
-        Raises:
-            InvalidData: it is of another model.
-        """
-        if self.lora is not None:
-            lora.load_adapter(self.model, folder)
-            return
-        with _quiet():
-            self.model.load_state_dict(_from_pretrained(folder, False, {}, tuple(self.objective_weights)).state_dict())
+    def _adapter_tensors(self) -> dict[str, Tensor]:
+        """Adapter and head, by PEFT's names."""
+        head = self.model.get_submodule(HEAD).named_parameters()
+        tensors: dict[str, Tensor] = {f"{_PEFT_PREFIX}{HEAD}.{name}": value for name, value in head}
+        for name, layer in self._adapters().items():
+            tensors[f"{_PEFT_PREFIX}{name}.lora_A.weight"] = layer.lora_A
+            tensors[f"{_PEFT_PREFIX}{name}.lora_B.weight"] = layer.lora_B
+        return tensors
 
     def _can_share(self) -> bool:
         """Whether it takes a mask of branches and positions: by its layers' kinds, then tried on a few tokens."""
@@ -183,11 +307,7 @@ class ScoringNetwork:
 
 
 def device_of(name: Device = "auto") -> torch.device:
-    """The device of this name.
-
-    Raises:
-        InvalidConfig: `cuda`, and there is none.
-    """
+    """The device of this name. InvalidConfig for `cuda` where there is none."""
     found = torch.cuda.is_available()
     if name == "cuda" and not found:
         raise InvalidConfig("There is no GPU to compute on.", next="Say cpu, or auto.", field="device")
@@ -206,51 +326,53 @@ def open_network(
     arguments: Mapping[str, Any] | None = None,
     objective_weights: Mapping[str, float] | None = None,
 ) -> ScoringNetwork:
-    """Read the weights of a folder: a base model or a reward model, whole or as an adapter.
+    """Read the weights of a folder, in Hugging Face's format or PEFT's: a base model or a reward model.
 
     Args:
-        folder: in Hugging Face's format, or PEFT's.
+        folder: as above.
         padding: the token that pads.
         trained: it is a reward model already; a folder without a head is refused.
         lora_settings: train an adapter on it; a folder that is one goes on with its own.
         seed: of what is drawn: a new head, a new adapter.
-        device: where it computes.
-        trust_remote_code: run the folder's own Python code.
-        arguments: further arguments of `from_pretrained`.
+        device, trust_remote_code, arguments: where it computes; what `from_pretrained` is given.
         objective_weights: the objectives that it has an output for, with what each counts; none: it has one output.
 
     Raises:
-        NotFound: no model is there.
-        InvalidData: it has no head, or one of another number of outputs.
+        NotFound: no model is there. InvalidData: it has no head, or one of another number of outputs.
     """
     where = device_of(device)
     base, settings = folder, lora_settings
-    adapted = (folder / lora.ADAPTER_CONFIG).is_file()
+    adapted = (folder / ADAPTER_CONFIG).is_file()
     if adapted:
-        name, settings = lora.read_adapter_config(folder)
+        name, settings = read_adapter_config(folder)
         base = Path(name)
-    config = _config(base)
-    architectures = config.get("architectures") or [""]
-    if trained and not adapted and not architectures[0].endswith("ForSequenceClassification"):
+    if not (base / "config.json").is_file():
+        raise NotFound(
+            f"No model is in {base}.", "config.json is missing.", "Name a model folder in Hugging Face format."
+        )
+    config = json.loads((base / "config.json").read_text())
+    architecture = (config.get("architectures") or [""])[0]
+    if trained and not adapted and not architecture.endswith("ForSequenceClassification"):
         raise InvalidData(
             f"The model in {folder} is no reward model.",
-            f"Its architecture is {architectures[0] or 'not named'}, which has no head that scores.",
+            f"Its architecture is {architecture or 'not named'}, which has no head that scores.",
             "Train one from it: halteres reward train --model FOLDER --data FILE.",
         )
     outputs, names = num_outputs_of(config), tuple(objective_weights or ())
-    if architectures[0].endswith("ForSequenceClassification") and outputs != max(1, len(names)):
-        wanted = f"It is to have one for each of {', '.join(names)}." if names else "A reward model has one."
-        raise InvalidData(f"The model in {folder} has {outputs} outputs.", wanted)
+    if architecture.endswith("ForSequenceClassification") and outputs != max(1, len(names)):
+        why = f"It is to have one for each of {', '.join(names)}." if names else "A reward model has one."
+        raise InvalidData(f"The model in {folder} has {outputs} outputs.", why)
     with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []), _quiet():
         torch.manual_seed(seed)
         model = _from_pretrained(base, trust_remote_code, arguments or {}, names).to(where)
         if settings is not None:
-            lora.attach(model, settings)
-    if adapted:
-        lora.load_adapter(model, folder)
-    return ScoringNetwork(
+            attach_lora(model, settings)
+    network = ScoringNetwork(
         model, padding=padding, settings=settings, base=str(base.absolute()), objective_weights=objective_weights
     )
+    if adapted:
+        network.load_weights(folder)
+    return network
 
 
 def _from_pretrained(
@@ -265,23 +387,14 @@ def _from_pretrained(
     model: Any = AutoModelForSequenceClassification.from_pretrained(
         folder, trust_remote_code=trust_remote_code, **chosen
     )
-    if not isinstance(getattr(model, lora.HEAD, None), nn.Linear):
+    if not isinstance(getattr(model, HEAD, None), nn.Linear):
         raise InvalidData(
             f"The model in {folder} cannot be a reward model here.",
-            f"{type(model).__name__} has no head named '{lora.HEAD}', as decoders have.",
+            f"{type(model).__name__} has no head named '{HEAD}', as decoders have.",
         )
     for parameter in model.parameters():  # a mapped file's addresses are not aligned, and that moves a score's last bit
         parameter.data = parameter.data.clone()
     return model
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    file = folder / "config.json"
-    if not file.is_file():
-        raise NotFound(
-            f"No model is in {folder}.", "config.json is missing.", "Name a model folder in Hugging Face format."
-        )
-    return json.loads(file.read_text())
 
 
 @contextmanager
@@ -289,8 +402,7 @@ def _quiet() -> Iterator[None]:
     """transformers reports the head that a base model does not have, and shows a bar for each file."""
     from transformers.utils import logging as theirs
 
-    level = theirs.get_verbosity()
-    bars = theirs.is_progress_bar_enabled()
+    level, bars = theirs.get_verbosity(), theirs.is_progress_bar_enabled()
     theirs.set_verbosity(logging.ERROR)
     theirs.disable_progress_bar()
     try:

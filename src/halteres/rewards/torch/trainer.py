@@ -1,7 +1,6 @@
-"""Training a reward model on preferences.
+"""Training a reward model on preferences: the loop, the optimiser and its schedule, evaluation, checkpoints, what ends
+a training early.
 
-Owns: the loop, the optimiser and its schedule, evaluation, checkpoints, what ends a training early.
-Never: reads a format (`preferences`), knows a loss's formula (`losses`).
 Guarantees: killed and resumed, a training in fp32 on a CPU ends with the same bits as one that was never killed;
 a checkpoint and a result are written whole or not at all.
 
@@ -13,16 +12,12 @@ from __future__ import annotations
 import io
 import math
 import shutil
-import signal
-import sys
 import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal, cast
 
 import torch
@@ -31,19 +26,29 @@ from torch import Tensor, nn
 
 from halteres.engine.folders import recover
 from halteres.errors import Conflict, HalteresError, InvalidConfig, InvalidData, NotFound
-from halteres.rewards.batches import epoch_batches, forward_parts
+from halteres.rewards.model_folder import RewardFile, read_reward_file
 from halteres.rewards.preferences import Preferences, read_preferences
-from halteres.rewards.reward_file import read_reward_file
 from halteres.rewards.template import ScoringTemplate, padding_token, template_for, texts_of
-from halteres.rewards.torch import lora
-from halteres.rewards.torch.examples import Example, Examples, TruncationReport, prepare
-from halteres.rewards.torch.losses import LossSettings, comparison_loss
-from halteres.rewards.torch.model import MAX_PROBES, Origin, RewardModel, model_place
-from halteres.rewards.torch.network import ScoringNetwork, device_of, open_network
-from halteres.rewards.torch.progress import Interval, Progress
-from halteres.rewards.torch.training_folder import TRAINER_STATE, alone_in, checkpoints, read_trainer_state
-from halteres.rewards.training_config import LoraSettings, RewardConfig
-from halteres.rewards.training_plan import check_inputs, objective_weights
+from halteres.rewards.torch.batches import epoch_batches, forward_parts
+from halteres.rewards.torch.losses import Example, Interval, comparison_loss
+from halteres.rewards.torch.model import MAX_PROBES, UNSHARED, RewardModel, model_place
+from halteres.rewards.torch.network import HEAD, ScoringNetwork, attach_lora, device_of, open_network
+from halteres.rewards.torch.training_process import (
+    TRAINER_STATE,
+    alone_in,
+    checkpoints,
+    progress,
+    read_trainer_state,
+    termination,
+)
+from halteres.rewards.training_plan import (
+    LoraSettings,
+    RewardConfig,
+    TruncationReport,
+    check_inputs,
+    objective_weights,
+    render_rows,
+)
 from halteres.scores import REWARD_FILE
 from halteres.text import Tokenizer
 
@@ -102,37 +107,38 @@ class RewardTrainer:
         on_step: Callable[[Mapping[str, float]], None] | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
-        asked = args or RewardConfig()
+        given = args or RewardConfig()
         if peft_config is not None:
-            asked = asked.model_copy(update={"lora": _lora_settings(peft_config)})
+            given = given.model_copy(update={"lora": _lora_settings(peft_config)})
+        if train_dataset is None:
+            raise InvalidConfig("The argument train_dataset is missing.", next="Give rows with chosen and rejected.")
         self.on_step, self.should_stop = on_step, should_stop
-        preferences = _preferences(train_dataset, "train_dataset")
-        held_out = _preferences(eval_dataset, "eval_dataset") if eval_dataset is not None else None
-        tokenizer = _tokenizer(model, processing_class, asked)
+        self._preferences = _preferences(train_dataset)
+        held_out = _preferences(eval_dataset) if eval_dataset is not None else None
+        tokenizer = _tokenizer(model, processing_class, given)
         template = template_for(
             tokenizer,
-            eos_token=asked.eos_token,
-            form="conversational" if preferences.form == "conversational" else "standard",
-            max_length=asked.max_length,
-            truncation=asked.truncation,
+            eos_token=given.eos_token,
+            form="conversational" if self._preferences.form == "conversational" else "standard",
+            max_length=given.max_length,
+            truncation=given.truncation,
         )
-        weights = objective_weights(asked, _own_weights(model), preferences, held_out)
-        check_inputs(asked, preferences, held_out)
-        network = _network(model, tokenizer, template, asked, weights)
+        weights = objective_weights(given, _own_weights(model), self._preferences, held_out)
+        check_inputs(given, self._preferences, held_out)
+        network = _network(model, tokenizer, template, given, weights)
         network.model.float()  # AdamW's steps are lost in bf16 weights; `bf16` is of what is computed with them
-        self.args = asked.settled(network.num_parameters)
-        self._loss = LossSettings(
-            label_smoothing=self.args.label_smoothing,
-            center_rewards_coefficient=self.args.center_rewards_coefficient,
-            tie_policy=self.args.tie_policy,
-            listwise_loss=self.args.listwise_loss,
-        )
+        self.args = given.settled(network.num_parameters)
         network.bf16 = self.args.bf16
         self.model = RewardModel(network, tokenizer, template, max_tokens_per_forward=self.args.max_tokens_per_forward)
-        self._preferences = preferences
-        self._train = self._prepared(preferences)
-        self._held_out = self._prepared(held_out) if held_out is not None else None
-        self._threshold = _Threshold(network.device) if self.args.tie_policy == "rao_kupper" else None
+        self._train, self._truncation = self._examples(self._preferences)
+        self._held_out = self._examples(held_out)[0] if held_out is not None else None
+        # The learned lead of `rao_kupper`, before its softplus.
+        self._threshold: nn.Parameter | None = None
+        if self.args.tie_policy == "rao_kupper":
+            self._threshold = nn.Parameter(torch.zeros((), device=network.device))
+        batches = math.ceil(len(self._train) / (self.args.per_device_train_batch_size or 1))
+        self._steps_per_epoch = math.ceil(batches / self.args.gradient_accumulation_steps)
+        self._epoch: tuple[int, list[list[int]]] = (-1, [])  # its number and its batches
         self.num_tokens = 0  # useful ones so far, as TRL counts: each text with its prompt
         self._history: list[Mapping[str, float]] = []
         self._last_evaluation: dict[str, float] = {}
@@ -140,11 +146,9 @@ class RewardTrainer:
     @property
     def total_steps(self) -> int:
         """Optimiser steps of the whole training."""
-        return (
-            self.args.max_steps
-            if self.args.max_steps > 0
-            else math.ceil(self.args.num_train_epochs * self._steps_per_epoch)
-        )
+        if self.args.max_steps > 0:
+            return self.args.max_steps
+        return math.ceil(self.args.num_train_epochs * self._steps_per_epoch)
 
     def train(self, resume_from_checkpoint: str | Path | bool | None = None) -> TrainingResult:
         """Train, from the start or from a checkpoint (True: the newest in `output_dir`, or the start).
@@ -158,15 +162,17 @@ class RewardTrainer:
             LossNotFinite: training has diverged; the step was not taken, and nothing is saved.
         """
         torch.manual_seed(self.args.seed)
-        network, config = self.model.network, self.args
+        model, config = self.model.network.model, self.args
         if config.disable_dropout:
-            _disable_dropout(network.model)
+            for module in model.modules():
+                if isinstance(module, nn.Dropout):
+                    module.p = 0.0
         if config.gradient_checkpointing:
-            cast("Any", network.model).gradient_checkpointing_enable()
-        network.model.train()
+            cast("Any", model).gradient_checkpointing_enable()
+        model.train()
         optimiser = _optimiser(self._parameters(), config)
         place = Path(config.output_dir)
-        with alone_in(place), _termination() as terminated:  # until all is saved: whoever asked before may ask again
+        with alone_in(place), termination() as terminated:  # until all is saved: whoever asked before may ask again
             recover(place)  # what a killed training was just writing
             if not resume_from_checkpoint and checkpoints(place):
                 raise Conflict(
@@ -174,89 +180,97 @@ class RewardTrainer:
                     next="Go on with it (--resume), name another folder (--out), or remove them.",
                 )
             step = self._resumed(resume_from_checkpoint, optimiser)
-            return self._trained(step, optimiser, terminated)
-
-    def _trained(self, step: int, optimiser: torch.optim.Optimizer, terminated: threading.Event) -> TrainingResult:
-        """Train from this step on, and save."""
-        network, config = self.model.network, self.args
-        progress = Progress(self.total_steps, shown=not config.disable_tqdm)
-        interval, reason = Interval(), cast("StopReason", "finished")
-        with progress():
-            for note in self._notes():
-                progress.note(note)
-            while step < self.total_steps:
-                rate = config.learning_rate or 0.0
-                for group in optimiser.param_groups:
-                    group["lr"] = rate * schedule(config, step, self.total_steps)
-                gradient_norm = self._step(step, optimiser, interval)
-                step += 1
-                metrics = None
-                if step % config.logging_steps == 0 or step == self.total_steps or self._is_due("eval", step):
-                    metrics = self._report(step, interval, gradient_norm, optimiser.param_groups[0]["lr"])
-                    interval = Interval()
-                progress.step(step, metrics)
-                if terminated.is_set() or (self.should_stop is not None and self.should_stop()):
-                    reason = "terminated" if terminated.is_set() else "stopped"
-                    break
-                if self._is_due("save", step) and step < self.total_steps:
-                    self._save_checkpoint(step, optimiser)
-        network.model.eval()
-        if step < self.total_steps:
-            folder = self._save_checkpoint(step, optimiser)
-        else:
-            reason, folder = "finished", Path(config.output_dir)
-            self.save_model(folder)
+            with progress(self.total_steps, shown=not config.disable_tqdm) as show:
+                for note in self._notes():
+                    show(note, None)
+                step, reason = self._steps(step, optimiser, terminated, show)
+            model.eval()
+            folder = place
+            if step < self.total_steps:
+                folder = self._save_checkpoint(step, optimiser)
+            else:
+                self.save_model(place)
         return TrainingResult(
             folder=folder,
             num_steps=step,
             total_steps=self.total_steps,
-            stop_reason=reason,
-            metrics={**(self._history[-1] if self._history else {}), **self._last_evaluation},
+            stop_reason=reason if step < self.total_steps else "finished",
+            metrics=self._latest(),
             history=tuple(self._history),
-            truncation=self._train.report,
+            truncation=self._truncation,
         )
 
-    def evaluate(self) -> dict[str, float]:
-        """Loss and accuracy on the held-out rows, overall and by kind, as `eval_*`.
+    def _steps(
+        self,
+        step: int,
+        optimiser: torch.optim.Optimizer,
+        terminated: threading.Event,
+        show: Callable[[str | None, int | None], None],
+    ) -> tuple[int, StopReason]:
+        """Train from this step on; where it ended, and why."""
+        config, interval = self.args, Interval()
+        while step < self.total_steps:
+            rate = (config.learning_rate or 0.0) * schedule(config, step, self.total_steps)
+            for group in optimiser.param_groups:
+                group["lr"] = rate
+            gradient_norm = self._step(step, optimiser, interval)
+            step += 1
+            line = None
+            if step % config.logging_steps == 0 or step == self.total_steps or self._is_due("eval", step):
+                metrics = self._report(step, interval, gradient_norm, rate)
+                interval = Interval()
+                names = ("loss", "accuracy", "margin", "eval_accuracy", "tokens_per_cpu_s")
+                figures = ", ".join(f"{name} {metrics[name]:.4g}" for name in names if name in metrics)
+                line = f"step {step}/{self.total_steps}: {figures}"
+            show(line, step)
+            if terminated.is_set():
+                return step, "terminated"
+            if self.should_stop is not None and self.should_stop():
+                return step, "stopped"
+            if self._is_due("save", step) and step < self.total_steps:
+                self._save_checkpoint(step, optimiser)
+        return step, "finished"
 
-        Raises:
-            InvalidConfig: there are none.
-        """
+    def evaluate(self) -> dict[str, float]:
+        """Loss and accuracy on the held-out rows, overall and by kind, as `eval_*`; InvalidConfig without any."""
         if self._held_out is None:
             raise InvalidConfig("There is nothing to evaluate on.", next="Give an eval_dataset.")
-        examples, network = self._held_out.examples, self.model.network
-        training = network.model.training
-        network.model.eval()
+        model, batch = self.model.network.model, self.args.per_device_eval_batch_size
+        training = model.training
+        model.eval()
         interval, total = Interval(), 0.0
-        batch = self.args.per_device_eval_batch_size
-        order = sorted(range(len(examples)), key=lambda place: -examples[place].length)
+        ordered = sorted(self._held_out, key=lambda one: -one.length)
         with torch.inference_mode():
-            for start in range(0, len(order), batch):
-                chosen = [examples[place] for place in order[start : start + batch]]
-                for part in self._parts(chosen):
+            for start in range(0, len(ordered), batch):
+                for part in self._parts(ordered[start : start + batch]):
                     total += float(self._loss_of(part, interval))
-        network.model.train(training)
+        model.train(training)
         if not math.isfinite(total):
             raise _not_finite("loss", "on the held-out rows")
-        interval.losses.append(total / sum(one.ranked.weight for one in examples))
+        interval.losses.append(total / sum(one.comparison.weight for one in self._held_out))
         self._last_evaluation = {f"eval_{name}": value for name, value in interval.metrics().items()}
         return self._last_evaluation
 
     def save_model(self, folder: str | Path) -> None:
         """Write the model as it is now."""
-        self.model.save(Path(folder), self._origin())
+        self._save(Path(folder))
 
-    @property
-    def _steps_per_epoch(self) -> int:
-        config = self.args
-        batches = math.ceil(len(self._train.examples) / (config.per_device_train_batch_size or 1))
-        return math.ceil(batches / config.gradient_accumulation_steps)
+    def _examples(self, preferences: Preferences) -> tuple[list[Example], TruncationReport]:
+        model, config = self.model, self.args
+        rendered = render_rows(preferences, model.template, model.tokenizer, config.tie_policy)
+        most = config.max_tokens_per_forward if config.share_prefixes else 0
+        examples: list[Example] = []
+        for comparison, texts in rendered.rows:
+            tokens = [text.tokens for text in texts]
+            count = len(tokens[-1]) if comparison.labels else sum(map(len, tokens))  # the last state holds the others
+            examples.append(Example(comparison, tuple(model.network.rows_of(tokens, most)), count))
+        return examples, rendered.report
 
     def _step(self, step: int, optimiser: torch.optim.Optimizer, interval: Interval) -> float:
         """One optimiser step; the norm of its gradient before it is clipped."""
         batch = self._batch(step)
         self.num_tokens += sum(one.num_tokens for one in batch)
-        weight = sum(one.ranked.weight for one in batch)
+        weight = sum(one.comparison.weight for one in batch)
         summed = 0.0
         for part in self._parts(batch):
             loss = self._loss_of(part, interval) / weight
@@ -275,23 +289,18 @@ class RewardTrainer:
         """The rows of a step: a function of its number, so that nothing about the order has to be saved."""
         config = self.args
         epoch, place = divmod(step, self._steps_per_epoch)
-        if self._epoch_number != epoch:
-            self._epoch_number, self._epoch = (
-                epoch,
-                epoch_batches(
-                    [one.length for one in self._train.examples],
-                    config.per_device_train_batch_size or 1,
-                    seed=config.seed,
-                    epoch=epoch,
-                    by_length=config.train_sampling_strategy == "group_by_length",
-                ),
+        if self._epoch[0] != epoch:
+            batches = epoch_batches(
+                [one.length for one in self._train],
+                config.per_device_train_batch_size or 1,
+                seed=config.seed,
+                epoch=epoch,
+                by_length=config.train_sampling_strategy == "group_by_length",
             )
+            self._epoch = (epoch, batches)
         first = place * config.gradient_accumulation_steps
-        batches = self._epoch[first : first + config.gradient_accumulation_steps]
-        return [self._train.examples[row] for batch in batches for row in batch]
-
-    _epoch_number: int = -1
-    _epoch: Sequence[Sequence[int]] = ()
+        batches = self._epoch[1][first : first + config.gradient_accumulation_steps]
+        return [self._train[row] for batch in batches for row in batch]
 
     def _parts(self, examples: Sequence[Example]) -> Iterator[list[Example]]:
         """Micro-batches; a comparison is always whole."""
@@ -301,14 +310,13 @@ class RewardTrainer:
 
     def _loss_of(self, examples: Sequence[Example], interval: Interval) -> Tensor:
         """Sum of weight times loss of a micro-batch."""
-        rows = [row for one in examples for row in one.rows]
-        network = self.model.network
+        comparisons, network = [one.comparison for one in examples], self.model.network
         computed = network.num_computed_tokens
-        outputs_TO = network.outputs(rows, self.args.pad_to_multiple_of or 1)
-        scores_T = network.mixed(outputs_TO, [one.objective for one in examples for _ in one.ranked.ranks])
-        threshold = self._threshold() if self._threshold is not None else None
+        outputs_TO = network.outputs([row for one in examples for row in one.rows], self.args.pad_to_multiple_of or 1)
+        scores_T = network.mixed(outputs_TO, [one.objective for one in comparisons for _ in one.ranks])
         interval.add(examples, scores_T.detach().tolist(), network.num_computed_tokens - computed)
-        return comparison_loss(scores_T, [one.ranked for one in examples], self._loss, threshold)
+        threshold = F.softplus(self._threshold) if self._threshold is not None else None
+        return comparison_loss(scores_T, comparisons, self.args, threshold)
 
     def _report(self, step: int, interval: Interval, gradient_norm: float, rate: float) -> Mapping[str, float]:
         metrics: dict[str, float] = {
@@ -318,7 +326,7 @@ class RewardTrainer:
             **interval.metrics(),
             "grad_norm": gradient_norm,
             "learning_rate": rate,
-            "truncated_rows": self._train.report.rows_cut,
+            "truncated_rows": self._truncation.rows_cut,
         }
         if self._held_out is not None and (self._is_due("eval", step) or step == self.total_steps):
             metrics |= self.evaluate()
@@ -326,6 +334,9 @@ class RewardTrainer:
         if self.on_step is not None:
             self.on_step(metrics)
         return metrics
+
+    def _latest(self) -> dict[str, float]:
+        return {**(self._history[-1] if self._history else {}), **self._last_evaluation}
 
     def _is_due(self, what: Literal["eval", "save"], step: int) -> bool:
         config = self.args
@@ -336,82 +347,80 @@ class RewardTrainer:
         return strategy != "no" and step % every == 0 and (what == "save" or self._held_out is not None)
 
     def _parameters(self) -> list[nn.Parameter]:
-        own = [self._threshold.raw] if self._threshold is not None else []
+        own = [self._threshold] if self._threshold is not None else []
         return [*self.model.network.trained().values(), *own]
 
-    def _prepared(self, preferences: Preferences) -> Examples:
-        return prepare(
-            preferences,
-            self.model.template,
-            self.model.tokenizer,
-            self.model.network,
-            tie_policy=self.args.tie_policy,
-            most=self.args.max_tokens_per_forward,
-            share=self.args.share_prefixes,
-        )
-
     def _notes(self) -> list[str]:
-        config = self.args
+        config, tokenizer, network = self.args, self.model.tokenizer, self.model.network
         notes = [
-            f"{len(self._train.examples)} rows, {self.total_steps} steps of {config.per_device_train_batch_size} x "
+            f"{len(self._train)} rows, {self.total_steps} steps of {config.per_device_train_batch_size} x "
             f"{config.gradient_accumulation_steps}, learning rate {config.learning_rate:g}.",
             *self._preferences.warnings,
-            *self._train.report.sentences(config.max_length),
+            *self._truncation.sentences(config.max_length),
         ]
-        names = {number: name for name, number in self.model.tokenizer.special_tokens.items()}
-        padding = names[self.model.network.padding]
-        if padding != self.model.tokenizer.specials.get("pad_token"):
+        padding = {number: name for name, number in tokenizer.special_tokens.items()}[network.padding]
+        if padding != tokenizer.specials.get("pad_token"):
             notes.append(f"Texts are padded with {padding!r}: the padding token must not be the end token.")
-        if not self.model.network.shares_prefixes and config.share_prefixes:
-            notes.append("Each text is a row of its own: this model takes no mask of shared prefixes.")
+        if not network.shares_prefixes and config.share_prefixes:
+            notes.append(UNSHARED)
         return notes
 
-    def _origin(self) -> Origin:
-        latest = {**(self._history[-1] if self._history else {}), **self._last_evaluation}
-        texts = [text for one in self._preferences.comparisons[:MAX_PROBES] for text in texts_of(one)]
-        return Origin(
+    def _save(self, folder: Path, beside: Mapping[str, bytes] | None = None) -> None:
+        """Write the model, and what its folder says of the training."""
+        rows = self._preferences
+        self.model.file = RewardFile(
+            template=self.model.template,
             settings=self.args.model_dump(mode="json"),
-            data=self._train.facts(self._preferences),
-            metrics=latest,
-            probes=tuple(texts[:MAX_PROBES]),
-            tie_threshold=self._threshold().item() if self._threshold is not None else None,
+            data={
+                "source": rows.source,
+                "digest": rows.digest,
+                "rows": len(self._train),
+                "in_steps": any(one.comparison.labels for one in self._train),
+                "truncation": asdict(self._truncation),
+            },
+            metrics=self._latest(),
+            tie_threshold=F.softplus(self._threshold).item() if self._threshold is not None else None,
         )
+        probes = [text for one in rows.comparisons[:MAX_PROBES] for text in texts_of(one)]
+        self.model.save(folder, probes=probes, beside=beside)
 
     def _save_checkpoint(self, step: int, optimiser: torch.optim.Optimizer) -> Path:
-        folder = Path(self.args.output_dir) / f"checkpoint-{step}"
+        place = Path(self.args.output_dir)
+        folder = place / f"checkpoint-{step}"
         state = {
             "step": step,
             "num_tokens": self.num_tokens,
             "optimiser": optimiser.state_dict(),
             "rng": torch.get_rng_state(),
-            "threshold": None if self._threshold is None else self._threshold.raw.detach(),
+            "threshold": None if self._threshold is None else self._threshold.detach(),
             "history": [dict(one) for one in self._history],
             "order": self._order(),
         }
         content = io.BytesIO()
         torch.save(state, content)
-        self.model.save(folder, self._origin(), beside={TRAINER_STATE: content.getvalue()})
+        self._save(folder, {TRAINER_STATE: content.getvalue()})
         if self.args.save_total_limit is not None:
-            for old in checkpoints(Path(self.args.output_dir))[: -self.args.save_total_limit]:
+            for old in checkpoints(place)[: -self.args.save_total_limit]:
                 shutil.rmtree(old)
         return folder
 
     def _order(self) -> dict[str, Any]:
         return {"data": self._preferences.digest, **{name: getattr(self.args, name) for name in ORDER}}
 
-    def _resumed(self, asked: str | Path | bool | None, optimiser: torch.optim.Optimizer) -> int:
+    def _resumed(self, checkpoint: str | Path | bool | None, optimiser: torch.optim.Optimizer) -> int:
         """The step to go on from, everything put back as it was there."""
-        if not asked:
+        if not checkpoint:
             return 0
-        found = checkpoints(Path(self.args.output_dir))
-        if asked is True and not found:
-            if (Path(self.args.output_dir) / REWARD_FILE).is_file():
+        place = Path(self.args.output_dir)
+        found = checkpoints(place)
+        if checkpoint is True and not found:
+            if (place / REWARD_FILE).is_file():
                 raise Conflict(
-                    f"The training in {self.args.output_dir} has finished; it left no checkpoint to go on from.",
+                    f"The training in {place} has finished; it left no checkpoint to go on from.",
                     next="Leave --resume out to train anew and replace it, or name another folder (--out).",
                 )
             return 0
-        folder = found[-1] if asked is True else Path(str(asked))
+        folder = found[-1] if checkpoint is True else Path(str(checkpoint))
         state = read_trainer_state(folder)
         differing = [name for name, value in self._order().items() if state["order"].get(name) != value]
         if differing:
@@ -425,27 +434,9 @@ class RewardTrainer:
         torch.set_rng_state(state["rng"])
         if self._threshold is not None:
             with torch.no_grad():
-                self._threshold.raw.copy_(state["threshold"])
+                self._threshold.copy_(state["threshold"])
         self._history, self.num_tokens = list(state["history"]), state["num_tokens"]
         return state["step"]
-
-
-def _not_finite(what: str, where: str) -> LossNotFinite:
-    return LossNotFinite(
-        f"The {what} is not finite {where}.",
-        "The weights have diverged, or a margin or weight of the rows is huge.",
-        "Lower learning_rate, and go on from the last checkpoint.",
-    )
-
-
-class _Threshold:
-    """The learned lead of `rao_kupper`, kept >= 0."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.raw = nn.Parameter(torch.zeros((), device=device))
-
-    def __call__(self) -> Tensor:
-        return F.softplus(self.raw)
 
 
 def schedule(config: RewardConfig, step: int, total: int) -> float:
@@ -521,19 +512,19 @@ def _network(
             arguments=config.model_init_kwargs,
             objective_weights=weights,
         )
-    if not isinstance(getattr(model, lora.HEAD, None), nn.Linear):
+    if not isinstance(getattr(model, HEAD, None), nn.Linear):
         raise InvalidConfig(
-            f"{type(model).__name__} has no head named '{lora.HEAD}': it is no model that scores.",
+            f"{type(model).__name__} has no head named '{HEAD}': it is no model that scores.",
             next="Give its folder's name instead, or load it with AutoModelForSequenceClassification and num_labels=1.",
         )
     if model.config.num_labels != max(1, len(weights)):
-        wanted = f"The data name {len(weights)} objectives." if weights else "A reward model has one."
+        why = f"The data name {len(weights)} objectives." if weights else "A reward model has one."
         raise InvalidConfig(
-            f"The model has {model.config.num_labels} outputs.", wanted, f"Load it with num_labels={len(weights) or 1}."
+            f"The model has {model.config.num_labels} outputs.", why, f"Load it with num_labels={len(weights) or 1}."
         )
     if config.lora is not None:
         torch.manual_seed(config.seed)
-        lora.attach(model, config.lora)
+        attach_lora(model, config.lora)
     return ScoringNetwork(
         model.to(device_of()),
         padding=padding,
@@ -551,9 +542,7 @@ def _own_weights(model: Any) -> Mapping[str, float] | None:
     return stored.objective_weights if stored is not None else None
 
 
-def _preferences(source: Any, name: str) -> Preferences:
-    if source is None:
-        raise InvalidConfig(f"The argument {name} is missing.", next="Give rows with chosen and rejected.")
+def _preferences(source: Any) -> Preferences:
     return source if isinstance(source, Preferences) else read_preferences(source)
 
 
@@ -564,32 +553,9 @@ def _lora_settings(given: Any) -> LoraSettings:
     return LoraSettings(**{name: values[name] for name in LoraSettings.model_fields if values.get(name) is not None})
 
 
-def _disable_dropout(model: nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-
-
-@contextmanager
-def _termination() -> Iterator[threading.Event]:
-    """Set when the process is asked to end; a second Ctrl-C ends it at once. Only a main thread can listen; another's
-    process has its own ways."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and asked.is_set():
-            raise KeyboardInterrupt
-        if number == signal.SIGINT:
-            sys.stderr.write("Ending after this step, with a checkpoint; Ctrl-C again ends at once.\n")
-        asked.set()
-
-    heard = [one for one in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(one) is not signal.SIG_IGN]
-    before = [(one, signal.signal(one, ask)) for one in heard]
-    try:
-        yield asked
-    finally:
-        for one, handler in before:
-            signal.signal(one, handler)
+def _not_finite(what: str, where: str) -> LossNotFinite:
+    return LossNotFinite(
+        f"The {what} is not finite {where}.",
+        "The weights have diverged, or a margin or weight of the rows is huge.",
+        "Lower learning_rate, and go on from the last checkpoint.",
+    )

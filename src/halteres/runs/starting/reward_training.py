@@ -17,8 +17,7 @@ from halteres.config.locks import over_cap
 from halteres.config.policies import Policy, load_policy
 from halteres.config.settings import Settings
 from halteres.errors import Conflict, InvalidConfig
-from halteres.rewards.training_plan import Forecast, TrainingPlan, forecast
-from halteres.rewards.training_run import TrainingRun
+from halteres.rewards.training_plan import Forecast, TrainingPlan, TrainingRun, forecast
 from halteres.runs.directory import RunDirectory, new_run_id, runs_home
 from halteres.runs.starting import machine
 from halteres.runs.starting.base_model import find_folder

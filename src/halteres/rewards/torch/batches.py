@@ -1,18 +1,15 @@
-"""Texts that begin alike, as one row: what they share is computed once.
-
-Owns: a row of tokens, positions and branches; which tokens see each other; where each text is read out; whether
-sharing is less work.
-Never: runs a model.
+"""Which texts are computed together: those that begin alike as one row, rows in passes, comparisons in batches.
 
 The longest text is the trunk, branch 0; where another text leaves it, the rest of that text stands in a branch of its
 own, before the trunk goes on: texts that grow, each out of the one before, are hardly longer than the last of them. A
 token sees the tokens before it in branch 0 and in its own branch, at the positions that they have in the text alone,
 so that the text's hidden states are those of a row of its own. Shape suffixes: B rows, L tokens of the longest row,
-K texts of a row.
+K texts of a row, T texts of all rows end to end.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -20,6 +17,9 @@ from itertools import takewhile
 import numpy as np
 import torch
 from torch import Tensor
+
+WINDOW = 64
+"""Batches that are sorted by length together: rows of one length meet, and still differ from epoch to epoch."""
 
 PADDING = -1
 """The branch of padding. It sees tokens, so that no softmax is over nothing; no token sees it, for it comes last."""
@@ -42,7 +42,7 @@ class SharedBatch:
     tokens_BL: Tensor
     positions_BL: Tensor | None  # None: as the tokens stand in their rows
     mask_B1LL: Tensor | None  # added to attention scores; None: a token sees all before it
-    rows_T: Tensor  # of each text, all rows' texts end to end: its row
+    rows_T: Tensor  # of each text its row
     ends_T: Tensor  # ... and the place of its last token there
 
 
@@ -80,6 +80,53 @@ def sharing_pays(lengths: Sequence[int], together: int, width: int) -> bool:
     attention, where a mask spares nothing: a short shared prefix before long texts is computed faster apart.
     """
     return 6 * width * (sum(lengths) - together) + sum(length**2 for length in lengths) > together**2
+
+
+def forward_parts(
+    sizes: Sequence[tuple[int, int]], max_tokens: float = math.inf, max_padding: float = math.inf
+) -> list[list[int]]:
+    """Cut items, the longest first, into parts whose padded tokens are at most so many; one that is larger is a part
+    by itself.
+
+    Args:
+        sizes: of each item, its number of rows and the tokens of its longest.
+        max_tokens: rows times the longest row of a part.
+        max_padding: of those, tokens that are padding; a part is begun where they would be more.
+    """
+    order = sorted(range(len(sizes)), key=lambda item: (-sizes[item][1], item))
+    parts: list[list[int]] = []
+    rows = longest = padding = 0
+    for item in order:
+        count, length = sizes[item]
+        padding += count * (longest - length)
+        if parts and (rows + count) * longest <= max_tokens and padding <= max_padding:
+            parts[-1].append(item)
+            rows += count
+        else:
+            parts.append([item])
+            rows, longest, padding = count, length, 0
+    return parts
+
+
+def epoch_batches(
+    lengths: Sequence[int], batch_size: int, *, seed: int, epoch: int, by_length: bool = True
+) -> list[list[int]]:
+    """Every row once, in batches: shuffled, sorted by length within large windows, cut, and the batches shuffled.
+
+    A pure function of lengths, seed and epoch, so that training resumes by its step number.
+    """
+    random = np.random.default_rng([seed, epoch])
+    order = random.permutation(len(lengths))
+    if not by_length:
+        return [order[start : start + batch_size].tolist() for start in range(0, len(order), batch_size)]
+    batches: list[list[int]] = []
+    for start in range(0, len(order), WINDOW * batch_size):
+        window = order[start : start + WINDOW * batch_size]
+        by_falling_length = window[np.argsort([-lengths[row] for row in window], kind="stable")]
+        batches += [
+            by_falling_length[first : first + batch_size].tolist() for first in range(0, len(window), batch_size)
+        ]
+    return [batches[place] for place in random.permutation(len(batches))]
 
 
 def batch_of(rows: Sequence[SharedRow], padding: int, device: torch.device, multiple_of: int = 1) -> SharedBatch:
