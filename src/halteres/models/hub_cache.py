@@ -1,12 +1,10 @@
 """Entries of a Hugging Face cache that let a name of ours resolve without a hub.
 
-Owns: the layout of an entry, the mark that makes one ours, the models that it stands for.
-Never: downloads; changes an entry that somebody else made, or a snapshot within one.
-
     CACHE/models--ORG--NAME/refs/main               the commit
     CACHE/models--ORG--NAME/snapshots/<commit>/     copies of config.json and of the tokenizer's files
-    CACHE/models--ORG--NAME/halteres.json           the mark: {"commit": ..., "for": [names of models]}
+    CACHE/models--ORG--NAME/halteres.json           what makes it ours: {"commit": ..., "for": [names of models]}
 
+An entry that somebody else made, or a snapshot within one of ours, is never changed.
 Source: the layout that huggingface_hub 2.4 reads. With HF_HUB_OFFLINE=1 `AutoTokenizer.from_pretrained(NAME)` asks for
 nothing more; a hub that is reached overrides the entry.
 """
@@ -15,14 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from halteres.errors import Conflict
 from halteres.files import replace_file
-from halteres.models.copying import copy_files
 
 TOKENIZER_FILES = (
     "added_tokens.json",
@@ -39,14 +37,6 @@ TOKENIZER_FILES = (
 _MARK = "halteres.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """What makes an entry ours."""
-
-    commit: str  # 40 hex digits, of the files' contents
-    models: frozenset[str]  # names of the registered models that need it
-
-
 @dataclass(frozen=True, slots=True)
 class HubCache:
     """A Hugging Face cache: the folder `hub`."""
@@ -60,13 +50,13 @@ class HubCache:
             Conflict: somebody else's entry has another tokenizer, or cannot be resolved.
         """
         entry = self._entry(name)
-        if not self._is_foreign(entry) or _same_tokenizer(_snapshot(entry), model):
-            return
-        raise Conflict(
-            f"The Hugging Face cache has another '{name}'.",
-            f"{entry} was not made by `halteres models`, and its tokenizer is not the one in {model}.",
-            "Give another name with --as, or delete that folder if nothing needs it.",
-        )
+        tokenizer, own = self._tokenizer(entry), model / "tokenizer.json"
+        if _is_foreign(entry) and not (tokenizer and own.is_file() and tokenizer.read_bytes() == own.read_bytes()):
+            raise Conflict(
+                f"The Hugging Face cache has another '{name}'.",
+                f"{entry} was not made by `halteres models`, and its tokenizer is not the one in {model}.",
+                "Give another name with --as, or delete that folder if nothing needs it.",
+            )
 
     def write(self, name: str, model: Path, needed_for: str) -> None:
         """Make the name resolve to the tokenizer of the model in this folder; somebody else's entry is left alone.
@@ -74,15 +64,21 @@ class HubCache:
         Raises:
             OSError: the cache cannot be written.
         """
-        if self._is_foreign(entry := self._entry(name)):
+        entry = self._entry(name)
+        if _is_foreign(entry):
             return
-        before, commit = self._mark(entry), _commit(model)
-        others = before.models if before else frozenset[str]()
+        files = [file for one in ("config.json", *TOKENIZER_FILES) if (file := model / one).is_file()]
+        digest = hashlib.sha256()  # what a git commit is to the hub: it changes with the files
+        for file in files:
+            content = file.read_bytes()
+            digest.update(f"{file.name} {len(content)}\n".encode() + content)
+        commit = digest.hexdigest()[:40]
+        before = _read_mark(entry)
         (entry / "refs").mkdir(parents=True, exist_ok=True)
         (entry / "refs" / "main").unlink(missing_ok=True)  # without one the mark holds, whatever comes between
-        _put_mark(entry, Mark(commit=commit, models=others | {needed_for}))
+        _write_mark(entry, commit, {*(before.models if before else ()), needed_for})
         if not (snapshot := entry / "snapshots" / commit).is_dir():
-            copy_files(_files(model), snapshot)
+            copy_files(files, snapshot)
         replace_file(entry / "refs" / "main", commit.encode())
         if before and before.commit != commit:
             shutil.rmtree(entry / "snapshots" / before.commit, ignore_errors=True)
@@ -93,76 +89,81 @@ class HubCache:
         Raises:
             OSError: the cache cannot be written.
         """
-        for entry, mark in self._ours():
-            if mark.models == frozenset((model,)):
-                _remove(entry, mark)
+        for entry, mark in self._own_entries():
+            if mark.models == {model}:
+                shutil.rmtree(entry / "snapshots" / mark.commit, ignore_errors=True)
+                (entry / "refs" / "main").unlink(missing_ok=True)
+                (entry / _MARK).unlink()
+                if not _holds_snapshots(entry):
+                    shutil.rmtree(entry)
             elif model in mark.models:
-                _put_mark(entry, Mark(commit=mark.commit, models=mark.models - {model}))
+                _write_mark(entry, mark.commit, mark.models - {model})
 
     def resolves(self, name: str) -> bool:
         """Whether clients find a tokenizer by this name without a hub."""
-        snapshot = _snapshot(self._entry(name))
-        return snapshot is not None and (snapshot / "tokenizer.json").is_file()
+        return self._tokenizer(self._entry(name)) is not None
 
     def models(self) -> frozenset[str]:
         """The models that have entries of ours."""
-        return frozenset(name for _, mark in self._ours() for name in mark.models)
+        return frozenset(name for _, mark in self._own_entries() for name in mark.models)
 
     def _entry(self, name: str) -> Path:
         return self.folder / f"models--{name.replace('/', '--')}"
 
-    def _is_foreign(self, entry: Path) -> bool:
-        return _holds_snapshots(entry) and self._mark(entry) is None
-
-    def _ours(self) -> Iterator[tuple[Path, Mark]]:
+    def _own_entries(self) -> Iterator[tuple[Path, _Mark]]:
         for file in sorted(self.folder.glob(f"models--*/{_MARK}")):
-            if (mark := self._mark(file.parent)) is not None:
+            if (mark := _read_mark(file.parent)) is not None:
                 yield file.parent, mark
 
-    def _mark(self, entry: Path) -> Mark | None:
-        """The entry's mark; None once a download has replaced what it marks."""
-        try:
-            told = json.loads((entry / _MARK).read_bytes())
-            mark = Mark(commit=str(told["commit"]), models=frozenset(map(str, told["for"])))
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        return mark if _reference(entry) in (mark.commit, None) else None
+    @staticmethod
+    def _tokenizer(entry: Path) -> Path | None:
+        """The file that the entry's name leads to without a hub."""
+        file = entry / "snapshots" / (_reference(entry) or ".") / "tokenizer.json"
+        return file if file.is_file() else None
 
 
-def _put_mark(entry: Path, mark: Mark) -> None:
-    replace_file(entry / _MARK, json.dumps({"commit": mark.commit, "for": sorted(mark.models)}).encode())
+def copy_files(files: Iterable[Path], folder: Path) -> None:
+    """Copy files (what links lead to) into a new folder, which is there whole or not at all; its parents are made.
+
+    Raises:
+        OSError: one cannot be read, or the place cannot be written; then there is no such folder.
+    """
+    beside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    beside.mkdir(parents=True)
+    try:
+        for file in files:
+            shutil.copyfile(file, beside / file.name)
+        beside.rename(folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
 
 
-def _remove(entry: Path, mark: Mark) -> None:
-    """Ours, and the entry with it unless it holds another snapshot."""
-    shutil.rmtree(entry / "snapshots" / mark.commit, ignore_errors=True)
-    (entry / "refs" / "main").unlink(missing_ok=True)
-    (entry / _MARK).unlink()
-    if not _holds_snapshots(entry):
-        shutil.rmtree(entry)
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    commit: str  # 40 hex digits, of the files' contents
+    models: frozenset[str]  # names of the registered models that need it
+
+
+def _read_mark(entry: Path) -> _Mark | None:
+    """The entry's mark; None once a download has replaced what it marks."""
+    try:
+        content = json.loads((entry / _MARK).read_bytes())
+        mark = _Mark(str(content["commit"]), frozenset(map(str, content["for"])))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return mark if _reference(entry) in (mark.commit, None) else None
+
+
+def _write_mark(entry: Path, commit: str, models: Collection[str]) -> None:
+    replace_file(entry / _MARK, json.dumps({"commit": commit, "for": sorted(models)}).encode())
+
+
+def _is_foreign(entry: Path) -> bool:
+    return _holds_snapshots(entry) and _read_mark(entry) is None
 
 
 def _holds_snapshots(entry: Path) -> bool:
     return any((entry / "snapshots").glob("*"))
-
-
-def _files(model: Path) -> list[Path]:
-    return [file for name in ("config.json", *TOKENIZER_FILES) if (file := model / name).is_file()]
-
-
-def _commit(model: Path) -> str:
-    """40 hex digits that change with the files: what a git commit is to the hub."""
-    digest = hashlib.sha256()
-    for file in _files(model):
-        content = file.read_bytes()
-        digest.update(f"{file.name} {len(content)}\n".encode() + content)
-    return digest.hexdigest()[:40]
-
-
-def _snapshot(entry: Path) -> Path | None:
-    """What the entry's name means without a hub."""
-    commit = _reference(entry)
-    return entry / "snapshots" / commit if commit else None
 
 
 def _reference(entry: Path) -> str | None:
@@ -170,14 +171,3 @@ def _reference(entry: Path) -> str | None:
         return (entry / "refs" / "main").read_text().strip()
     except OSError:
         return None
-
-
-def _same_tokenizer(snapshot: Path | None, model: Path) -> bool:
-    try:
-        return snapshot is not None and _tokens(snapshot) == _tokens(model)
-    except OSError:
-        return False
-
-
-def _tokens(folder: Path) -> bytes:
-    return (folder / "tokenizer.json").read_bytes()

@@ -1,11 +1,7 @@
-"""Base models in HALTERES_HOME/models: registering them, listing them, removing them.
-
-Owns: what makes a folder a model that can be served; what it may be called; links and
-copies in the store; that clients find its tokenizer.
-Never: downloads (`models.download`); removes a folder that somebody put there by hand.
+"""Base models in HALTERES_HOME/models: fetching, registering, listing and removing them.
 
 A model in the store is a link to its folder, or a folder made here (a copy, a converted file) that carries the mark
-`.halteres-copy`.
+`.halteres-copy`; a folder that somebody put there by hand is never removed.
 """
 
 from __future__ import annotations
@@ -17,57 +13,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from halteres.errors import Conflict, NotFound, ServerError, UserError, boundary, nearest
+from halteres.errors import Conflict, NotFound, NotReady, ServerError, UserError, boundary, nearest
 from halteres.models import builtin_path, is_model, stored_models
-from halteres.models.copying import copy_files
-from halteres.models.hub_cache import TOKENIZER_FILES, HubCache
+from halteres.models.hub_cache import TOKENIZER_FILES, HubCache, copy_files
 from halteres.models.shape import ModelShape, read_shape, weight_files
 
-_FORM = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
-_MAX_LENGTH = 96
-_LLAMA_3 = "meta-llama/Llama-3"
 LLAMA_3_TOKENIZERS = ("thinkingmachineslabinc/meta-llama-3-instruct-tokenizer", "baseten/Meta-Llama-3-tokenizer")
 """What clients load instead of a gated Llama 3 tokenizer: tinker 0.38.0 (sampling_client.py) and tinker-cookbook 0.6.1
 the first, seed 003 the second."""
 
-
-def checked_name(name: str) -> str:
-    """The name, if it is of the hub's form: 'name' or 'organisation/name'.
-
-    Raises:
-        UserError: it is not.
-
-    Source: huggingface_hub 2.4, validate_repo_id: a cache entry's folder has '--' for '/', so no name may hold one.
-    """
-    if len(name) > _MAX_LENGTH or not _FORM.fullmatch(name) or name.endswith((".git", ".", "-")):
-        raise UserError(
-            f"A model cannot be called '{name}'.",
-            f"A name is 'name' or 'organisation/name' of letters, digits, '_', '.', '-', at most {_MAX_LENGTH} of them,"
-            " without '--' and '..'.",
-            "Give another with --as.",
-        )
-    return name
-
-
-def suggested_name(folder: Path) -> str:
-    """The name of the model in a folder: its own last part; of a snapshot in a Hugging Face cache, the entry's."""
-    entry = folder.parent.parent.name
-    if folder.parent.name == "snapshots" and entry.startswith("models--"):
-        return entry.removeprefix("models--").replace("--", "/")
-    return folder.name
-
-
-def tokenizer_names(name: str) -> tuple[str, ...]:
-    """Every name under which clients of the model of this name look for its tokenizer."""
-    return (name, *LLAMA_3_TOKENIZERS) if name.startswith(_LLAMA_3) else (name,)
-
-
+_FORM = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_MAX_LENGTH = 96
+_LLAMA_3 = "meta-llama/Llama-3"
 _COPY = ".halteres-copy"
 _SMALL_FILES = ("config.json", "model.safetensors.index.json", *TOKENIZER_FILES)
+_DOWNLOADED = ["*.json", "*.jinja", "*.safetensors", "*.txt", "*.model"]
+_NOT_DOWNLOADED = ["*/*", "consolidated*"]  # copies in other formats: onnx/, original/
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Registered:
+class RegisteredModel:
     """A model that can be served by name."""
 
     name: str
@@ -83,7 +48,7 @@ class ModelStore:
     folder: Path
     cache: HubCache
 
-    def add(self, source: Path, name: str, *, copy: bool = False) -> Registered:
+    def add(self, source: Path, name: str, *, copy: bool = False) -> RegisteredModel:
         """Put a model in the store; safe to repeat.
 
         Args:
@@ -104,9 +69,9 @@ class ModelStore:
             folder = self._placed(source, name, copy=copy)
             for known in tokenizer_names(name):
                 self.cache.write(known, folder, name)
-        return Registered(name=name, folder=folder, shape=shape, tokenizer_names=self._found_as(name))
+        return RegisteredModel(name=name, folder=folder, shape=shape, tokenizer_names=self._found_as(name))
 
-    def add_written(self, write: Callable[[Path], None], name: str) -> Registered:
+    def add_written(self, write: Callable[[Path], None], name: str) -> RegisteredModel:
         """Put a model in the store that is written for it, into an empty folder: whole, or not at all.
 
         Raises:
@@ -161,14 +126,22 @@ class ModelStore:
     def _found_as(self, name: str) -> tuple[str, ...]:
         return tuple(known for known in tokenizer_names(name) if self.cache.resolves(known))
 
+    def _is_registered(self, name: str) -> bool:
+        place = self.folder / name
+        return place.is_symlink() or (place / _COPY).is_file() or name in self.cache.models()
+
     def _check_place(self, name: str, source: Path | None) -> None:
         """That the name means nothing yet, or this folder."""
-        place, there = self.folder / name, builtin_path(name)
+        place = self.folder / name
+        there = builtin_path(name) or (place if place.exists() else None)
+        why = ""
         if place.parent != self.folder and (place.parent.is_symlink() or is_model(place.parent)):
-            raise _taken(name, f"{place.parent} is a model itself.")
-        there = there or (place if place.exists() else None)
-        if there is not None and (source is None or there.resolve() != source.resolve()):
-            raise _taken(name, f"That is the model in {there.resolve()}.")
+            why = f"{place.parent} is a model itself."
+        elif there is not None and (source is None or there.resolve() != source.resolve()):
+            why = f"That is the model in {there.resolve()}."
+        if why:
+            next = f"Run `halteres models remove {name}` first, or give another name with --as."
+            raise Conflict(f"The name '{name}' is taken.", why, next)
 
     def _placed(self, source: Path, name: str, *, copy: bool) -> Path:
         """Its folder from now on."""
@@ -187,10 +160,6 @@ class ModelStore:
             os.symlink(source.absolute(), place, target_is_directory=True)
         return place
 
-    def _is_registered(self, name: str) -> bool:
-        place = self.folder / name
-        return place.is_symlink() or (place / _COPY).is_file() or name in self.cache.models()
-
     def _unregistered(self, name: str, place: Path) -> UserError:
         if place.is_dir():
             return Conflict(
@@ -199,12 +168,36 @@ class ModelStore:
                 "Delete that folder yourself if it is to go.",
             )
         known = list(self.registered())
-        return NotFound(
-            f"No model '{name}' is registered.",
-            f"Registered: {', '.join(known) or 'none'}.",
-            did_you_mean=nearest(name, known),
-            allowed=known,
+        why = f"Registered: {', '.join(known) or 'none'}."
+        return NotFound(f"No model '{name}' is registered.", why, did_you_mean=nearest(name, known), allowed=known)
+
+
+def checked_name(name: str) -> str:
+    """The name, if it is of the hub's form: 'name' or 'organisation/name'. UserError if it is not.
+
+    Source: huggingface_hub 2.4, validate_repo_id: a cache entry's folder has '--' for '/', so no name may hold one.
+    """
+    if len(name) > _MAX_LENGTH or not _FORM.fullmatch(name) or name.endswith((".git", ".", "-")):
+        raise UserError(
+            f"A model cannot be called '{name}'.",
+            f"A name is 'name' or 'organisation/name' of letters, digits, '_', '.', '-', at most {_MAX_LENGTH} of them,"
+            " without '--' and '..'.",
+            "Give another with --as.",
         )
+    return name
+
+
+def suggested_name(folder: Path) -> str:
+    """The name of the model in a folder: its own last part; of a snapshot in a Hugging Face cache, the entry's."""
+    entry = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and entry.startswith("models--"):
+        return entry.removeprefix("models--").replace("--", "/")
+    return folder.name
+
+
+def tokenizer_names(name: str) -> tuple[str, ...]:
+    """Every name under which clients of the model of this name look for its tokenizer."""
+    return (name, *LLAMA_3_TOKENIZERS) if name.startswith(_LLAMA_3) else (name,)
 
 
 def checked_model(folder: Path) -> ModelShape:
@@ -236,12 +229,27 @@ def checked_model(folder: Path) -> ModelShape:
     return shape
 
 
-def _taken(name: str, why: str) -> Conflict:
-    return Conflict(
-        f"The name '{name}' is taken.",
-        why,
-        f"Run `halteres models remove {name}` first, or give another name with --as.",
-    )
+def download(name: str, cache: Path) -> Path:
+    """The folder of the model of this name on the hub: a snapshot in the Hugging Face cache, fetched if need be.
+
+    Raises:
+        NotReady: it cannot be fetched.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        with boundary(NotReady, "huggingface_hub"):
+            fetched = snapshot_download(
+                name, cache_dir=cache, allow_patterns=_DOWNLOADED, ignore_patterns=_NOT_DOWNLOADED
+            )
+    except NotReady as failure:
+        raise NotReady(
+            f"The model '{name}' is neither on this disk nor could it be downloaded.",
+            f"{' '.join(failure.what.split()).rstrip('.')}.",
+            f"Check the name and the network (with HF_HUB_OFFLINE set, nothing is asked; a gated model needs `hf auth"
+            f" login`); or fetch its folder elsewhere, then run `halteres models add FOLDER --as {name}`.",
+        ) from failure
+    return Path(fetched)
 
 
 def _is_alive(pid: int) -> bool:
