@@ -1,8 +1,4 @@
-"""Scores over HTTP: the client of a reward server (`halteres reward serve`), from here or elsewhere.
-
-Owns: the shapes of `/score` and `/rank`, the deadline of a call, long lists in several requests.
-Never: makes a number of an item that could not be scored; loads a model.
-"""
+"""Scores over HTTP: the client of a reward server (`halteres reward serve`), from here or elsewhere."""
 
 from __future__ import annotations
 
@@ -59,16 +55,15 @@ class RewardClient(JsonClient):
         waits_for_start: bool = True,
     ) -> None:
         address = Address.of(url, environ.reward_key)
-        root, key = address.url.removesuffix("/v1"), key or address.token or ""
         super().__init__(
-            root,
-            api_key=key,
+            address.url.removesuffix("/v1"),
+            api_key=key or address.token or "",
             timeout_s=None,
             ready_within_s=timeout_s,
             repeatable=True,
             waits_for_start=waits_for_start,
         )
-        self.name, self.output, self.model, self.timeout_s = root, output, model, timeout_s
+        self.name, self.output, self.model, self.timeout_s = self.root, output, model, timeout_s
         self.units: Output | None = None  # in which the server answered: raw ones of a model without calibration
 
     async def score(self, texts: Sequence[Scorable]) -> list[Score | None]:
@@ -133,9 +128,8 @@ class RewardClient(JsonClient):
             async with asyncio.timeout(self.timeout_s):
                 yield
         except TimeoutError as error:
-            raise NotReady(
-                f"The reward server {self.root} gave no scores.", f"It had {self.timeout_s:g} s.", "Look at its log."
-            ) from error
+            what, why = f"The reward server {self.root} gave no scores.", f"It had {self.timeout_s:g} s."
+            raise NotReady(what, why, "Look at its log.") from error
 
 
 async def score(
