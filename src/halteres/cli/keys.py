@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from halteres.service.tenancy.keys import Key, KeyFile
+    from halteres.service.tenancy.keys import KeyFile
 
 app = typer.Typer(help="Keys of the training service: make, list, revoke.", no_args_is_help=True)
 
@@ -46,18 +46,21 @@ def create(
 def list_(state: State = None, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
     """List the keys ever made, without the keys themselves."""
     import time
+    from datetime import UTC, datetime
 
     now = time.time()
     keys = _file(state).read()
     if as_json:
-        typer.echo(json.dumps({"keys": [_facts(key, now) for key in keys]}))
+        names = ("id", "name", "tenant", "note", "created_at", "expires_at", "revoked_at")
+        facts = [{**{name: getattr(key, name) for name in names}, "state": key.state(now)} for key in keys]
+        typer.echo(json.dumps({"keys": facts}))
         return
     for key in keys:
-        expiry = f", until {_day(key.expires_at)}" if key.expires_at else ""
-        typer.echo(
-            f"{key.id}  {key.state(now):8} {key.name:20} tenant {key.tenant:20} made {_day(key.created_at)}{expiry}"
-            + (f"  {_one_line(key.note)}" if key.note else "")
-        )
+        made, ends = (at and datetime.fromtimestamp(at, UTC).date() for at in (key.created_at, key.expires_at))
+        expiry = f", until {ends}" if ends else ""
+        note = "".join(one if one.isprintable() else " " for one in key.note)  # it stays within its line
+        line = f"{key.id}  {key.state(now):8} {key.name:20} tenant {key.tenant:20} made {made}{expiry}"
+        typer.echo(line + (f"  {note}" if note else ""))
     if not keys:
         typer.echo("No key was made: the service asks for none, and listens on this machine only.")
 
@@ -76,19 +79,3 @@ def _file(state: Path | None) -> KeyFile:
     from halteres.service.tenancy.keys import KeyFile
 
     return KeyFile(state or environ.home() / "service")
-
-
-def _facts(key: Key, now: float) -> dict[str, object]:
-    names = ("id", "name", "tenant", "note", "created_at", "expires_at", "revoked_at")
-    return {**{name: getattr(key, name) for name in names}, "state": key.state(now)}
-
-
-def _one_line(note: str) -> str:
-    """A note in the table: neither a line break nor an escape sequence gets out of its place."""
-    return "".join(one if one.isprintable() else " " for one in note)
-
-
-def _day(at: float) -> str:
-    import datetime
-
-    return datetime.datetime.fromtimestamp(at, datetime.UTC).date().isoformat()

@@ -11,7 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from halteres.agent.known_models import KnownModel
-    from halteres.models.model_store import ModelStore, Registered
+    from halteres.models.model_store import ModelStore, RegisteredModel
 
 app = typer.Typer(help="Base models: what is here, what fits, what they are called.", no_args_is_help=True)
 
@@ -55,8 +55,8 @@ def add(
         source, own_name = _source(model)
         added = _store().add(source, name or own_name, copy=copy)
     if as_json:
-        told = {"name": added.name, "folder": str(added.folder), "parameters": added.shape.parameters}
-        typer.echo(json.dumps({**told, "tokenizer_names": added.tokenizer_names}))
+        facts = {"name": added.name, "folder": str(added.folder), "parameters": added.shape.parameters}
+        typer.echo(json.dumps({**facts, "tokenizer_names": added.tokenizer_names}))
         return
     typer.echo(f"{added.name}: {added.shape.parameters / 1e6:.2f} M parameters, {added.folder.resolve()}")
     for known in added.tokenizer_names:
@@ -79,13 +79,12 @@ def _store() -> ModelStore:
     return ModelStore(environ.home() / "models", HubCache(environ.hub_cache()))
 
 
-def _convert(file: Path, name: str) -> Registered:
+def _convert(file: Path, name: str) -> RegisteredModel:
     from halteres.models.gguf import read_gguf
 
     model = read_gguf(file)
-    size_gb = 4 * model.parameters / 1e9
-    typer.echo(f"Converting {file}: {model.family}, {model.parameters / 1e6:.0f} M parameters,", nl=False, err=True)
-    typer.echo(f" {size_gb:.2f} GB in fp32 ...", err=True)
+    size = f"{model.parameters / 1e6:.0f} M parameters, {4 * model.parameters / 1e9:.2f} GB in fp32"
+    typer.echo(f"Converting {file}: {model.family}, {size} ...", err=True)
     return _store().add_written(model.write, name)
 
 
@@ -93,8 +92,7 @@ def _source(named: str) -> tuple[Path, str]:
     """The folder that is meant, and its own name; what is nowhere on this disk is asked of the hub."""
     from halteres.config import environ
     from halteres.models import model_folder
-    from halteres.models.download import download
-    from halteres.models.model_store import checked_name, suggested_name
+    from halteres.models.model_store import checked_name, download, suggested_name
 
     known = model_folder(named, environ.home() / "models")
     path = Path(named).expanduser()
@@ -108,10 +106,7 @@ def _source(named: str) -> tuple[Path, str]:
 def _line(model: KnownModel) -> str:
     name = f"{model.name}{'' if model.present else ' *'}"
     size = f"{model.parameters / 1e9:6.2f} B" if model.parameters >= 1e8 else f"{model.parameters / 1e6:6.2f} M"
-    spare = "" if model.spare_gb is None else f", {abs(model.spare_gb):.1f} GB {_how(model)}"
+    how = "to spare" if (model.spare_gb or 0) >= 0 else "too little"
+    spare = "" if model.spare_gb is None else f", {abs(model.spare_gb):.1f} GB {how}"
     note = f"  {model.note}" if model.note and model.present else ""
     return f"{name:36} {size}  needs {model.need_gb:6.1f} GB   fits: {model.fits}{spare}{note}"
-
-
-def _how(model: KnownModel) -> str:
-    return "to spare" if (model.spare_gb or 0) >= 0 else "too little"

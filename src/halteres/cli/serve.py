@@ -1,45 +1,31 @@
-"""`halteres serve`: the servers, in the foreground."""
+"""`halteres serve`, `ui`, `variables`: the servers in the foreground, the page, and what a client of ours exports."""
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from halteres.cli.rl import PASSED_ON
-
 app = typer.Typer(
     help="Serve the training service, the trajectory server, or the agent's tools.", invoke_without_command=True
 )
 
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]
+PASSED_ON = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "allow_interspersed_args": False,
+    "help_option_names": [],
+}
+"""Settings of a command whose every word, --help too, belongs to another program."""
 
-SampleLogprobs = Annotated[
-    str, typer.Option(metavar="raw|tempered", help="Log-probabilities of samples: at temperature 1, or at theirs.")
-]
-Host = Annotated[
-    str, typer.Option(help="Address to listen on; beyond this machine only with keys (`halteres keys create`).")
-]
-RequireKeys = Annotated[bool, typer.Option("--require-keys", help="Ask for a key also while none was made.")]
-RefuseStableReinforce = Annotated[
-    bool,
-    typer.Option(
-        "--refuse-stable-reinforce", help="Refuse that loss: the formula is ours, the hosted service's is not public."
-    ),
-]
-Limit = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="A limit of every tenant; may be repeated (docs/keys.md)."),
-]
-RewardModel = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=URL", help="A reward server by which `best_of` may choose; may be repeated."),
-]
-Certificate = Annotated[Path | None, typer.Option(help="For TLS: PEM file with the certificate chain.")]
-CertificateKey = Annotated[Path | None, typer.Option(help="... and PEM file of its private key.")]
+DEFAULT_URL = "http://127.0.0.1:8001"
+
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]
 
 
 @app.callback()
@@ -57,23 +43,40 @@ def service(
     samplers: Annotated[
         int, typer.Option(min=0, max=64, help="Engines that only sample; 0: the one that trains samples too.")
     ] = 0,
-    sample_logprobs: SampleLogprobs = "raw",
-    host: Host = "127.0.0.1",
-    require_keys: RequireKeys = False,
-    refuse_stable_reinforce: RefuseStableReinforce = False,
-    limit: Limit = None,
-    reward_model: RewardModel = None,
-    certificate: Certificate = None,
-    certificate_key: CertificateKey = None,
+    sample_logprobs: Annotated[
+        str, typer.Option(metavar="raw|tempered", help="Log-probabilities of samples: at temperature 1, or at theirs.")
+    ] = "raw",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; beyond this machine only with keys (`halteres keys create`).")
+    ] = "127.0.0.1",
+    require_keys: Annotated[
+        bool, typer.Option("--require-keys", help="Ask for a key also while none was made.")
+    ] = False,
+    refuse_stable_reinforce: Annotated[
+        bool,
+        typer.Option(
+            "--refuse-stable-reinforce",
+            help="Refuse that loss: the formula is ours, the hosted service's is not public.",
+        ),
+    ] = False,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A limit of every tenant; may be repeated (docs/keys.md)."),
+    ] = None,
+    reward_model: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=URL", help="A reward server by which `best_of` may choose; may be repeated."),
+    ] = None,
+    certificate: Annotated[Path | None, typer.Option(help="For TLS: PEM file with the certificate chain.")] = None,
+    certificate_key: Annotated[Path | None, typer.Option(help="... and PEM file of its private key.")] = None,
 ) -> None:
     """Serve the Tinker API and inference (`halteres variables` prints what an SDK user exports)."""
     if context.invoked_subcommand is not None:
         return
     from halteres.config import environ
 
-    folder = state or environ.home() / "service"
     given: dict[str, object] = {
-        "state": folder,
+        "state": state or environ.home() / "service",
         "host": host,
         "port": port,
         "model": model,
@@ -112,3 +115,58 @@ def become(module: str, *arguments: str) -> None:
     """Replace this process by a module of ours: signals and exit code are then its own."""
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606 - no shell, our own interpreter
+
+
+def ui(
+    port: Port = 8080,
+    browser: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser, if there is one.")] = True,
+) -> None:
+    """Open the page: runs, live curves, alerts, rollouts. Serves it until Ctrl-C, unless a server runs already."""
+    from halteres.dashboard.access import check_ours, link, show
+    from halteres.errors import Conflict
+    from halteres.loopback import HOST, open_listener, url_of
+
+    try:
+        listening = open_listener(port)
+    except Conflict:
+        check_ours(port)
+        listening = None
+    address = link(url_of(listening) if listening else f"http://{HOST}:{port}")
+    typer.echo(f"{address}\n(opens once, within ten minutes; `halteres ui` makes another link)")
+    if browser:
+        show(address)
+    if listening:  # served here and now: connections that were made meanwhile wait
+        from halteres.agent.faces.http.__main__ import main
+
+        sys.stdout.flush()
+        sys.exit(main(["--listen-fd", str(listening.detach())]))
+
+
+def variables(
+    url: Annotated[
+        str | None, typer.Option(help="Address of the service. [default: of the one `halteres serve` started last]")
+    ] = None,
+) -> None:
+    """Print the variables an SDK user exports: eval "$(halteres variables)"."""
+    from halteres.config import environ
+    from halteres.models import builtin_names, stored_models
+
+    if url is None:
+        try:  # the card that a service leaves in its state directory
+            url = str(json.loads((environ.home() / "service" / "service.json").read_bytes())["url"])
+        except (OSError, ValueError, KeyError):
+            url = DEFAULT_URL
+    needed = [
+        ("TINKER_BASE_URL", url, "where the SDK finds the service"),
+        ("TINKER_API_KEY", "tml-local", "the SDK insists on a key of this form; the service asks for none on loopback"),
+        ("TINKER_TELEMETRY", "0", "nothing is sent anywhere"),
+        ("HF_HUB_OFFLINE", "1", "tokenizers load from this disk (`halteres models add`), without asking a hub"),
+    ]
+    if not environ.is_set("WANDB_MODE") and not environ.is_set("WANDB_API_KEY"):
+        needed.append(("WANDB_MODE", "offline", "scripts that log to W&B write files in ./wandb, without an account"))
+    if environ.has_proxy():
+        needed.append(("NO_PROXY", environ.for_child()["NO_PROXY"], "the service is not asked for through the proxy"))
+    for name, value, why in needed:
+        typer.echo(f"export {name}={shlex.quote(value)}  # {why}")
+    names = dict.fromkeys([*builtin_names(), *(name for name, _ in stored_models(environ.home() / "models"))])
+    typer.echo(f"# models here: {', '.join(names)}; a script's name for one: halteres models add MODEL --as NAME")

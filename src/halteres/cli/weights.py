@@ -1,4 +1,4 @@
-"""`halteres export`: an adapter as a PEFT folder, merged into its base model, or as GGUF."""
+"""`halteres export` and `halteres checkpoints`: adapters for other programs, and those that others made."""
 
 from __future__ import annotations
 
@@ -51,3 +51,27 @@ def export(
         except NotFound:  # it lies where the adapter is going
             base = model or adapter.model or "BASE_FOLDER"
         typer.echo(f"Next: {vllm_command(base, out, out.absolute().name)}")
+
+
+checkpoints = typer.Typer(help="Bring adapters of your own to a training service.", no_args_is_help=True)
+
+
+@checkpoints.callback()
+def _checkpoints() -> None:
+    """Bring adapters of your own to a training service."""
+
+
+@checkpoints.command()
+def add(
+    folder: Annotated[Path, typer.Argument(help="A PEFT folder: adapter_config.json, adapter_model.safetensors.")],
+    name: Annotated[str, typer.Option("--as", help="What it is called.")],
+    state: Annotated[
+        Path | None, typer.Option(help="The service's state directory. [default: HALTERES_HOME/service]")
+    ] = None,
+    tenant: Annotated[str, typer.Option(help="Whose it is, where the service has keys.")] = "local",
+) -> None:
+    """Copy an adapter into a service's state: it can be trained on and sampled from; the service may be running."""
+    from halteres.config import environ
+    from halteres.service.checkpoints.added import add_adapter
+
+    typer.echo(str(add_adapter(folder, name, state or environ.home() / "service", tenant=tenant)))
