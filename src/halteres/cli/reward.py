@@ -45,8 +45,12 @@ def data(
     from halteres.files import replace_file
 
     out.mkdir(parents=True, exist_ok=True)
-    for name, count, split in (("train.jsonl", pairs, "train"), ("held_out.jsonl", held_out, "eval")):
-        lines = [json.dumps(row) + "\n" for row in preference_pairs(count, seed=seed, split=split)]
+    halves = {
+        "train.jsonl": preference_pairs(pairs, seed=seed, split="train"),
+        "held_out.jsonl": preference_pairs(held_out, seed=seed, split="eval"),
+    }
+    for name, rows in halves.items():
+        lines = [json.dumps(row) + "\n" for row in rows]
         replace_file(out / name, "".join(lines).encode())
         typer.echo(f"{out / name}: {len(lines)} pairs")
     typer.echo(f"Next: halteres reward train --model halteres/tiny --data {out / 'train.jsonl'}")

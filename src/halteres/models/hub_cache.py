@@ -90,7 +90,7 @@ class HubCache:
             OSError: the cache cannot be written.
         """
         for entry, mark in self._own_entries():
-            if mark.models == {model}:
+            if mark.models == frozenset((model,)):
                 shutil.rmtree(entry / "snapshots" / mark.commit, ignore_errors=True)
                 (entry / "refs" / "main").unlink(missing_ok=True)
                 (entry / _MARK).unlink()

@@ -124,7 +124,7 @@ def _parameters(file: Path, tied: bool) -> int:
     """Numbers in a file, by its header (eight bytes of length, then JSON); a tied head is not counted again."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8).ljust(8, b"\xff"))
-        header = _parsed(file, stream.read(length)) if length <= _MAX_HEADER else None
+        header: Any = _parsed(file, stream.read(length)) if length <= _MAX_HEADER else None
     try:
         tensors = [(n, e["shape"], e["data_offsets"][1]) for n, e in header.items() if n != "__metadata__"]
     except (AttributeError, KeyError, TypeError, IndexError) as error:
