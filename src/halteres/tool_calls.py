@@ -58,8 +58,8 @@ def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
 def read_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
     """What a whole answer says and what it calls; a call that cannot be read says why."""
     parts = ToolReader(keeps_broken=True).add(text, last=True)
-    said = "".join(part for part in parts if isinstance(part, str))
-    return said, tuple(part for part in parts if isinstance(part, ToolCall))
+    prose = "".join(part for part in parts if isinstance(part, str))
+    return prose, tuple(part for part in parts if isinstance(part, ToolCall))
 
 
 class ToolReader:

@@ -90,15 +90,15 @@ def chat(
         for text in [question] if question else _questions(words.example if words else ""):
             messages = _messages(directory, text)
             if words is None:
-                path, asked = "chat/completions", {"messages": messages}
+                path, prompt = "chat/completions", {"messages": messages}
             else:
-                path, asked = "completions", {"prompt": words.around(text), "add_special_tokens": False}
-            choices = post(service, f"/runs/{directory.run_id}/v1/{path}", {**body, **asked})["choices"]
+                path, prompt = "completions", {"prompt": words.around(text), "add_special_tokens": False}
+            choices = post(service, f"/runs/{directory.run_id}/v1/{path}", {**body, **prompt})["choices"]
             answers = [choice["message"]["content"] if words is None else choice["text"] for choice in choices]
             best = answers[0]
             if scorer is not None:
-                prompt = messages if words is None else _messages_of(words.around(text), directory, base)
-                best = runner.run(_best(scorer, prompt, answers))
+                chat_or_text = messages if words is None else _messages_of(words.around(text), directory, base)
+                best = runner.run(_best(scorer, chat_or_text, answers))
             typer.echo(printable(best))
 
 
@@ -168,8 +168,9 @@ async def _best(scorer: Scorer, prompt: list[dict[str, Any]] | str, answers: lis
     from halteres.errors import NotReady
     from halteres.scores import Scorable, best_first
 
-    said = [answer if isinstance(prompt, str) else [{"role": "assistant", "content": answer}] for answer in answers]
-    scores = await scorer.score([Scorable(prompt=prompt, completion=one) for one in said])
+    is_text = isinstance(prompt, str)
+    completions = [answer if is_text else [{"role": "assistant", "content": answer}] for answer in answers]
+    scores = await scorer.score([Scorable(prompt=prompt, completion=completion) for completion in completions])
     if not any(scores):
         raise NotReady(f"{scorer.name} could score none of {len(answers)} answers.")
     return answers[best_first([None if score is None else score.value for score in scores])[0]]

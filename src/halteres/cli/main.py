@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import halteres
-from halteres.cli import agents, chat, env, groups, keys, models, reward, runs, serve, train, weights
+from halteres.cli import agents, chat, env, groups, models, reward, runs, serve, train
 from halteres.errors import HalteresError
 from halteres.redaction import printable
 
@@ -42,11 +42,11 @@ app.add_typer(serve.app, name="serve")
 app.add_typer(env.app, name="env")
 app.add_typer(runs.app, name="runs")
 app.add_typer(models.app, name="models")
-app.add_typer(keys.app, name="keys")
-app.add_typer(weights.checkpoints, name="checkpoints")
+app.add_typer(serve.keys, name="keys")
+app.add_typer(models.checkpoints, name="checkpoints")
 app.add_typer(groups.app, name="groups")
 app.add_typer(reward.app, name="reward")
-app.command("export")(weights.export)
+app.command("export")(models.export)
 app.command("watch")(train.watch)
 app.command("rl", context_settings=serve.PASSED_ON)(agents.rl)
 app.command("chat")(chat.chat)

@@ -390,8 +390,8 @@ def export(
     if out.exists() and any(out.iterdir()):
         raise Conflict(f"The folder {out} is not empty.", next="Name a new one.")
     assignments = [one.strip() for one in (objective_weights or "").split(",") if one.strip()]
-    asked = RewardConfig(objective_weights=parse_settings(assignments) or None).objective_weights
-    RewardModel.load(folder).save_merged(out, asked)
+    weights = RewardConfig(objective_weights=parse_settings(assignments) or None).objective_weights
+    RewardModel.load(folder).save_merged(out, weights)
     typer.echo(f"{out}: AutoModelForSequenceClassification.from_pretrained reads it")
 
 

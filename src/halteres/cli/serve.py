@@ -1,4 +1,4 @@
-"""`halteres serve`, `ui`, `variables`: the servers in the foreground, the page, and what a client of ours exports."""
+"""`halteres serve`, `ui`, `keys`, `variables`: servers in the foreground, who may use them, what a client exports."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from halteres.service.tenancy.keys import KeyFile
 
 app = typer.Typer(
     help="Serve the training service, the trajectory server, or the agent's tools.", invoke_without_command=True
@@ -140,6 +143,76 @@ def ui(
 
         sys.stdout.flush()
         sys.exit(main(["--listen-fd", str(listening.detach())]))
+
+
+keys = typer.Typer(help="Keys of the training service: make, list, revoke.", no_args_is_help=True)
+
+State = Annotated[Path | None, typer.Option(help="Folder of the service's state. [default: HALTERES_HOME/service]")]
+
+
+@keys.command()
+def create(
+    name: Annotated[str, typer.Argument(help="What the key is called: a person, a machine, a project.")],
+    tenant: Annotated[
+        str | None, typer.Option(help="Whose things it opens; several keys may share one tenant. [default: NAME]")
+    ] = None,
+    note: Annotated[str, typer.Option(help="For people.")] = "",
+    expires: Annotated[
+        str | None, typer.Option(metavar="30d", help="When it ends: 30m, 12h, 30d, 8w. [default: never]")
+    ] = None,
+    state: State = None,
+) -> None:
+    """Make a key and print it, this once; a service that runs takes it at once."""
+    from halteres.service.tenancy.keys import lifetime_s
+
+    file = _key_file(state)
+    made = file.create(name, tenant=tenant, note=note, lifetime_s=None if expires is None else lifetime_s(expires))
+    typer.echo(made.text)
+    typer.echo(
+        f"This is the key {made.key.id} of tenant '{made.key.tenant}'. It is shown this once; of it {file.path} holds a"
+        " hash.\n"
+        "Its user sets TINKER_API_KEY to it. From now on the service asks for a key on every request.",
+        err=True,
+    )
+
+
+@keys.command("list")
+def list_(state: State = None, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+    """List the keys ever made, without the keys themselves."""
+    import time
+    from datetime import UTC, datetime
+
+    now = time.time()
+    known = _key_file(state).read()
+    if as_json:
+        names = ("id", "name", "tenant", "note", "created_at", "expires_at", "revoked_at")
+        facts = [{**{name: getattr(key, name) for name in names}, "state": key.state(now)} for key in known]
+        typer.echo(json.dumps({"keys": facts}))
+        return
+    for key in known:
+        made, ends = (at and datetime.fromtimestamp(at, UTC).date() for at in (key.created_at, key.expires_at))
+        expiry = f", until {ends}" if ends else ""
+        note = "".join(one if one.isprintable() else " " for one in key.note)  # it stays within its line
+        line = f"{key.id}  {key.state(now):8} {key.name:20} tenant {key.tenant:20} made {made}{expiry}"
+        typer.echo(line + (f"  {note}" if note else ""))
+    if not known:
+        typer.echo("No key was made: the service asks for none, and listens on this machine only.")
+
+
+@keys.command()
+def revoke(
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="As `halteres keys list` tells it.")], state: State = None
+) -> None:
+    """Refuse a key from the next request on. What its tenant made stays."""
+    key = _key_file(state).revoke(key_id)
+    typer.echo(f"The key {key.id} ('{key.name}') is revoked.")
+
+
+def _key_file(state: Path | None) -> KeyFile:
+    from halteres.config import environ
+    from halteres.service.tenancy.keys import KeyFile
+
+    return KeyFile(state or environ.home() / "service")
 
 
 def variables(

@@ -53,17 +53,17 @@ def train(
                 "An environment or a config file was named besides --resume.",
                 f"Try: halteres train --resume {resume} --set trainer.total_steps=80",
             )
-        asked = resolve_settings(None, None, edits, base=old.settings())  # under the policy that holds now
+        resolved = resolve_settings(None, None, edits, base=old.settings())  # under the policy that holds now
     else:
         if environment is not None and any(edit.startswith(("run.environment=", "environment=")) for edit in edits):
             raise InvalidConfig(
                 "Two environments were named.", f"'{environment}', and one by --set.", "Leave one of them out."
             )
-        old, asked = None, resolve_settings(environment, config, edits)
+        old, resolved = None, resolve_settings(environment, config, edits)
     run = start_run(
-        asked.settings,
+        resolved.settings,
         resume=old,
-        sources=asked.sources,
+        sources=resolved.sources,
         service_url=service or environ.service_url(),
         warn=lambda warning: typer.echo(f"warning: {warning}", err=True),
     )
@@ -105,8 +105,8 @@ def quickstart(
         typer.echo(
             f"It runs on the CPU: the engine's path for {unused.name} is not verified yet (HALTERES_DEVICE=cuda)."
         )
-    asked = resolve_settings("arithmetic", None, [f"trainer.total_steps={steps}", f"run.seed={seed}"])
-    attend(start_run(asked.settings, sources=asked.sources).run_id)
+    resolved = resolve_settings("arithmetic", None, [f"trainer.total_steps={steps}", f"run.seed={seed}"])
+    attend(start_run(resolved.settings, sources=resolved.sources).run_id)
 
 
 def attend(run_id: str, *, detach: bool = False) -> None:

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class Refused(ProcessFailed):
-    """The server answered, with an error; `answered` is its HTTP status, `told` the JSON object of its answer."""
+    """The server answered, with an error."""
 
-    def __init__(self, what: str, why: str = "", next: str = "", **details: Any) -> None:
-        super().__init__(what, why, next, **details)
-        self.answered: int = details.get("answered", 500)
-        self.told: dict[str, Any] = details.get("told", {})
+    @property
+    def answered(self) -> int:
+        """Its HTTP status."""
+        return self.details["answered"]
 
 
 def get_json(url: str, deadline_s: float, key: str | None = None) -> dict[str, Any]:
@@ -69,13 +69,8 @@ def _answer(
         raise _no_answer(url, error) from error
     if answer.is_success:
         return answer.content
-    try:
-        told = answer.json()
-    except ValueError:
-        told = None
-    what, why = f"{url} refused the request ({answer.status_code}).", refusal_text(answer.content)
-    told = told if isinstance(told, dict) else {}
-    raise Refused(what, why or answer.reason_phrase, answered=answer.status_code, told=told)
+    why = refusal_text(answer.content) or answer.reason_phrase
+    raise Refused(f"{url} refused the request ({answer.status_code}).", why, answered=answer.status_code)
 
 
 @functools.cache

@@ -1,17 +1,17 @@
-"""Which environments there are, and what they are called: a folder of files is listed without running any of them."""
+"""Which environments there are, and what they are called, read from the text of files: none is imported or run."""
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import importlib.util
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from halteres.config import environ
 from halteres.config.gem_ids import stands_for
-from halteres.config.outline import UNREADABLE, read_environment_class
 from halteres.errors import HalteresError, InvalidConfig, NotFound, boundary, nearest, unknown
 
 BUILTIN_FOLDER = Path(__file__).resolve().parents[1] / "environments"
@@ -19,6 +19,14 @@ BUILTIN_FOLDER = Path(__file__).resolve().parents[1] / "environments"
 
 ENTRY_POINTS = "halteres.environments"
 """Group of entry points by which other packages name modules that hold environments."""
+
+_UNREADABLE = (SyntaxError, ValueError, OSError, RecursionError, MemoryError)
+"""What reading a file that is not Python may raise; the last two, where it is nested too deeply."""
+
+_ROOTS = frozenset({"BaseEnv", "SingleTurnEnv", "MultiTurnEnv"})
+"""Classes that are no environments themselves, and from which environments derive."""
+
+_BUILT_IN, _PACKAGE = "halteres.environments.", Path(__file__).resolve().parents[2]
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _WITH_VARIANT = re.compile(r"(.*\.py|[^/:]*):([^/:]*)")
@@ -166,35 +174,42 @@ def find_environment(name_or_path: str, folders: Sequence[Path] = ()) -> Environ
 
 
 def read_environment(file: Path, *, afresh: bool = False) -> EnvironmentFile | None:
-    """The environment in a file, or None where it defines none.
+    """The environment in a file, or None where it defines none: the class whose `cli` is called, else the last one that
+    is no base of another. A file is parsed again where it has changed; `afresh` does so in any case.
 
     Raises:
         EnvironmentBroken: the file is no Python, or the environment's name cannot be used.
     """
     try:
-        found = read_environment_class(file, afresh=afresh)
+        source = _read(file, afresh=afresh)
+        names = _environment_classes(file, source, frozenset({file}))
     except SyntaxError as error:
         raise _broken(file, f"line {error.lineno}: {error.msg}.", error.lineno) from error
-    except UNREADABLE as error:
+    except _UNREADABLE as error:
         raise _broken(file, f"{type(error).__name__}: {error}.") from error
-    if found is None:
+    if not names:
         return None
-    name = found.label or file.stem
+    bases = {base for name in names for base in _bases(source.classes[name])}
+    called = [name for name in source.cli_calls if name in names]
+    found = source.classes[called[0] if called else [name for name in names if name not in bases][-1]]
+    label = _attribute(found, "name")
+    name = label.value if isinstance(label, ast.Constant) and isinstance(label.value, str) else file.stem
     if not _NAME.fullmatch(name):
         why = f"its name '{name}' may hold letters, digits, '.', '_' and '-' alone."
-        raise _broken(file, f"line {found.line}: {why}", found.line)
-    if found.variants is None or not all(map(_NAME.fullmatch, found.variants)):
+        raise _broken(file, f"line {found.lineno}: {why}", found.lineno)
+    variants = _variants(file, source, _attribute(found, "variants"))
+    if variants is None or not all(map(_NAME.fullmatch, variants)):
         why = (
             "its `variants` must be names of letters, digits, '.', '_' and '-': a tuple in the class, or in a constant "
             "(or the keys of a dict) of this file or of one beside it."
         )
-        raise _broken(file, f"line {found.line}: {why}", found.line)
+        raise _broken(file, f"line {found.lineno}: {why}", found.lineno)
     return EnvironmentFile(
         name=name,
         class_name=found.name,
         file_path=str(file.absolute()),
-        description=found.summary or f"Environment from {file.name}",
-        variants=found.variants,
+        description=_first_line(found) or source.summary or f"Environment from {file.name}",
+        variants=variants,
     )
 
 
@@ -250,3 +265,141 @@ def _module_file(module: str) -> Path | None:
     places = [Path(folder, *below) for folder in spec.submodule_search_locations or ()]
     files = (file for place in places for file in (place.with_suffix(".py"), place / "__init__.py"))
     return next((file for file in files if file.is_file()), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    classes: dict[str, ast.ClassDef]
+    values: dict[str, ast.expr]  # local name -> what was assigned to it
+    imports: dict[str, tuple[str, str]]  # local name -> (module, with leading dots; name in it, "" for the module)
+    cli_calls: list[str]  # names whose `.cli` is called
+    summary: str
+
+
+_sources: dict[Path, tuple[tuple[int, int], _Source]] = {}
+
+
+def _read(file: Path, *, afresh: bool = False) -> _Source:
+    stat = file.stat()
+    key = stat.st_mtime_ns, stat.st_size
+    known = _sources.get(file)
+    if afresh or known is None or known[0] != key:
+        known = _sources[file] = (key, _parse(ast.parse(file.read_bytes(), filename=str(file))))
+    return known[1]
+
+
+def _parse(tree: ast.Module) -> _Source:
+    statements = list(_statements(tree.body))
+    imports: dict[str, tuple[str, str]] = {}
+    cli_calls: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            imports |= {alias.asname or alias.name: (module, alias.name) for alias in node.names}
+        elif isinstance(node, ast.Import):
+            imports |= {alias.asname or alias.name: (alias.name, "") for alias in node.names}
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cli":
+            cli_calls.append(_dotted(node.func.value).rpartition(".")[2])
+    return _Source(
+        classes={node.name: node for node in statements if isinstance(node, ast.ClassDef)},
+        values=dict(_assignments(statements)),
+        imports=imports,
+        cli_calls=cli_calls,
+        summary=_first_line(tree),
+    )
+
+
+def _statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Statements of the module, those under `if`, `try` and `with` too."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If | ast.Try | ast.With | ast.ExceptHandler):
+            yield from _statements(ast.iter_child_nodes(node))
+
+
+def _assignments(statements: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
+    for statement in statements:
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            yield from ((target.id, statement.value) for target in targets if isinstance(target, ast.Name))
+
+
+def _attribute(node: ast.ClassDef, name: str) -> ast.expr | None:
+    return next((value for target, value in _assignments(node.body) if target == name), None)
+
+
+def _first_line(node: ast.Module | ast.ClassDef) -> str:
+    return (ast.get_docstring(node) or "").strip().partition("\n")[0]
+
+
+def _bases(node: ast.ClassDef) -> list[str]:
+    return [_dotted(base) for base in node.bases]
+
+
+def _dotted(node: ast.expr | None) -> str:
+    """`m.C` of `m.C` and `m.C[T]`; empty where it is no name."""
+    if isinstance(node, ast.Subscript):
+        return _dotted(node.value)
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}".lstrip(".")
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _environment_classes(file: Path, source: _Source, seen: frozenset[Path]) -> list[str]:
+    """Classes that derive from a root: through others of the file, aliases, and files that it imports from."""
+
+    def derives(name: str, through: frozenset[str]) -> bool:
+        if name.rpartition(".")[2] in _ROOTS:
+            return True
+        if name in source.classes and name not in through:
+            return any(derives(base, through | {name}) for base in _bases(source.classes[name]))
+        if (alias := _dotted(source.values.get(name))) and name not in through:
+            return derives(alias, through | {name})
+        origin, member = _origin(file, source, name)
+        if member in _ROOTS or origin is None or origin in seen:
+            return member in _ROOTS
+        try:
+            return member in _environment_classes(origin, _read(origin), seen | {origin})
+        except _UNREADABLE:
+            return False
+
+    return [name for name in source.classes if name not in _ROOTS and derives(name, frozenset())]
+
+
+def _variants(file: Path, source: _Source, value: ast.expr | None) -> tuple[str, ...] | None:
+    """The texts of `variants = ("a", "b")`, `NAMES` or `tuple(module.NAMES)`; () without any, None if unreadable."""
+    if value is None:
+        return ()
+    if isinstance(value, ast.Call) and _dotted(value.func) == "tuple" and len(value.args) == 1:
+        value = value.args[0]
+    if isinstance(value, ast.Name | ast.Attribute):
+        name = _dotted(value)
+        value = source.values.get(name)
+        if value is None:
+            origin, member = _origin(file, source, name)
+            try:
+                value = _read(origin).values.get(member) if origin else None
+            except _UNREADABLE:
+                return None
+    if not isinstance(value, ast.Tuple | ast.List | ast.Dict):
+        return None
+    items = value.keys if isinstance(value, ast.Dict) else value.elts
+    texts = [item.value for item in items if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+    return tuple(texts) if len(texts) == len(items) else None
+
+
+def _origin(file: Path, source: _Source, name: str) -> tuple[Path | None, str]:
+    """The file that a name was imported from, and its name there; None unless it is built in or lies beside."""
+    if name in source.imports:
+        module, member = source.imports[name]
+    else:
+        owner, _, member = name.rpartition(".")
+        module, part = source.imports.get(owner, ("", ""))
+        module = f"{module}.{part}".strip(".") if part else module
+    parts = [part for part in module.split(".") if part]
+    if not parts:
+        return None, member
+    up = max(1, len(module) - len(module.lstrip(".")))
+    folders = [_PACKAGE] if module.startswith(_BUILT_IN) else file.parents[up - 1 : up + 1]
+    files = (folder.joinpath(*parts).with_suffix(".py") for folder in folders)
+    return next((found for found in files if found.is_file()), None), member
