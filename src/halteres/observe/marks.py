@@ -1,5 +1,0 @@
-"""Margins of evaluations."""
-
-from halteres.observe.plots import margins_of
-
-__all__ = ["margins_of"]
