@@ -1,1 +1,0 @@
-"""Scripts run by the interpreter of an environment written for atroposlib; they import nothing of Halteres."""
