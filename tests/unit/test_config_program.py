@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import subprocess
@@ -10,6 +11,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from halteres.config import program
@@ -269,9 +271,10 @@ def test_a_working_directory_is_one_that_is_there(tmp_path: Path) -> None:
 
 
 def test_a_description_is_written_and_read_without_loss() -> None:
-    item = {"field": "x", "got": 1, "rule": "r", "did_you_mean": None, "suggest": (1, 2)}
+    item = {"field": "x", "got": 1, "rule": "input should be 2", "did_you_mean": None, "suggest": (1, 2)}
     found = Description.of({"schema": {"properties": {}}, "config": {"x": 1}, "problems": [item]})
-    assert Description.of(found.as_json()) == found
+    assert (found.problems[0].field, found.problems[0].rule) == ("env.x", "must be 2")
+    assert msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(found))), Description) == found
 
 
 def test_an_environment_that_is_asked_ends_with_whoever_asks(tmp_path: Path) -> None:

@@ -78,23 +78,17 @@ def service(
         return
     from halteres.config import environ
 
-    given: dict[str, object] = {
-        "state": state or environ.home() / "service",
-        "host": host,
-        "port": port,
-        "model": model,
-        "engine": engine,
-        "threads": threads,
-        "samplers": samplers or None,
-        "sample-logprobs": sample_logprobs,
-        "certificate": certificate,
-        "certificate-key": certificate_key,
-    }
-    named = [f"--{name}={value}" for name, value in given.items() if value is not None]
-    repeated = [f"--limit={one}" for one in limit or ()]
-    repeated += [f"--reward-model={one}" for one in reward_model or ()]
-    switches = {"--require-keys": require_keys, "--refuse-stable-reinforce": refuse_stable_reinforce}
-    become("halteres.service", *named, *repeated, *(name for name, chosen in switches.items() if chosen))
+    given = {**context.params, "state": state or environ.home() / "service", "samplers": samplers or None}
+    arguments: list[str] = []
+    for name, value in given.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, list | tuple):
+            arguments += [f"{flag}={one}" for one in value]
+        elif isinstance(value, bool):
+            arguments += [flag] if value else []
+        elif value is not None:
+            arguments.append(f"{flag}={value}")
+    become("halteres.service", *arguments)
 
 
 @app.command(context_settings=PASSED_ON)

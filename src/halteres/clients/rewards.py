@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from halteres.clients.json_client import JsonClient
 from halteres.clients.trajectories.address import Address
 from halteres.config import environ
@@ -87,12 +89,7 @@ class RewardClient(JsonClient):
         async with self._deadline():
             answer = await self._post("/rank", body)
         with boundary(ServerError, "Reading the answer of /rank"):
-            return Ranking(
-                order=tuple(answer["order"]),
-                scores=tuple(answer["scores"]),
-                ties=tuple(tuple(tie) for tie in answer["ties"]),
-                probability=tuple(answer["probability"]),
-            )
+            return msgspec.convert(answer, Ranking)
 
     async def health(self) -> dict[str, Any]:
         """What the server says of itself: its models, their digests, its queue. Asked once.
@@ -163,12 +160,5 @@ def _item(text: Scorable) -> dict[str, Any]:
 def _score_of(item: Any) -> Score | None:
     if "error" in item:
         return None
-    return Score(
-        value=float(item["score"]),
-        num_tokens=int(item.get("tokens", 0)),
-        truncated=bool(item.get("truncated", False)),
-        ended_with_eos=bool(item.get("ended_with_eos", True)),
-        converted=bool(item.get("converted", False)),
-        parts={str(name): float(part) for name, part in item.get("parts", {}).items()},
-        out_of_range=item.get("out_of_range"),
-    )
+    names = {"value": item["score"], "num_tokens": item.get("tokens", 0), "disagreement": None}
+    return msgspec.convert({**item, **names}, Score)

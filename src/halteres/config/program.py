@@ -15,10 +15,11 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from halteres.config import environ
@@ -104,24 +105,13 @@ class Description:
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Description:
         """From the JSON that `describe` prints. KeyError, TypeError, ValueError where it is of another form."""
-        problems = tuple(
-            Problem(
-                field=f"env.{item['field']}",
-                got=item.get("got"),
-                rule=item["rule"].replace("input should be", "must be"),
-                did_you_mean=item.get("did_you_mean"),
-                suggest=tuple(item.get("suggest") or ()),
-            )
-            for item in answer["problems"]
+        read = {file: _stat(Path(file)) for file in answer.get("read", ())}
+        found = msgspec.convert({**answer, "read": read, "problems": answer["problems"]}, cls)
+        problems = (
+            replace(one, field=f"env.{one.field}", rule=one.rule.replace("input should be", "must be"))
+            for one in found.problems
         )
-        rest = {name: answer[name] for name in ("trainer", "is_foreign", "read") if name in answer}
-        return cls(schema=dict(answer["schema"]), config=dict(answer["config"]), problems=problems, **rest)
-
-    def as_json(self) -> dict[str, Any]:
-        """The JSON it came from."""
-        problems = [{**asdict(one), "field": one.field.removeprefix("env.")} for one in self.problems]
-        rest = {"trainer": self.trainer, "is_foreign": self.is_foreign, "read": self.read}
-        return {"schema": self.schema, "config": self.config, "problems": problems, **rest}
+        return replace(found, problems=tuple(problems))
 
 
 def find_program(name: str, interpreter: str | None = None, working_directory: str | None = None) -> EnvironmentProgram:
@@ -166,11 +156,11 @@ def describe(environment: EnvironmentProgram, values: Mapping[str, Any]) -> Desc
     key = _key(environment, values)
     found = _descriptions.get(key)
     if found is None:
-        with contextlib.suppress(KeyError, TypeError, ValueError):
-            found = Description.of(_recall(key) or {})
+        with contextlib.suppress(msgspec.ValidationError):
+            found = msgspec.convert(_recall(key), Description)
     if found is None or not found.is_current:
         found = _ask(environment, values)
-        _remember(key, found.as_json())
+        _remember(key, msgspec.to_builtins(found))
     _keep(key, found)
     return found
 
@@ -244,8 +234,7 @@ def _parse(environment: EnvironmentProgram, ended: Ended) -> Description:
         why = '`describe` printed nothing. Does the file end with `if __name__ == "__main__": YourEnv.cli()`?'
         raise _broken(environment, why)
     try:
-        answer = json.loads(ended.out.strip().splitlines()[-1])
-        return Description.of({**answer, "read": {file: _stat(Path(file)) for file in answer.get("read", ())}})
+        return Description.of(json.loads(ended.out.strip().splitlines()[-1]))
     except (ValueError, KeyError, TypeError) as error:
         why = f"`describe` printed no usable JSON ({type(error).__name__}: {error})."
         raise _broken(environment, why) from error

@@ -17,7 +17,6 @@ nothing more; a hub that is reached overrides the entry.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -25,8 +24,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from halteres.errors import Conflict, NotFound, NotReady, ServerError, UserError, boundary, nearest
-from halteres.files import replace_file
+from halteres.files import NOT_JSON, replace_file
 from halteres.models import builtin_path, is_model, stored_models
 from halteres.models.shape import ModelShape, read_shape, weight_files
 
@@ -109,7 +110,7 @@ class HubCache:
             OSError: the cache cannot be written.
         """
         for entry, mark in self._own_entries():
-            if mark.models == frozenset((model,)):
+            if mark.models == {model}:
                 shutil.rmtree(entry / "snapshots" / mark.commit, ignore_errors=True)
                 (entry / "refs" / "main").unlink(missing_ok=True)
                 (entry / _MARK).unlink()
@@ -157,24 +158,22 @@ def copy_files(files: Iterable[Path], folder: Path) -> None:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Mark:
+class _Mark(msgspec.Struct, frozen=True, rename={"models": "for"}):
     commit: str  # 40 hex digits, of the files' contents
-    models: frozenset[str]  # names of the registered models that need it
+    models: set[str]  # names of the registered models that need it
 
 
 def _read_mark(entry: Path) -> _Mark | None:
     """The entry's mark; None once a download has replaced what it marks."""
     try:
-        content = json.loads((entry / _MARK).read_bytes())
-        mark = _Mark(str(content["commit"]), frozenset(map(str, content["for"])))
-    except (OSError, ValueError, KeyError, TypeError):
+        mark = msgspec.json.decode((entry / _MARK).read_bytes(), type=_Mark)
+    except (OSError, *NOT_JSON):
         return None
     return mark if _reference(entry) in (mark.commit, None) else None
 
 
 def _write_mark(entry: Path, commit: str, models: Collection[str]) -> None:
-    replace_file(entry / _MARK, json.dumps({"commit": commit, "for": sorted(models)}).encode())
+    replace_file(entry / _MARK, msgspec.json.encode({"commit": commit, "for": sorted(models)}))
 
 
 def _is_foreign(entry: Path) -> bool:
