@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -274,10 +274,11 @@ def _follow(name: SinkName, job: Job, reports: Reports, ending: threading.Event)
         reports.failed(name, error.sentence)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Forward the metrics of the run in this folder, until SIGTERM."""
     process.begin("sinks")
-    run = Path(sys.argv[1]).absolute()
+    (folder,) = sys.argv[1:] if arguments is None else arguments
+    run = Path(folder).absolute()
     ending = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
     forward(Job(path=run, settings=Settings.model_validate_json(read_regular(run / "settings.json"))), ending)
